@@ -1,4 +1,5 @@
-"""What goes into a wheel of Duet (hatchling's hook): the product's files, below duet_home with the layout of a checkout."""
+"""What goes into a wheel of Duet (hatchling's hook): the product's files, below duet_home with the
+layout of a checkout."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-HOME = ("duet", "train.py", "requirements.lock", "*.sh", "training", "configs", "options", "examples", "lib")
+HOME = (
+    "duet",
+    "train.py",
+    "requirements.lock",
+    "*.sh",
+    "training",
+    "configs",
+    "options",
+    "examples",
+    "lib",
+)
 START = {"lib/site/duet.pth": "duet.pth"}  # makes it importable (lib/site/_duet.py)
 
 

@@ -13,8 +13,10 @@ import sys
 from training.host import process
 
 if __name__ == "__main__":
-    gc.disable()  # what importing torch makes stays: looking through it again and again is a quarter of the start
-    process.die_of_stop_signals()  # silently, as long as there is nothing to save: importing takes a moment too
+    # what importing torch makes stays: looking through it again and again is a quarter of the start
+    gc.disable()
+    # silently, as long as there is nothing to save: importing takes a moment too
+    process.die_of_stop_signals()
 
     from training.cli.train import main
 

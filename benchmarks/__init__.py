@@ -1,1 +1,2 @@
-"""What measures us: run as modules, print ratios from one interleaved run. Never part of the tests."""
+"""What measures us: run as modules, print ratios from one interleaved run. Never part of the
+tests."""

@@ -1,9 +1,11 @@
-"""What each choice of model, optimizer and schedule is worth: validation loss after the same number of steps without it.
+"""What each choice of model, optimizer and schedule is worth: validation loss after the same number
+of steps without it.
 
     python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=300] [--seeds=1,2] [--jobs=2]
 
-Each line of the table changes one thing; everything else is what training.trainer does. Depth 4 (width 256), 8 × 256 tokens a step,
-the embedded corpus, bf16, one thread. Losses do not depend on the machine's speed, so runs may share it; `ms` is only an indication.
+Each line of the table changes one thing; everything else is what training.trainer does. Depth 4
+(width 256), 8 × 256 tokens a step, the embedded corpus, bf16, one thread. Losses do not depend on
+the machine's speed, so runs may share it; `ms` is only an indication.
 """
 
 from __future__ import annotations
@@ -56,12 +58,24 @@ CHANGES = {
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
-    "matrix_lr_half": Change("matrices' rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}),
-    "matrix_lr_double": Change("matrices' rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}),
-    "embedding_lr_half": Change("embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}),
-    "embedding_lr_double": Change("embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}),
-    "unembedding_lr_half": Change("head's rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}),
-    "unembedding_lr_double": Change("head's rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}),
+    "matrix_lr_half": Change(
+        "matrices' rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}
+    ),
+    "matrix_lr_double": Change(
+        "matrices' rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}
+    ),
+    "embedding_lr_half": Change(
+        "embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}
+    ),
+    "embedding_lr_double": Change(
+        "embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}
+    ),
+    "unembedding_lr_half": Change(
+        "head's rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}
+    ),
+    "unembedding_lr_double": Change(
+        "head's rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}
+    ),
     "weight_decay": Change("weight decay 0.1", config={"weight_decay": 0.1}),
     "beta1_0.9": Change("AdamW's first beta 0.9", betas=(0.9, 0.95)),
     "no_warmup": Change("no warm-up", config={"warmup_ratio": 0.0}),
@@ -81,30 +95,49 @@ CHANGES = {
     "no_softcap": Change("no soft-cap of the logits", {"softcap": 0.0}),
     "z_loss": Change("z-loss of 1e-4 added", {"z_loss": 1e-4}),
     "input_mixing": Change("blocks get the embedding again", {"input_mixing": True}),
-    "value_embedding": Change("values get a vector of the token, every other block", {"value_embedding": True}),
+    "value_embedding": Change(
+        "values get a vector of the token, every other block", {"value_embedding": True}
+    ),
 }
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
     """As training.tasks.gpt.optim.build, for the parameters that a variant has."""
     matrices, scale = model.matrices, (model.shape.width / gpt_optim.REFERENCE_WIDTH) ** -0.5
-    rate = gpt_optim.MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
+    rate = (
+        gpt_optim.MATRIX_LR[config.optimizer]
+        if isinstance(config.matrix_lr, str)
+        else config.matrix_lr
+    )
     taken = {id(p) for p in [*matrices, model.head.weight]}
     rest = [p for p in model.parameters() if id(p) not in taken]
-    groups: list[dict[str, Any]] = [{"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}]
-    groups.append({"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0})
+    groups: list[dict[str, Any]] = [
+        {"params": rest, "lr": config.embedding_lr * scale, "weight_decay": 0.0}
+    ]
+    groups.append(
+        {"params": [model.head.weight], "lr": config.unembedding_lr * scale, "weight_decay": 0.0}
+    )
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
-        first.append(torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz))
+        first.append(
+            torch.optim.Muon(matrices, rate, config.weight_decay, ns_steps=change.newton_schulz)
+        )
     else:
-        groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
-    return optim.Optimizers([*first, torch.optim.AdamW(groups, betas=change.betas, eps=gpt_optim.EPSILON, fused=True)])
+        groups.insert(
+            0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay}
+        )
+    return optim.Optimizers(
+        [*first, torch.optim.AdamW(groups, betas=change.betas, eps=gpt_optim.EPSILON, fused=True)]
+    )
 
 
 def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     """Train one variant in this process."""
     change = CHANGES[name]
-    config = Config(**{"depth": DEPTH, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed} | change.config)
+    config = Config(
+        **{"depth": DEPTH, "max_seq_len": LENGTH, "device_batch_size": SEQUENCES, "seed": seed}
+        | change.config
+    )
     optim.MOMENTUM_STEPS = change.momentum_steps
     torch.manual_seed(seed)
     data = prepared()
@@ -112,7 +145,9 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
     optimizer = build(model, change, config)
     batch = Batch(SEQUENCES, LENGTH, 1, 1)
     train = dataset(data, "train", LENGTH)
-    batches = Batches(train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair).epoch(0, 0)
+    batches = Batches(
+        train, batch, rank=0, seed=seed, workers=0, persistent=False, arrive=pair
+    ).epoch(0, 0)
     autocast, times = torch.autocast("cpu", torch.bfloat16), []
     for step in range(steps):
         started = time.perf_counter()
@@ -141,7 +176,9 @@ def run(name: str, steps: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(CHANGES), help="names of variants")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
@@ -159,26 +196,48 @@ def main() -> None:
     torch.set_num_threads(1)
 
     def child(name: str, seed: int) -> dict[str, Any] | None:
-        argv = [sys.executable, "-m", "benchmarks.ablation", f"--one={name}", f"--steps={args.steps}", f"--seeds={seed}"]
-        done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+        argv = [
+            sys.executable,
+            "-m",
+            "benchmarks.ablation",
+            f"--one={name}",
+            f"--steps={args.steps}",
+            f"--seeds={seed}",
+        ]
+        done = subprocess.run(
+            argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        )
         found = None if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
         bar.update()
         # Said at once: a failure of another run, or Ctrl-C, loses nothing.
-        tqdm.write(f"{name}, seed {seed}: " + (f"{found['bpb']:.4f}" if found else f"failed:\n{done.stderr[-2000:]}"), file=sys.stderr)
+        tqdm.write(
+            f"{name}, seed {seed}: "
+            + (f"{found['bpb']:.4f}" if found else f"failed:\n{done.stderr[-2000:]}"),
+            file=sys.stderr,
+        )
         return found
 
-    with tqdm(total=len(names) * len(seeds), unit="run", disable=None) as bar, ThreadPoolExecutor(args.jobs) as pool:
+    with (
+        tqdm(total=len(names) * len(seeds), unit="run", disable=None) as bar,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
         found = {n: [pool.submit(child, n, s) for s in seeds] for n in names}
         results = {n: [r for f in futures if (r := f.result())] for n, futures in found.items()}
     if not results["ours"]:
         sys.exit("there is nothing to compare with: our own run failed")
     base = statistics.mean(r["bpb"] for r in results["ours"])
-    print(f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   what is different")
+    print(
+        f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   what is "
+        f"different"
+    )
     for name, runs in results.items():
         if runs:
             bpb = statistics.mean(r["bpb"] for r in runs)
             ms = statistics.median(r["ms"] for r in runs)
-            print(f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}{ms:7.0f}   {CHANGES[name].what}")
+            print(
+                f"{name:<24}{bpb:10.4f}{bpb - base:+9.4f}{runs[0]['parameters'] / 1e6:11.2f}"
+                f"{ms:7.0f}   {CHANGES[name].what}"
+            )
 
 
 if __name__ == "__main__":

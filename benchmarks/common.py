@@ -1,4 +1,5 @@
-"""What the training benchmarks share: the prepared corpus, the command of our own training, a measured child process."""
+"""What the training benchmarks share: the prepared corpus, the command of our own training, a
+measured child process."""
 
 from __future__ import annotations
 
@@ -42,15 +43,29 @@ def prepared() -> PreparedCorpus:
 
 def train_command(folder: Path, **flags: object) -> list[str]:
     """Our product as a program, one process, its run in `folder`/run."""
-    fixed = {"device": "cpu", "out_dir": folder, "log_dir": folder, "run_name": "run", "sample_tokens": 0, "report": "false"}
-    return [sys.executable, "train.py", *(f"--{name}={value}" for name, value in (fixed | flags).items())]
+    fixed = {
+        "device": "cpu",
+        "out_dir": folder,
+        "log_dir": folder,
+        "run_name": "run",
+        "sample_tokens": 0,
+        "report": "false",
+    }
+    return [
+        sys.executable,
+        "train.py",
+        *(f"--{name}={value}" for name, value in (fixed | flags).items()),
+    ]
 
 
 def measured(argv: list[str], **more: str) -> tuple[str, float]:
-    """(standard output, peak resident memory in MiB) of a command; its failure ends the benchmark."""
+    """(standard output, peak resident memory in MiB) of a command; its failure ends the
+    benchmark."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment(**more), stdout=out, stderr=err)
-        _, status, used = os.wait4(process.pid, 0)  # the only call that tells the peak of this one child
+        _, status, used = os.wait4(
+            process.pid, 0
+        )  # the only call that tells the peak of this one child
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)

@@ -16,19 +16,36 @@ from pathlib import Path
 from training.core import heartbeat
 from training.core.rundir import RunDir, read_json
 
-LAUNCHER, SUPERVISOR, GUARDIAN, WORKER, EVERYTHING = "launcher", "supervisor", "guardian", "worker", "everything"
-WRITING, REMOVING, TIME = "a checkpoint is being written", "a checkpoint is being removed", "any time"
+LAUNCHER, SUPERVISOR, GUARDIAN, WORKER, EVERYTHING = (
+    "launcher",
+    "supervisor",
+    "guardian",
+    "worker",
+    "everything",
+)
+WRITING, REMOVING, TIME = (
+    "a checkpoint is being written",
+    "a checkpoint is being removed",
+    "any time",
+)
 # Phases to aim at, in the order of a run; what was hit is read afterwards.
 STARTING = ("importing torch", "meeting the other ranks", "waiting for data", "building the model")
-EPOCH = ("barrier: epoch #: synchronise", "epoch #: creating data iterator", "barrier: before iteration")
+EPOCH = (
+    "barrier: epoch #: synchronise",
+    "epoch #: creating data iterator",
+    "barrier: before iteration",
+)
 CLOSING = ("barrier: end of training", "sample")
 LOOP = (*heartbeat.STEP_PHASES, "evaluation", "gather state", "checkpoint")
 PHASES = (*STARTING, *EPOCH, *LOOP, *CLOSING)
 STEPS, SAVE_EVERY, EVAL_EVERY = 48, 5, 15
 KEPT = 2  # checkpoints
-EVERY = {"evaluation": EVAL_EVERY, **dict.fromkeys(("gather state", "checkpoint", WRITING, REMOVING), SAVE_EVERY)}
-# How long a phase lasts, about: the kill comes anywhere in it. The others last a fraction of a millisecond, and often it is the next
-# one that is hit.
+EVERY = {
+    "evaluation": EVAL_EVERY,
+    **dict.fromkeys(("gather state", "checkpoint", WRITING, REMOVING), SAVE_EVERY),
+}
+# How long a phase lasts, about: the kill comes anywhere in it. The others last a fraction of a
+# millisecond, and often it is the next one that is hit.
 LASTS_S = {"importing torch": 0.9, "meeting the other ranks": 0.05, "building the model": 0.05}
 LASTS_S |= {"evaluation": 0.003, "checkpoint": 0.003, WRITING: 0.01, REMOVING: 0.0005}
 LONG_S = 0.02
@@ -38,12 +55,24 @@ STEPS_ON = 10  # a phase of a step is waited for up to so many steps
 POLL_S = 2e-4
 LIMIT_S = 60.0  # nothing takes so long
 # A round of victims; `rank` is any of them.
-ROUND = ("rank", "rank", "rank", "rank", SUPERVISOR, SUPERVISOR, LAUNCHER, GUARDIAN, WORKER, EVERYTHING)
+ROUND = (
+    "rank",
+    "rank",
+    "rank",
+    "rank",
+    SUPERVISOR,
+    SUPERVISOR,
+    LAUNCHER,
+    GUARDIAN,
+    WORKER,
+    EVERYTHING,
+)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`delay_s` after `phase` (a kind of heartbeat.kind, or WRITING) is seen on `rank`; with TIME, after the start."""
+    """`delay_s` after `phase` (a kind of heartbeat.kind, or WRITING) is seen on `rank`; with TIME,
+    after the start."""
 
     victim: str
     rank: int
@@ -52,7 +81,8 @@ class Moment:
     delay_s: float
 
     def first_step(self, origin: int) -> int:
-        """From this step on it may come, in a training that goes on from `origin`; 0: from the beginning."""
+        """From this step on it may come, in a training that goes on from `origin`; 0: from the
+        beginning."""
         first = 0
         if self.phase in heartbeat.STEP_PHASES:
             first = origin + self.steps_on
@@ -65,7 +95,8 @@ class Moment:
         return min(first, STEPS) if origin < STEPS else 0
 
     def now(self, phase: str, step: int, first: int, seen: bool) -> bool:
-        """Also when it was missed and can not come again: a kill there is as good. `seen`: what no heartbeat tells."""
+        """Also when it was missed and can not come again: a kill there is as good. `seen`: what no
+        heartbeat tells."""
         if step < first:
             return False
         again = self.phase in (*LOOP, WRITING, REMOVING) or (self.phase in EPOCH and first > 0)
@@ -76,11 +107,18 @@ class Moment:
         """Is a look every POLL_S too seldom from here on?"""
         if LASTS_S.get(self.phase, SHORT_S) >= LONG_S:
             return False
-        return step >= first - 1 if first else phase in PHASES[PHASES.index(self.phase) - 1 :] if self.phase in PHASES else phase in LOOP
+        return (
+            step >= first - 1
+            if first
+            else phase in PHASES[PHASES.index(self.phase) - 1 :]
+            if self.phase in PHASES
+            else phase in LOOP
+        )
 
 
 class Dealer:
-    """Draws moments so that every victim comes in every round, and phases that were seldom hit come first."""
+    """Draws moments so that every victim comes in every round, and phases that were seldom hit come
+    first."""
 
     def __init__(self, choice: random.Random, ranks: int) -> None:
         self.choice, self.ranks = choice, ranks
@@ -89,28 +127,42 @@ class Dealer:
         self._round: list[str] = []
 
     def draw(self, *, supervised: bool, training: bool) -> Moment:
-        """`supervised`: the launch script has become the supervisor; `training`: and the ranks are in the middle of it."""
+        """`supervised`: the launch script has become the supervisor; `training`: and the ranks are
+        in the middle of it."""
         if not self._round:
             self._round = self.choice.sample(ROUND, len(ROUND))
-        at = next((i for i, victim in enumerate(self._round) if victim != LAUNCHER or not supervised), None)
+        at = next(
+            (i for i, victim in enumerate(self._round) if victim != LAUNCHER or not supervised),
+            None,
+        )
         victim = "rank" if at is None else self._round.pop(at)
-        rank, steps, share = self.choice.randrange(self.ranks), self.choice.randint(1, STEPS_ON), self.choice.random()
+        rank, steps, share = (
+            self.choice.randrange(self.ranks),
+            self.choice.randint(1, STEPS_ON),
+            self.choice.random(),
+        )
         if victim == "rank":
             victim = f"rank {rank}"
         if victim == LAUNCHER:
             return Moment(victim, rank, TIME, 0, self.choice.uniform(0, PLANNING_S))
         if share < 0.15 and not training:
             return Moment(victim, rank, TIME, 0, self.choice.uniform(0, ANY_TIME_S))
-        # Workers live between those phases only, and the supervisor shall do something without its guardian.
+        # Workers live between those phases only, and the supervisor shall do something without its
+        # guardian.
         phases = LOOP if training or victim in (WORKER, GUARDIAN) else PHASES
         files = WRITING if share < 0.25 else REMOVING if share < 0.35 else ""
-        phase = files or min(phases, key=lambda p: (self.hit[p] + self.aimed[p] // 3, self.choice.random()))
+        phase = files or min(
+            phases, key=lambda p: (self.hit[p] + self.aimed[p] // 3, self.choice.random())
+        )
         self.aimed[phase] += 1
-        return Moment(victim, rank, phase, steps, self.choice.uniform(0, LASTS_S.get(phase, SHORT_S)))
+        return Moment(
+            victim, rank, phase, steps, self.choice.uniform(0, LASTS_S.get(phase, SHORT_S))
+        )
 
 
 class Watched:
-    """A started launch script and what it becomes. All that it starts, and what loses its parent, are below this process."""
+    """A started launch script and what it becomes. All that it starts, and what loses its parent,
+    are below this process."""
 
     def __init__(self, popen: subprocess.Popen[bytes], run: RunDir, ranks: int) -> None:
         self.popen, self.run, self.started = popen, run, time.monotonic()
@@ -131,7 +183,11 @@ class Watched:
     def rank_pids(self) -> dict[int, int]:
         """rank → pid of the present attempt; empty before its start."""
         known = read_json(self.run.supervisor) or {}
-        return {r["rank"]: r["pid"] for r in known["ranks"]} if known.get("pid") == self.popen.pid else {}
+        return (
+            {r["rank"]: r["pid"] for r in known["ranks"]}
+            if known.get("pid") == self.popen.pid
+            else {}
+        )
 
     def beat(self, rank: int) -> heartbeat.HeartbeatRecord | None:
         """Of the present attempt: an earlier one has left its files."""
@@ -142,15 +198,17 @@ class Watched:
 
     def begun(self) -> int:
         """The highest step that a rank of the present attempt has begun."""
-        return max((beat.step for rank in range(self._ranks) if (beat := self.beat(rank))), default=0)
+        return max(
+            (beat.step for rank in range(self._ranks) if (beat := self.beat(rank))), default=0
+        )
 
     def phases(self) -> str:
         """What the ranks are doing, for people."""
         return ", ".join(f"rank {rank}: {self.beat(rank)}" for rank in range(self._ranks))
 
     def wait_for(self, moment: Moment, saved: int) -> list[int] | None:
-        """The pids to kill, at the moment, in a training that goes on from step `saved`; empty when it can not come any more, None when
-        nothing comes at all."""
+        """The pids to kill, at the moment, in a training that goes on from step `saved`; empty when
+        it can not come any more, None when nothing comes at all."""
         first, soon, now = moment.first_step(max(saved, self.begun())), False, ""
         end = time.monotonic() + LIMIT_S
         while self.running:
@@ -161,7 +219,10 @@ class Watched:
             else:
                 beat = self.beat(moment.rank)
                 now, step = (heartbeat.kind(beat.phase), beat.step) if beat else ("", -1)
-                arrived, soon = moment.now(now, step, first, self._seen(moment.phase)), moment.soon(now, step, first)
+                arrived, soon = (
+                    moment.now(now, step, first, self._seen(moment.phase)),
+                    moment.soon(now, step, first),
+                )
             if arrived:
                 if moment.phase != TIME:
                     _spin(moment.delay_s)
@@ -190,11 +251,17 @@ class Watched:
         if moment.victim == EVERYTHING:
             return [self.popen.pid, *below(self.popen.pid)] if self.supervises else []
         if moment.victim == GUARDIAN:
-            return [pid for pid in children(self.popen.pid) if b"guardian.py" in _read(f"/proc/{pid}/cmdline")]
+            return [
+                pid
+                for pid in children(self.popen.pid)
+                if b"guardian.py" in _read(f"/proc/{pid}/cmdline")
+            ]
         beat = self.beat(moment.rank) if moment.victim != SUPERVISOR else None
         if beat is None:
             return []
-        workers = (pid for pid in children(beat.pid) if b"train.py" in _read(f"/proc/{pid}/cmdline"))
+        workers = (
+            pid for pid in children(beat.pid) if b"train.py" in _read(f"/proc/{pid}/cmdline")
+        )
         return list(workers)[:1] if moment.victim == WORKER else [beat.pid]
 
 
@@ -208,7 +275,11 @@ def children(pid: int) -> list[int]:
     """In a few microseconds: no walk through all processes."""
     with suppress(OSError):
         threads = os.listdir(f"/proc/{pid}/task")
-        return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+        return [
+            int(child)
+            for thread in threads
+            for child in _read(f"/proc/{pid}/task/{thread}/children").split()
+        ]
     return []
 
 
@@ -229,12 +300,15 @@ def alive(pids: list[int]) -> list[int]:
 
 def described(pids: list[int]) -> str:
     return "; ".join(
-        f"{pid} ({_state(pid)}) {_read(f'/proc/{pid}/cmdline').replace(bytes(1), b' ').decode(errors='replace')}" for pid in pids
+        f"{pid} ({_state(pid)}) "
+        f"{_read(f'/proc/{pid}/cmdline').replace(bytes(1), b' ').decode(errors='replace')}"
+        for pid in pids
     )
 
 
 def reap(spared: int) -> list[int]:
-    """What is alive below this process; orphans that have ended are reaped, except `spared`, which somebody waits for."""
+    """What is alive below this process; orphans that have ended are reaped, except `spared`, which
+    somebody waits for."""
     found = below(os.getpid())
     for pid in found:
         if pid != spared and _state(pid) == "Z":

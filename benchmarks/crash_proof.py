@@ -1,4 +1,5 @@
-"""What must be true of a run that was killed again and again: compared with the run that nobody touched."""
+"""What must be true of a run that was killed again and again: compared with the run that nobody
+touched."""
 
 from __future__ import annotations
 
@@ -13,14 +14,25 @@ from training.core.rundir import RunDir, read_json, read_records
 
 # Times and memory in a metrics record: all else is the same in every run.
 MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "compute_ms", "memory_bytes", "mfu")
-SAME = ("status", "steps", "tokens", "loss_first", "loss_last", "val_bpb_first", "val_bpb_last", "sample", "checkpoint")
+SAME = (
+    "status",
+    "steps",
+    "tokens",
+    "loss_first",
+    "loss_last",
+    "val_bpb_first",
+    "val_bpb_last",
+    "sample",
+    "checkpoint",
+)
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The uninterrupted run: the checksum of every checkpoint's state (weights and optimizer), every metrics record, the summary."""
+    """The uninterrupted run: the checksum of every checkpoint's state (weights and optimizer),
+    every metrics record, the summary."""
 
     states: dict[int, str]
     records: dict[tuple[int, str], Record]
@@ -38,11 +50,16 @@ class Reference:
 
 def reference(run: RunDir) -> Reference:
     """Of a run that has kept all its checkpoints. Raises SystemExit when it is not whole."""
-    states = {int(path.name.removeprefix("step_")): checksum(path / "state.pt") for path in manifest.all_in(run.checkpoints)}
+    states = {
+        int(path.name.removeprefix("step_")): checksum(path / "state.pt")
+        for path in manifest.all_in(run.checkpoints)
+    }
     summary = read_json(run.summary)
     if not summary or summary["steps"] not in states:
         raise SystemExit(f"the uninterrupted run in {run.path} has not finished")
-    return Reference(states, {key(record): essence(record) for record in read_records(run.metrics)}, summary)
+    return Reference(
+        states, {key(record): essence(record) for record in read_records(run.metrics)}, summary
+    )
 
 
 def key(record: Record) -> tuple[int, str]:
@@ -59,7 +76,8 @@ def checksum(state: Path) -> str:
 
 
 def damaged(run: RunDir, whole: Reference) -> list[str]:
-    """A folder that is named like a checkpoint is one: whole, and bit for bit what the uninterrupted run had at that step."""
+    """A folder that is named like a checkpoint is one: whole, and bit for bit what the
+    uninterrupted run had at that step."""
     found = []
     for path in manifest.all_in(run.checkpoints):
         facts, wrong = manifest.read(path)
@@ -80,18 +98,25 @@ def damaged(run: RunDir, whole: Reference) -> list[str]:
 
 def newest(run: RunDir) -> int:
     """Step of the newest checkpoint, 0 without one. Called after damaged()."""
-    return max((int(path.name.removeprefix("step_")) for path in manifest.all_in(run.checkpoints)), default=0)
+    return max(
+        (int(path.name.removeprefix("step_")) for path in manifest.all_in(run.checkpoints)),
+        default=0,
+    )
 
 
 def half_written(run: RunDir) -> bool:
     """Did the kill come while a checkpoint was written?"""
-    return any(path.name.startswith(".") for path in run.checkpoints.iterdir()) if run.checkpoints.is_dir() else False
+    return (
+        any(path.name.startswith(".") for path in run.checkpoints.iterdir())
+        if run.checkpoints.is_dir()
+        else False
+    )
 
 
 @dataclass
 class Continuity:
-    """Follows events.jsonl over all starts of a run: each begins at the checkpoint that was the newest on the disk, and what was
-    announced as saved is there."""
+    """Follows events.jsonl over all starts of a run: each begins at the checkpoint that was the
+    newest on the disk, and what was announced as saved is there."""
 
     run: RunDir
     on_disk: int = 0  # when the last kill was over
@@ -106,10 +131,16 @@ class Continuity:
                 self._announced = event["step"]
             elif event["event"] == "start":
                 if event["step"] != self.on_disk:
-                    found.append(f"started at step {event['step']}, the newest checkpoint was of step {self.on_disk}")
+                    found.append(
+                        f"started at step {event['step']}, the newest checkpoint was of step "
+                        f"{self.on_disk}"
+                    )
                 self._announced = event["step"]
         if on_disk < self._announced:
-            found.append(f"step {self._announced} was announced as saved, the newest checkpoint is of step {on_disk}")
+            found.append(
+                f"step {self._announced} was announced as saved, the newest checkpoint is of step "
+                f"{on_disk}"
+            )
         self._read, self.on_disk = len(events), on_disk
         return found
 
@@ -120,12 +151,14 @@ def lost(begun: int, saved: int) -> int:
 
 
 def most_lost(whole: Reference) -> int:
-    """While one checkpoint is written the training goes on, but never beyond the next one that is due."""
+    """While one checkpoint is written the training goes on, but never beyond the next one that is
+    due."""
     return 2 * whole.every
 
 
 def wrong_records(records: Sequence[Record], whole: Reference) -> list[str]:
-    """Whatever was ever written down, also by starts that were killed later, is what the uninterrupted run has written."""
+    """Whatever was ever written down, also by starts that were killed later, is what the
+    uninterrupted run has written."""
     found, seen = [], set()
     for record in records:
         seen.add(key(record))
@@ -133,19 +166,31 @@ def wrong_records(records: Sequence[Record], whole: Reference) -> list[str]:
         if essence(record) != expected:
             found.append(f"metrics.jsonl has {essence(record)}, the uninterrupted run {expected}")
     if missing := sorted(set(whole.records) - seen):
-        found.append(f"metrics.jsonl lacks {', '.join(f'{what} of step {step}' for step, what in missing[:5])}")
+        found.append(
+            f"metrics.jsonl lacks "
+            f"{', '.join(f'{what} of step {step}' for step, what in missing[:5])}"
+        )
     return found
 
 
 def wrong_end(run: RunDir, whole: Reference) -> list[str]:
-    """A run that has come to its end after all: weights, every loss, the summary; no sign of trouble is left."""
+    """A run that has come to its end after all: weights, every loss, the summary; no sign of
+    trouble is left."""
     summary = read_json(run.summary) or {}
     found = [f"the end: {problem}" for problem in damaged(run, whole)]
     if newest(run) != whole.steps:
         found.append(f"the last checkpoint is of step {newest(run)}, not {whole.steps}")
     found += wrong_records(list(read_records(run.metrics)), whole)
-    found += [f"summary.json: {n} is {summary.get(n)!r}, not {whole.summary[n]!r}" for n in SAME if summary.get(n) != whole.summary[n]]
-    found += [f"{path.name} is left after the end" for path in (run.failure, run.plan_before) if path.exists()]
+    found += [
+        f"summary.json: {n} is {summary.get(n)!r}, not {whole.summary[n]!r}"
+        for n in SAME
+        if summary.get(n) != whole.summary[n]
+    ]
+    found += [
+        f"{path.name} is left after the end"
+        for path in (run.failure, run.plan_before)
+        if path.exists()
+    ]
     if half_written(run):
         found.append(f"half a checkpoint is left in {run.checkpoints}")
     return found

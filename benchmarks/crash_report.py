@@ -9,8 +9,16 @@ from dataclasses import dataclass, field
 
 from benchmarks.crash_moments import REMOVING, WRITING
 
-WEIGHTS, LOST, RESUME = "wrong weights or checkpoints", "more lost than the steps since the checkpoint", "not resumable"
-END, SURVIVORS, TRACE = "other weights, losses or summary at the end", "processes left after 8 s", "tracebacks of launcher or supervisor"
+WEIGHTS, LOST, RESUME = (
+    "wrong weights or checkpoints",
+    "more lost than the steps since the checkpoint",
+    "not resumable",
+)
+END, SURVIVORS, TRACE = (
+    "other weights, losses or summary at the end",
+    "processes left after 8 s",
+    "tracebacks of launcher or supervisor",
+)
 
 
 @dataclass
@@ -34,13 +42,25 @@ def report(tally: Tally, runs: int, seconds: float) -> str:
         phases[phase] += count
     wide = max(map(len, phases))
     lines = [_row("killed in", "", victims, wide)]
-    lines += [_row(phase, count, [tally.kills[victim, phase] or "·" for victim in victims], wide) for phase, count in phases.most_common()]
-    lines.append(_row("all", phases.total(), [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in victims], wide))
+    lines += [
+        _row(phase, count, [tally.kills[victim, phase] or "·" for victim in victims], wide)
+        for phase, count in phases.most_common()
+    ]
+    lines.append(
+        _row(
+            "all",
+            phases.total(),
+            [sum(n for (v, _), n in tally.kills.items() if v == victim) for victim in victims],
+            wide,
+        )
+    )
     lost, gone = tally.lost or [0], tally.gone_s or [0.0]
     facts = {
         "kills": f"{phases.total()} in {runs} runs, {seconds:.0f} s",
-        "checkpoints": f"{tally.aimed[WRITING]} kills aimed at writing, {tally.aimed[REMOVING]} at removing; {tally.halves} left a half",
-        "went on": f"{tally.starts - runs} resumed by command, {tally.restarts} restarted by the supervisor",
+        "checkpoints": f"{tally.aimed[WRITING]} kills aimed at writing, {tally.aimed[REMOVING]} at "
+        f"removing; {tally.halves} left a half",
+        "went on": f"{tally.starts - runs} resumed by command, {tally.restarts} restarted by the "
+        f"supervisor",
         "steps lost": f"median {statistics.median(lost):g}, at most {max(lost)}",
         "all gone after": f"median {statistics.median(gone):.2f} s, at most {max(gone):.2f} s",
     } | {kind: str(tally.wrong[kind]) for kind in (WEIGHTS, LOST, RESUME, END, SURVIVORS, TRACE)}

@@ -1,12 +1,14 @@
-"""Does a run survive kill -9 of anything at any time? Kills rank, worker, supervisor, launch script, guardian or all at once, again and
-again, and compares what comes out with a run that nobody touched: bit for bit.
+"""Does a run survive kill -9 of anything at any time? Kills rank, worker, supervisor, launch
+script, guardian or all at once, again and again, and compares what comes out with a run that nobody
+touched: bit for bit.
 
     python -m benchmarks.crashes [--kills=100] [--seed=1] [--ranks=2] [--keep=FOLDER]
 
-Half of the runs restart killed ranks by themselves (train_dual_gpu_enhanced.sh), the others are resumed by command. Exits with 1,
-and keeps the folders of those runs, when anything of this is not so: every checkpoint is whole and has the weights that the
-untouched run had at that step; a start goes on from the newest one; nothing is lost but the steps since; no process of the run is
-left after 8 s; the run comes to its end with the same weights, losses and sample.
+Half of the runs restart killed ranks by themselves (train_dual_gpu_enhanced.sh), the others are
+resumed by command. Exits with 1, and keeps the folders of those runs, when anything of this is not
+so: every checkpoint is whole and has the weights that the untouched run had at that step; a start
+goes on from the newest one; nothing is lost but the steps since; no process of the run is left
+after 8 s; the run comes to its end with the same weights, losses and sample.
 """
 
 from __future__ import annotations
@@ -62,17 +64,40 @@ KILLS_PER_RUN, KILLS_AFTER = 16, 2  # in all, and of those after the last checkp
 TEXT_BYTES = 3300  # some ten steps an epoch
 CONFIG = "configs/dual_gpu/quickstart.py"
 TINY = {
-    **{"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "num_iterations": STEPS, "save_every": SAVE_EVERY, "eval_every": EVAL_EVERY},
-    **{"eval_tokens": 2048, "sample_tokens": 16, "num_workers": 1, "device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false"},
+    **{
+        "depth": 1,
+        "max_seq_len": 32,
+        "device_batch_size": 4,
+        "num_iterations": STEPS,
+        "save_every": SAVE_EVERY,
+        "eval_every": EVAL_EVERY,
+    },
+    **{
+        "eval_tokens": 2048,
+        "sample_tokens": 16,
+        "num_workers": 1,
+        "device": "cpu",
+        "use_dummy_wandb": "true",
+        "tensorboard": "false",
+    },
     "report": "false",
 }
-OURS = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')  # a traceback that is no rank's
+OURS = re.compile(
+    r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line'
+)  # a traceback that is no rank's
 
 
 class Case:
     """One run, from its first start to its end, however many starts that takes."""
 
-    def __init__(self, folder: Path, text: Path, ranks: int, recovers: bool, whole: proof.Reference | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        text: Path,
+        ranks: int,
+        recovers: bool,
+        whole: proof.Reference | None = None,
+    ) -> None:
         self.folder, self.text, self.ranks, self.recovers = folder, text, ranks, recovers
         self.run = RunDir(folder / "run")
         self.whole, self.continuity = whole, proof.Continuity(self.run)
@@ -84,22 +109,33 @@ class Case:
     def start(self) -> Watched:
         """Anew as long as there is no plan: then it has never begun."""
         enhanced = self.recovers and self.ranks == 2
-        command = ["./train_dual_gpu_enhanced.sh"] if enhanced else ["./launch_train.sh", str(self.ranks)]
+        command = (
+            ["./train_dual_gpu_enhanced.sh"] if enhanced else ["./launch_train.sh", str(self.ranks)]
+        )
         flags: dict[str, object] = {"out_dir": self.folder, "log_dir": self.folder}
         if self.run.plan.exists():
             flags["resume"] = "run"
         else:
             shutil.rmtree(self.run.path, ignore_errors=True)
             keep = {"keep_checkpoints": KEPT if self.whole else STEPS}
-            flags |= {"config": CONFIG, "run_name": "run", "data": self.text, "total_batch_size": 128 * self.ranks, "retries": 0}
+            flags |= {
+                "config": CONFIG,
+                "run_name": "run",
+                "data": self.text,
+                "total_batch_size": 128 * self.ranks,
+                "retries": 0,
+            }
             flags |= TINY | keep | ({"retries": 100} if self.recovers else {})
         self.starts += 1
         self.tell(f"start {self.starts}")
         with self.console.open("wb") as out:
             argv = [*command, *(f"--{name}={value}" for name, value in flags.items())]
-            # Whose rank is killed leaves folders of Python's multiprocessing; not in the user's /tmp.
+            # Whose rank is killed leaves folders of Python's multiprocessing; not in the user's
+            # /tmp.
             variables = environment(TMPDIR=str(self.folder.parent))
-            popen = subprocess.Popen(argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            popen = subprocess.Popen(
+                argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
         return Watched(popen, self.run, self.ranks)
 
     @property
@@ -139,8 +175,11 @@ def torture(case: Case, dealer: Dealer, kills: int, tally: Tally, bar: tqdm[NoRe
     return made
 
 
-def strike(case: Case, launch: Watched, moment: Moment, pids: list[int], dealer: Dealer, tally: Tally) -> set[int]:
-    """Kill, and wait for what follows: the end of the launch, or the supervisor's restart. Returns the statuses that it may leave with."""
+def strike(
+    case: Case, launch: Watched, moment: Moment, pids: list[int], dealer: Dealer, tally: Tally
+) -> set[int]:
+    """Kill, and wait for what follows: the end of the launch, or the supervisor's restart. Returns
+    the statuses that it may leave with."""
     if moment.victim == LAUNCHER and launch.supervises:
         moment = replace(moment, victim=SUPERVISOR)
     kill(pids)
@@ -170,19 +209,36 @@ def strike(case: Case, launch: Watched, moment: Moment, pids: list[int], dealer:
         return reap(launch.popen.pid) if old is None else alive(old)
 
     if not wait(lambda: not left(), GONE_S - (time.monotonic() - struck)):
-        case.wrong(SURVIVORS, f"{GONE_S:g} s after the death of {moment.victim}: {described(left())}")
+        case.wrong(
+            SURVIVORS, f"{GONE_S:g} s after the death of {moment.victim}: {described(left())}"
+        )
         kill(left())
     tally.gone_s.append(time.monotonic() - struck)
     inventory(case, begun, tally)
-    return {-int(signal.SIGKILL)} if moment.victim in (LAUNCHER, SUPERVISOR, EVERYTHING) else {int(Exit.TRAINING)}
+    return (
+        {-int(signal.SIGKILL)}
+        if moment.victim in (LAUNCHER, SUPERVISOR, EVERYTHING)
+        else {int(Exit.TRAINING)}
+    )
 
 
-def note(case: Case, moment: Moment, beat: heartbeat.HeartbeatRecord | None, dealer: Dealer, tally: Tally) -> None:
-    hit = "planning" if moment.victim == LAUNCHER else heartbeat.kind(beat.phase) if beat else "before the ranks"
+def note(
+    case: Case, moment: Moment, beat: heartbeat.HeartbeatRecord | None, dealer: Dealer, tally: Tally
+) -> None:
+    hit = (
+        "planning"
+        if moment.victim == LAUNCHER
+        else heartbeat.kind(beat.phase)
+        if beat
+        else "before the ranks"
+    )
     dealer.hit[hit] += 1
     tally.kills[moment.victim, hit] += 1
     tally.aimed[moment.phase] += 1
-    case.tell(f"{moment.victim} killed in '{beat or hit}' (aimed at '{moment.phase}' + {moment.delay_s * 1e3:.2f} ms)")
+    case.tell(
+        f"{moment.victim} killed in '{beat or hit}' (aimed at '{moment.phase}' + "
+        f"{moment.delay_s * 1e3:.2f} ms)"
+    )
 
 
 def inventory(case: Case, begun: int, tally: Tally) -> None:
@@ -198,7 +254,9 @@ def inventory(case: Case, begun: int, tally: Tally) -> None:
     if begun:
         tally.lost.append(proof.lost(begun, saved))
         if tally.lost[-1] > proof.most_lost(case.whole):
-            case.wrong(LOST, f"step {begun} had been begun, the newest checkpoint is of step {saved}")
+            case.wrong(
+                LOST, f"step {begun} had been begun, the newest checkpoint is of step {saved}"
+            )
     case.tell(f"  on the disk: step {saved}")
 
 
@@ -210,7 +268,10 @@ def finish(case: Case, status: int, possible: set[int], tally: Tally) -> None:
     if OURS.search(console):
         case.wrong(TRACE, f"see {case.console.name}")
     if status not in possible:
-        case.wrong(RESUME, f"start {case.starts} left with {status}, which no kill explains: {console[-600:]}")
+        case.wrong(
+            RESUME,
+            f"start {case.starts} left with {status}, which no kill explains: {console[-600:]}",
+        )
     elif status == Exit.DONE:
         for text in proof.wrong_end(case.run, case.whole):
             case.wrong(END, text)
@@ -220,16 +281,24 @@ def finish(case: Case, status: int, possible: set[int], tally: Tally) -> None:
 def uninterrupted(folder: Path, text: Path, ranks: int) -> proof.Reference:
     case = Case(folder, text, ranks, recovers=False)
     if status := case.start().popen.wait():
-        raise SystemExit(f"the uninterrupted run failed ({status}):\n{case.console.read_text()[-3000:]}")
+        raise SystemExit(
+            f"the uninterrupted run failed ({status}):\n{case.console.read_text()[-3000:]}"
+        )
     return proof.reference(case.run)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100, choices=range(1, 100_001), metavar="N")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn; moments come out otherwise each time")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of what is drawn; moments come out otherwise each time"
+    )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="where the folders of wrong runs go (default: a temporary folder)")
+    parser.add_argument(
+        "--keep", type=Path, help="where the folders of wrong runs go (default: a temporary folder)"
+    )
     wanted = parser.parse_args()
     # Whatever loses its parent becomes ours: nothing that is left can hide.
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1):
@@ -244,16 +313,32 @@ def main() -> int:
         prepared = Path((read_json(RunDir(folder / "whole/run").data) or {})["folder"])
         with tqdm(total=wanted.kills, unit="kill", disable=None) as bar:
             while made < wanted.kills:
-                shutil.rmtree(prepared, ignore_errors=True)  # the preparation of the data can be hit, too
-                case = Case(folder / f"run{runs + 1}", text, wanted.ranks, recovers=runs % 2 == 1, whole=whole)
-                made += torture(case, dealer, min(wanted.kills - made, KILLS_PER_RUN, -(-wanted.kills // 2)), tally, bar)
+                shutil.rmtree(
+                    prepared, ignore_errors=True
+                )  # the preparation of the data can be hit, too
+                case = Case(
+                    folder / f"run{runs + 1}",
+                    text,
+                    wanted.ranks,
+                    recovers=runs % 2 == 1,
+                    whole=whole,
+                )
+                made += torture(
+                    case,
+                    dealer,
+                    min(wanted.kills - made, KILLS_PER_RUN, -(-wanted.kills // 2)),
+                    tally,
+                    bar,
+                )
                 runs += 1
                 close(case, wanted.keep, tally)
     finally:
         kill(below(os.getpid()))
         for path in (prepared, CACHE / f".{prepared.name}.lock", CACHE / f".{prepared.name}.work"):
             if path.name.startswith((text.stem, f".{text.stem}")):
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                    missing_ok=True
+                )
         shutil.rmtree(folder)
     print(report(tally, runs, time.monotonic() - began))
     return 1 if tally.wrong else 0
@@ -272,7 +357,14 @@ def close(case: Case, keep: Path | None, tally: Tally) -> None:
     target = keep / case.folder.name
     shutil.rmtree(target, ignore_errors=True)
     shutil.move(case.folder, target)
-    tqdm.write("\n".join([*(f"WRONG ({kind}): {text}" for kind, text in case.problems), f"kept: {target}/story.txt"]))
+    tqdm.write(
+        "\n".join(
+            [
+                *(f"WRONG ({kind}): {text}" for kind, text in case.problems),
+                f"kept: {target}/story.txt",
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

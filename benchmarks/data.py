@@ -1,8 +1,10 @@
-"""Batches and epochs: ours against torch's DataLoader with DistributedSampler, and nanoGPT's get_batch.
+"""Batches and epochs: ours against torch's DataLoader with DistributedSampler, and nanoGPT's
+get_batch.
 
     python -m benchmarks.data [--rounds=7]
 
-The same shard of random tokens, 16 sequences of 128 tokens; rounds are interleaved, medians are printed.
+The same shard of random tokens, 16 sequences of 128 tokens; rounds are interleaved, medians are
+printed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ def torch_loader(data: TokenDataset, workers: int) -> Iterator[Any]:
     sampler = DistributedSampler(data, 2, 0, shuffle=True, seed=1, drop_last=True)
     sampler.set_epoch(0)
     context = "fork" if workers else None
-    return iter(DataLoader(data, SIZE, sampler=sampler, drop_last=True, num_workers=workers, multiprocessing_context=context))
+    return iter(
+        DataLoader(
+            data,
+            SIZE,
+            sampler=sampler,
+            drop_last=True,
+            num_workers=workers,
+            multiprocessing_context=context,
+        )
+    )
 
 
 def get_batch(path: Path) -> Iterator[Any]:
@@ -50,7 +61,9 @@ def get_batch(path: Path) -> Iterator[Any]:
         data = np.memmap(path, dtype=np.uint16, mode="r")
         places = torch.randint(len(data) - SEQ, (SIZE,))
         inputs = torch.stack([torch.from_numpy(data[i : i + SEQ].astype(np.int64)) for i in places])
-        targets = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + SEQ].astype(np.int64)) for i in places])
+        targets = torch.stack(
+            [torch.from_numpy(data[i + 1 : i + 1 + SEQ].astype(np.int64)) for i in places]
+        )
         yield inputs, targets
 
 
@@ -77,18 +90,28 @@ class Many:
 
 
 def torch_start() -> None:
-    sampler: DistributedSampler[Any] = DistributedSampler(Many(), 2, 0, shuffle=True, seed=1, drop_last=True)  # type: ignore[arg-type]
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        Many(), 2, 0, shuffle=True, seed=1, drop_last=True
+    )  # type: ignore[arg-type]
     next(iter(sampler))
 
 
 class Switch:
-    """What stands between two epochs of a run of one process: everything of the engine's protocol."""
+    """What stands between two epochs of a run of one process: everything of the engine's
+    protocol."""
 
     def __init__(self, batches: Batches, folder: Path) -> None:
         config, run = Config(device="cpu"), rundir.RunDir(folder)
         steps = len(batches.dataset) // batches.step_sequences
         world = World(0, 0, 1, torch.device("cpu"), "none", "-")
-        self.session: Any = SimpleNamespace(config=config, run=run, world=world, batches=batches, batch=batches.batch, task=LanguageModel)
+        self.session: Any = SimpleNamespace(
+            config=config,
+            run=run,
+            world=world,
+            batches=batches,
+            batch=batches.batch,
+            task=LanguageModel,
+        )
         self.session.steps_left, self.session.barrier_s = lambda position: steps, 60.0
         gc.collect()
         gc.freeze()  # as train() does
@@ -98,8 +121,12 @@ class Switch:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds after one warm-up")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="interleaved rounds after one warm-up"
+    )
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {}
@@ -111,15 +138,22 @@ def main() -> None:
         paths = []
         for number in range(2):
             paths.append(Path(folder, f"train_{number:05d}.bin"))
-            np.random.default_rng(number).integers(0, 257, SHARD_TOKENS).astype("<u2").tofile(paths[-1])
+            np.random.default_rng(number).integers(0, 257, SHARD_TOKENS).astype("<u2").tofile(
+                paths[-1]
+            )
         one, two = TokenDataset(paths[:1], SEQ), TokenDataset(paths, SEQ)
         batch = Batch(SIZE, SEQ, 2, 1)
 
         def ours(data: TokenDataset, workers: int = 0) -> Batches:
-            return Batches(data, batch, rank=0, seed=1, workers=workers, persistent=False, arrive=pair)
+            return Batches(
+                data, batch, rank=0, seed=1, workers=workers, persistent=False, arrive=pair
+            )
 
         alone = Batch(SIZE, SEQ, 1, 1)
-        switch = Switch(Batches(one, alone, rank=0, seed=1, workers=0, persistent=False, arrive=pair), Path(folder))
+        switch = Switch(
+            Batches(one, alone, rank=0, seed=1, workers=0, persistent=False, arrive=pair),
+            Path(folder),
+        )
         for number in tqdm(range(rounds + 1), unit="round", disable=None):
             if number == 1:
                 found.clear()
@@ -130,15 +164,26 @@ def main() -> None:
             note("a batch: nanoGPT get_batch", per_batch(get_batch(paths[0])))
             note("a batch: DataLoader, 0 workers", per_batch(torch_loader(one, 0)))
             note("a batch: DataLoader, 2 workers", per_batch(torch_loader(one, 2)))
-            note("new epoch, 131072 sequences: ours", first_index(lambda: next(held[0].epoch(1, 0))))  # noqa: B023
-            note("new epoch, 131072 sequences: torch", first_index(lambda: next(torch_loader(one, 0))))
+            note(
+                "new epoch, 131072 sequences: ours",
+                first_index(lambda: next(held[0].epoch(1, 0))),  # noqa: B023
+            )
+            note(
+                "new epoch, 131072 sequences: torch",
+                first_index(lambda: next(torch_loader(one, 0))),
+            )
             note("new epoch, the whole switch: ours", first_index(switch))
-            note("start at 50 M sequences: ours", first_index(lambda: EpochPermutation(MANY, 1, 0).indices(0, 4096)))
+            note(
+                "start at 50 M sequences: ours",
+                first_index(lambda: EpochPermutation(MANY, 1, 0).indices(0, 4096)),
+            )
             note("start at 50 M sequences: torch", first_index(torch_start))
             held[2].close()
     print(f"{'':<36}{'median':>12}{'min':>12}{'max':>12}")
     for name, values in found.items():
-        print(f"{name:<36}{statistics.median(values):10.4f}ms{min(values):10.4f}ms{max(values):10.4f}ms")
+        print(
+            f"{name:<36}{statistics.median(values):10.4f}ms{min(values):10.4f}ms{max(values):10.4f}ms"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The diagnosis of logs: how often it is right, how fast it reads, and what it makes of real failures that nobody has watched.
+"""The diagnosis of logs: how often it is right, how fast it reads, and what it makes of real
+failures that nobody has watched.
 
     python -m benchmarks.diagnosis [--only=accuracy,speed,faults] [--mb=1000]
 
 accuracy   every log of tests/fixtures/logs by cause: right cause, right rank, right line
-speed      a healthy log of --mb megabytes, against `grep -E` with the same patterns: medians of three, interleaved; peak memory of
-           both; then the same size of lines that all look like failures
-faults     two ranks under bare torchrun, with no supervisor and no heartbeat, in which each fault happens; gloo's time-out is at 8 s
-           so that a hang leaves a text at all. What the log alone tells.
+speed      a healthy log of --mb megabytes, against `grep -E` with the same patterns: medians of
+           three, interleaved; peak memory of both; then the same size of lines that all look like
+           failures
+faults     two ranks under bare torchrun, with no supervisor and no heartbeat, in which each fault
+           happens; gloo's time-out is at 8 s so that a hang leaves a text at all. What the log
+           alone tells.
 """
 
 from __future__ import annotations
@@ -60,13 +63,24 @@ def accuracy() -> None:
         found = diagnose([LOGS / name], "en")
         right = found["cause"] in (cause, *wanted.get("or_cause", []))
         rank = found["rank"] in (wanted["rank"], *wanted.get("or_rank", []))
-        line = wanted["line"] == "any" or found["line"] in (wanted["line"], *wanted.get("or_line", []))
+        line = wanted["line"] == "any" or found["line"] in (
+            wanted["line"],
+            *wanted.get("or_line", []),
+        )
         rows[cause].append((right, rank, line))
     print("| cause | logs | cause right | rank right | line right |\n|---|---|---|---|---|")
     for cause in sorted(rows):
-        print(f"| {cause} | {len(rows[cause])} | " + " | ".join(str(sum(column)) for column in zip(*rows[cause], strict=True)) + " |")
+        print(
+            f"| {cause} | {len(rows[cause])} | "
+            + " | ".join(str(sum(column)) for column in zip(*rows[cause], strict=True))
+            + " |"
+        )
     every = [row for found in rows.values() for row in found]
-    print(f"| all | {len(every)} | " + " | ".join(str(sum(column)) for column in zip(*every, strict=True)) + " |")
+    print(
+        f"| all | {len(every)} | "
+        + " | ".join(str(sum(column)) for column in zip(*every, strict=True))
+        + " |"
+    )
 
 
 def healthy(path: Path, megabytes: int) -> None:
@@ -76,21 +90,30 @@ def healthy(path: Path, megabytes: int) -> None:
     for i in range(20_000):
         loss = random.random()
         block.append(
-            f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 1000}, Iter: {i}, Loss: {loss:.4f}, error: 0.0{i % 100}, grad_norm: 0.31"
+            f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 1000}, Iter: {i}, Loss: {loss:.4f}, "
+            f"error: 0.0{i % 100}, grad_norm: 0.31"
         )
-        block.append(f"step {i:05d}/20000 ({i / 200:.2f}%) | loss: {loss:.6f} | lrm: 1.00 | dt: 412.21ms | tok/sec: 118,300 | mfu: 41.20")
+        block.append(
+            f"step {i:05d}/20000 ({i / 200:.2f}%) | loss: {loss:.6f} | lrm: 1.00 | dt: 412.21ms | "
+            f"tok/sec: 118,300 | mfu: 41.20"
+        )
         if i % 7 == 0:
-            block.append(f"\r 37%|███▋      | {i}/50000 [01:22<02:20,  3.80it/s, loss=0.{i % 1000}]")
+            block.append(
+                f"\r 37%|███▋      | {i}/50000 [01:22<02:20,  3.80it/s, loss=0.{i % 1000}]"
+            )
         if i % 11 == 0:
             block.append(
-                f"W1106 10:00:00.1 worker INFO timeout=1800 nccl watchdog started, val_error 0.2{i}, saving /data/exp_{i}/epoch.pt"
+                f"W1106 10:00:00.1 worker INFO timeout=1800 nccl watchdog started, val_error "
+                f"0.2{i}, saving /data/exp_{i}/epoch.pt"
             )
     _repeat(path, ("\n".join(block) + "\n").encode(), megabytes)
 
 
 def hostile(path: Path, megabytes: int) -> None:
     """Every line is a sample of the catalogue, and goes on."""
-    lines = [f"{sample} {'a' * 200}" for entry in signatures.signatures() for sample in entry.samples]
+    lines = [
+        f"{sample} {'a' * 200}" for entry in signatures.signatures() for sample in entry.samples
+    ]
     _repeat(path, ("\n".join(lines) + "\n").encode(), megabytes)
 
 
@@ -102,8 +125,21 @@ def _repeat(path: Path, block: bytes, megabytes: int) -> None:
 
 def for_grep(pattern: str) -> str:
     """The same for POSIX: no names, no lazy repeats, no classes of Perl's."""
-    pattern = re.sub(r"\(\?P<\w+>", "(", pattern).replace("(?:", "(").replace("*?", "*").replace("+?", "+").replace("??", "?")
-    for perl, posix in {r"\d": "[0-9]", r"\s": "[[:space:]]", r"\S": "[^[:space:]]", r"\'": "'", r"\"": '"', r"\-": "-"}.items():
+    pattern = (
+        re.sub(r"\(\?P<\w+>", "(", pattern)
+        .replace("(?:", "(")
+        .replace("*?", "*")
+        .replace("+?", "+")
+        .replace("??", "?")
+    )
+    for perl, posix in {
+        r"\d": "[0-9]",
+        r"\s": "[[:space:]]",
+        r"\S": "[^[:space:]]",
+        r"\'": "'",
+        r"\"": '"',
+        r"\-": "-",
+    }.items():
         pattern = pattern.replace(perl, posix)
     return pattern
 
@@ -113,7 +149,12 @@ def speed(megabytes: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         log, list_of_patterns = Path(place, "log"), Path(place, "patterns")
         usable = [
-            p for p in patterns if subprocess.run(["grep", "-E", "-e", p, "/dev/null"], capture_output=True, check=False).returncode < 2
+            p
+            for p in patterns
+            if subprocess.run(
+                ["grep", "-E", "-e", p, "/dev/null"], capture_output=True, check=False
+            ).returncode
+            < 2
         ]
         list_of_patterns.write_text("\n".join(usable) + "\n")
         commands = {
@@ -123,24 +164,36 @@ def speed(megabytes: int) -> None:
         for kind, make in (("healthy", healthy), ("hostile", hostile)):
             size = megabytes if kind == "healthy" else max(1, megabytes // 10)
             make(log, size)
-            found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands if kind == "healthy" or name == "diagnose"}
+            found: dict[str, list[tuple[float, float, float]]] = {
+                name: [] for name in commands if kind == "healthy" or name == "diagnose"
+            }
             for _ in tqdm(range(ROUNDS), unit=f" round, {kind}", disable=None):
                 for name, took in found.items():
                     took.append(_measured(commands[name]))
             for name, took in found.items():
-                wall, cpu, memory = (statistics.median(column) for column in zip(*took, strict=True))
+                wall, cpu, memory = (
+                    statistics.median(column) for column in zip(*took, strict=True)
+                )
                 print(
-                    f"{kind} log, {size} MB, {name:9} {wall:6.2f} s, {cpu:6.2f} s CPU, {size / cpu:5.0f} MB/s of a core, {memory:4.0f} MiB"
+                    f"{kind} log, {size} MB, {name:9} {wall:6.2f} s, {cpu:6.2f} s CPU, "
+                    f"{size / cpu:5.0f} MB/s of a core, {memory:4.0f} MiB"
                 )
             if "grep -E" in found:
-                ratio = statistics.median(g[1] for g in found["grep -E"]) / statistics.median(d[1] for d in found["diagnose"])
-                print(f"grep -E : diagnose = {ratio:.2f} in CPU time ({len(usable)} of {len(patterns)} patterns are possible in POSIX)")
+                ratio = statistics.median(g[1] for g in found["grep -E"]) / statistics.median(
+                    d[1] for d in found["diagnose"]
+                )
+                print(
+                    f"grep -E : diagnose = {ratio:.2f} in CPU time ({len(usable)} of "
+                    f"{len(patterns)} patterns are possible in POSIX)"
+                )
 
 
 def _measured(command: list[str]) -> tuple[float, float, float]:
     """(seconds, CPU seconds, peak MiB)."""
     began = time.perf_counter()
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment(LC_ALL="C.UTF-8"))
+    child = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, env=environment(LC_ALL="C.UTF-8")
+    )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode > 1:  # grep says 1 when there is nothing
@@ -154,7 +207,15 @@ def unwatched() -> None:
     for what, (_, fault) in faults.FAULTS.items():
         if not fault:
             continue
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", faults.SCRIPT, fault]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            faults.SCRIPT,
+            fault,
+        ]
         said = faults.until_ended(command, LIMIT_S)
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
             log.write(said)
@@ -163,11 +224,17 @@ def unwatched() -> None:
         causes, rank = EXPECTED[fault]
         right = found["cause"] in causes and (rank is None or found["rank"] == rank)
         who = "" if found["rank"] is None else f", rank {found['rank']}"
-        print(f"| {what} | {found['cause']}{who}: {found['evidence'].strip()[:90]} | {'yes' if right else 'no'} |", flush=True)
+        print(
+            f"| {what} | {found['cause']}{who}: {found['evidence'].strip()[:90]} | "
+            f"{'yes' if right else 'no'} |",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="accuracy,speed,faults")
     parser.add_argument("--mb", type=int, default=1000)
     wanted = parser.parse_args()

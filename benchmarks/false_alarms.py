@@ -1,14 +1,18 @@
-"""The reverse of fault injection: healthy runs that look stuck now and then, watched with the sharpest limit. Each verdict is a false
-alarm; their number decides whether a verdict can be trusted.
+"""The reverse of fault injection: healthy runs that look stuck now and then, watched with the
+sharpest limit. Each verdict is a false alarm; their number decides whether a verdict can be
+trusted.
 
-    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3] [--busy=N [--what=training]]
+    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3] [--busy=N
+    [--what=training]]
 
-Run after run on two CPU ranks until the time is over: our own training with slow first steps, evaluations, checkpoints, disks and
-epoch switches with data-loader workers, and scripts that say nothing for long, whose rank 0 evaluates or sends something alone. In
-half of them every core is kept busy by somebody else.
+Run after run on two CPU ranks until the time is over: our own training with slow first steps,
+evaluations, checkpoints, disks and epoch switches with data-loader workers, and scripts that say
+nothing for long, whose rank 0 evaluates or sends something alone. In half of them every core is
+kept busy by somebody else.
 
-`--busy=N`: an overloaded machine instead. N processes spin all the time; the runs are the quickstart as it is, with its own limit (60 s)
-and with 10 s in turn, and every fifth a script, or one kind alone. Nothing in them is slow on purpose.
+`--busy=N`: an overloaded machine instead. N processes spin all the time; the runs are the
+quickstart as it is, with its own limit (60 s) and with 10 s in turn, and every fifth a script, or
+one kind alone. Nothing in them is slow on purpose.
 """
 
 from __future__ import annotations
@@ -44,25 +48,53 @@ BUSY = "while True: pass"
 
 
 def training(folder: Path, chance: random.Random, floor: float) -> list[str]:
-    """A run of a minute or so: short epochs, and delays of more than the limit where they may be."""
+    """A run of a minute or so: short epochs, and delays of more than the limit where they may
+    be."""
     text = folder / "text.txt"
     text.write_text(PARAGRAPH * 400)
     delay = chance.uniform(1.2, 3.0) * floor
     slow = [
         f"slow@rank={chance.randrange(2)},step=1,phase=forward,seconds={delay:.1f}",
-        f"slow@rank={chance.randrange(2)},phase=evaluation,call={chance.randint(1, 4)},seconds={delay:.1f}",
+        f"slow@rank={chance.randrange(2)},phase=evaluation,"
+        f"call={chance.randint(1, 4)},seconds={delay:.1f}",
         f"slow@rank=0,phase=checkpoint,call={chance.randint(1, 3)},seconds={delay:.1f}",
-        f"slow@rank={chance.randrange(2)},phase=gather state,call={chance.randint(1, 3)},seconds={delay:.1f}",
+        f"slow@rank={chance.randrange(2)},phase=gather "
+        f"state,call={chance.randint(1, 3)},seconds={delay:.1f}",
         f"slow@rank={chance.randrange(2)},phase=building the model,seconds={delay:.1f}",
     ]
-    flags = {"data": text, "num_iterations": 1500, "save_every": 200, "eval_every": 150, "eval_tokens": 2048, "sample_tokens": 64}
-    flags |= {"num_workers": chance.choice((0, 1)), "hang_timeout": f"{floor:g}", "inject": ";".join(slow)}
-    return ["./launch_train.sh", "2", CONFIG, *(f"--{name}={value}" for name, value in (SHAPE | flags).items())]
+    flags = {
+        "data": text,
+        "num_iterations": 1500,
+        "save_every": 200,
+        "eval_every": 150,
+        "eval_tokens": 2048,
+        "sample_tokens": 64,
+    }
+    flags |= {
+        "num_workers": chance.choice((0, 1)),
+        "hang_timeout": f"{floor:g}",
+        "inject": ";".join(slow),
+    }
+    return [
+        "./launch_train.sh",
+        "2",
+        CONFIG,
+        *(f"--{name}={value}" for name, value in (SHAPE | flags).items()),
+    ]
 
 
 def script(chance: random.Random, floor: float) -> list[str]:
     what, seconds = chance.choice((("quiet", 8), ("slow_eval", 5), ("upload", 5), ("ok", 1)))
-    return ["./launch_train.sh", "2", f"--hang_timeout={floor:g}", "--script", SCRIPT, "--", what, f"{seconds * floor:g}"]
+    return [
+        "./launch_train.sh",
+        "2",
+        f"--hang_timeout={floor:g}",
+        "--script",
+        SCRIPT,
+        "--",
+        what,
+        f"{seconds * floor:g}",
+    ]
 
 
 def quickstart(number: int, chance: random.Random, what: str) -> tuple[list[str], str]:
@@ -79,21 +111,35 @@ def quickstart(number: int, chance: random.Random, what: str) -> tuple[list[str]
             chance.choice(("ok", "slow_eval")),
             "30",
         ], floor
-    return ["./train_dual_gpu.sh", CONFIG, "--device=cpu", f"--hang_timeout={floor}", "--report=false", "--use_dummy_wandb=true"], floor
+    return [
+        "./train_dual_gpu.sh",
+        CONFIG,
+        "--device=cpu",
+        f"--hang_timeout={floor}",
+        "--report=false",
+        "--use_dummy_wandb=true",
+    ], floor
 
 
 def spinning(count: int) -> list[subprocess.Popen[bytes]]:
     return [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
 
 
-def watched(command: list[str], folder: Path, busy: bool, limit_s: float | None = None) -> tuple[RunDir, int, str]:
+def watched(
+    command: list[str], folder: Path, busy: bool, limit_s: float | None = None
+) -> tuple[RunDir, int, str]:
     """A run that takes longer than `limit_s` is asked to stop: its status does not count then."""
     at = command.index("--script") if "--script" in command else len(command)
     own = [f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
     neighbours = spinning(os.cpu_count() or 1) if busy else []
     try:
         with subprocess.Popen(
-            [*command[:at], *own, *command[at:]], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [*command[:at], *own, *command[at:]],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             try:
                 _, said = process.communicate(timeout=limit_s)
@@ -109,14 +155,19 @@ def watched(command: list[str], folder: Path, busy: bool, limit_s: float | None 
     return RunDir(folder / "run"), status, said
 
 
-def one(number: int, chance: random.Random, floor: float, overloaded: str, left_s: float) -> tuple[Counter[str], str | None]:
+def one(
+    number: int, chance: random.Random, floor: float, overloaded: str, left_s: float
+) -> tuple[Counter[str], str | None]:
     """A run: what happened in it, and its story if that was a false alarm."""
     with tempfile.TemporaryDirectory() as place:
         if overloaded:
             (command, own_floor), busy = quickstart(number, chance, overloaded), False
         else:
             ours, busy = chance.random() < 0.7, chance.random() < 0.5
-            command, own_floor = (training(Path(place), chance, floor) if ours else script(chance, floor)), f"{floor:g}"
+            command, own_floor = (
+                (training(Path(place), chance, floor) if ours else script(chance, floor)),
+                f"{floor:g}",
+            )
         run, status, said = watched(command, Path(place), busy, left_s if overloaded else None)
         events = Counter(record["event"] for record in read_records(run.events))
         counts = Counter(
@@ -133,7 +184,11 @@ def one(number: int, chance: random.Random, floor: float, overloaded: str, left_
                 "verdicts": events["verdict"],
             }
         )
-        story = f"exit {status}: {' '.join(command)}\n{said[-3000:]}" if status or events["verdict"] else None
+        story = (
+            f"exit {status}: {' '.join(command)}\n{said[-3000:]}"
+            if status or events["verdict"]
+            else None
+        )
         for line in said.splitlines() if overloaded else ():
             if "[WARNING]" in line or "[ERROR]" in line:
                 print(line, flush=True)
@@ -141,12 +196,23 @@ def one(number: int, chance: random.Random, floor: float, overloaded: str, left_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--floor", type=float, default=3.0, help="--hang_timeout of the runs, seconds")
+    parser.add_argument(
+        "--floor", type=float, default=3.0, help="--hang_timeout of the runs, seconds"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--busy", type=int, default=0, help="processes that spin all the time; then the runs have limits of their own")
-    parser.add_argument("--what", choices=("both", "training", "scripts"), default="both", help="with --busy")
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        help="processes that spin all the time; then the runs have limits of their own",
+    )
+    parser.add_argument(
+        "--what", choices=("both", "training", "scripts"), default="both", help="with --busy"
+    )
     wanted = parser.parse_args()
     chance, counts, alarms = random.Random(wanted.seed), Counter[str](), []
     began, number = time.monotonic(), 0
@@ -154,14 +220,23 @@ def main() -> None:
     try:
         with tqdm(total=round(60 * wanted.minutes), unit="s", disable=None) as bar:
             while (spent := time.monotonic() - began) < 60 * wanted.minutes:
-                found, story = one(number, chance, wanted.floor, wanted.what if neighbours else "", 60 * wanted.minutes - spent)
+                found, story = one(
+                    number,
+                    chance,
+                    wanted.floor,
+                    wanted.what if neighbours else "",
+                    60 * wanted.minutes - spent,
+                )
                 number += 1
                 counts.update(found)  # also what is zero
                 alarms += [story] if story else []
                 bar.update(round(time.monotonic() - began - spent))
                 if wanted.busy:  # a run takes minutes here
                     shown = ", ".join(f"{value} {name}" for name, value in counts.items() if value)
-                    print(f"{(time.monotonic() - began) / 60:.1f} min: {shown}, {len(alarms)} alarms", flush=True)
+                    print(
+                        f"{(time.monotonic() - began) / 60:.1f} min: {shown}, {len(alarms)} alarms",
+                        flush=True,
+                    )
     finally:
         for neighbour in neighbours:
             neighbour.kill()

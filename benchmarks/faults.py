@@ -2,10 +2,11 @@
 
     python -m benchmarks.faults [--rounds=3] [--limit=60] [--only=sleep,kill] [--json=FILE]
 
-Three ways for each fault, on two CPU ranks: our own training with `--inject`, a script that knows nothing of us under our launcher
-(`--script`), and the same script under bare torchrun. Times count from the fault to the first line that names a cause; under
-torchrun to its end, or to `--limit` when nothing has come by then. Hang detection is at 3 s (`--hang_timeout=3`); torchrun's
-collectives have their default of 30 minutes (gloo).
+Three ways for each fault, on two CPU ranks: our own training with `--inject`, a script that knows
+nothing of us under our launcher (`--script`), and the same script under bare torchrun. Times count
+from the fault to the first line that names a cause; under torchrun to its end, or to `--limit` when
+nothing has come by then. Hang detection is at 3 s (`--hang_timeout=3`); torchrun's collectives have
+their default of 30 minutes (gloo).
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ TINY: dict[str, int | str] = {
     "num_iterations": 100000,
     "eval_every": 0,
 }
-TINY |= {"device": "cpu", "use_dummy_wandb": "true", "tensorboard": "false", "report": "false", "hang_timeout": FLOOR_S}
+TINY |= {
+    "device": "cpu",
+    "use_dummy_wandb": "true",
+    "tensorboard": "false",
+    "report": "false",
+    "hang_timeout": FLOOR_S,
+}
 # What happens → (our own training, the script); '' where that can not happen there.
 FAULTS = {
     "a lock that nobody lets go": ("sleep@rank=0,step=20", "sleep"),
@@ -76,9 +83,24 @@ def ours(fault: str, limit_s: float) -> Told:
     workers = {"num_workers": 1} if fault.startswith("worker") else {}
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
-        flags = TINY | workers | {"out_dir": folder, "log_dir": folder, "run_name": "run", "inject": fault}
-        until_ended(["./launch_train.sh", "2", CONFIG, *(f"--{name}={value}" for name, value in flags.items())], limit_s)
-        return _verdict(run, next((r["time"] for r in read_records(run.events) if r["event"] == "injected"), None))
+        flags = (
+            TINY
+            | workers
+            | {"out_dir": folder, "log_dir": folder, "run_name": "run", "inject": fault}
+        )
+        until_ended(
+            [
+                "./launch_train.sh",
+                "2",
+                CONFIG,
+                *(f"--{name}={value}" for name, value in flags.items()),
+            ],
+            limit_s,
+        )
+        return _verdict(
+            run,
+            next((r["time"] for r in read_records(run.events) if r["event"] == "injected"), None),
+        )
 
 
 def script(fault: str, limit_s: float) -> Told:
@@ -86,21 +108,46 @@ def script(fault: str, limit_s: float) -> Told:
         run = RunDir(Path(folder, "run"))
         flags = {"out_dir": folder, "log_dir": folder, "run_name": "run", "hang_timeout": FLOOR_S}
         said = until_ended(
-            ["./launch_train.sh", "2", *(f"--{name}={value}" for name, value in flags.items()), "--script", SCRIPT, "--", fault], limit_s
+            [
+                "./launch_train.sh",
+                "2",
+                *(f"--{name}={value}" for name, value in flags.items()),
+                "--script",
+                SCRIPT,
+                "--",
+                fault,
+            ],
+            limit_s,
         )
-        logs = said + "".join(log.read_text(errors="replace") for log in run.ranks.glob("rank*.log"))
+        logs = said + "".join(
+            log.read_text(errors="replace") for log in run.ranks.glob("rank*.log")
+        )
         return _verdict(run, _fault_time(logs))
 
 
 def torchrun(fault: str, limit_s: float) -> Told:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT, fault]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        SCRIPT,
+        fault,
+    ]
     said = until_ended(command, limit_s)
     began, ended = _fault_time(said), time.time()
     if "TIME LIMIT" in said:
         return Told(None, "nothing")
     cause = ROOT_CAUSE.search(said)
     lines = [line for line in said.splitlines() if line.strip()]
-    blamed = f"rank {cause[1]}, exit code {cause[2]}" if cause else lines[-1][:80] if lines else "nothing"
+    blamed = (
+        f"rank {cause[1]}, exit code {cause[2]}"
+        if cause
+        else lines[-1][:80]
+        if lines
+        else "nothing"
+    )
     return Told(ended - began if began else None, f"{blamed}; {len(lines)} lines")
 
 
@@ -121,7 +168,15 @@ def until_ended(command: list[str], limit_s: float) -> str:
     token = f"bench{os.getpid()}_{time.monotonic_ns()}"
     env = environment(**{process.TOKEN: token}, GLOO_SOCKET_IFNAME="lo")
     with tempfile.TemporaryFile("w+") as out:
-        started = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        started = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
         end, late = time.monotonic() + limit_s, ""
         while started.poll() is None:
             if time.monotonic() > end:
@@ -136,17 +191,29 @@ def until_ended(command: list[str], limit_s: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds until torchrun is given up")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds until torchrun is given up"
+    )
     parser.add_argument("--only", default="", help="faults of the script, with commas")
     parser.add_argument("--json", type=Path)
     wanted = parser.parse_args()
     only = set(wanted.only.split(",")) - {""}
-    rows = {what: pair for what, pair in FAULTS.items() if not only or only & {pair[1], pair[0].partition("@")[0]}}
-    found: dict[str, dict[str, list[Told]]] = {what: {"ours": [], "script": [], "torchrun": []} for what in rows}
+    rows = {
+        what: pair
+        for what, pair in FAULTS.items()
+        if not only or only & {pair[1], pair[0].partition("@")[0]}
+    }
+    found: dict[str, dict[str, list[Told]]] = {
+        what: {"ours": [], "script": [], "torchrun": []} for what in rows
+    }
     for number in range(wanted.rounds):
-        for what, (own, other) in tqdm(rows.items(), unit="fault", desc=f"round {number + 1}", disable=None):
+        for what, (own, other) in tqdm(
+            rows.items(), unit="fault", desc=f"round {number + 1}", disable=None
+        ):
             if own:
                 found[what]["ours"].append(ours(own, wanted.limit))
             if other:
@@ -158,10 +225,17 @@ def main() -> None:
         for way, told in ways.items():
             if told:
                 times = [t.seconds for t in told if t.seconds is not None]
-                shown = f"{statistics.median(times):6.2f} s" if len(times) == len(told) else f"  > {wanted.limit:.0f} s"
+                shown = (
+                    f"{statistics.median(times):6.2f} s"
+                    if len(times) == len(told)
+                    else f"  > {wanted.limit:.0f} s"
+                )
                 print(f"    {way:<9}{shown}   {told[-1].text}")
     if wanted.json:
-        every = {what: {way: [asdict(t) for t in all_of_it] for way, all_of_it in ways.items()} for what, ways in found.items()}
+        every = {
+            what: {way: [asdict(t) for t in all_of_it] for way, all_of_it in ways.items()}
+            for what, ways in found.items()
+        }
         wanted.json.write_text(json.dumps(every))
 
 

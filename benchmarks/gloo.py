@@ -1,9 +1,11 @@
-"""What gloo leaves on the table: the same DDP step on two CPU ranks with other bucket sizes and compression, against no exchange.
+"""What gloo leaves on the table: the same DDP step on two CPU ranks with other bucket sizes and
+compression, against no exchange.
 
     python -m benchmarks.gloo [--shapes=small,big] [--precision=bf16|fp32] [--rounds=5] [--steps=20]
 
-One thread a rank. All variants live in the same two processes, and rounds are interleaved, so that they see the same machine;
-AdamW, since Muon's sharing is an exchange of its own. 'no exchange' is no_sync(): what a perfect overlap would reach.
+One thread a rank. All variants live in the same two processes, and rounds are interleaved, so that
+they see the same machine; AdamW, since Muon's sharing is an exchange of its own. 'no exchange' is
+no_sync(): what a perfect overlap would reach.
 """
 
 from __future__ import annotations
@@ -92,13 +94,26 @@ def rank(job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def measure(shape: str, precision: str, rounds: int, steps: int, data: Any) -> dict[str, list[float]]:
+def measure(
+    shape: str, precision: str, rounds: int, steps: int, data: Any
+) -> dict[str, list[float]]:
     """name → milliseconds of a step, a median for each round."""
     size = SHAPES[shape]
-    work = {"depth": size.depth, "seq_len": size.seq_len, "batch": size.batch, "precision": precision, "steps": steps * RANKS}
+    work = {
+        "depth": size.depth,
+        "seq_len": size.seq_len,
+        "batch": size.batch,
+        "precision": precision,
+        "steps": steps * RANKS,
+    }
     work |= {"vocab": data.vocab, "shard": str(data.train[0])}
     job = json.dumps({"work": work, "rounds": rounds, "steps": steps})
-    meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port(LOOPBACK)), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port(LOOPBACK)),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gloo", "--rank", job],
@@ -116,7 +131,9 @@ def measure(shape: str, precision: str, rounds: int, steps: int, data: Any) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", default="small,big")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
     parser.add_argument("--rounds", type=int, default=5)
@@ -133,7 +150,9 @@ def main() -> None:
         print(f"{'':<32}{'ms/step':>9}{'min':>8}{'max':>8}{'against no exchange':>21}")
         for name, own in times.items():
             ratio = statistics.median(a / b for a, b in zip(own, times[ALONE], strict=True))
-            print(f"{name:<32}{statistics.median(own):9.2f}{min(own):8.2f}{max(own):8.2f}{ratio:21.3f}")
+            print(
+                f"{name:<32}{statistics.median(own):9.2f}{min(own):8.2f}{max(own):8.2f}{ratio:21.3f}"
+            )
 
 
 if __name__ == "__main__":

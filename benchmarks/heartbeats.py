@@ -1,10 +1,10 @@
-"""Is a heartbeat ever misread? Two writers beat as fast as they can, a reader reads both files all the time, busy processes take the
-cores away from all three in the middle of whatever they do.
+"""Is a heartbeat ever misread? Two writers beat as fast as they can, a reader reads both files all
+the time, busy processes take the cores away from all three in the middle of whatever they do.
 
     python -m benchmarks.heartbeats [--beats=1e7] [--busy=4]
 
-All values of a beat follow from its number, so that a mixture of two beats shows. Exit status 1 when a reading was torn, absent, older
-than the one before, or when a histogram was misread.
+All values of a beat follow from its number, so that a mixture of two beats shows. Exit status 1
+when a reading was torn, absent, older than the one before, or when a histogram was misread.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def expected(beat: HeartbeatRecord, rank: int, pid: int) -> bool:
         (beat.rank, beat.pid) == (rank, pid)
         and (beat.epoch, beat.step, beat.place, beat.first_step) == (3 * number, number, 1, 1)
         and beat.phase == PHASES[number % len(PHASES)]
-        and abs(wall_ns / 1e9 - beat.wall_time) < 60  # the writer may be preempted between the two clocks
+        and abs(wall_ns / 1e9 - beat.wall_time)
+        < 60  # the writer may be preempted between the two clocks
     )
 
 
 def spoiled(before: dict[str, int], counts: dict[str, int]) -> bool:
-    return not counts.keys() <= set(map(heartbeat.kind, (p[:64] for p in PHASES))) or any(counts.get(k, 0) < n for k, n in before.items())
+    return not counts.keys() <= set(map(heartbeat.kind, (p[:64] for p in PHASES))) or any(
+        counts.get(k, 0) < n for k, n in before.items()
+    )
 
 
 def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
@@ -58,7 +61,13 @@ def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
     command = [sys.executable, "-m", "benchmarks.heartbeats", f"--beats={beats / WRITERS}"]
     paths = [folder / f"rank{rank}.bin" for rank in range(WRITERS)]
     writers = [
-        subprocess.Popen([*command, f"--write={path}", f"--rank={rank}"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, f"--write={path}", f"--rank={rank}"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank, path in enumerate(paths)
     ]
     try:
@@ -77,7 +86,10 @@ def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
                 found["older than before"] += beat.beats < last.get(rank, 0)
                 last[rank] = beat.beats
                 if found["readings"] % DURATIONS_EVERY == 0:
-                    counts = {name: sum(histogram) for name, histogram in heartbeat.durations(path).items()}
+                    counts = {
+                        name: sum(histogram)
+                        for name, histogram in heartbeat.durations(path).items()
+                    }
                     found["histograms"] += 1
                     found["histograms misread"] += spoiled(sums[rank], counts)
                     sums[rank] = counts
@@ -96,11 +108,15 @@ def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
 
 
 def wrong(found: Counter[str]) -> int:
-    return sum(found[name] for name in ("torn", "absent", "older than before", "histograms misread"))
+    return sum(
+        found[name] for name in ("torn", "absent", "older than before", "histograms misread")
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--beats", type=float, default=1e7, help="of both writers together")
     parser.add_argument("--busy", type=int, default=4, help="processes that only spin")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
@@ -112,7 +128,16 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder), int(wanted.beats), wanted.busy)
-    for name in ("beats", "readings", "histograms", "torn", "absent", "older than before", "histograms misread", "ns of CPU for a beat"):
+    for name in (
+        "beats",
+        "readings",
+        "histograms",
+        "torn",
+        "absent",
+        "older than before",
+        "histograms misread",
+        "ns of CPU for a beat",
+    ):
         print(f"{name:<24}{found[name]:,}")
     print(f"{'seconds':<24}{time.monotonic() - began:.0f}")
     sys.exit(bool(wrong(found)))

@@ -1,10 +1,12 @@
-"""What the inspector costs a hand-written DDP loop on two CPU ranks: the same step with and without it.
+"""What the inspector costs a hand-written DDP loop on two CPU ranks: the same step with and without
+it.
 
     python -m benchmarks.inspection [--rounds=15] [--steps=100] [--width=512]
 
-One thread a rank; both loops live in the same two processes and rounds are interleaved, so that they see the same machine. The
-inspector compares the ranks every 100 steps, as it does by default; a round has a comparison in it. Beside the time of a step: the
-time within inspector.step(), and the processor time of rank 0, which the inspector's thread and its hooks are part of.
+One thread a rank; both loops live in the same two processes and rounds are interleaved, so that
+they see the same machine. The inspector compares the ranks every 100 steps, as it does by default;
+a round has a comparison in it. Beside the time of a step: the time within inspector.step(), and the
+processor time of rank 0, which the inspector's thread and its hooks are part of.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ def rank(job: dict[str, Any]) -> None:
     loops = {}
     for name in ("without", "with"):
         torch.manual_seed(0)
-        model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)), torch.nn.Linear(width, 1)))
+        model = DistributedDataParallel(
+            torch.nn.Sequential(
+                *(torch.nn.Linear(width, width) for _ in range(4)), torch.nn.Linear(width, 1)
+            )
+        )
         loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
         inspector = DDPInspector(model, loader) if name == "with" else None
         loops[name] = (model, loader, torch.optim.AdamW(model.parameters()), inspector)
@@ -68,7 +74,9 @@ def rank(job: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=512)
@@ -78,10 +86,21 @@ def main() -> None:
         rank(json.loads(wanted.rank))
         return
     job = json.dumps({"rounds": wanted.rounds, "steps": wanted.steps, "width": wanted.width})
-    meeting = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port(LOOPBACK)), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port(LOOPBACK)),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, "-m", "benchmarks.inspection", "--rank", job]
     ranks = [
-        subprocess.Popen(command, cwd=ROOT, env=environment(RANK=str(n), LOCAL_RANK=str(n), **meeting), stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(RANK=str(n), LOCAL_RANK=str(n), **meeting),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for n in range(RANKS)
     ]
     outputs = [process.communicate()[0] for process in ranks]
@@ -91,14 +110,21 @@ def main() -> None:
     for at, what in enumerate(("time", "processor time")):
         own = {name: [row[at] for row in rows] for name, rows in times.items()}
         for name, values in own.items():
-            print(f"{what}, {name}: {statistics.median(values):.3f} ms a step, {min(values):.3f} … {max(values):.3f}")
+            print(
+                f"{what}, {name}: {statistics.median(values):.3f} ms a step, {min(values):.3f} … "
+                f"{max(values):.3f}"
+            )
         ratios = [a / b for a, b in zip(own["with"], own["without"], strict=True)]
         low, high = statistics.quantiles(ratios, n=4)[::2]
         print(
-            f"{what}, with / without: median {statistics.median(ratios):.4f}, middle half {low:.4f} … {high:.4f}, of {len(ratios)} rounds"
+            f"{what}, with / without: median {statistics.median(ratios):.4f}, middle half "
+            f"{low:.4f} … {high:.4f}, of {len(ratios)} rounds"
         )
     share = statistics.median(row[2] / row[0] for row in times["with"])
-    print(f"within inspector.step(): {1000 * statistics.median(row[2] for row in times['with']):.0f} us a step, {share:.2%} of it")
+    print(
+        f"within inspector.step(): {1000 * statistics.median(row[2] for row in times['with']):.0f} "
+        f"us a step, {share:.2%} of it"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The peak memory of a training step: real, against the formula of the plan and against fake tensors.
+"""The peak memory of a training step: real, against the formula of the plan and against fake
+tensors.
 
     python -m benchmarks.memory [--compile]
 
-Each shape runs in a process of its own, two steps on one rank with the gradients held as DDP holds them. On a GPU the real
-figure is torch's peak of allocated memory; on a CPU, the peak of resident memory above that of the same process after a tiny
-step, with malloc told to give large blocks back at once. `--compile` adds the compiled step (half a minute each on a CPU).
+Each shape runs in a process of its own, two steps on one rank with the gradients held as DDP holds
+them. On a GPU the real figure is torch's peak of allocated memory; on a CPU, the peak of resident
+memory above that of the same process after a tiny step, with malloc told to give large blocks back
+at once. `--compile` adds the compiled step (half a minute each on a CPU).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from training.tasks.memory import GIB
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
 SMALL = StepWorkload(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
-LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)  # configs/dual_gpu/conservative.py
+LARGE = StepWorkload(
+    12, 8, 1536, 320, bf16=True, compiled=False, cuda=True
+)  # configs/dual_gpu/conservative.py
 WAYS = {
     "plain": {},
     "6 of the blocks again": {"blocks": 6},
@@ -67,7 +71,9 @@ def real_peak(load: StepWorkload) -> int:
 
 
 def resident(what: str) -> int:
-    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(what))
+    line = next(
+        row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(what)
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -81,7 +87,9 @@ def steps(load: StepWorkload, count: int) -> None:
     from training.tasks.gpt.model_dims import ModelDims
 
     device = "cuda" if load.cuda else "cpu"
-    model = GPT(ModelDims(load.depth, load.vocab, load.seq_len), MemorySavings(load.blocks, load.chunks)).to(device)
+    model = GPT(
+        ModelDims(load.depth, load.vocab, load.seq_len), MemorySavings(load.blocks, load.chunks)
+    ).to(device)
     optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:
         model.compile_parts()
@@ -102,7 +110,8 @@ def steps(load: StepWorkload, count: int) -> None:
 def fresh(load: StepWorkload) -> int:
     """real_peak in a process of its own. Raises CalledProcessError."""
     code = (
-        "import json, sys; from benchmarks.memory import StepWorkload, real_peak; print(real_peak(StepWorkload(**json.loads(sys.argv[1]))))"
+        "import json, sys; from benchmarks.memory import StepWorkload, real_peak; "
+        "print(real_peak(StepWorkload(**json.loads(sys.argv[1]))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(asdict(load))],
@@ -116,17 +125,30 @@ def fresh(load: StepWorkload) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compile", action="store_true", help="the compiled step too (on a GPU always)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="the compiled step too (on a GPU always)"
+    )
     compiled = parser.parse_args().compile
     import torch
 
     from training.tasks.gpt.fake_memory import peak
 
     rows = []
-    for name, load in tqdm(shapes(torch.cuda.is_available(), compiled).items(), unit="shape", disable=None):
+    for name, load in tqdm(
+        shapes(torch.cuda.is_available(), compiled).items(), unit="shape", disable=None
+    ):
         formula = estimate(load)
-        rows.append((name, fresh(load), formula.total - formula.context, None if load.compiled else peak(load)))
+        rows.append(
+            (
+                name,
+                fresh(load),
+                formula.total - formula.context,
+                None if load.compiled else peak(load),
+            )
+        )
     print(f"{'':<38}{'real':>10}{'formula':>10}{'ratio':>7}{'fake':>10}{'ratio':>7}")
     for name, real, planned, fake in rows:
         seen = "" if fake is None else f"{fake / GIB:6.2f} GiB{fake / real:7.2f}"

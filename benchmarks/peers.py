@@ -1,15 +1,21 @@
-"""Our training loop against a bare loop written by hand (the limit), accelerate, Lightning and Hugging Face's Trainer.
+"""Our training loop against a bare loop written by hand (the limit), accelerate, Lightning and
+Hugging Face's Trainer.
 
-    make peers                                                                     once: installs the peers beside .venv
-    python -m benchmarks.peers [--shapes=small,big] [--precision=fp32|bf16|both] [--rounds=7] [--probe] [--json=FILE]
+    make peers                                                                     once: installs
+                                                                                   the peers beside
+                                                                                   .venv
+    python -m benchmarks.peers [--shapes=small,big] [--precision=fp32|bf16|both] [--rounds=7]
+    [--probe] [--json=FILE]
 
-The same GPT (ours), batches of the same corpus, fused AdamW, constant learning rate, gradients clipped at 1.0, one process, one
-thread, on the CPU. Ours is the product itself: train.py with its run directory, metrics.jsonl, heartbeat and inspection; the
-peers have logging, progress and checkpoints off, so our TensorBoard files are off too and counted in a line of their own.
+The same GPT (ours), batches of the same corpus, fused AdamW, constant learning rate, gradients
+clipped at 1.0, one process, one thread, on the CPU. Ours is the product itself: train.py with its
+run directory, metrics.jsonl, heartbeat and inspection; the peers have logging, progress and
+checkpoints off, so our TensorBoard files are off too and counted in a line of their own.
 
-Each measurement is a new process; rounds are interleaved, each begins with another contender. A step counts from the end of one
-to the end of the next, so whatever a loop does in between is in it; the first ten are left out. Ratios are taken within a round.
-Memory is the peak of the whole process; ours includes the checkpoint at the end. --probe: what a loop adds at batch 1, in ms.
+Each measurement is a new process; rounds are interleaved, each begins with another contender. A
+step counts from the end of one to the end of the next, so whatever a loop does in between is in it;
+the first ten are left out. Ratios are taken within a round. Memory is the peak of the whole
+process; ours includes the checkpoint at the end. --probe: what a loop adds at batch 1, in ms.
 """
 
 from __future__ import annotations
@@ -44,7 +50,11 @@ class Shape:
         return f"depth {self.depth}, width {self.depth * 64}, {self.batch} × {self.seq_len} tokens"
 
 
-SHAPES = {"small": Shape(2, 64, 12, 200), "big": Shape(4, 256, 8, 30), "probe": Shape(2, 64, 1, 500)}
+SHAPES = {
+    "small": Shape(2, 64, 12, 200),
+    "big": Shape(4, 256, 8, 30),
+    "probe": Shape(2, 64, 1, 500),
+}
 BARE, OURS = "bare loop", "Duet"
 # name → (module of benchmarks.contenders, package it needs); "" is train.py itself
 CONTENDERS = {
@@ -68,7 +78,9 @@ class Sample:
 
 
 def sample(stamps: list[float], peak_mib: float, loss: float) -> Sample:
-    steps = [1000 * (b - a) for a, b in zip(stamps[WARM_STEPS - 1 :], stamps[WARM_STEPS:], strict=False)]
+    steps = [
+        1000 * (b - a) for a, b in zip(stamps[WARM_STEPS - 1 :], stamps[WARM_STEPS:], strict=False)
+    ]
     return Sample(statistics.median(steps), statistics.fmean(steps), peak_mib, loss)
 
 
@@ -77,18 +89,45 @@ def measure(name: str, shape: Shape, precision: str, vocab: int, shard: str) -> 
     module, package = CONTENDERS[name]
     if not module:
         return ours(shape, precision, steps, tensorboard=name != OURS)
-    job = {"depth": shape.depth, "seq_len": shape.seq_len, "batch": shape.batch, "precision": precision, "steps": steps}
-    argv = [sys.executable, "-m", "benchmarks.contenders", module, json.dumps(job | {"vocab": vocab, "shard": shard})]
+    job = {
+        "depth": shape.depth,
+        "seq_len": shape.seq_len,
+        "batch": shape.batch,
+        "precision": precision,
+        "steps": steps,
+    }
+    argv = [
+        sys.executable,
+        "-m",
+        "benchmarks.contenders",
+        module,
+        json.dumps(job | {"vocab": vocab, "shard": shard}),
+    ]
     text, peak_mib = measured(argv, **({"PYTHONPATH": str(PEERS)} if package else {}))
     trace = json.loads(text.splitlines()[-1])
     return sample(trace["stamps"], peak_mib, trace["loss"])
 
 
 def ours(shape: Shape, precision: str, steps: int, *, tensorboard: bool) -> Sample:
-    """AdamW instead of Muon and a constant rate, as the others have it; everything else is the default."""
-    flags: dict[str, Any] = {"depth": shape.depth, "max_seq_len": shape.seq_len, "device_batch_size": shape.batch}
-    flags |= {"total_batch_size": shape.batch * shape.seq_len, "num_iterations": steps, "precision": precision, "eval_every": 0}
-    flags |= {"optimizer": "adamw", "warmup_ratio": 0, "warmdown_ratio": 0, "tensorboard": str(tensorboard).lower()}
+    """AdamW instead of Muon and a constant rate, as the others have it; everything else is the
+    default."""
+    flags: dict[str, Any] = {
+        "depth": shape.depth,
+        "max_seq_len": shape.seq_len,
+        "device_batch_size": shape.batch,
+    }
+    flags |= {
+        "total_batch_size": shape.batch * shape.seq_len,
+        "num_iterations": steps,
+        "precision": precision,
+        "eval_every": 0,
+    }
+    flags |= {
+        "optimizer": "adamw",
+        "warmup_ratio": 0,
+        "warmdown_ratio": 0,
+        "tensorboard": str(tensorboard).lower(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         _, peak_mib = measured(train_command(Path(folder), **flags))
         records = [r for r in read_records(RunDir(Path(folder, "run")).metrics) if "step_ms" in r]
@@ -97,7 +136,10 @@ def ours(shape: Shape, precision: str, steps: int, *, tensorboard: bool) -> Samp
 
 def table(samples: dict[str, list[Sample]]) -> list[str]:
     """Lines: medians over the rounds; ratios to the bare loop are of the same round."""
-    lines = [f"{'':<20}{'ms/step':>9}{'min':>9}{'max':>9}{'ratio':>8}{'min–max':>13}{'mean':>7}{'added':>12}{'peak MiB':>10}{'ratio':>7}"]
+    lines = [
+        f"{'':<20}{'ms/step':>9}{'min':>9}{'max':>9}{'ratio':>8}{'min–max':>13}{'mean':>7}"
+        f"{'added':>12}{'peak MiB':>10}{'ratio':>7}"
+    ]
     for name, own in samples.items():
         pairs = list(zip(own, samples[BARE], strict=True))
         times = [s.median_ms for s in own]
@@ -115,7 +157,8 @@ def table(samples: dict[str, list[Sample]]) -> list[str]:
 
 
 def same_work(samples: dict[str, list[Sample]]) -> str:
-    """Same model, batches and arithmetic give the same loss; ours has an order of its own and is not asked."""
+    """Same model, batches and arithmetic give the same loss; ours has an order of its own and is
+    not asked."""
     losses = {name: own[0].loss for name, own in samples.items() if CONTENDERS[name][0]}
     low, high = min(losses.values()), max(losses.values())
     if high - low > 1e-3 * high:
@@ -125,51 +168,89 @@ def same_work(samples: dict[str, list[Sample]]) -> str:
 
 def lacking(names: list[str]) -> list[str]:
     """Packages that are not installed."""
-    return [package for _, package in map(CONTENDERS.__getitem__, names) if package and not (PEERS / package).is_dir()]
+    return [
+        package
+        for _, package in map(CONTENDERS.__getitem__, names)
+        if package and not (PEERS / package).is_dir()
+    ]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="small,big", help="of small, big; comma between them, or none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shapes", default="small,big", help="of small, big; comma between them, or none"
+    )
     parser.add_argument("--precision", default="both", choices=("fp32", "bf16", "both"))
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
-    parser.add_argument("--steps", type=int, default=0, help="measured steps of a process, instead of each shape's own number")
-    parser.add_argument("--probe", action="store_true", help="also batch 1 of the small model, fp32")
-    parser.add_argument("--only", default="", help=f"of {', '.join(CONTENDERS)}; the bare loop is always there")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=0,
+        help="measured steps of a process, instead of each shape's own number",
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="also batch 1 of the small model, fp32"
+    )
+    parser.add_argument(
+        "--only", default="", help=f"of {', '.join(CONTENDERS)}; the bare loop is always there"
+    )
     parser.add_argument("--json", type=Path, help="keep every sample in this file")
     wanted = parser.parse_args()
     wanted.shapes = [] if wanted.shapes == "none" else wanted.shapes.split(",")
-    wanted.only = [n for n in CONTENDERS if n == BARE or not wanted.only or n in wanted.only.split(",")]
+    wanted.only = [
+        n for n in CONTENDERS if n == BARE or not wanted.only or n in wanted.only.split(",")
+    ]
     if unknown := [name for name in wanted.shapes if name not in SHAPES]:
         parser.error(f"--shapes: {', '.join(unknown)} is none of small, big")
     if packages := lacking(wanted.only):
-        sys.exit(f"not installed: {', '.join(packages)}\n    try:     make peers\n    or:      --only='{BARE},{OURS}'")
+        sys.exit(
+            f"not installed: {', '.join(packages)}\n    try:     make peers\n    or:      "
+            f"--only='{BARE},{OURS}'"
+        )
     return wanted
 
 
 def main() -> None:
     wanted, data = arguments(), prepared()
     precisions = ["fp32", "bf16"] if wanted.precision == "both" else [wanted.precision]
-    cases = [(shape, precision) for shape in wanted.shapes for precision in precisions] + [("probe", "fp32")] * wanted.probe
-    samples: dict[tuple[str, str], dict[str, list[Sample]]] = {case: {name: [] for name in wanted.only} for case in cases}
-    with tqdm(total=wanted.rounds * len(cases) * len(wanted.only), unit="process", disable=None) as bar:
+    cases = [(shape, precision) for shape in wanted.shapes for precision in precisions] + [
+        ("probe", "fp32")
+    ] * wanted.probe
+    samples: dict[tuple[str, str], dict[str, list[Sample]]] = {
+        case: {name: [] for name in wanted.only} for case in cases
+    }
+    with tqdm(
+        total=wanted.rounds * len(cases) * len(wanted.only), unit="process", disable=None
+    ) as bar:
         for number in range(wanted.rounds):
             turn = number % len(wanted.only)
             for name, precision in cases:
                 shape = replace(SHAPES[name], steps=wanted.steps or SHAPES[name].steps)
                 for contender in wanted.only[turn:] + wanted.only[:turn]:
                     bar.set_postfix_str(f"{name} {precision} {contender}")
-                    samples[name, precision][contender].append(measure(contender, shape, precision, data.vocab, str(data.train[0])))
+                    samples[name, precision][contender].append(
+                        measure(contender, shape, precision, data.vocab, str(data.train[0]))
+                    )
                     bar.update()
     for (name, precision), found in samples.items():
         print(f"\n{name}, {precision}: {SHAPES[name]}", *table(found), same_work(found), sep="\n")
     if {("big", "fp32"), ("big", "bf16")} <= set(samples) and OURS in wanted.only:
         limits, fast = samples["big", "fp32"][BARE], samples["big", "bf16"][OURS]
-        ratio = statistics.median(limit.median_ms / own.median_ms for limit, own in zip(limits, fast, strict=True))
-        print(f"\nbig: tokens/s of {OURS} in bf16 (its choice on this kind of CPU) are {ratio:.2f} × those of a bare loop in fp32,")
+        ratio = statistics.median(
+            limit.median_ms / own.median_ms for limit, own in zip(limits, fast, strict=True)
+        )
+        print(
+            f"\nbig: tokens/s of {OURS} in bf16 (its choice on this kind of CPU) are {ratio:.2f} × "
+            f"those of a bare loop in fp32,"
+        )
         print("where loops that know bf16 on GPUs only (nanoGPT, nanochat) stay")
     if wanted.json:
-        kept = {" ".join(case): {name: [vars(s) for s in own] for name, own in found.items()} for case, found in samples.items()}
+        kept = {
+            " ".join(case): {name: [vars(s) for s in own] for name, own in found.items()}
+            for case, found in samples.items()
+        }
         wanted.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 

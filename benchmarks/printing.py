@@ -1,10 +1,11 @@
-"""How long rank 0 of a user's script takes to print much text: under the launcher, and under bare torchrun.
+"""How long rank 0 of a user's script takes to print much text: under the launcher, and under bare
+torchrun.
 
     python -m benchmarks.printing [--rounds=5] [--mb=100]
 
-Two CPU ranks without torch, standard output into a file. `blocks` writes 100 KB at a time, `lines` calls print for each line. The
-launcher keeps the text three times (the rank's log, the run's log, the console), torchrun once. Rounds are interleaved; the time is
-rank 0's own.
+Two CPU ranks without torch, standard output into a file. `blocks` writes 100 KB at a time, `lines`
+calls print for each line. The launcher keeps the text three times (the rank's log, the run's log,
+the console), torchrun once. Rounds are interleaved; the time is rank 0's own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ if os.environ["RANK"] == "0":
     with open(told, "w") as file:
         file.write(str(time.perf_counter() - began))
 """
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr=127.0.0.1",
+    "--nproc-per-node=2",
+]
 HOW, WAYS = ("blocks", "lines"), ("launch_train.sh", "torchrun")
 
 
@@ -46,20 +54,39 @@ def once(way: str, how: str, mb: int) -> float:
         folder = Path(name)
         script, told = folder / "prints.py", folder / "seconds"
         script.write_text(SCRIPT)
-        own = [f"--out_dir={folder}", f"--log_dir={folder}", "--device=cpu", "--report=false", "--script", str(script), "--"]
+        own = [
+            f"--out_dir={folder}",
+            f"--log_dir={folder}",
+            "--device=cpu",
+            "--report=false",
+            "--script",
+            str(script),
+            "--",
+        ]
         command = ["./launch_train.sh", "2", *own] if way == WAYS[0] else [*TORCHRUN, str(script)]
         with (folder / "console").open("wb") as out:
-            subprocess.run([*command, str(mb), how, str(told)], cwd=ROOT, env=environment(), stdout=out, stderr=out, check=True)
+            subprocess.run(
+                [*command, str(mb), how, str(told)],
+                cwd=ROOT,
+                env=environment(),
+                stdout=out,
+                stderr=out,
+                check=True,
+            )
         return float(told.read_text())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mb", type=int, default=100)
     parser.add_argument("--how", choices=HOW, nargs="*", default=HOW)
     asked = parser.parse_args()
-    seconds: dict[tuple[str, str], list[float]] = {(how, way): [] for how in asked.how for way in WAYS}
+    seconds: dict[tuple[str, str], list[float]] = {
+        (how, way): [] for how in asked.how for way in WAYS
+    }
     for _ in tqdm(range(asked.rounds), unit="round", disable=None):
         for (how, way), found in seconds.items():
             found.append(once(way, how, asked.mb))

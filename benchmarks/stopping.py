@@ -1,4 +1,5 @@
-"""How long a run takes to end: from TERM and Ctrl-C to the exit with a saved checkpoint, from kill -9 until no process is left.
+"""How long a run takes to end: from TERM and Ctrl-C to the exit with a saved checkpoint, from kill
+-9 until no process is left.
 
     python -m benchmarks.stopping [--rounds=5] [--ranks=2]
 
@@ -25,7 +26,12 @@ from training.host import process
 
 LIMIT_S = 60.0
 STOPPED_AT = 20  # steps
-WAYS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "Ctrl-C": signal.SIGINT, "kill -9 of the launcher": signal.SIGKILL}
+WAYS = {
+    "TERM": signal.SIGTERM,
+    "USR1": signal.SIGUSR1,
+    "Ctrl-C": signal.SIGINT,
+    "kill -9 of the launcher": signal.SIGKILL,
+}
 
 
 def once(number: signal.Signals, ranks: int) -> float:
@@ -41,10 +47,26 @@ def once(number: signal.Signals, ranks: int) -> float:
             "use_dummy_wandb": "true",
             "report": "false",
         }
-        command = ["./launch_train.sh", str(ranks), "configs/dual_gpu/quickstart.py", *(f"--{k}={v}" for k, v in flags.items())]
-        launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [
+            "./launch_train.sh",
+            str(ranks),
+            "configs/dual_gpu/quickstart.py",
+            *(f"--{k}={v}" for k, v in flags.items()),
+        ]
+        launcher = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
-            _wait(lambda: (beat := heartbeat.read(run.heartbeat(0))) is not None and beat.step >= STOPPED_AT)
+            _wait(
+                lambda: (
+                    (beat := heartbeat.read(run.heartbeat(0))) is not None
+                    and beat.step >= STOPPED_AT
+                )
+            )
             pids = [entry["pid"] for entry in (read_json(run.supervisor) or {})["ranks"]]
             token = _token(pids[0])
             started = time.monotonic()
@@ -62,7 +84,11 @@ def once(number: signal.Signals, ranks: int) -> float:
 
 def _token(pid: int) -> str:
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next(word for word in words if word.startswith(process.TOKEN.encode())).partition(b"=")[2].decode()
+    return (
+        next(word for word in words if word.startswith(process.TOKEN.encode()))
+        .partition(b"=")[2]
+        .decode()
+    )
 
 
 def _wait(condition: Callable[[], object]) -> None:
@@ -74,7 +100,9 @@ def _wait(condition: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     wanted = parser.parse_args()
@@ -83,7 +111,10 @@ def main() -> None:
         for way, number in WAYS.items():
             found[way].append(once(number, wanted.ranks))
     for way, seconds in found.items():
-        print(f"{way:<26}{statistics.median(seconds):6.2f} s   ({min(seconds):.2f}–{max(seconds):.2f})")
+        print(
+            f"{way:<26}{statistics.median(seconds):6.2f} s   "
+            f"({min(seconds):.2f}–{max(seconds):.2f})"
+        )
 
 
 if __name__ == "__main__":

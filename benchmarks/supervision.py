@@ -1,9 +1,11 @@
-"""What being watched costs: the same two ranks with the supervisor, its heartbeats and judgement, and started by hand without.
+"""What being watched costs: the same two ranks with the supervisor, its heartbeats and judgement,
+and started by hand without.
 
     python -m benchmarks.supervision [--rounds=7] [--steps=600]
 
-Rounds are interleaved; a round's ratio is that of its two median step times. Beside it the parts that can be measured without
-noise: the time of one heartbeat, those of a step, and the CPU time that the supervisor has used while its ranks trained.
+Rounds are interleaved; a round's ratio is that of its two median step times. Beside it the parts
+that can be measured without noise: the time of one heartbeat, those of a step, and the CPU time
+that the supervisor has used while its ranks trained.
 """
 
 from __future__ import annotations
@@ -50,19 +52,27 @@ def beat_ns(folder: Path) -> float:
 
 
 def flags(folder: Path, steps: int) -> list[str]:
-    values = SHAPE | QUIET | {"num_iterations": steps, "out_dir": folder, "log_dir": folder, "run_name": "run"}
+    values = (
+        SHAPE
+        | QUIET
+        | {"num_iterations": steps, "out_dir": folder, "log_dir": folder, "run_name": "run"}
+    )
     return [f"--{name}={value}" for name, value in values.items()]
 
 
 def step_ms(run: RunDir) -> float:
-    return statistics.median(r["step_ms"] for r in read_records(run.metrics) if r["step"] > WARM_STEPS)
+    return statistics.median(
+        r["step_ms"] for r in read_records(run.metrics) if r["step"] > WARM_STEPS
+    )
 
 
 def watched(folder: Path, steps: int) -> tuple[float, float]:
     """(median step in ms, CPU seconds of the supervisor for each second of training)."""
     run = RunDir(folder / "run")
     command = ["./launch_train.sh", "2", CONFIG, *flags(folder, steps)]
-    launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    launcher = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     first: tuple[float, float] | None = None
     last = (0.0, 0.0)
     while launcher.poll() is None:
@@ -89,10 +99,28 @@ def alone(folder: Path, steps: int) -> float:
         port = free.getsockname()[1]
     ranks = []
     for rank in range(2):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env = environment(GLOO_SOCKET_IFNAME="lo", **{name: str(value) for name, value in place.items()})
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        env = environment(
+            GLOO_SOCKET_IFNAME="lo", **{name: str(value) for name, value in place.items()}
+        )
         command = [sys.executable, "train.py", CONFIG, *flags(folder, steps)]
-        ranks.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        ranks.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     said = [rank.communicate()[1] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         sys.exit("the run without a supervisor failed:\n" + "\n".join(said)[-2000:])
@@ -100,7 +128,9 @@ def alone(folder: Path, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=600)
     wanted = parser.parse_args()
@@ -109,7 +139,9 @@ def main() -> None:
     ratios, cpu, steps = [], [], []
     for number in tqdm(range(wanted.rounds), unit="round", disable=None):
         found = {}
-        for way in ("watched", "alone") if number % 2 else ("alone", "watched"):  # neither always comes first
+        for way in (
+            ("watched", "alone") if number % 2 else ("alone", "watched")
+        ):  # neither always comes first
             with tempfile.TemporaryDirectory() as place:
                 if way == "watched":
                     found[way], share = watched(Path(place), wanted.steps)
@@ -121,8 +153,14 @@ def main() -> None:
     step = statistics.median(steps)
     beats = len(heartbeat.STEP_PHASES)
     share = 100 * beats * beat / 1e6 / step
-    print(f"step, watched : alone     {statistics.median(ratios):.4f}   ({min(ratios):.4f}–{max(ratios):.4f})")
-    print(f"one heartbeat             {beat:.0f} ns; {beats} of them are {share:.3f} % of a step of {step:.2f} ms")
+    print(
+        f"step, watched : alone     {statistics.median(ratios):.4f}   "
+        f"({min(ratios):.4f}–{max(ratios):.4f})"
+    )
+    print(
+        f"one heartbeat             {beat:.0f} ns; {beats} of them are {share:.3f} % of a step of "
+        f"{step:.2f} ms"
+    )
     print(f"CPU of the supervisor     {100 * statistics.median(cpu):.2f} % of one core")
 
 

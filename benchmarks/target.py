@@ -1,13 +1,17 @@
-"""Time to a validation loss: our training as it is by default against a plain GPT-2 with a tuned AdamW, of equal size.
+"""Time to a validation loss: our training as it is by default against a plain GPT-2 with a tuned
+AdamW, of equal size.
 
-    python -m benchmarks.target [--steps=600] [--rates=1e-3,2e-3,3e-3,6e-3] [--budgets=150,200,250,300,400] [--seeds=1,2]
+    python -m benchmarks.target [--steps=600] [--rates=1e-3,2e-3,3e-3,6e-3]
+    [--budgets=150,200,250,300,400] [--seeds=1,2]
                                 [--precision=bf16|fp32] [--json=FILE]
 
-Both have depth 4 and width 256 (3.2 million weights), the same corpus (the standard library's sources, byte tokens), the same
-4096 tokens of context 256 in the same order at each step, the same precision, one process with one thread. The baseline
-(benchmarks/contenders/gpt2.py) trains `steps` steps; its learning rate is the best of `rates` at the first seed. The target is
-its validation loss at the end, in bits per byte. Ours trains whole runs of 150, 200 … steps, each with its own schedule, until
-one ends at or below the target. Seconds are those of the training steps, the first one included; evaluation is not counted.
+Both have depth 4 and width 256 (3.2 million weights), the same corpus (the standard library's
+sources, byte tokens), the same 4096 tokens of context 256 in the same order at each step, the same
+precision, one process with one thread. The baseline (benchmarks/contenders/gpt2.py) trains `steps`
+steps; its learning rate is the best of `rates` at the first seed. The target is its validation loss
+at the end, in bits per byte. Ours trains whole runs of 150, 200 … steps, each with its own
+schedule, until one ends at or below the target. Seconds are those of the training steps, the first
+one included; evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -67,9 +71,17 @@ def read(path: Path, name: str, seed: int) -> Curve:
 
 
 def follow(argv: list[str], records: Path, name: str, seed: int, steps: int) -> Curve:
-    """Run a program that writes records, with a bar of its steps; its failure ends the benchmark."""
-    with tempfile.TemporaryFile("w+") as err, tqdm(total=steps, desc=f"{name}, seed {seed}", unit="step", leave=False, disable=None) as bar:
-        process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=err)
+    """Run a program that writes records, with a bar of its steps; its failure ends the
+    benchmark."""
+    with (
+        tempfile.TemporaryFile("w+") as err,
+        tqdm(
+            total=steps, desc=f"{name}, seed {seed}", unit="step", leave=False, disable=None
+        ) as bar,
+    ):
+        process = subprocess.Popen(
+            argv, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=err
+        )
         try:
             while process.poll() is None:
                 time.sleep(POLL_S)
@@ -82,7 +94,11 @@ def follow(argv: list[str], records: Path, name: str, seed: int, steps: int) -> 
             err.seek(0)
             sys.exit(f"{' '.join(argv)} failed ({process.returncode}):\n{err.read()[-3000:]}")
     curve = read(records, name, seed)
-    print(f"{name:<22}{seed:>5}{steps:>7}{curve.seconds:>9.1f}{curve.seconds / steps * 1000:>9.1f}{curve.final:>10.4f}", flush=True)
+    print(
+        f"{name:<22}{seed:>5}{steps:>7}{curve.seconds:>9.1f}"
+        f"{curve.seconds / steps * 1000:>9.1f}{curve.final:>10.4f}",
+        flush=True,
+    )
     return curve
 
 
@@ -94,18 +110,47 @@ class Contest:
 
     def baseline(self, seed: int, steps: int, rate: float) -> Curve:
         out = self.folder / f"baseline-{seed}-{steps}-{rate}.jsonl"
-        run: dict[str, Any] = {"depth": DEPTH, "seq_len": SEQ_LEN, "batch": BATCH, "steps": steps, "rate": rate, "seed": seed}
-        run |= {"bf16": self.precision == "bf16", "vocab": self.data.vocab, "bos": self.data.bos, "train": str(self.data.train[0])}
-        run |= {"val": str(self.data.val[0]), "eval_every": self.eval_every, "eval_tokens": EVAL_TOKENS, "out": str(out)}
+        run: dict[str, Any] = {
+            "depth": DEPTH,
+            "seq_len": SEQ_LEN,
+            "batch": BATCH,
+            "steps": steps,
+            "rate": rate,
+            "seed": seed,
+        }
+        run |= {
+            "bf16": self.precision == "bf16",
+            "vocab": self.data.vocab,
+            "bos": self.data.bos,
+            "train": str(self.data.train[0]),
+        }
+        run |= {
+            "val": str(self.data.val[0]),
+            "eval_every": self.eval_every,
+            "eval_tokens": EVAL_TOKENS,
+            "out": str(out),
+        }
         argv = [sys.executable, "-m", "benchmarks.contenders.gpt2", json.dumps(run)]
         return self._kept(follow(argv, out, f"GPT-2, AdamW {rate:g}", seed, steps))
 
     def ours(self, seed: int, steps: int) -> Curve:
-        flags: dict[str, Any] = {"depth": DEPTH, "max_seq_len": SEQ_LEN, "device_batch_size": BATCH, "total_batch_size": BATCH * SEQ_LEN}
-        flags |= {"num_iterations": steps, "eval_every": self.eval_every, "eval_tokens": EVAL_TOKENS, "precision": self.precision}
+        flags: dict[str, Any] = {
+            "depth": DEPTH,
+            "max_seq_len": SEQ_LEN,
+            "device_batch_size": BATCH,
+            "total_batch_size": BATCH * SEQ_LEN,
+        }
+        flags |= {
+            "num_iterations": steps,
+            "eval_every": self.eval_every,
+            "eval_tokens": EVAL_TOKENS,
+            "precision": self.precision,
+        }
         folder = self.folder / f"ours-{seed}-{steps}"
         argv = train_command(folder, seed=seed, **flags)
-        return self._kept(follow(argv, RunDir(folder / "run").metrics, "Duet, defaults", seed, steps))
+        return self._kept(
+            follow(argv, RunDir(folder / "run").metrics, "Duet, defaults", seed, steps)
+        )
 
     def _kept(self, curve: Curve) -> Curve:
         self.curves.append(curve)
@@ -114,7 +159,14 @@ class Contest:
 
 def first_at(contest: Contest, target: float, seed: int, budgets: list[int]) -> Curve | None:
     """The shortest run of ours that ends at the target or below."""
-    return next((curve for curve in (contest.ours(seed, steps) for steps in budgets) if curve.final <= target), None)
+    return next(
+        (
+            curve
+            for curve in (contest.ours(seed, steps) for steps in budgets)
+            if curve.final <= target
+        ),
+        None,
+    )
 
 
 def numbers(text: str) -> list[int]:
@@ -122,13 +174,25 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=600, help="of the baseline")
-    parser.add_argument("--rates", default="1e-3,2e-3,3e-3,6e-3", help="peak learning rates tried for the baseline")
-    parser.add_argument("--budgets", default="150,200,250,300,400", help="steps of our runs, tried in this order")
-    parser.add_argument("--seeds", default="1,2", help="initial weights and order of the data; the first one tunes the rate")
+    parser.add_argument(
+        "--rates", default="1e-3,2e-3,3e-3,6e-3", help="peak learning rates tried for the baseline"
+    )
+    parser.add_argument(
+        "--budgets", default="150,200,250,300,400", help="steps of our runs, tried in this order"
+    )
+    parser.add_argument(
+        "--seeds",
+        default="1,2",
+        help="initial weights and order of the data; the first one tunes the rate",
+    )
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="of both")
-    parser.add_argument("--eval_every", type=int, default=50, help="steps between the points of the curves")
+    parser.add_argument(
+        "--eval_every", type=int, default=50, help="steps between the points of the curves"
+    )
     parser.add_argument("--json", type=Path, help="keep all curves in this file")
     wanted = parser.parse_args()
     seeds, rates = numbers(wanted.seeds), [float(rate) for rate in wanted.rates.split(",")]
@@ -143,19 +207,35 @@ def main() -> None:
             base = tried[best] if seed == seeds[0] else contest.baseline(seed, wanted.steps, best)
             results.append((base, first_at(contest, base.final, seed, numbers(wanted.budgets))))
     if wanted.json:
-        wanted.json.write_text(json.dumps([asdict(curve) for curve in contest.curves]), encoding="utf-8")
+        wanted.json.write_text(
+            json.dumps([asdict(curve) for curve in contest.curves]), encoding="utf-8"
+        )
 
-    edge = " (at the edge of what was tried)" if len(rates) > 1 and best in (min(rates), max(rates)) else ""
+    edge = (
+        " (at the edge of what was tried)"
+        if len(rates) > 1 and best in (min(rates), max(rates))
+        else ""
+    )
     print(f"\nbaseline: peak learning rate {best:g}{edge}, {wanted.precision}")
-    print(f"{'seed':>4}{'target bpb':>12}{'baseline':>19}{'Duet':>19}{'ratio of steps':>16}{'of seconds':>12}")
+    print(
+        f"{'seed':>4}{'target bpb':>12}{'baseline':>19}{'Duet':>19}"
+        f"{'ratio of steps':>16}{'of seconds':>12}"
+    )
     for base, own in results:
         told = f"{base.seed:>4}{base.final:>12.4f}{base.steps:>11} {base.seconds:6.1f}s"
         if own:
-            told += f"{own.steps:>11} {own.seconds:6.1f}s{own.steps / base.steps:>16.2f}{own.seconds / base.seconds:>12.2f}"
+            told += (
+                f"{own.steps:>11} "
+                f"{own.seconds:6.1f}s"
+                f"{own.steps / base.steps:>16.2f}{own.seconds / base.seconds:>12.2f}"
+            )
         print(told if own else f"{told}   not reached in {wanted.budgets} steps")
     reached = [(base, own) for base, own in results if own]
     if len(reached) == len(results):
-        print(f"ratio of seconds, all seeds: {sum(o.seconds for _, o in reached) / sum(b.seconds for b, _ in reached):.2f}")
+        print(
+            f"ratio of seconds, all seeds: "
+            f"{sum(o.seconds for _, o in reached) / sum(b.seconds for b, _ in reached):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Our model with its choices as switches, for benchmarks.ablation. With the defaults it computes exactly what
-training.tasks.gpt.model.GPT does (a test compares them)."""
+"""Our model with its choices as switches, for benchmarks.ablation. With the defaults it computes
+exactly what training.tasks.gpt.model.GPT does (a test compares them)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ class Choices:
     tied: bool = False
     softcap: float = SOFTCAP  # 0: none
     z_loss: float = 0.0  # PaLM, arXiv:2204.02311
-    gpt2_init: bool = False  # normal, 0.02, residual branches by 1/√(2·depth); instead of the zero start
-    input_mixing: bool = False  # each block gets a learnt share of the embedding again (modded-nanogpt's x0)
-    value_embedding: bool = False  # every other block: values get a learnt vector of the token (arXiv:2410.17897)
+    gpt2_init: bool = (
+        False  # normal, 0.02, residual branches by 1/√(2·depth); instead of the zero start
+    )
+    input_mixing: bool = (
+        False  # each block gets a learnt share of the embedding again (modded-nanogpt's x0)
+    )
+    value_embedding: bool = (
+        False  # every other block: values get a learnt vector of the token (arXiv:2410.17897)
+    )
 
 
 class Block(nn.Module):
@@ -34,22 +40,39 @@ class Block(nn.Module):
         super().__init__()
         self.choices, width = choices, shape.width
         self.heads = max(1, width // choices.head_dim)
-        self.qkv = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) if choices.separate_qkv else None
+        self.qkv = (
+            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+            if choices.separate_qkv
+            else None
+        )
         self.merged = None if choices.separate_qkv else nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width, bias=False)
         inner = shape.inner if choices.mlp == "swiglu" else 4 * width
         self.gate = nn.Linear(width, inner, bias=False) if choices.mlp == "swiglu" else None
-        self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2)) if choices.layer_norm else [norm, norm]
+        self.up, self.down = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(inner, width, bias=False),
+        )
+        self.norms = (
+            nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            if choices.layer_norm
+            else [norm, norm]
+        )
         self.mixing = nn.Parameter(torch.tensor([1.0, 0.1])) if choices.input_mixing else None
-        self.values = nn.Embedding(shape.vocab, width) if choices.value_embedding and number % 2 else None
+        self.values = (
+            nn.Embedding(shape.vocab, width) if choices.value_embedding and number % 2 else None
+        )
 
     def forward(self, x: Tensor, start: Tensor, inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.mixing is not None:
             x = self.mixing[0] * x + self.mixing[1] * start
         batch, length, width = x.shape
         y = self.norms[0](x)
-        parts = [part(y) for part in self.qkv] if self.qkv is not None else self.merged(y).chunk(3, dim=-1)  # type: ignore[misc]
+        parts = (
+            [part(y) for part in self.qkv]
+            if self.qkv is not None
+            else self.merged(y).chunk(3, dim=-1)  # type: ignore[misc]
+        )
         if self.values is not None:
             parts[2] = parts[2] + self.values(inputs).to(parts[2].dtype)
         q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
@@ -77,14 +100,18 @@ class Variant(nn.Module):
         super().__init__()
         self.shape, self.choices = shape, choices
         self.embedding = nn.Embedding(shape.vocab, shape.width)
-        self.positions = nn.Embedding(shape.max_seq_len, shape.width) if choices.positions == "learned" else None
+        self.positions = (
+            nn.Embedding(shape.max_seq_len, shape.width) if choices.positions == "learned" else None
+        )
         self.blocks = nn.ModuleList(Block(shape, choices, n) for n in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width) if choices.layer_norm else norm
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
         if choices.tied:
             self.head.weight = self.embedding.weight
         head_dim = shape.width // max(1, shape.width // choices.head_dim)
-        angles = torch.outer(torch.arange(shape.max_seq_len), ROPE_BASE ** -(torch.arange(0, head_dim, 2) / head_dim))
+        angles = torch.outer(
+            torch.arange(shape.max_seq_len), ROPE_BASE ** -(torch.arange(0, head_dim, 2) / head_dim)
+        )
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
         self._reset()
@@ -97,7 +124,9 @@ class Variant(nn.Module):
                 continue
             branch = name.endswith(("proj.weight", "down.weight"))
             if self.choices.gpt2_init:
-                nn.init.normal_(weight, std=0.02 / (2 * self.shape.depth) ** 0.5 if branch else 0.02)
+                nn.init.normal_(
+                    weight, std=0.02 / (2 * self.shape.depth) ** 0.5 if branch else 0.02
+                )
             elif branch or name == "head.weight":
                 nn.init.zeros_(weight)
             elif name == "embedding.weight":
@@ -110,7 +139,9 @@ class Variant(nn.Module):
     @property
     def matrices(self) -> list[nn.Parameter]:
         """What Muon updates."""
-        return [p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "values" not in name]
+        return [
+            p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "values" not in name
+        ]
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(inputs)

@@ -1,12 +1,17 @@
-"""The README's pictures: real commands in a real pseudo-terminal, drawn as SVG from what its screen shows.
+"""The README's pictures: real commands in a real pseudo-terminal, drawn as SVG from what its screen
+shows.
 
-    python docs/picture.py docs/quickstart.svg 110 46 ./train_dual_gpu.sh configs/dual_gpu/quickstart.py
-    LD_LIBRARY_PATH=DIR FAKE_NVML_…=… python docs/picture.py --until='step 2' docs/monitor.svg 110 36 ./monitor_training.sh
-    python docs/picture.py docs/hang.svg 150 62 ./train_dual_gpu_enhanced.sh configs/dual_gpu/quickstart.py --num_workers=1 \\
-        --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
+    python docs/picture.py docs/quickstart.svg 110 46 ./train_dual_gpu.sh
+    configs/dual_gpu/quickstart.py LD_LIBRARY_PATH=DIR FAKE_NVML_…=… python docs/picture.py
+    --until='step 2' docs/monitor.svg 110 36 ./monitor_training.sh python docs/picture.py
+    docs/hang.svg 150 62 ./train_dual_gpu_enhanced.sh configs/dual_gpu/quickstart.py --num_workers=1
+    \\
+        --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 --sample_tokens=0
+        --inject=worker_stuck@rank=0,call=34
 
-Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end. --until=TEXT: the screen as soon as it shows that, of a
-program that does not end by itself. The monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
+Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end. --until=TEXT: the
+screen as soon as it shows that, of a program that does not end by itself. The monitor's GPUs are
+those of tests/fake_nvml, with the pids of the run's ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +23,14 @@ from pathlib import Path
 import pexpect
 import pyte
 
-COLOURS = {"default": "#d6d9de", "blue": "#6cb2ff", "green": "#7ddc8a", "brown": "#f0c674", "yellow": "#f0c674", "red": "#ff7b72"}
+COLOURS = {
+    "default": "#d6d9de",
+    "blue": "#6cb2ff",
+    "green": "#7ddc8a",
+    "brown": "#f0c674",
+    "yellow": "#f0c674",
+    "red": "#ff7b72",
+}
 COLOURS |= {"cyan": "#76d7e0", "magenta": "#d2a8ff", "white": "#ffffff", "black": "#7a828e"}
 CELL_W, CELL_H, PAD = 7.8, 17, 14
 
@@ -28,7 +40,9 @@ def capture(columns: int, rows: int, argv: list[str], until: str = "") -> pyte.S
     stream = pyte.ByteStream(screen)
     stream.feed(f"$ {' '.join(argv)}\r\n".encode())
     child = pexpect.spawn(argv[0], argv[1:], dimensions=(rows, columns), timeout=600)
-    while not until or not all(any(part in line for line in screen.display) for part in until.split("|")):
+    while not until or not all(
+        any(part in line for line in screen.display) for part in until.split("|")
+    ):
         try:
             stream.feed(child.read_nonblocking(65536, timeout=600))
         except pexpect.EOF:
@@ -40,20 +54,34 @@ def capture(columns: int, rows: int, argv: list[str], until: str = "") -> pyte.S
 def svg(screen: pyte.Screen) -> str:
     used = max((y for y in range(screen.lines) if screen.display[y].strip()), default=0) + 1
     width, height = screen.columns * CELL_W + 2 * PAD, used * CELL_H + 2 * PAD
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}">'
+    ]
     out.append(f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#14181f"/>')
-    out.append('<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" xml:space="preserve">')
+    out.append(
+        '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" '
+        'xml:space="preserve">'
+    )
     for y in range(used):
         start = 0
         while start < screen.columns:
             first, end = screen.buffer[y][start], start
-            while end < screen.columns and (screen.buffer[y][end].fg, screen.buffer[y][end].bold) == (first.fg, first.bold):
+            while end < screen.columns and (
+                screen.buffer[y][end].fg,
+                screen.buffer[y][end].bold,
+            ) == (first.fg, first.bold):
                 end += 1
             text = "".join(screen.buffer[y][x].data for x in range(start, end))
             if text.strip():
                 weight = ' font-weight="bold"' if first.bold else ""
-                fill = COLOURS.get(first.fg, f"#{first.fg}" if len(first.fg) == 6 else COLOURS["default"])
-                place = f'x="{PAD + start * CELL_W:.1f}" y="{PAD + (y + 0.78) * CELL_H:.1f}" textLength="{len(text) * CELL_W:.1f}"'
+                fill = COLOURS.get(
+                    first.fg, f"#{first.fg}" if len(first.fg) == 6 else COLOURS["default"]
+                )
+                place = (
+                    f'x="{PAD + start * CELL_W:.1f}" y="{PAD + (y + 0.78) * CELL_H:.1f}" '
+                    f'textLength="{len(text) * CELL_W:.1f}"'
+                )
                 out.append(f'<text {place} fill="{fill}"{weight}>{escape(text)}</text>')
             start = end
     return "\n".join([*out, "</g>", "</svg>", ""])

@@ -1,6 +1,7 @@
 """Two spirals of points, told apart by a small network: a complete task of one's own.
 
-./launch_train.sh 2 --task=examples/spirals.py --device=auto --device_batch_size=64 --num_epochs=20 --eval_every=100
+./launch_train.sh 2 --task=examples/spirals.py --device=auto --device_batch_size=64 --num_epochs=20
+--eval_every=100
 """
 
 import torch
@@ -27,7 +28,9 @@ def spirals(count, noise, seed):
 class Spirals(Task):
     def model(self):
         width = self.options.width
-        return nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2))
+        return nn.Sequential(
+            nn.Linear(2, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 2)
+        )
 
     def train_data(self):
         return spirals(self.options.points, self.options.noise, seed=1)
@@ -48,4 +51,6 @@ class Spirals(Task):
         line = torch.linspace(-1, 1, SIDE, device=self.device)
         grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
         belief = model(grid).float().softmax(1)[:, 1].reshape(SIDE, SIDE)
-        Image.fromarray((255 * belief).byte().cpu().numpy()).resize((2 * SIDE, 2 * SIDE)).save(folder / "belief.png")
+        Image.fromarray((255 * belief).byte().cpu().numpy()).resize((2 * SIDE, 2 * SIDE)).save(
+            folder / "belief.png"
+        )

@@ -1,5 +1,6 @@
-"""Outlives a supervisor that is killed (`kill -9`), and ends what it has started. Usage: guardian.py TOKEN, standard input a pipe
-whose other end the supervisor alone holds: it closes when that ends, in whatever way. Standard library only."""
+"""Outlives a supervisor that is killed (`kill -9`), and ends what it has started. Usage:
+guardian.py TOKEN, standard input a pipe whose other end the supervisor alone holds: it closes when
+that ends, in whatever way. Standard library only."""
 
 from __future__ import annotations
 

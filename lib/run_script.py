@@ -6,8 +6,9 @@ FOLDER/rank<r>.error.json  the exception that ended it, or sys.exit with another
 FOLDER/rank<r>.ended       when the script came to its end, and the line of a sys.exit(0)
 FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2 and at a crash
 
-Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not changed and sees nothing of it:
-same sys.argv, __main__, exit status and traceback; sys.path has one more folder at its end, for who wants docs/inspection.md.
+Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not
+changed and sees nothing of it: same sys.argv, __main__, exit status and traceback; sys.path has one
+more folder at its end, for who wants docs/inspection.md.
 """
 
 import atexit
@@ -39,7 +40,9 @@ def main() -> None:
     stacks = open(base + ".stacks", "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    os.register_at_fork(after_in_child=_allow_tracing)  # its data-loader workers do not inherit that
+    os.register_at_fork(
+        after_in_child=_allow_tracing
+    )  # its data-loader workers do not inherit that
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
     _offer_inspection(folder, base, int(rank), script)
     sys.argv = sys.argv[2:]
@@ -49,7 +52,9 @@ def main() -> None:
     module.__builtins__ = builtins  # type: ignore[attr-defined]
     # What pickles its classes, or starts processes by spawn, looks for the script there.
     sys.modules["__main__"] = module
-    atexit.register(_leave, os.getpid(), base + ".ended")  # the first to be registered is the last to be called
+    atexit.register(
+        _leave, os.getpid(), base + ".ended"
+    )  # the first to be registered is the last to be called
     own = os.getpid()
     try:
         with open(script, "rb") as file:
@@ -75,17 +80,25 @@ def main() -> None:
 
 
 def _allow_tracing() -> None:
-    """Its stacks may be read from outside, also where the kernel (Yama) allows that to parents only."""
-    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
+    """Its stacks may be read from outside, also where the kernel (Yama) allows that to parents
+    only."""
+    ctypes.CDLL(None).prctl(
+        0x59616D61, ctypes.c_ulong(-1), 0, 0, 0
+    )  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
 
 
 def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
     """The script may import training.inspector, and duet_inspector, which is the same."""
     launched = types.ModuleType("duet_launched")  # for training/inspector/reporting.py
-    launched.__dict__.update(ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error))
+    launched.__dict__.update(
+        ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error)
+    )
     sys.modules["duet_launched"] = launched
-    sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))  # there is nothing else in it; spawned processes get it too
-    # Asked last: a `training` of the script's own project is never hidden, and only gets a submodule `inspector`.
+    sys.path.append(
+        os.path.join(_ROOT, "lib", "pythonpath")
+    )  # there is nothing else in it; spawned processes get it too
+    # Asked last: a `training` of the script's own project is never hidden, and only gets a
+    # submodule `inspector`.
     _load("_duet", "lib", "site", "_duet.py")
 
 
@@ -99,30 +112,38 @@ def _load(name: str, *path: str) -> types.ModuleType:
 
 
 class _AtDistributed:
-    """When the script imports torch.distributed, the collectives that it calls can be seen from outside
-    (training/trainer/flight_recorder_server.py)."""
+    """When the script imports torch.distributed, the collectives that it calls can be seen from
+    outside (training/trainer/flight_recorder_server.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder, self.rank, self.done = folder, rank, False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # Stays in sys.meta_path: whoever leaves it while it is walked through makes Python skip the next one.
+        # Stays in sys.meta_path: whoever leaves it while it is walked through makes Python skip the
+        # next one.
         if name != "torch.distributed.distributed_c10d" or self.done:
             return
         self.done = True
         try:
             self._serve()
         except Exception as error:  # whatever it is, the script can be trained without
-            print(f"rank {self.rank}: its collectives can not be seen from outside: {type(error).__name__}: {error}", file=sys.stderr)
+            print(
+                f"rank {self.rank}: its collectives can not be seen from outside: "
+                f"{type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
 
     def _serve(self) -> None:
-        server = _load("duet_flight_recorder_server", "training", "trainer", "flight_recorder_server.py")
+        server = _load(
+            "duet_flight_recorder_server", "training", "trainer", "flight_recorder_server.py"
+        )
         server.serve(Path(self.folder), self.rank)
 
 
 def _leave(pid: int, ended: str) -> None:
-    """After the script's end, its threads and its own atexit functions: leave without tearing the interpreter down, where that is
-    known to abort (SIGABRT, one in four with gloo: its threads outlive the interpreter that they call). Nothing written is lost."""
+    """After the script's end, its threads and its own atexit functions: leave without tearing the
+    interpreter down, where that is known to abort (SIGABRT, one in four with gloo: its threads
+    outlive the interpreter that they call). Nothing written is lost."""
     if os.getpid() != pid or "torch.distributed" not in sys.modules or not os.path.exists(ended):
         return
     for thing in gc.get_objects():
@@ -147,9 +168,17 @@ def _show(error: BaseException) -> None:
 
 def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
     """The innermost line of the user's own code."""
-    ours = (__file__, os.path.join(_ROOT, "training", "inspector", "inspector.py"))  # the script's line that called it says more
+    ours = (
+        __file__,
+        os.path.join(_ROOT, "training", "inspector", "inspector.py"),
+    )  # the script's line that called it says more
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
-    own = [f for f in frames if "site-packages" not in f.filename and os.sep + "lib" + os.sep + "python" not in f.filename] or frames
+    own = [
+        f
+        for f in frames
+        if "site-packages" not in f.filename
+        and os.sep + "lib" + os.sep + "python" not in f.filename
+    ] or frames
     return own[-1] if own else None
 
 
@@ -178,7 +207,9 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
     frame = _own_frame(error)
     facts = {
         "rank": rank,
-        "guilty_rank": error.guilty_rank if type(error).__name__ == "InspectionError" and hasattr(error, "guilty_rank") else rank,
+        "guilty_rank": error.guilty_rank
+        if type(error).__name__ == "InspectionError" and hasattr(error, "guilty_rank")
+        else rank,
         "time": time.time(),
         "type": type(error).__name__,
         "message": str(error),

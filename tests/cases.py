@@ -1,4 +1,5 @@
-"""Many cases in one test: `each` stands where `pytest.mark.parametrize` would make hundreds of tests of a few milliseconds."""
+"""Many cases in one test: `each` stands where `pytest.mark.parametrize` would make hundreds of
+tests of a few milliseconds."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ Test = Callable[..., None]
 SHOWN = 10  # failures with their traceback; the others by their id
 
 
-def each(names: str | Sequence[str], cases: Iterable[Any], *, ids: Callable[[Any], str] | None = None) -> Callable[[Test], Test]:
-    """Decorator with the arguments of `pytest.mark.parametrize`: every case is run, and all that failed are reported together.
-    The cases share the test's fixtures, except that each has an empty `tmp_path` and a `monkeypatch` of its own."""
+def each(
+    names: str | Sequence[str], cases: Iterable[Any], *, ids: Callable[[Any], str] | None = None
+) -> Callable[[Test], Test]:
+    """Decorator with the arguments of `pytest.mark.parametrize`: every case is run, and all that
+    failed are reported together. The cases share the test's fixtures, except that each has an empty
+    `tmp_path` and a `monkeypatch` of its own."""
     known = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = [_row(known, case, ids) for case in cases]
     assert rows, "no case"
@@ -32,24 +36,35 @@ def each(names: str | Sequence[str], cases: Iterable[Any], *, ids: Callable[[Any
                         if "tmp_path" in fixtures:
                             own["tmp_path"] = fixtures["tmp_path"] / str(number)
                             own["tmp_path"].mkdir()
-                        test(**{key: own.get(key, value) for key, value in fixtures.items()}, **values)
+                        test(
+                            **{key: own.get(key, value) for key, value in fixtures.items()},
+                            **values,
+                        )
                 except (Exception, pytest.fail.Exception) as problem:
-                    failed[f"{number}: {name}"] = str(pytest.ExceptionInfo.from_exception(problem).getrepr(style="short"))
+                    failed[f"{number}: {name}"] = str(
+                        pytest.ExceptionInfo.from_exception(problem).getrepr(style="short")
+                    )
             if failed:
                 parts = [f"── {name}\n{text}" for name, text in list(failed.items())[:SHOWN]]
                 parts += [f"── {name}" for name in list(failed)[SHOWN:]]
-                pytest.fail("\n".join([f"{len(failed)} of {len(rows)} cases failed", *parts]), pytrace=False)
+                pytest.fail(
+                    "\n".join([f"{len(failed)} of {len(rows)} cases failed", *parts]), pytrace=False
+                )
 
         signature = inspect.signature(test)
         kept = [parameter for name, parameter in signature.parameters.items() if name not in known]
-        assert len(kept) == len(signature.parameters) - len(known), f"{test.__name__} does not take {known}"
+        assert len(kept) == len(signature.parameters) - len(known), (
+            f"{test.__name__} does not take {known}"
+        )
         loop.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what pytest asks for the fixtures
         return loop
 
     return decorate
 
 
-def _row(names: list[str], case: Any, ids: Callable[[Any], str] | None) -> tuple[str, dict[str, Any]]:
+def _row(
+    names: list[str], case: Any, ids: Callable[[Any], str] | None
+) -> tuple[str, dict[str, Any]]:
     """(id, argument → value) of a case."""
     name = None
     if isinstance(case, ParameterSet):

@@ -1,4 +1,5 @@
-"""Shared by all tests: the project as a user has it (a copy in a folder with a space), and proof that nothing stays behind."""
+"""Shared by all tests: the project as a user has it (a copy in a folder with a space), and proof
+that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -22,16 +23,23 @@ else:
     import tomli as tomllib  # noqa: F401 – for the tests
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKEN = "PROJECT_TEST_TOKEN"  # stands in the environment of every process a test starts, and of all their children
+# stands in the environment of every process a test starts, and of all their children
+TOKEN = "PROJECT_TEST_TOKEN"
 GONE_WITHIN_S = 8.0
 
 # What these measure would be disturbed by one another: with several workers they share one.
-TIMED = ("tests/faults/", "tests/e2e/test_machines.py", "tests/e2e/test_script_hangs.py", "tests/unit/test_watch_scripts.py")
+TIMED = (
+    "tests/faults/",
+    "tests/e2e/test_machines.py",
+    "tests/e2e/test_script_hangs.py",
+    "tests/unit/test_watch_scripts.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile` with one exception. (xdist 3.8 does not group by its own `xdist_group` with pytest 9.2.)"""
+    """`--dist loadfile` with one exception. (xdist 3.8 does not group by its own `xdist_group` with
+    pytest 9.2.)"""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
@@ -41,7 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-# A test run that was started in the background has SIGINT ignored, and every program under test would inherit that.
+# A test run that was started in the background has SIGINT ignored, and every program under test
+# would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -52,14 +61,22 @@ def processes(token: str) -> dict[int, str]:
         try:
             ours = f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0")
             if ours and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
         except OSError:
             continue
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0, what: str = "condition", every_s: float = 0.02) -> None:
-    """Wait for a condition, not for a time; the limit only ends a failed test. `every_s`: longer where asking is work."""
+def wait_until(
+    condition: Callable[[], object],
+    seconds: float = 60.0,
+    what: str = "condition",
+    every_s: float = 0.02,
+) -> None:
+    """Wait for a condition, not for a time; the limit only ends a failed test. `every_s`: longer
+    where asking is work."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -87,20 +104,25 @@ def token() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project in a path with a space and a quote, with the tested environment linked in."""
+    """A copy of the project in a path with a space and a quote, with the tested environment linked
+    in."""
     copy = tmp_path_factory.mktemp("a user's folder") / "du et"
     names = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=True
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=True,
     ).stdout
     for name in filter(None, names.decode().split("\0")):
         source, target = ROOT / name, copy / name
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-    # As after the first run of a user: also where the environment forbids to write bytecode, as many containers do.
+    # As after the first run of a user: also where the environment forbids to write bytecode, as
+    # many containers do.
     for part in ("training", "lib", "benchmarks"):
         compileall.compile_dir(copy / part, quiet=1)
-    # Its parts are links, the folder is not: whatever happens to the copy's environment can not reach the real one.
+    # Its parts are links, the folder is not: whatever happens to the copy's environment can not
+    # reach the real one.
     (copy / ".venv").mkdir()
     for entry in (ROOT / ".venv").iterdir():
         if entry.name == "duet.stamp":

@@ -1,8 +1,9 @@
-"""Resolve pyproject.toml again into requirements.lock: what `make lock` runs. Needs uv, and a network or PIP_FIND_LINKS.
+"""Resolve pyproject.toml again into requirements.lock: what `make lock` runs. Needs uv, and a
+network or PIP_FIND_LINKS.
 
-One lock serves Python 3.10 and newer (markers), pip and uv, in sections: `run` first, then what each later section adds. torch itself
-is pinned in pyproject.toml by hand; what it brings for GPUs (triton, the CUDA libraries) it pins exactly, so naming them here could
-only disagree.
+One lock serves Python 3.10 and newer (markers), pip and uv, in sections: `run` first, then what
+each later section adds. torch itself is pinned in pyproject.toml by hand; what it brings for GPUs
+(triton, the CUDA libraries) it pins exactly, so naming them here could only disagree.
 """
 
 from __future__ import annotations
@@ -32,8 +33,24 @@ BROUGHT_BY_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py\b)[a-z0-9-]+|cuda-
 
 def resolve(wanted: list[str], known: list[str]) -> list[str]:
     """The pins that uv finds for these extras and groups, sorted; `known` pins stay as they are."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
-    command += ["--no-annotate", "--no-header", "--no-emit-index-url", "--no-emit-find-links", *wanted]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--quiet",
+        "--universal",
+        "--python-version",
+        OLDEST_PYTHON,
+    ]
+    command += [
+        "--no-annotate",
+        "--no-header",
+        "--no-emit-index-url",
+        "--no-emit-find-links",
+        *wanted,
+    ]
     env = dict(os.environ)
     if "PIP_FIND_LINKS" in env:  # uv does not read pip's variables
         env.setdefault("UV_FIND_LINKS", env["PIP_FIND_LINKS"])
@@ -41,10 +58,19 @@ def resolve(wanted: list[str], known: list[str]) -> list[str]:
         constraints.write("\n".join(known))
         constraints.flush()
         command += ["--constraint", constraints.name, "pyproject.toml"]
-        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False
+        )
     if done.returncode:
-        sys.exit(f"uv could not resolve {' '.join(wanted)} (exit {done.returncode}): requirements.lock stays as it is")
-    return [line for line in done.stdout.splitlines() if line[:1] not in ("", "#") and not BROUGHT_BY_TORCH.match(line)]
+        sys.exit(
+            f"uv could not resolve {' '.join(wanted)} (exit {done.returncode}): requirements.lock "
+            f"stays as it is"
+        )
+    return [
+        line
+        for line in done.stdout.splitlines()
+        if line[:1] not in ("", "#") and not BROUGHT_BY_TORCH.match(line)
+    ]
 
 
 def lock(torch: str) -> str:
@@ -67,7 +93,9 @@ def lock(torch: str) -> str:
 
 def main() -> int:
     target = ROOT / "requirements.lock"
-    (torch,) = re.findall(r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (torch,) = re.findall(
+        r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    )
     text = lock(torch)
     changed = not target.exists() or target.read_text(encoding="utf-8") != text
     target.write_text(text, encoding="utf-8")

@@ -1,3 +1,4 @@
-"""Duet: a launcher and trainer for PyTorch DDP that checks first, never hangs in silence and names the cause."""
+"""Duet: a launcher and trainer for PyTorch DDP that checks first, never hangs in silence and names
+the cause."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,2 @@
-"""One training loop a file: `run(job)` trains the same model on the same batches and returns when each step ended."""
+"""One training loop a file: `run(job)` trains the same model on the same batches and returns when
+each step ended."""

@@ -1,6 +1,7 @@
 """One contender in this process: what benchmarks.peers starts.
 
-python -m benchmarks.contenders NAME JOB        NAME is a module of this folder, JOB the fields of parts.Job in JSON
+python -m benchmarks.contenders NAME JOB        NAME is a module of this folder, JOB the fields of
+                                                parts.Job in JSON
 
 Prints {"stamps": seconds at the end of each step, "loss": of the last step}.
 """

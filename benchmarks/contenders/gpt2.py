@@ -2,9 +2,10 @@
 
 python -m benchmarks.contenders.gpt2 RUN        RUN: the fields of Run in JSON
 
-Model as GPT-2 (LayerNorm, GELU, learned positions, tied embedding, biases, initial weights of 0.02, heads of 64), recipe as GPT-3's:
-AdamW with betas 0.9 and 0.95, decay 0.1 of the matrices, 5 % warm-up, cosine to 10 %, clipping at 1.0. Batches, their order and the
-validation are those of our training. Writes records with the names of our metrics.jsonl.
+Model as GPT-2 (LayerNorm, GELU, learned positions, tied embedding, biases, initial weights of 0.02,
+heads of 64), recipe as GPT-3's: AdamW with betas 0.9 and 0.95, decay 0.1 of the matrices, 5 %
+warm-up, cosine to 10 %, clipping at 1.0. Batches, their order and the validation are those of our
+training. Writes records with the names of our metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (p.view(batch, length, -1, HEAD_DIM).transpose(1, 2) for p in self.qkv(self.norm1(x)).split(width, dim=-1))
+        q, k, v = (
+            p.view(batch, length, -1, HEAD_DIM).transpose(1, 2)
+            for p in self.qkv(self.norm1(x)).split(width, dim=-1)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
@@ -71,7 +75,9 @@ class GPT2(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, weights in self.named_parameters():
             if weights.dim() == 2:
-                branch = name.endswith(("proj.weight", "down.weight"))  # their sum grows with the depth
+                branch = name.endswith(
+                    ("proj.weight", "down.weight")
+                )  # their sum grows with the depth
                 nn.init.normal_(weights, std=STD / math.sqrt(2 * depth) if branch else STD)
             elif name.endswith("bias"):
                 nn.init.zeros_(weights)
@@ -81,7 +87,9 @@ class GPT2(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.embedding.weight).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
+        return F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction
+        )
 
 
 def share(step: int, steps: int) -> float:
@@ -118,7 +126,9 @@ def optimizer(model: GPT2, rate: float) -> torch.optim.Optimizer:
 
 def train(run: Run) -> None:
     torch.manual_seed(run.seed)
-    train_data, val_data = (TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val))
+    train_data, val_data = (
+        TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val)
+    )
     order = EpochPermutation(len(train_data), run.seed, 0)
     model = GPT2(run.depth, 64 * run.depth, run.vocab, run.seq_len)
     adamw = optimizer(model, run.rate)
@@ -127,17 +137,26 @@ def train(run: Run) -> None:
             started = time.perf_counter()
             for group in adamw.param_groups:
                 group["lr"] = run.rate * share(step, run.steps)
-            inputs, targets = train_data.batch(order.indices(step * run.batch, (step + 1) * run.batch))
+            inputs, targets = train_data.batch(
+                order.indices(step * run.batch, (step + 1) * run.batch)
+            )
             with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
                 loss = model(inputs, targets)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             adamw.step()
             adamw.zero_grad()
-            told = {"step": step + 1, "loss": loss.item(), "step_ms": 1000 * (time.perf_counter() - started)}
+            told = {
+                "step": step + 1,
+                "loss": loss.item(),
+                "step_ms": 1000 * (time.perf_counter() - started),
+            }
             records.write(json.dumps(told) + "\n")
             if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
-                records.write(json.dumps({"step": step + 1, "val_bpb": bits_per_byte(model, val_data, run)}) + "\n")
+                records.write(
+                    json.dumps({"step": step + 1, "val_bpb": bits_per_byte(model, val_data, run)})
+                    + "\n"
+                )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def model(job: Job) -> GPT:
 
 
 def optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    return torch.optim.AdamW(
+        model.parameters(), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
 
 
 class Steps(Dataset[Pair]):
@@ -51,7 +53,9 @@ class Steps(Dataset[Pair]):
 
     def __init__(self, job: Job) -> None:
         tokens = np.asarray(np.memmap(job.shard, "<u2", "r"))
-        self.rows = np.lib.stride_tricks.sliding_window_view(tokens, job.seq_len + 1)[:: job.seq_len]
+        self.rows = np.lib.stride_tricks.sliding_window_view(tokens, job.seq_len + 1)[
+            :: job.seq_len
+        ]
         self.order = np.random.default_rng(0).permutation(len(self.rows))
         self.batch, self.steps = job.batch, job.steps
 
@@ -67,5 +71,6 @@ class Steps(Dataset[Pair]):
 
 
 def loader(job: Job) -> DataLoader[Pair]:
-    """For the libraries that want one: no workers, batches as they are, so that it adds next to nothing."""
+    """For the libraries that want one: no workers, batches as they are, so that it adds next to
+    nothing."""
     return DataLoader(Steps(job), batch_size=None, shuffle=False)

@@ -1,4 +1,5 @@
-"""The network and data of video restoration in a bare loop, as a person writes it; under torchrun with DDP. Prints the median ms of a step.
+"""The network and data of video restoration in a bare loop, as a person writes it; under torchrun
+with DDP. Prints the median ms of a step.
 
 python benchmarks/contenders/video.py STEPS SKIPPED OPTION=VALUE…
 """
@@ -46,7 +47,9 @@ class Drawn(Dataset[Any]):
 def main() -> None:
     fields = find("video_restoration", "")[0].own
     values = dict(word.split("=", 1) for word in sys.argv[3:])
-    options = VideoOptions(**{name: convert(name, text, True, fields)[0] for name, text in values.items()})
+    options = VideoOptions(
+        **{name: convert(name, text, True, fields)[0] for name, text in values.items()}
+    )
     several = "RANK" in os.environ
     if several:
         dist.init_process_group("gloo")
@@ -56,13 +59,19 @@ def main() -> None:
         model = DistributedDataParallel(model)
     data = Drawn(Training(options))
     sampler = DistributedSampler(data) if several else None
-    loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None, sampler=sampler, drop_last=True)
+    loader = DataLoader(
+        data, batch_size=BATCH, shuffle=sampler is None, sampler=sampler, drop_last=True
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=options.G_optimizer_lr, betas=(0.9, 0.99))
     took: list[float] = []
     while len(took) < STEPS:
         last = time.perf_counter()
         for batch in loader:
-            loss = ((model(batch["lq"]) - batch["gt"]).square() + options.G_charbonnier_eps).sqrt().mean()
+            loss = (
+                ((model(batch["lq"]) - batch["gt"]).square() + options.G_charbonnier_eps)
+                .sqrt()
+                .mean()
+            )
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

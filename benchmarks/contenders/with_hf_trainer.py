@@ -45,7 +45,9 @@ class Ours(Trainer):
     """Whole batches, as the other contenders have them."""
 
     def get_train_dataloader(self) -> Any:
-        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_size=None, shuffle=False))
+        return self.accelerator.prepare(
+            DataLoader(self.train_dataset, batch_size=None, shuffle=False)
+        )
 
 
 def run(job: parts.Job) -> parts.Trace:
@@ -68,6 +70,12 @@ def run(job: parts.Job) -> parts.Trace:
             dataloader_pin_memory=False,
         )
         optimizers = (parts.optimizer(model), None)
-        Ours(model, arguments, train_dataset=Named(job), callbacks=[Clock(trace)], optimizers=optimizers).train()
+        Ours(
+            model,
+            arguments,
+            train_dataset=Named(job),
+            callbacks=[Clock(trace)],
+            optimizers=optimizers,
+        ).train()
     trace.loss = float(model.last)
     return trace

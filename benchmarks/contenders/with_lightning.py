@@ -1,4 +1,5 @@
-"""Lightning: a LightningModule in its Trainer; logger, progress bar, summary and checkpoints off."""
+"""Lightning: a LightningModule in its Trainer; logger, progress bar, summary and checkpoints
+off."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return parts.optimizer(self.model)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
         """With autocast Lightning's own clipping refuses every fused optimizer."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), parts.CLIP)
 

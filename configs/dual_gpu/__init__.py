@@ -1,1 +1,2 @@
-"""Ready configurations for two ranks. They are data: plain assignments, read without being executed."""
+"""Ready configurations for two ranks. They are data: plain assignments, read without being
+executed."""

@@ -1,4 +1,5 @@
-"""Quickstart: about a minute on two CPU cores, seconds on two GPUs; real text that is on every machine already."""
+"""Quickstart: about a minute on two CPU cores, seconds on two GPUs; real text that is on every
+machine already."""
 
 device = "auto"  # two GPUs when they are there, else two CPU ranks
 depth = 3

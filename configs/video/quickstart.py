@@ -1,4 +1,5 @@
-"""Video deblurring in about a minute on two CPU cores: python -m training.tasks.make_blur_video makes what it trains on."""
+"""Video deblurring in about a minute on two CPU cores: python -m training.tasks.make_blur_video
+makes what it trains on."""
 
 task = "video_restoration"
 device = "auto"  # two GPUs when they are there, else two CPU ranks

@@ -1,9 +1,11 @@
-"""How an installed Duet is found (`pip install`): `import training.inspector`, `import duet_inspector`, and the command `duet`.
+"""How an installed Duet is found (`pip install`): `import training.inspector`, `import
+duet_inspector`, and the command `duet`.
 
-The package is a folder with the layout of a checkout, or the checkout itself (`pip install -e`). It is not on sys.path: duet.pth
-imports this module at Python's start, and `training` is offered only where nothing else has that name, so that a project with a
-`training` of its own, a package or a mere folder, keeps it. lib/run_script.py offers the same to a script that Duet has started.
-Only what Python has loaded anyway is imported here. Python >= 3.8.
+The package is a folder with the layout of a checkout, or the checkout itself (`pip install -e`). It
+is not on sys.path: duet.pth imports this module at Python's start, and `training` is offered only
+where nothing else has that name, so that a project with a `training` of its own, a package or a
+mere folder, keeps it. lib/run_script.py offers the same to a script that Duet has started. Only
+what Python has loaded anyway is imported here. Python >= 3.8.
 """
 
 import os
@@ -11,7 +13,10 @@ import sys
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Inside a `training` of another project only what the inspector and the helpers of a rank need.
-_OFFERED = {name: os.path.join(HOME, *name.split(".")) for name in ("training", "training.inspector", "training.core", "training.host")}
+_OFFERED = {
+    name: os.path.join(HOME, *name.split("."))
+    for name in ("training", "training.inspector", "training.core", "training.host")
+}
 _OFFERED["duet_inspector"] = os.path.join(HOME, "lib", "pythonpath", "duet_inspector")
 
 
@@ -25,7 +30,9 @@ class Finder:
         from importlib.util import spec_from_file_location
 
         folder = _OFFERED[name]
-        return spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+        return spec_from_file_location(
+            name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
 
 
 def main() -> None:

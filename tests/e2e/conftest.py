@@ -32,7 +32,8 @@ TINY = {
     "tensorboard": False,
     "report": False,
 }
-# Code that a test puts into every Python process of a run: sitecustomize is imported at interpreter start.
+# Code that a test puts into every Python process of a run: sitecustomize is imported at interpreter
+# start.
 HOOK = "sitecustomize.py"
 
 
@@ -53,10 +54,14 @@ class Launched:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s:\n{self.output[-3000:]}") from None
+            raise AssertionError(
+                f"still running after {seconds} s:\n{self.output[-3000:]}"
+            ) from None
 
     def wait_for(self, text: str, seconds: float = 60.0) -> None:
-        wait_until(lambda: text in self.output or self.process.poll() is not None, seconds, repr(text))
+        wait_until(
+            lambda: text in self.output or self.process.poll() is not None, seconds, repr(text)
+        )
         assert text in self.output, self.output[-3000:]
 
     def ok(self) -> Launched:
@@ -82,7 +87,9 @@ class Launched:
     @property
     def pids(self) -> dict[int, int]:
         """rank → pid, once the supervisor has started them."""
-        return {r["rank"]: r["pid"] for r in (read_json(self.run.supervisor) or {"ranks": []})["ranks"]}
+        return {
+            r["rank"]: r["pid"] for r in (read_json(self.run.supervisor) or {"ranks": []})["ranks"]
+        }
 
 
 @dataclass
@@ -104,15 +111,25 @@ class Launcher:
         bare: bool = False,
         **flags: object,
     ) -> Launched:
-        """Start `command` (a script of the project, or a program) with TINY and `flags` as --key=value; `bare`: as it is."""
+        """Start `command` (a script of the project, or a program) with TINY and `flags` as
+        --key=value; `bare`: as it is."""
         self.count += 1
         name = name or f"run{self.count}"
-        values = (TINY if tiny else {}) | {"out_dir": self.folder / "experiments", "log_dir": self.folder / "logs"} | flags
+        values = (
+            (TINY if tiny else {})
+            | {"out_dir": self.folder / "experiments", "log_dir": self.folder / "logs"}
+            | flags
+        )
         if "resume" not in values:
             values["run_name"] = name
-        argv = [*command, *(() if bare else (f"--{k}={v}" for k, v in values.items() if v is not None))]
+        argv = [
+            *command,
+            *(() if bare else (f"--{k}={v}" for k, v in values.items() if v is not None)),
+        ]
         if "--script" in argv and not any(word.startswith("--report") for word in argv):
-            argv.insert(argv.index("--script"), "--report=false")  # as in TINY: a second of both cores
+            argv.insert(
+                argv.index("--script"), "--report=false"
+            )  # as in TINY: a second of both cores
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
         variables |= {TOKEN: self.token, **(env or {})}
         if hook:
@@ -122,7 +139,14 @@ class Launcher:
             variables["PYTHONPATH"] = str(site)
         console = self.folder / f"console{self.count}.txt"
         with console.open("wb") as out:
-            process = subprocess.Popen(argv, cwd=cwd or self.project, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                argv,
+                cwd=cwd or self.project,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
         run = RunDir(self.folder / "experiments" / str(values.get("resume", name)))
         launched = Launched(process, console, run, self.folder / "logs")
         self.started.append(launched)
@@ -135,10 +159,16 @@ def launch(project: Path, tmp_path: Path, token: str) -> Callable[..., Launched]
 
 
 @pytest.fixture(scope="session")
-def once(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launched]]:
-    """A run that nothing happens to, to compare others with: made when the first test asks for it, and only looked at."""
+def once(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Launched]]:
+    """A run that nothing happens to, to compare others with: made when the first test asks for it,
+    and only looked at."""
     token = uuid.uuid4().hex
-    start, done = Launcher(project, tmp_path_factory.mktemp("untouched runs"), token), dict[tuple[object, ...], Launched]()
+    start, done = (
+        Launcher(project, tmp_path_factory.mktemp("untouched runs"), token),
+        dict[tuple[object, ...], Launched](),
+    )
 
     def make(*command: str, **flags: object) -> Launched:
         key = (*command, *sorted((name, str(value)) for name, value in flags.items()))
@@ -155,16 +185,33 @@ Torchrun = Callable[..., tuple[int, Path]]
 
 @pytest.fixture
 def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
-    """Starts a script under plain torchrun, on two ranks, and waits for a word of it (of faulty.py, its fault): the pid of torchrun, and
-    the script's output."""
+    """Starts a script under plain torchrun, on two ranks, and waits for a word of it (of faulty.py,
+    its fault): the pid of torchrun, and the script's output."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(script: Path, *args: str, until: str = "FAULT") -> tuple[int, Path]:
         console = tmp_path / f"console{len(started)}.txt"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr",
+            "127.0.0.1",
+            "--nproc-per-node",
+            "2",
+        ]
         with console.open("wb") as out:
             env = os.environ | {TOKEN: token, "OMP_NUM_THREADS": "1"}
-            started.append(subprocess.Popen([*command, str(script), *args], stdout=out, stderr=out, env=env, start_new_session=True))
+            started.append(
+                subprocess.Popen(
+                    [*command, str(script), *args],
+                    stdout=out,
+                    stderr=out,
+                    env=env,
+                    start_new_session=True,
+                )
+            )
         wait_until(lambda: until in console.read_text(), 60, f"{until!r} in {console}")
         return started[-1].pid, console
 

@@ -1,4 +1,5 @@
-"""Faults that a test plants into the ranks: Python source for sitecustomize, imported by every interpreter of a run."""
+"""Faults that a test plants into the ranks: Python source for sitecustomize, imported by every
+interpreter of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from textwrap import dedent, indent
 
 
 def at_rank(rank: int, patch: str, module: str = "training.trainer.finish") -> str:
-    """`patch` (statements, not indented) runs in this rank just before `module` is imported; closing comes after the loop's parts."""
+    """`patch` (statements, not indented) runs in this rank just before `module` is imported;
+    closing comes after the loop's parts."""
     return f"""
 import os, sys
 if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:

@@ -1,4 +1,5 @@
-"""`attach` on trainings of real torch ranks: somebody's torchrun that knows nothing of us, and our own launcher."""
+"""`attach` on trainings of real torch ranks: somebody's torchrun that knows nothing of us, and our
+own launcher."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep")
     found = discovery.of_process(launcher)
     wait_until(
-        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest"
+        lambda: all(
+            (now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()
+        ),
+        20,
+        "both have come to rest",
     )
     at = place("# the deadlock")
     for pid in (launcher, found[1]):
@@ -50,12 +55,24 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
 def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "worker", until="step 19")
     found = discovery.of_process(launcher)
-    wait_until(lambda: all((now := procfs.read_process(pid)) and now.state == "S" for pid in found.values()), 20, "both have come to rest")
+    wait_until(
+        lambda: all(
+            (now := procfs.read_process(pid)) and now.state == "S" for pid in found.values()
+        ),
+        20,
+        "both have come to rest",
+    )
     code, said = attach(f"--pid={launcher}", "--json")
     told = json.loads(said)
     worker = told["ranks"][0]["workers"][0]["pid"]
-    assert code == 5 and told["verdict"]["rank"] == 0 and told["verdict"]["where"] == place("# the deadlock")
-    assert told["verdict"]["how"].startswith(f"waits for its data-loader worker (pid {worker}), which stands at ")
+    assert (
+        code == 5
+        and told["verdict"]["rank"] == 0
+        and told["verdict"]["where"] == place("# the deadlock")
+    )
+    assert told["verdict"]["how"].startswith(
+        f"waits for its data-loader worker (pid {worker}), which stands at "
+    )
 
 
 @pytest.mark.soak
@@ -75,18 +92,39 @@ def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
 
 @pytest.mark.soak
 def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
-    flags = ["--run_name=stuck", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}", "--hang_timeout=0"]
-    run = launch("./launch_train.sh", "2", *flags, "--script", str(FAULTY), "--", "sleep", name="stuck", bare=True)
+    flags = [
+        "--run_name=stuck",
+        f"--out_dir={tmp_path / 'experiments'}",
+        f"--log_dir={tmp_path / 'logs'}",
+        "--hang_timeout=0",
+    ]
+    run = launch(
+        "./launch_train.sh",
+        "2",
+        *flags,
+        "--script",
+        str(FAULTY),
+        "--",
+        "sleep",
+        name="stuck",
+        bare=True,
+    )
     run.wait_for("FAULT")
     wait_until(
-        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in run.pids.values()),
+        lambda: all(
+            (now := procfs.read_process(pid)) and "futex" in now.waits_in
+            for pid in run.pids.values()
+        ),
         20,
         "both have come to rest",
     )
     code, said = attach(f"--run={run.run.path}")
     run.process.send_signal(signal.SIGTERM)
     run.process.send_signal(signal.SIGTERM)
-    assert code == 5 and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said, said
+    assert (
+        code == 5
+        and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said
+    ), said
 
 
 @pytest.mark.soak

@@ -1,4 +1,5 @@
-"""`--check` with every way to start: every check, both figures and a verdict, the right exit code, nothing launched or written."""
+"""`--check` with every way to start: every check, both figures and a verdict, the right exit code,
+nothing launched or written."""
 
 from __future__ import annotations
 
@@ -25,22 +26,49 @@ WAYS = {
 
 
 # One way in each of both tests for every change; all of them by `make soak`.
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "launch_train" else pytest.mark.soak) for way in WAYS])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[] if way == "launch_train" else pytest.mark.soak) for way in WAYS],
+)
 def test_a_check_measures_and_leaves_nothing(way: str, launch: Callable[..., Launched]) -> None:
     command = [*WAYS[way], *([] if "--check" in WAYS[way] else ["--check"])]
     run = launch(*command)
     run.ok()
-    parts = ("Plan (", "Resources (", "formula (eager, ", "fake tensors (the same step)", "verdict: fits, ", "To paste into an issue")
+    parts = (
+        "Plan (",
+        "Resources (",
+        "formula (eager, ",
+        "fake tensors (the same step)",
+        "verdict: fits, ",
+        "To paste into an issue",
+    )
     for part in parts:
         assert part in run.output
-    for name in ("CPU", "open files", "host name", "clock", "data", "W&B", "versions", "memory of a step"):
+    for name in (
+        "CPU",
+        "open files",
+        "host name",
+        "clock",
+        "data",
+        "W&B",
+        "versions",
+        "memory of a step",
+    ):
         assert re.search(rf"^  (ok|warning)  +{name}  ", run.output, re.MULTILINE), name
     assert run.output.rstrip().endswith("```")
     assert not run.run.path.exists() and not run.logs.exists()
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way == "train.py" else pytest.mark.soak) for way in WAYS])
-def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: Path, token: str) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.slow if way == "train.py" else pytest.mark.soak)
+        for way in WAYS
+    ],
+)
+def test_json_is_one_object_and_nothing_else(
+    way: str, project: Path, tmp_path: Path, token: str
+) -> None:
     command = [
         *WAYS[way],
         *([] if "--check" in WAYS[way] else ["--check"]),
@@ -50,10 +78,15 @@ def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: 
         f"--out_dir={tmp_path}/runs",
     ]
     environ = os.environ | {TOKEN: token, "WANDB_API_KEY": "k" * 40}
-    done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=project, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["status"], found["exit_code"], found["memory"]["verdict"]) in (("ok", 0, "fits"), ("warning", 0, "fits"))
+    assert (found["status"], found["exit_code"], found["memory"]["verdict"]) in (
+        ("ok", 0, "fits"),
+        ("warning", 0, "fits"),
+    )
     assert found["memory"]["measured_bytes"] > 0
     assert found["plan"]["ranks"] == (1 if way in ("launch_train", "train.py") else 2)
     assert "measuring the memory" in done.stderr
@@ -64,8 +97,17 @@ def test_json_is_one_object_and_nothing_else(way: str, project: Path, tmp_path: 
 @pytest.mark.soak
 def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    command = ["./train_dual_gpu.sh", QUICKSTART, "--check", "--json", "--device=cpu", f"--out_dir={tmp_path}/file"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        "./train_dual_gpu.sh",
+        QUICKSTART,
+        "--check",
+        "--json",
+        "--device=cpu",
+        f"--out_dir={tmp_path}/file",
+    ]
+    done = subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 3
     found = json.loads(done.stdout)
     assert (found["status"], found["exit_code"]) == ("error", 3)

@@ -1,4 +1,5 @@
-"""The communication test with real processes on the CPU: what works is measured, what does not is named, nothing is left behind."""
+"""The communication test with real processes on the CPU: what works is measured, what does not is
+named, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from training.launcher.communication.result import CommunicationResult
 from training.launcher.communication.run import run
 
 GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
-FIGURES = r"all_reduce of 8 MiB over (\d) ranks: [\d.]+ GB/s(?: \(on the bus [\d.]+\))?, 1 KiB in [\d.]+ ms; data correct"
+FIGURES = (
+    r"all_reduce of 8 MiB over (\d) ranks: [\d.]+ GB/s(?: \(on the bus [\d.]+\))?, 1 KiB in "
+    r"[\d.]+ ms; data correct"
+)
 FOREVER = "__import__('time').sleep(600)"
 
 
@@ -48,7 +52,8 @@ if os.environ.get("RANK", "none") in {ranks!r}:
 
 
 def around_all_reduce(statements: str, condition: str, ranks: str = "01") -> str:
-    """In these ranks, an all_reduce for which `condition` holds (of `data`) is `statements`; `real()` is the real one."""
+    """In these ranks, an all_reduce for which `condition` holds (of `data`) is `statements`;
+    `real()` is the real one."""
     patch = f"""
 import os, signal, torch.distributed as dist
 original = dist.all_reduce
@@ -71,7 +76,10 @@ def plan(ranks: int = 2, **variables: str) -> dict[str, Any]:
     return {
         "local_ranks": ranks,
         "device": {"value": "cpu", "reason": "as asked"},
-        "variables": [{"name": n, "value": v, "why": "", "origin": "kept" if n in os.environ else "set here"} for n, v in chosen.items()],
+        "variables": [
+            {"name": n, "value": v, "why": "", "origin": "kept" if n in os.environ else "set here"}
+            for n, v in chosen.items()
+        ],
         "gpus": GPUS,
         "driver": "580.65.06",
         "torch": "2.13.0",
@@ -101,9 +109,12 @@ Attempt = Callable[..., CommunicationResult]
 
 @pytest.fixture
 def attempt(place: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    """Run the communication test in this process, with a hook in the ranks; it must have put everything away when it returns."""
+    """Run the communication test in this process, with a hook in the ranks; it must have put
+    everything away when it returns."""
 
-    def go(hook: str = "", ranks: int = 2, limit_s: float = 60.0, **options: Any) -> CommunicationResult:
+    def go(
+        hook: str = "", ranks: int = 2, limit_s: float = 60.0, **options: Any
+    ) -> CommunicationResult:
         if hook:
             (tmp_path / HOOK).write_text(hook)
             monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -125,7 +136,8 @@ def usual_s() -> float:
 
 @pytest.fixture
 def short(usual_s: float) -> int:
-    """A limit for a try that hangs, in seconds: the ranks that do not hang must have come to where they wait."""
+    """A limit for a try that hangs, in seconds: the ranks that do not hang must have come to where
+    they wait."""
     return max(4, math.ceil(2.5 * usual_s))
 
 
@@ -143,7 +155,9 @@ def test_ranks_that_can_talk(ranks: int, attempt: Attempt) -> None:
     assert result.ok and re.fullmatch(FIGURES, told(result)), told(result)
     figures = result.figures
     assert figures and figures.size_bytes == 8 << 20 and figures.small_ms > 0
-    assert figures.bus_gb_per_s == pytest.approx(figures.algorithm_gb_per_s * 2 * (ranks - 1) / ranks)
+    assert figures.bus_gb_per_s == pytest.approx(
+        figures.algorithm_gb_per_s * 2 * (ranks - 1) / ranks
+    )
     assert (result.checks()[0].status, result.backend) == ("ok", "gloo")
     assert not p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
 
@@ -154,8 +168,15 @@ def test_one_rank_starts_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.soak
-def test_what_an_outer_launcher_has_left_is_not_followed(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "7", "WORLD_SIZE": "9", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+def test_what_an_outer_launcher_has_left_is_not_followed(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "RANK": "7",
+        "WORLD_SIZE": "9",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }.items():
         monkeypatch.setenv(name, value)
     assert attempt().ok
 
@@ -170,59 +191,93 @@ def test_a_rank_that_never_arrives_at_the_meeting(attempt: Attempt, short: int) 
     assert time.monotonic() - begin < short + 2
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("hang", [1])
     text, where, *_ = told(result).splitlines()
-    assert text == f"rank 1 never arrived at the meeting: after {short} s it was in the import of torch; rank 0 came to the meeting"
+    assert (
+        text
+        == f"rank 1 never arrived at the meeting: after {short} s it was in the import of torch; "
+        f"rank 0 came to the meeting"
+    )
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in plant", where)
 
 
 def test_a_rank_that_hangs_while_the_others_wait_for_it(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce(FOREVER, LARGE, "1"), limit_s=short)
     text, where, *_ = told(result).splitlines()
-    assert text == f"after {short} s rank 1 hangs in the all_reduce of 8 MiB, outside of torch; rank 0 waits for it"
+    assert (
+        text
+        == f"after {short} s rank 1 hangs in the all_reduce of 8 MiB, outside of torch; rank 0 "
+        f"waits for it"
+    )
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in planted", where)
     assert result.checks()[0].status == "error"
 
 
 @pytest.mark.soak
 def test_a_rank_that_is_stopped_does_not_answer(attempt: Attempt, short: int) -> None:
-    result = attempt(around_all_reduce("os.kill(os.getpid(), signal.SIGSTOP)", SMALL, "0"), limit_s=short)
+    result = attempt(
+        around_all_reduce("os.kill(os.getpid(), signal.SIGSTOP)", SMALL, "0"), limit_s=short
+    )
     how = "without an answer (stopped, or waiting in the kernel)"
-    assert told(result).splitlines()[0] == f"after {short} s rank 0 hangs in the all_reduce of 1 KiB, {how}; rank 1 waits for it"
+    assert (
+        told(result).splitlines()[0]
+        == f"after {short} s rank 0 hangs in the all_reduce of 1 KiB, {how}; rank 1 waits for it"
+    )
 
 
-# GPUs that hang with peer-to-peer copies: what their collectives do is planted into gloo, which the launcher takes for NCCL
+# GPUs that hang with peer-to-peer copies: what their collectives do is planted into gloo, which the
+# launcher takes for NCCL
 
 
-P2P_HANGS = around_all_reduce(f"return real() if os.environ.get('NCCL_P2P_DISABLE') == '1' else {FOREVER}", LARGE)
+P2P_HANGS = around_all_reduce(
+    f"return real() if os.environ.get('NCCL_P2P_DISABLE') == '1' else {FOREVER}", LARGE
+)
 
 
 @pytest.mark.slow
 def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
-    attempt: Attempt, short: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt,
+    short: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result = attempt(P2P_HANGS, limit_s=short, backend="nccl")
     assert result.only_without_p2p and result.figures, told(result)
     assert re.fullmatch(
-        rf"works only without GPU peer-to-peer copies \(NCCL_P2P_DISABLE=1\)\. With them: after {short} s all ranks hang in the "
-        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in {re.escape(str(p2p_cache.path()))}: later starts .*",
+        rf"works only without GPU peer-to-peer copies \(NCCL_P2P_DISABLE=1\)\. With them: after "
+        rf"{short} s all ranks hang in the "
+        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in "
+        rf"{re.escape(str(p2p_cache.path()))}: later starts .*",
         told(result),
     ), told(result)
-    assert f"after {short} s all ranks hang in the all_reduce of 8 MiB; trying again with NCCL_P2P_DISABLE=1" in capsys.readouterr().err
+    assert (
+        f"after {short} s all ranks hang in the all_reduce of 8 MiB; trying again with "
+        f"NCCL_P2P_DISABLE=1" in capsys.readouterr().err
+    )
     known = p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
     assert known == {"NCCL_P2P_DISABLE": "1"}
 
-    monkeypatch.setattr(sys.modules[__name__], "plan", lambda ranks, made=plan: made(ranks, **known))
+    monkeypatch.setattr(
+        sys.modules[__name__], "plan", lambda ranks, made=plan: made(ranks, **known)
+    )
     begin = time.monotonic()
     again = attempt(P2P_HANGS, limit_s=short, backend="nccl")
-    assert again.ok and not again.only_without_p2p and time.monotonic() - begin < short, "what is known is not tried again"
-    assert told(again).endswith("; data correct; without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1)")
+    assert again.ok and not again.only_without_p2p and time.monotonic() - begin < short, (
+        "what is known is not tried again"
+    )
+    assert told(again).endswith(
+        "; data correct; without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1)"
+    )
 
 
 @pytest.mark.soak
-def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(
+    attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p2p_cache.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
     result = attempt(P2P_HANGS, limit_s=short, backend="nccl")
-    assert told(result).splitlines()[0] == f"after {short} s all ranks hang in the all_reduce of 8 MiB"
+    assert (
+        told(result).splitlines()[0] == f"after {short} s all ranks hang in the all_reduce of 8 MiB"
+    )
     assert result.checks()[0].fixes[0] == "export NCCL_P2P_DISABLE=1" and result.first is None
     (Path(os.environ["PYTHONPATH"]) / HOOK).unlink()
     assert "; forgotten, since they work now: " in told(attempt(backend="nccl"))
@@ -233,7 +288,10 @@ def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(attempt: Attem
 def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce(FOREVER, LARGE), limit_s=short, backend="nccl")
     text = told(result).splitlines()[0]
-    assert text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
+    assert (
+        text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; so it is with "
+        f"NCCL_P2P_DISABLE=1"
+    )
     assert result.checks()[0].fixes[0].startswith("NCCL_DEBUG=INFO ")
     assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
@@ -245,7 +303,9 @@ def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None
 def test_wrong_data_is_named(attempt: Attempt) -> None:
     result = attempt(around_all_reduce("real()\ndata[3] += 1", SMALL, "1"))
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("wrong data", [1])
-    assert told(result) == "wrong data in the all_reduce of 1 KiB: rank 1 element 3 is 13, expected 12"
+    assert (
+        told(result) == "wrong data in the all_reduce of 1 KiB: rank 1 element 3 is 13, expected 12"
+    )
 
 
 @pytest.mark.soak
@@ -261,14 +321,22 @@ dist.broadcast = planted
 """
     result = attempt(before("training.launcher.communication.collectives", patch, "1"))
     last = (8 << 18) - 1
-    text = f"wrong data in the broadcast from rank 0 of 8 MiB: rank 1 element {last} is nan, expected {last % 31 + 1}"
+    text = (
+        f"wrong data in the broadcast from rank 0 of 8 MiB: rank 1 element {last} is nan, "
+        f"expected {last % 31 + 1}"
+    )
     assert (told(result), result.finding and result.finding.stage) == (text, "broadcast of 8 MiB")
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.slow)]
+)
 def test_a_rank_that_is_killed_is_named_not_its_victim(rank: int, attempt: Attempt) -> None:
     result = attempt(around_all_reduce("os.kill(os.getpid(), signal.SIGKILL)", LARGE, str(rank)))
-    assert told(result).splitlines()[0] == f"rank {rank} was killed by SIGKILL in the all_reduce of 8 MiB"
+    assert (
+        told(result).splitlines()[0]
+        == f"rank {rank} was killed by SIGKILL in the all_reduce of 8 MiB"
+    )
 
 
 @pytest.mark.soak
@@ -276,21 +344,31 @@ def test_a_rank_that_raises_is_shown_with_its_last_words(attempt: Attempt) -> No
     result = attempt(around_all_reduce("raise ValueError('planted')", SMALL, "0"))
     first, *evidence = told(result).splitlines()
     assert first == "rank 0 failed in the all_reduce of 1 KiB: ValueError: planted"
-    assert evidence[-1] == "    │ ValueError: planted" and any(f'{HOOK}", line' in line for line in evidence)
+    assert evidence[-1] == "    │ ValueError: planted" and any(
+        f'{HOOK}", line' in line for line in evidence
+    )
 
 
 @pytest.mark.soak
 def test_an_interface_that_is_not_there(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     result = attempt()
-    assert re.match(r"rank \d failed in the meeting: RuntimeError: .*nosuch0", told(result)), told(result)
-    assert result.checks()[0].fixes[0] == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; the ranks of one machine talk over 'lo'"
+    assert re.match(r"rank \d failed in the meeting: RuntimeError: .*nosuch0", told(result)), told(
+        result
+    )
+    assert (
+        result.checks()[0].fixes[0]
+        == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; the ranks of one machine talk over 'lo'"
+    )
 
 
 def test_no_room_for_temporary_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(place / "missing"))
     result = run(plan())
-    assert told(result).startswith(f"the ranks can not be started: No such file or directory: {place}/missing/duet-communication-")
+    assert told(result).startswith(
+        f"the ranks can not be started: No such file or directory: "
+        f"{place}/missing/duet-communication-"
+    )
     assert result.checks()[0].fixes[0].startswith("TMPDIR=/another/folder ")
 
 
@@ -304,9 +382,22 @@ def start(project: Path, place: Path, tmp_path: Path) -> Callable[..., subproces
         if hook:
             (tmp_path / HOOK).write_text(hook)
             env["PYTHONPATH"] = str(tmp_path)
-        argv = [sys.executable, str(project / "lib/run_module.py"), "training.cli.communication", *words]
+        argv = [
+            sys.executable,
+            str(project / "lib/run_module.py"),
+            "training.cli.communication",
+            *words,
+        ]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            argv,
+            cwd=tmp_path,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
 
     return begin
 
@@ -323,17 +414,28 @@ def test_the_command_reports(start: Start, place: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place: Path) -> None:
-    out, err = (command := start("2", "--device=cpu", hook=around_all_reduce("raise ValueError('planted')", SMALL, "1"))).communicate(
-        timeout=60
-    )
+    out, err = (
+        command := start(
+            "2", "--device=cpu", hook=around_all_reduce("raise ValueError('planted')", SMALL, "1")
+        )
+    ).communicate(timeout=60)
     assert command.returncode == 3, err
-    assert out.startswith("  error    communication  rank 1 failed in the all_reduce of 1 KiB: ValueError: planted\n    │ ")
-    assert re.search(r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO .* training\.cli\.communication 2 --device=cpu\n$", out), out
+    assert out.startswith(
+        "  error    communication  rank 1 failed in the all_reduce of 1 KiB: ValueError: planted\n "
+        "   │ "
+    )
+    assert re.search(
+        r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO .* training\.cli\.communication 2 --device=cpu\n$", out
+    ), out
     assert not left(place)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
-def test_stopped_in_the_middle(start: Start, place: Path, token: str, number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+)
+def test_stopped_in_the_middle(
+    start: Start, place: Path, token: str, number: signal.Signals, status: int
+) -> None:
     """That no process is left is what the token's fixture proves."""
     command = start("2", "--device=cpu", "--limit=600", hook=before("torch", FOREVER))
     wait_until(lambda: len(list(place.glob(f"{runner.PREFIX}*/rank*.stack"))) == 2, 60, "two ranks")

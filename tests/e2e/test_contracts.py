@@ -1,4 +1,5 @@
-"""What a real run writes is what the contracts declare: no field more, none of the required ones missing."""
+"""What a real run writes is what the contracts declare: no field more, none of the required ones
+missing."""
 
 from __future__ import annotations
 
@@ -12,25 +13,48 @@ from training.core.contracts import events, metrics, plan, run_files, state
 from training.monitor.state import RunWatch
 
 CONFIG = "configs/dual_gpu/quickstart.py"
-PARTS = {"place": plan.PlaceRecord, "command": plan.CommandRecord, "task": plan.TaskRecord, "batch": plan.BatchRecord}
+PARTS = {
+    "place": plan.PlaceRecord,
+    "command": plan.CommandRecord,
+    "task": plan.TaskRecord,
+    "batch": plan.BatchRecord,
+}
 OF_GPT = {"memory": plan.PlannedMemory, "data": plan.CorpusRecord}
-SHARED = {"checkpoint": events.CheckpointFacts, "resume": events.CheckpointFacts}  # by two kinds of events
+SHARED = {
+    "checkpoint": events.CheckpointFacts,
+    "resume": events.CheckpointFacts,
+}  # by two kinds of events
 OF_SAMPLES = {"samples", "samples_per_s"}
 OF_A_LOG = {"scope", "told_every_s", "tokens_per_s_of"}
 
 
-def differs(record: Mapping[str, Any] | None, declared: Any, without: Iterable[str] = ()) -> set[str]:
+def differs(
+    record: Mapping[str, Any] | None, declared: Any, without: Iterable[str] = ()
+) -> set[str]:
     """Fields that only one of them has. A task names its scores itself: val_…"""
     assert record is not None
-    return {name for name in record.keys() ^ (set(declared.__annotations__) - set(without)) if not name.startswith("val_")}
+    return {
+        name
+        for name in record.keys() ^ (set(declared.__annotations__) - set(without))
+        if not name.startswith("val_")
+    }
 
 
 def test_the_files_of_a_recovered_run_are_as_declared(once: Callable[..., Launched]) -> None:
-    settings = {"eval_every": 7, "save_every": 4, "num_iterations": 14, "inject": "kill@rank=1,step=11"}
+    settings = {
+        "eval_every": 7,
+        "save_every": 4,
+        "num_iterations": 14,
+        "inject": "kill@rank=1,step=11",
+    }
     run = once("./train_dual_gpu_enhanced.sh", CONFIG, **settings).run
     made = rundir.read_json(run.plan) or {}
     assert differs(made, plan.Plan, {"script"}) == set()
-    assert {name: found for name, part in (PARTS | OF_GPT).items() if (found := differs(made[name], part))} == {}
+    assert {
+        name: found
+        for name, part in (PARTS | OF_GPT).items()
+        if (found := differs(made[name], part))
+    } == {}
     assert differs(rundir.read_json(run.data), run_files.DataRecord, {"failed"}) == set()
     assert differs(rundir.read_json(run.supervisor), run_files.SupervisorRecord) == set()
     assert differs(rundir.read_json(run.summary), run_files.SummaryRecord, OF_SAMPLES) == set()
@@ -47,13 +71,41 @@ def test_the_files_of_a_recovered_run_are_as_declared(once: Callable[..., Launch
             declared = SHARED.get(kind) or getattr(events, f"{kind.capitalize()}Facts")
             missing = declared.__optional_keys__ | {"since_s", "waiting", "folder", "final"}
             assert differs(record, declared, missing - record.keys()) == set()
-    assert seen >= {"start", "resume", "eval", "checkpoint", "shards", "end", "injected", "verdict", "failure", "restart", "recovered"}
+    assert seen >= {
+        "start",
+        "resume",
+        "eval",
+        "checkpoint",
+        "shards",
+        "end",
+        "injected",
+        "verdict",
+        "failure",
+        "restart",
+        "recovered",
+    }
 
 
 def test_the_state_of_a_run_is_as_declared(once: Callable[..., Launched]) -> None:
-    settings = {"eval_every": 7, "save_every": 4, "num_iterations": 14, "inject": "kill@rank=1,step=11"}
-    seen: Mapping[str, Any] = RunWatch(once("./train_dual_gpu_enhanced.sh", CONFIG, **settings).run).read()
+    settings = {
+        "eval_every": 7,
+        "save_every": 4,
+        "num_iterations": 14,
+        "inject": "kill@rank=1,step=11",
+    }
+    seen: Mapping[str, Any] = RunWatch(
+        once("./train_dual_gpu_enhanced.sh", CONFIG, **settings).run
+    ).read()
     assert differs(seen, state.RunState) == set()
-    parts = {"run": state.RunFacts, "progress": state.ProgressState, "training": state.TrainingState, "system": state.HostState}
-    assert {name: found for name, part in parts.items() if (found := differs(seen[name], part, OF_A_LOG))} == {}
+    parts = {
+        "run": state.RunFacts,
+        "progress": state.ProgressState,
+        "training": state.TrainingState,
+        "system": state.HostState,
+    }
+    assert {
+        name: found
+        for name, part in parts.items()
+        if (found := differs(seen[name], part, OF_A_LOG))
+    } == {}
     assert [differs(rank, state.RankState) for rank in seen["ranks"]] == [set(), set()]

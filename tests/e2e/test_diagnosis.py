@@ -1,4 +1,5 @@
-"""Real failures that nobody watched: two ranks of somebody's script under bare torchrun, and what their log alone tells."""
+"""Real failures that nobody watched: two ranks of somebody's script under bare torchrun, and what
+their log alone tells."""
 
 from __future__ import annotations
 
@@ -19,18 +20,49 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
 @pytest.mark.parametrize(
     ("fault", "cause", "ranks", "said"),
     [
-        pytest.param("raise", "exception", {0}, "ValueError: something is wrong with sample 80", marks=pytest.mark.slow),
+        pytest.param(
+            "raise",
+            "exception",
+            {0},
+            "ValueError: something is wrong with sample 80",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("kill", "killed", {0}, "-9", marks=pytest.mark.soak),
-        pytest.param("worker_kill", "dataloader_worker_died", {0}, "is killed by signal: Killed", marks=pytest.mark.soak),
-        pytest.param("sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.soak),
+        pytest.param(
+            "worker_kill",
+            "dataloader_worker_died",
+            {0},
+            "is killed by signal: Killed",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "sleep", "collective_timeout", {0, None}, "Timed out waiting", marks=pytest.mark.soak
+        ),
     ],
 )
-def test_the_log_alone_tells(fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(SCRIPT), fault]
-    env = os.environ | {process.TOKEN: token, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "GROUP_TIMEOUT_S": "5"}
+def test_the_log_alone_tells(
+    fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(SCRIPT),
+        fault,
+    ]
+    env = os.environ | {
+        process.TOKEN: token,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "GROUP_TIMEOUT_S": "5",
+    }
     log = tmp_path / "train.log"
     with log.open("wb") as out:
-        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        started = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
         try:
             assert started.wait(timeout=120) != 0
         finally:

@@ -127,7 +127,11 @@ except RuntimeError as error:
 """
     for status, text in ranks(tmp_path, token, 2, body):
         # torch says on standard error that the other one has gone first.
-        assert status == 0 and "True" in text.splitlines() and "the ranks have not met: call setup()" in text
+        assert (
+            status == 0
+            and "True" in text.splitlines()
+            and "the ranks have not met: call setup()" in text
+        )
 
 
 @pytest.mark.soak
@@ -155,8 +159,16 @@ os._exit(0)
 def test_everything_works_without_a_group() -> None:
     body = (
         BODY.format(root=str(ROOT))
-        + "barrier('x'); assert all_reduce_mean(2.5) == 2.5 and is_main_process(); cleanup(); print(world.backend)"
+        + "barrier('x'); assert all_reduce_mean(2.5) == 2.5 and is_main_process(); cleanup(); "
+        "print(world.backend)"
     )
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, env=clean, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        capture_output=True,
+        text=True,
+        env=clean,
+        timeout=60,
+        check=False,
+    )
     assert done.stdout.strip() == "none", done.stderr

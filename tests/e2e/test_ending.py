@@ -1,4 +1,5 @@
-"""The end of real runs: the report, and the command that tells somebody, however the run has ended."""
+"""The end of real runs: the report, and the command that tells somebody, however the run has
+ended."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
 RUN = ("./launch_train.sh", "2", CONFIG)
 ALONE = (sys.executable, "train.py", CONFIG)
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")
+TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr=127.0.0.1",
+    "--nproc-per-node=2",
+    "train.py",
+)
 
 
 @pytest.fixture
@@ -51,25 +60,46 @@ def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> No
     (log,) = run.logs.iterdir()
     assert log.read_text().endswith("notify: sent: run1 finished\n")
     records = [run.steps[step] for step in (2, 12)]
-    assert all(len(r["compute_ms"]) == len(r["memory_bytes"]) == 2 and r["mfu"] is None for r in records)
+    assert all(
+        len(r["compute_ms"]) == len(r["memory_bytes"]) == 2 and r["mfu"] is None for r in records
+    )
     assert all(0 < own < r["step_ms"] for r in records for own in r["compute_ms"])
     assert min(records[0]["memory_bytes"]) > 50 << 20
     assert run.summary["memory_bytes"] == max(max(r["memory_bytes"]) for r in run.steps.values())
 
-    resumed = launch(*RUN, resume="run1", report=None, notify=None, num_iterations=14, env={"DUET_REPORT": "false"}).ok()
+    resumed = launch(
+        *RUN,
+        resume="run1",
+        report=None,
+        notify=None,
+        num_iterations=14,
+        env={"DUET_REPORT": "false"},
+    ).ok()
     assert [m["steps"] for m in messages(told)] == [12, 14], "a resumed run keeps the command"
-    assert not run.run.report.exists() and "  Report " not in resumed.output, "that of the earlier part is none of this one"
+    assert not run.run.report.exists() and "  Report " not in resumed.output, (
+        "that of the earlier part is none of this one"
+    )
 
 
 @pytest.mark.soak
 def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) -> None:
     """A failing command changes nothing of it."""
     inject = "kill@rank=1,step=5,attempt=any"
-    run = launch(*RUN, report=True, retries=1, inject=inject, notify=f"{notify(told)}; echo no route >&2; exit 7")
+    run = launch(
+        *RUN,
+        report=True,
+        retries=1,
+        inject=inject,
+        notify=f"{notify(told)}; echo no route >&2; exit 7",
+    )
     assert run.wait() == 4
     (facts,) = messages(told)
     assert (facts["status"], facts["exit_code"], facts["restarts"]) == ("failed", 4, 1)
-    assert (facts["cause"], facts["rank"], facts["advice"]) == (run.failure["cause"], 1, run.failure["advice"])
+    assert (facts["cause"], facts["rank"], facts["advice"]) == (
+        run.failure["cause"],
+        1,
+        run.failure["advice"],
+    )
     assert facts["text"].startswith("rank 1: killed by SIGKILL") and facts["host"]
     assert f"report: {run.run.report}\n" in run.output.split("training failed")[-1]
     assert "[WARNING]" in run.output.splitlines()[-1]
@@ -91,7 +121,12 @@ def test_refused_data_is_told(launch: Launch, told: Path, tmp_path: Path) -> Non
     run = launch(*RUN, data=tmp_path / "short.txt", report=True, notify=notify(told))
     assert run.wait() == 2
     (facts,) = messages(told)
-    assert (facts["status"], facts["exit_code"], facts["run_dir"], facts["report"]) == ("failed", 2, None, None)
+    assert (facts["status"], facts["exit_code"], facts["run_dir"], facts["report"]) == (
+        "failed",
+        2,
+        None,
+        None,
+    )
     assert facts["text"].startswith("data short has ")
     assert not run.run.path.exists()
 
@@ -99,19 +134,36 @@ def test_refused_data_is_told(launch: Launch, told: Path, tmp_path: Path) -> Non
 def test_a_secret_in_the_command_is_refused_before_anything_is_written(launch: Launch) -> None:
     run = launch(*RUN, notify="curl -H 'Authorization: Bearer tk_geheim1234' https://host/")
     assert run.wait() == 2
-    assert "holds what looks like a secret, after 'Authorization'" in run.output and "$NTFY_TOKEN" in run.output
+    assert (
+        "holds what looks like a secret, after 'Authorization'" in run.output
+        and "$NTFY_TOKEN" in run.output
+    )
     assert "geheim" not in run.output
     assert not run.run.path.exists() and not run.logs.exists()
 
 
 def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
-    script.write_text("import os, sys; sys.exit(9 if os.environ['RANK'] == os.environ.get('FAILS') else 0)")
-    flags = {"notify": notify(told), "script": script, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
+    script.write_text(
+        "import os, sys; sys.exit(9 if os.environ['RANK'] == os.environ.get('FAILS') else 0)"
+    )
+    flags = {
+        "notify": notify(told),
+        "script": script,
+        "out_dir": tmp_path / "experiments",
+        "log_dir": tmp_path / "logs",
+    }
     launch("./launch_train.sh", "2", tiny=False, device="cpu", **flags).ok()
-    assert launch("./launch_train.sh", "2", tiny=False, device="cpu", env={"FAILS": "1"}, **flags).wait() == 4
+    assert (
+        launch(
+            "./launch_train.sh", "2", tiny=False, device="cpu", env={"FAILS": "1"}, **flags
+        ).wait()
+        == 4
+    )
     first, second = messages(told)
-    assert (first["status"], first["exit_code"]) == ("finished", 0) and first["text"].startswith("2 ranks, ")
+    assert (first["status"], first["exit_code"]) == ("finished", 0) and first["text"].startswith(
+        "2 ranks, "
+    )
     assert (second["status"], second["exit_code"], second["rank"]) == ("failed", 4, 1)
 
 
@@ -121,7 +173,10 @@ def test_a_single_rank_without_a_supervisor(launch: Launch, told: Path) -> None:
     assert done.run.report.exists() and f"  Report     {done.run.report}\n" in done.output
     failed = launch(*ALONE, notify=notify(told), inject="raise@rank=0,step=5")
     assert failed.wait() == 1
-    assert [(m["status"], m["exit_code"]) for m in messages(told)] == [("finished", 0), ("failed", 1)]
+    assert [(m["status"], m["exit_code"]) for m in messages(told)] == [
+        ("finished", 0),
+        ("failed", 1),
+    ]
     assert messages(told)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
 
 

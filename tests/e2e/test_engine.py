@@ -1,4 +1,5 @@
-"""The engine under real ranks: the same training whatever the number of ranks, and ranks that can not fool each other."""
+"""The engine under real ranks: the same training whatever the number of ranks, and ranks that can
+not fool each other."""
 
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ FOUR, SAVING = ("./launch_train.sh", "4", CONFIG), {"device_batch_size": 2, "sav
 
 
 def same(run: Launched, other: Launched, tolerance: float = 2e-3) -> None:
-    """The same losses to floating-point tolerance; sums in another order are amplified a little by each step."""
+    """The same losses to floating-point tolerance; sums in another order are amplified a little by
+    each step."""
     assert run.losses == pytest.approx(other.losses, rel=tolerance)
-    assert run.losses[:2] == pytest.approx(other.losses[:2], rel=1e-6), "before the first difference is amplified"
+    assert run.losses[:2] == pytest.approx(other.losses[:2], rel=1e-6), (
+        "before the first difference is amplified"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +38,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("muon", marks=pytest.mark.slow), pytest.param("adamw", marks=pytest.mark.soak)])
-def test_ranks_and_accumulation_train_like_one_process(launch: Launch, once: Launch, text: Path, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param("muon", marks=pytest.mark.slow), pytest.param("adamw", marks=pytest.mark.soak)],
+)
+def test_ranks_and_accumulation_train_like_one_process(
+    launch: Launch, once: Launch, text: Path, optimizer: str
+) -> None:
     settings = {"data": text, "optimizer": optimizer, **EXACT}
     one = once("./launch_train.sh", "1", CONFIG, device_batch_size=16, **settings)
     two = launch(*RUN, device_batch_size=8, **settings).ok()
@@ -91,7 +100,10 @@ def test_a_rank_with_other_data_is_named(launch: Launch, text: Path) -> None:
     )
     run = launch(*RUN, data=text, hook=hook)
     assert run.wait() == 4
-    assert run.failure["rank"] == 1 and "not disjoint and complete: see rank 1" in run.failure["summary"]
+    assert (
+        run.failure["rank"] == 1
+        and "not disjoint and complete: see rank 1" in run.failure["summary"]
+    )
     assert not run.steps, "nothing was trained on it"
 
 
@@ -115,12 +127,17 @@ def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> 
     run = launch(*RUN, data=text, inspect_every=4, hook=hook)
     assert run.wait() == 4
     assert run.failure["cause"] == "ddp_params_mismatch"
-    assert "parameters differ at step 8" in run.failure["summary"] and "first head.weight" in run.failure["summary"]
+    assert (
+        "parameters differ at step 8" in run.failure["summary"]
+        and "first head.weight" in run.failure["summary"]
+    )
 
 
 @pytest.mark.soak
 def test_nan_is_named_with_its_samples(launch: Launch, text: Path) -> None:
-    run = launch(*RUN, data=text, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')"))
+    run = launch(
+        *RUN, data=text, hook=in_forward(1, 5, "return original(*args, **kwargs) * float('nan')")
+    )
     assert run.wait() == 4
     assert run.failure["cause"] == "nan_loss" and run.failure["rank"] == 1
     assert max(run.steps) == 4, "the broken step is not recorded"
@@ -128,12 +145,15 @@ def test_nan_is_named_with_its_samples(launch: Launch, text: Path) -> None:
     assert "loss is nan on rank 1 at step 5" in summary
     named = [int(word) for word in summary.split("sequences ")[1].rstrip(")").split(", ")]
     events = [r for r in read_records(run.run.events) if r["event"] == "shards"]
-    assert len(named) == 4 and all(0 <= i < events[0]["ranks"][1]["dataset_sequences"] for i in named)
+    assert len(named) == 4 and all(
+        0 <= i < events[0]["ranks"][1]["dataset_sequences"] for i in named
+    )
 
 
 @pytest.mark.soak
 def test_resume_of_four_ranks_is_bit_exact(launch: Launch, once: Launch, text: Path) -> None:
-    """More than two: the order of sums then depends on how DDP lays out its buckets, which changes after the first pass."""
+    """More than two: the order of sums then depends on how DDP lays out its buckets, which changes
+    after the first pass."""
     settings = {"data": text, "optimizer": "muon", **EXACT}
     whole = once(*FOUR, **settings, **SAVING)
     assert launch(*FOUR, name="cut", inject="kill@rank=2,step=5", **settings, **SAVING).wait() == 4
@@ -145,19 +165,31 @@ def test_resume_of_four_ranks_is_bit_exact(launch: Launch, once: Launch, text: P
 @pytest.mark.slow
 def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text: Path) -> None:
     """Two ranks, then one, then two: the losses are those of the run that was never stopped."""
-    settings = {"data": text, "device_batch_size": 8, **EXACT, "warmdown_ratio": 0, "warmup_ratio": 0}
+    settings = {
+        "data": text,
+        "device_batch_size": 8,
+        **EXACT,
+        "warmdown_ratio": 0,
+        "warmup_ratio": 0,
+    }
     whole = launch("./launch_train.sh", "1", CONFIG, **settings | {"num_iterations": 24}).ok()
     launch(*RUN, name="moved", **settings | {"num_iterations": 8}).ok()
     one = launch("./launch_train.sh", "1", tiny=False, resume="moved", num_iterations=16).ok()
-    assert "saved by 2 ranks, continued by 1: the same samples in the same order, but not bit-exact" in one.output
+    assert (
+        "saved by 2 ranks, continued by 1: the same samples in the same order, but not bit-exact"
+        in one.output
+    )
     again = launch("./launch_train.sh", "2", tiny=False, resume="moved", num_iterations=24).ok()
     assert max(again.steps) == 24
     same(again, whole, 1e-2)
 
 
 @pytest.mark.soak
-def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, tmp_path: Path) -> None:
-    """Each refusal names the reason before a rank starts, and the plain command works afterwards."""
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    launch: Launch, text: Path, tmp_path: Path
+) -> None:
+    """Each refusal names the reason before a rank starts, and the plain command works
+    afterwards."""
     launch(*RUN, name="kept", data=text, num_iterations=4, save_every=2).ok()
     bad = tmp_path / "bad.jsonl"
     bad.write_text("not JSON\n")
@@ -166,7 +198,9 @@ def test_a_refused_resume_leaves_the_run_as_it_was(launch: Launch, text: Path, t
         ("optimizer", "adamw", "optimizer muon (now adamw)"),
         ("data", bad, "not JSON"),
     ):
-        refused = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, **{flag: value})
+        refused = launch(
+            "./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, **{flag: value}
+        )
         assert refused.wait() == 2 and said in refused.output, refused.output
         assert refused.summary["steps"] == 4, "the end of the run is still told"
     again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6).ok()
@@ -178,42 +212,64 @@ def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Pat
     launch(*RUN, name="kept", data=text, num_iterations=4).ok()
     other = tmp_path / "other.txt"
     other.write_bytes((ROOT / "LICENSE").read_bytes()[1000:9000])
-    run = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, seed=5, data=other).ok()
-    assert "seed 1337 → 5" in run.output and "not what the run would have been without the stop" in run.output
+    run = launch(
+        "./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, seed=5, data=other
+    ).ok()
+    assert (
+        "seed 1337 → 5" in run.output
+        and "not what the run would have been without the stop" in run.output
+    )
     assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
 
 
 @pytest.mark.soak
 def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) -> None:
-    """The configuration says auto both times; what became of it is another thing, as on a CPU that lacks bf16."""
+    """The configuration says auto both times; what became of it is another thing, as on a CPU that
+    lacks bf16."""
     kept = launch(*RUN, name="kept", data=text, num_iterations=4).ok()
     made = json.loads(kept.run.plan.read_text())
     assert made["config"]["precision"] == "auto"
     other = "fp32" if made["precision"]["value"] == "bf16" else "bf16"
-    kept.run.plan.write_text(json.dumps(made | {"precision": {"value": other, "reason": "as it was there"}}))
-    run = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, device_batch_size=2).ok()
+    kept.run.plan.write_text(
+        json.dumps(made | {"precision": {"value": other, "reason": "as it was there"}})
+    )
+    run = launch(
+        "./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, device_batch_size=2
+    ).ok()
     now = made["precision"]["value"]
-    said = f"decided otherwise than before the stop: precision {other} → {now}, device_batch_size 4 → 2; not bit-exact"
+    said = (
+        f"decided otherwise than before the stop: precision {other} → {now}, device_batch_size "
+        f"4 → 2; not bit-exact"
+    )
     assert said in run.output
     again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=8).ok()
     assert "decided otherwise" not in again.output
 
 
 @pytest.mark.soak
-def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(launch: Launch, text: Path) -> None:
-    """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the tokens are counted as they were."""
+def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(
+    launch: Launch, text: Path
+) -> None:
+    """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the
+    tokens are counted as they were."""
     flags = {"data": text, "num_iterations": 0, "num_epochs": 1, "save_every": 5}
     cut = launch(*RUN, name="cut", **flags)
     cut.wait_for("Iter: 15,")
     cut.process.send_signal(signal.SIGTERM)
     assert cut.wait() == 75
     stopped = cut.summary["steps"]
-    sequences = next(r for r in read_records(cut.run.events) if r["event"] == "shards")["ranks"][0]["dataset_sequences"]
+    sequences = next(r for r in read_records(cut.run.events) if r["event"] == "shards")["ranks"][0][
+        "dataset_sequences"
+    ]
     left = (sequences - 8 * stopped) // 16
     assert left > 3
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut", total_batch_size=512).ok()
     assert max(resumed.steps) == stopped + left
-    assert resumed.summary["tokens"] == 256 * stopped + 512 * left == resumed.steps[stopped + left]["tokens"]
+    assert (
+        resumed.summary["tokens"]
+        == 256 * stopped + 512 * left
+        == resumed.steps[stopped + left]["tokens"]
+    )
     assert read_json(resumed.run.data)["total_steps"] == stopped + left  # type: ignore[index]
     assert f"steps {stopped + 1} to {stopped + left} in " in resumed.output
 
@@ -232,8 +288,13 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
     shared = launch(*RUN, **settings).ok()
     each = launch(*RUN, **settings, hook=at_rank(0, alone) + at_rank(1, alone)).ok()
     assert shared.losses == each.losses
-    states = [torch.load(r.run.checkpoints / "step_00000020/state.pt", weights_only=True) for r in (shared, each)]
-    assert all(torch.equal(states[1]["model"][name], value) for name, value in states[0]["model"].items())
+    states = [
+        torch.load(r.run.checkpoints / "step_00000020/state.pt", weights_only=True)
+        for r in (shared, each)
+    ]
+    assert all(
+        torch.equal(states[1]["model"][name], value) for name, value in states[0]["model"].items()
+    )
     moments = [state["optimizer"][0]["state"] for state in states]
     assert len(moments[0]) == 21 and moments[0].keys() == moments[1].keys()
     for index, values in moments[0].items():
@@ -242,7 +303,8 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
 
 @pytest.mark.soak
 def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> None:
-    """From the first checkpoint on, no file of rank 0 may grow beyond 20 kB until the second was tried."""
+    """From the first checkpoint on, no file of rank 0 may grow beyond 20 kB until the second was
+    tried."""
     hook = at_rank(
         0,
         """
@@ -263,15 +325,32 @@ def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> No
     )
     run = launch(*RUN, data=text, save_every=4, keep_checkpoints=9, hook=hook).ok()
     assert "checkpoint of step 8 was not saved: [Errno 27] File too large" in run.output
-    assert [p.name for p in sorted(run.run.checkpoints.iterdir())] == ["step_00000004", "step_00000012"]
+    assert [p.name for p in sorted(run.run.checkpoints.iterdir())] == [
+        "step_00000004",
+        "step_00000012",
+    ]
 
 
 @pytest.mark.soak
 def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_bytes((ROOT / "LICENSE").read_bytes()[:1100])
-    run = launch(*RUN, data=short, eval_every=2, num_iterations=4, max_seq_len=64, device_batch_size=1, total_batch_size=128).ok()
-    assert run.output.count("no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for each of 2 ranks") == 1
+    run = launch(
+        *RUN,
+        data=short,
+        eval_every=2,
+        num_iterations=4,
+        max_seq_len=64,
+        device_batch_size=1,
+        total_batch_size=128,
+    ).ok()
+    assert (
+        run.output.count(
+            "no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for "
+            "each of 2 ranks"
+        )
+        == 1
+    )
 
 
 @pytest.mark.soak
@@ -281,4 +360,6 @@ def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> No
     run.process.send_signal(signal.SIGKILL)
     run.wait()
     again = launch("./launch_train.sh", "2", tiny=False, resume="early", num_iterations=4).ok()
-    assert "has no checkpoint yet: it begins again at step 0" in again.output and len(again.steps) >= 4
+    assert (
+        "has no checkpoint yet: it begins again at step 0" in again.output and len(again.steps) >= 4
+    )

@@ -31,12 +31,21 @@ def small_text(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_many_epochs_with_workers_and_a_slow_progress_bar(launch: Launch, small_text: Path, persistent: bool) -> None:
-    """The two traps of the original incident: workers at the epoch switch, and a bar that blocks rank 0 for longer than
-    the limit of a collective would allow if it stood between barriers."""
+def test_many_epochs_with_workers_and_a_slow_progress_bar(
+    launch: Launch, small_text: Path, persistent: bool
+) -> None:
+    """The two traps of the original incident: workers at the epoch switch, and a bar that blocks
+    rank 0 for longer than the limit of a collective would allow if it stood between barriers."""
     hook = slow_progress_bar(0.5)
     run = launch(
-        *RUN, data=small_text, num_epochs=6, num_workers=2, persistent_workers=persistent, hang_timeout=10, hook=hook, **EPOCHS
+        *RUN,
+        data=small_text,
+        num_epochs=6,
+        num_workers=2,
+        persistent_workers=persistent,
+        hang_timeout=10,
+        hook=hook,
+        **EPOCHS,
     ).ok()
     records = list(run.steps.values())
     per_epoch = [sum(r["epoch"] == e for r in records) for e in range(1, 7)]
@@ -51,10 +60,20 @@ def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
     assert without.losses == with_two.losses
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
-    """kill -9 of the launcher in the middle of an epoch, with all that is random or kept: dropout, workers, accumulation."""
-    settings = {"data": small_text, "num_epochs": 8, "save_every": 7, "num_workers": workers, **EPOCHS, "total_batch_size": 256}
+    """kill -9 of the launcher in the middle of an epoch, with all that is random or kept: dropout,
+    workers, accumulation."""
+    settings = {
+        "data": small_text,
+        "num_epochs": 8,
+        "save_every": 7,
+        "num_workers": workers,
+        **EPOCHS,
+        "total_batch_size": 256,
+    }
     settings |= {"dropout": 0.2, "activation_checkpointing": 1}
     whole = launch(*RUN, **settings).ok()
     cut = launch(*RUN, name="cut", **settings)
@@ -63,13 +82,17 @@ def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, worker
     cut.wait()
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="cut").ok()
     assert resumed.losses == whole.losses
-    final = [next(r.run.checkpoints.glob(f"step_{max(whole.steps):08d}/state.pt")).read_bytes() for r in (whole, resumed)]
+    final = [
+        next(r.run.checkpoints.glob(f"step_{max(whole.steps):08d}/state.pt")).read_bytes()
+        for r in (whole, resumed)
+    ]
     assert final[0] == final[1], "weights and optimizer state, bit for bit"
 
 
 @pytest.mark.soak
 def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch) -> None:
-    """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none of a step whose evaluation is not."""
+    """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none
+    of a step whose evaluation is not."""
     hook = at_rank(
         0,
         """
@@ -106,11 +129,18 @@ def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
 """,
     )
     run = launch(*RUN, eval_every=100, hook=hook).ok()
-    assert run.summary["status"] == "done" and run.summary["steps"] == 12 and run.summary["val_bpb_last"] and run.summary["sample"]
+    assert (
+        run.summary["status"] == "done"
+        and run.summary["steps"] == 12
+        and run.summary["val_bpb_last"]
+        and run.summary["sample"]
+    )
 
 
 @pytest.mark.soak
-def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+def test_what_lives_before_the_first_epoch_is_not_collected_again(
+    launch: Launch, small_text: Path, tmp_path: Path
+) -> None:
     seen = tmp_path / "frozen"
     patch = f"""
         import gc
@@ -127,12 +157,16 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(launch: Launch
 
 
 @pytest.mark.soak
-def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_so(launch: Launch) -> None:
+def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_so(
+    launch: Launch,
+) -> None:
     done = launch(*RUN, name="done", report=True).ok()
     before = {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()}
     again = launch("./launch_train.sh", "2", tiny=False, resume="done").ok()
     assert "step 12 of 12" in again.output and "--num_iterations=24" in again.output
-    assert {path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in done.run.path.rglob("*") if path.is_file()
+    } == before
     old_pids = done.pids
     more = launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=100000)
     wait_until(lambda: more.pids and more.pids != old_pids, what="the ranks")
@@ -141,12 +175,31 @@ def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_
     more.process.send_signal(signal.SIGINT)
     assert more.wait() == 130
     state = RunWatch(done.run).read()
-    assert (state["run"]["state"], state["progress"]["step"], state["progress"]["total_steps"]) == ("finished", 12, 12)
-    assert all(path.read_bytes() == before[path] for path in (done.run.plan, done.run.data, done.run.summary, done.run.report))
-    assert launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=13).ok().summary["steps"] == 13
+    assert (state["run"]["state"], state["progress"]["step"], state["progress"]["total_steps"]) == (
+        "finished",
+        12,
+        12,
+    )
+    assert all(
+        path.read_bytes() == before[path]
+        for path in (done.run.plan, done.run.data, done.run.summary, done.run.report)
+    )
+    assert (
+        launch("./launch_train.sh", "2", tiny=False, resume="done", num_iterations=13)
+        .ok()
+        .summary["steps"]
+        == 13
+    )
 
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", f"--config={RUN[2]}")
+TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--nproc_per_node=2",
+    "train.py",
+    f"--config={RUN[2]}",
+)
 
 
 @pytest.mark.soak
@@ -163,7 +216,15 @@ if os.environ.get("RANK") == "0":
         return original(data, *more)
     zlib.crc32 = slow
 """
-    run = launch(*TORCHRUN, data=small_text, num_iterations=3, hang_timeout=4, hook=hook, device_batch_size=2, total_batch_size=128).ok()
+    run = launch(
+        *TORCHRUN,
+        data=small_text,
+        num_iterations=3,
+        hang_timeout=4,
+        hook=hook,
+        device_batch_size=2,
+        total_batch_size=128,
+    ).ok()
     assert len(run.steps) == 3
 
 
@@ -175,12 +236,21 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
             raise AssertionError("the data is prepared by a rank")
         store.prepare = never
 """
-    run = launch(*RUN, data=small_text, num_iterations=3, device_batch_size=2, total_batch_size=128, hook=at_rank(0, patch)).ok()
+    run = launch(
+        *RUN,
+        data=small_text,
+        num_iterations=3,
+        device_batch_size=2,
+        total_batch_size=128,
+        hook=at_rank(0, patch),
+    ).ok()
     assert len(run.steps) == 3
 
 
 @pytest.mark.soak
-def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(
+    launch: Launch, small_text: Path, tmp_path: Path
+) -> None:
     patch = f"""
         import json, os, pathlib, signal
         from training.tasks import optim
@@ -194,13 +264,22 @@ def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(launc
             return original(self, step, share)
         optim.Optimizers.schedule = cut
 """
-    run = launch("./train_dual_gpu_enhanced.sh", f"--config={RUN[2]}", data=small_text, save_every=4, hook=at_rank(1, patch), **EPOCHS).ok()
+    run = launch(
+        "./train_dual_gpu_enhanced.sh",
+        f"--config={RUN[2]}",
+        data=small_text,
+        save_every=4,
+        hook=at_rank(1, patch),
+        **EPOCHS,
+    ).ok()
     assert "train_00000.bin has 100 bytes" in run.output and "it is prepared again" in run.output
     assert "resumed from step_00000008" in run.output or "resumed from step_00000004" in run.output
 
 
 @pytest.mark.slow
-def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: Path, tmp_path: Path) -> None:
+def test_who_waits_for_the_data_of_a_dead_rank_ends(
+    launch: Launch, small_text: Path, tmp_path: Path
+) -> None:
     """Ranks that a platform starts, without a launcher that would end the others."""
     here, port = tmp_path / "preparing", free_port("127.0.0.1")
     stuck = at_rank(
@@ -216,7 +295,15 @@ def test_who_waits_for_the_data_of_a_dead_rank_ends(launch: Launch, small_text: 
     ).replace(' and "DUET_RUN_DIR" in os.environ', "")
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        launch(sys.executable, "train.py", RUN[2], data=small_text, hook=stuck, name="dead", env=place | {"RANK": r, "LOCAL_RANK": r})
+        launch(
+            sys.executable,
+            "train.py",
+            RUN[2],
+            data=small_text,
+            hook=stuck,
+            name="dead",
+            env=place | {"RANK": r, "LOCAL_RANK": r},
+        )
         for r in ("0", "1")
     ]
     wait_until(here.exists, 60, "rank 0 prepares the data")

@@ -27,7 +27,9 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
     assert "sitecustomize.py:" in failure["where"]
     assert failure["phase"] == "step 5: forward"
     assert "training failed" in run.output and "rank 1" in run.output
-    assert "Traceback" not in run.output.split("training failed")[0], "rank 0's victim traceback is no news"
+    assert "Traceback" not in run.output.split("training failed")[0], (
+        "rank 0's victim traceback is no news"
+    )
 
 
 @pytest.mark.soak
@@ -42,9 +44,15 @@ def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(launch: Launch) -> None:
-    stays = in_forward(0, 5, "__import__('time').sleep(3600)")  # as one does that waits in a collective of NCCL
-    run = launch(*RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays)
+def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(
+    launch: Launch,
+) -> None:
+    stays = in_forward(
+        0, 5, "__import__('time').sleep(3600)"
+    )  # as one does that waits in a collective of NCCL
+    run = launch(
+        *RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays
+    )
     assert run.wait(60) == 5
     assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
     assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
@@ -66,7 +74,9 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
         *(pytest.param(n, 75, marks=pytest.mark.soak) for n in (signal.SIGTERM, signal.SIGUSR1)),
     ],
 )
-def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, number: signal.Signals, code: int) -> None:
+def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(
+    launch: Launch, number: signal.Signals, code: int
+) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
     run.wait_for("Iter: 3,")
     run.process.send_signal(number)
@@ -75,9 +85,13 @@ def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(launch: Launch, nu
     stopped_at = run.summary["steps"]
     assert 3 <= stopped_at < 200
     # Only what is said on the command line again is different: everything else stays as it was.
-    resumed = launch("./launch_train.sh", "2", tiny=False, resume="stopped", num_iterations=stopped_at + 5).ok()
+    resumed = launch(
+        "./launch_train.sh", "2", tiny=False, resume="stopped", num_iterations=stopped_at + 5
+    ).ok()
     assert f"resumed from step_{stopped_at:08d}" in resumed.output
-    assert max(resumed.steps) == stopped_at + 5 and sorted(resumed.steps) == list(range(1, stopped_at + 6))
+    assert max(resumed.steps) == stopped_at + 5 and sorted(resumed.steps) == list(
+        range(1, stopped_at + 6)
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
@@ -86,7 +100,11 @@ def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, co
     wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")
     run.process.send_signal(number)
     assert run.wait(10) == code
-    assert "stopped before the training began" in run.output and "Traceback" not in run.output and "failed" not in run.output
+    assert (
+        "stopped before the training began" in run.output
+        and "Traceback" not in run.output
+        and "failed" not in run.output
+    )
 
 
 @pytest.mark.soak
@@ -106,16 +124,25 @@ if os.environ.get("RANK") == "0":
 
 @pytest.mark.soak
 def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(launch: Launch) -> None:
-    """Ranks that have ended their work just now are leaving, not stuck, however long ago the wish was."""
-    pause = "__import__('time').sleep(4)"  # in each of two micro-batches: never silent for 5 s, but over that in all
-    run = launch(*RUN, num_iterations=100000, total_batch_size=512, hook=in_forward(0, 7, pause) + in_forward(0, 8, pause))
+    """Ranks that have ended their work just now are leaving, not stuck, however long ago the wish
+    was."""
+    # in each of two micro-batches: never silent for 5 s, but over that in all
+    pause = "__import__('time').sleep(4)"
+    run = launch(
+        *RUN,
+        num_iterations=100000,
+        total_batch_size=512,
+        hook=in_forward(0, 7, pause) + in_forward(0, 8, pause),
+    )
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 4: forward")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 75 and run.summary["steps"] == 4
 
 
 @pytest.mark.soak
-def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(launch: Launch) -> None:
+def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(
+    launch: Launch,
+) -> None:
     run = launch(*RUN, num_iterations=100000, hook=in_forward(0, 2, "__import__('time').sleep(9)"))
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 2: forward")
     run.process.send_signal(signal.SIGUSR1)

@@ -1,4 +1,5 @@
-"""`./duet inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that knows nothing of us."""
+"""`./duet inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that
+knows nothing of us."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ for step in range(1_000_000):
 
 def inspect(*argv: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "training.cli.inspect", *argv, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stderr == "", done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -50,21 +53,35 @@ def of(told: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
-    run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=100_000, inspect_every=5, hang_timeout=0)
+    run = launch(
+        "./train_dual_gpu.sh", QUICKSTART, num_iterations=100_000, inspect_every=5, hang_timeout=0
+    )
     wait_until(lambda: len(run.steps) > 6, 90, "it trains")
     path, pids = str(run.run.path), run.pids
 
     code, told = inspect(path)
     assert code == 0 and told["text"].startswith("YES: all 2 ranks train (step "), told
-    assert {c["name"] for c in told["checks"] if c["status"] != "ok"} <= {"speed", "memory", "attention"}, told  # of a busy machine
-    assert [(r["rank"], r["pid"], r["step"] > r["step_before"]) for r in told["ranks"]] == [(0, pids[0], True), (1, pids[1], True)]
+    assert {c["name"] for c in told["checks"] if c["status"] != "ok"} <= {
+        "speed",
+        "memory",
+        "attention",
+    }, told  # of a busy machine
+    assert [(r["rank"], r["pid"], r["step"] > r["step_before"]) for r in told["ranks"]] == [
+        (0, pids[0], True),
+        (1, pids[1], True),
+    ]
     assert "; disjoint and complete, proven for " in of(told, "data")["text"]
     assert of(told, "parameters")["text"].startswith("equal on all ranks at step ")
 
     os.kill(pids[1], signal.SIGSTOP)
-    wait_until(lambda: (now := procfs.read_process(pids[1])) and now.state == "T", 20, "it is stopped")
+    wait_until(
+        lambda: (now := procfs.read_process(pids[1])) and now.state == "T", 20, "it is stopped"
+    )
     code, told = inspect(path)
-    assert (code, told["text"]) == (5, f"NO: rank 1 is stopped (SIGSTOP); to go on: kill -CONT {pids[1]}")
+    assert (code, told["text"]) == (
+        5,
+        f"NO: rank 1 is stopped (SIGSTOP); to go on: kill -CONT {pids[1]}",
+    )
     os.kill(pids[1], signal.SIGCONT)
 
     code, told = inspect(f"--pid={pids[1]}")  # it knows which run this is
@@ -90,7 +107,9 @@ def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
     code, told = inspect(f"--pid={launcher}")
     assert code == 0 and told["text"].startswith("YES: all 2 ranks are at work (step "), told
     assert [r["pid"] for r in told["ranks"]] == list(discovery.of_process(launcher).values())
-    assert of(told, "processes")["text"].startswith("2 of 2 by WORLD_SIZE: ") and of(told, "log")["text"].endswith(f" in {console}")
+    assert of(told, "processes")["text"].startswith("2 of 2 by WORLD_SIZE: ") and of(told, "log")[
+        "text"
+    ].endswith(f" in {console}")
 
 
 @pytest.mark.soak
@@ -98,11 +117,21 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep", until="FAULT")
     found = discovery.of_process(launcher)
     wait_until(
-        lambda: all((now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()), 20, "both have come to rest"
+        lambda: all(
+            (now := procfs.read_process(pid)) and "futex" in now.waits_in for pid in found.values()
+        ),
+        20,
+        "both have come to rest",
     )
-    line = next(number for number, text in enumerate(FAULTY.read_text().splitlines(), 1) if "# the deadlock" in text)
+    line = next(
+        number
+        for number, text in enumerate(FAULTY.read_text().splitlines(), 1)
+        if "# the deadlock" in text
+    )
     code, told = inspect(f"--pid={found[1]}")
-    assert code == 5 and told["text"].startswith(f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "), told
+    assert code == 5 and told["text"].startswith(
+        f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "
+    ), told
     assert [r["waits_in"] for r in told["ranks"]] == [None, "backward"]
 
 
@@ -110,8 +139,14 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
 def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
     script = tmp_path / "steady.py"
     script.write_text(STEADY)
-    flags = ["--run_name=steady", f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}"]
-    run = launch("./launch_train.sh", "2", *flags, "--script", str(script), name="steady", bare=True)
+    flags = [
+        "--run_name=steady",
+        f"--out_dir={tmp_path / 'experiments'}",
+        f"--log_dir={tmp_path / 'logs'}",
+    ]
+    run = launch(
+        "./launch_train.sh", "2", *flags, "--script", str(script), name="steady", bare=True
+    )
     run.wait_for("step 20 ")
     code, told = inspect(str(run.run.path))
     run.process.send_signal(signal.SIGTERM)

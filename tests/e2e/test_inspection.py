@@ -1,4 +1,5 @@
-"""The inspector in real loops on two CPU ranks: by hand, in Lightning, in the Hugging Face Trainer; with planted defects and without."""
+"""The inspector in real loops on two CPU ranks: by hand, in Lightning, in the Hugging Face Trainer;
+with planted defects and without."""
 
 from __future__ import annotations
 
@@ -17,18 +18,34 @@ KINDS = ("loop", "lightning", "transformers")
 
 def kinds(*in_ci: str) -> pytest.MarkDecorator:
     """All of them by `make soak`, these for every change."""
-    return pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow if k in in_ci else pytest.mark.soak) for k in KINDS])
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            pytest.param(k, marks=pytest.mark.slow if k in in_ci else pytest.mark.soak)
+            for k in KINDS
+        ],
+    )
 
 
 @pytest.fixture
 def inspect(script: Inspect) -> Inspect:  # noqa: F811
-    """inspect(kind, fault, …, mode=…, steps=…, ranks=…): a finished run of tests/e2e/scripts/inspected_<kind>.py."""
+    """inspect(kind, fault, …, mode=…, steps=…, ranks=…): a finished run of
+    tests/e2e/scripts/inspected_<kind>.py."""
 
-    def start(kind: str, *faults: str, mode: str = "auto", steps: int = 60, ranks: int = 2) -> Launched:
+    def start(
+        kind: str, *faults: str, mode: str = "auto", steps: int = 60, ranks: int = 2
+    ) -> Launched:
         if kind != "loop" and not PEERS.is_dir():
             pytest.skip("lightning and transformers are not there: make peers")
         env = {"PYTHONPATH": str(PEERS), "HF_HUB_OFFLINE": "1"}
-        run = script(SCRIPTS / f"inspected_{kind}.py", ";".join(faults), mode, str(steps), ranks=ranks, env=env)
+        run = script(
+            SCRIPTS / f"inspected_{kind}.py",
+            ";".join(faults),
+            mode,
+            str(steps),
+            ranks=ranks,
+            env=env,
+        )
         run.wait()
         return run
 
@@ -37,7 +54,11 @@ def inspect(script: Inspect) -> Inspect:  # noqa: F811
 
 def warnings(run: Launched) -> dict[str, dict[str, Any]]:
     """kind → the event; every one is on the console too."""
-    events = [e for e in read_records(run.run.events) if e["event"] == "warning" and e.get("by") == "inspector"]
+    events = [
+        e
+        for e in read_records(run.run.events)
+        if e["event"] == "warning" and e.get("by") == "inspector"
+    ]
     for event in events:
         assert f"[inspector] WARNING: {event['text']}" in run.output
     return {event["kind"]: event for event in events}
@@ -58,7 +79,11 @@ def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, ex
     for rank in range(2):
         assert f"[inspector] rank {rank} of 2: " in run.output
     assert "the ranks' samples are disjoint (first 32 of each rank compared)" in run.output
-    told = {e["step"]: e for e in read_records(run.run.events) if e["event"] == "inspection" and "step" in e}
+    told = {
+        e["step"]: e
+        for e in read_records(run.run.events)
+        if e["event"] == "inspection" and "step" in e
+    }
     assert set(told) >= {1, 10, 20, 40, 60, 80, 100}
     for event in told.values():
         assert [row["size"] for row in event["ranks"]] == [4, 4]
@@ -71,16 +96,23 @@ def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, ex
 def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "no sampler", "changed", "slow", "empty", mode="warn", steps=130).ok()
     found = warnings(run)
-    assert set(found) == {"overlap", "parameters_differ", "straggler"} | ({"empty_batch"} if kind == "loop" else set())
+    assert set(found) == {"overlap", "parameters_differ", "straggler"} | (
+        {"empty_batch"} if kind == "loop" else set()
+    )
     assert "ranks 0, 1 train on the same samples" in found["overlap"]["text"]
     assert found["straggler"]["rank"] == 1 and "rank 1 is slow" in found["straggler"]["text"]
     parameter = "2.bias" if kind == "loop" else "last.weight"
-    assert found["parameters_differ"]["text"] == f"parameters differ at step 20: ranks 0, 1 among each other; 1 of 4, first {parameter}"
+    assert (
+        found["parameters_differ"]["text"]
+        == f"parameters differ at step 20: ranks 0, 1 among each other; 1 of 4, first {parameter}"
+    )
     assert all(f"rank {rank} done" in run.run.rank_log(rank).read_text() for rank in range(2))
 
 
 @kinds("transformers")
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(inspect: Inspect, kind: str) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(
+    inspect: Inspect, kind: str
+) -> None:
     run = inspect(kind, "nan")
     assert run.wait() == 4
     rank = 1 if kind != "transformers" else run.failure["rank"]  # its order is shuffled
@@ -92,7 +124,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(inspec
 
 def warnings_of_all(run: Launched) -> dict[str, dict[str, Any]]:
     """As above; the first rank may end before it shows what another one has found."""
-    return {e["kind"]: e for e in read_records(run.run.events) if e["event"] == "warning" and e.get("by") == "inspector"}
+    return {
+        e["kind"]: e
+        for e in read_records(run.run.events)
+        if e["event"] == "warning" and e.get("by") == "inspector"
+    }
 
 
 @pytest.mark.soak
@@ -100,7 +136,10 @@ def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect
     """The other rank does something else, for long; it has not ended."""
     run = inspect("loop", "uneven")
     assert run.wait() == 4 and run.failure["rank"] == 1
-    text = "rank 1 has no more data: its loader ended after step 10, and rank 0 waits for it in step 11"
+    text = (
+        "rank 1 has no more data: its loader ended after step 10, and rank 0 waits for it in "
+        "step 11"
+    )
     assert text in run.failure["summary"]
     found = warnings(run)
     assert found["no_data"]["text"] == text
@@ -111,5 +150,10 @@ def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect
 def test_the_rank_against_the_majority_is_blamed(inspect: Inspect) -> None:
     run = inspect("loop", "changed", ranks=3)
     assert run.wait() == 4 and run.failure["rank"] == 1
-    assert "parameters differ at step 20: rank 1 against the other 2; 1 of 4, first 2.bias" in run.failure["summary"]
-    assert run.failure["where"].startswith(str(SCRIPTS / "inspected_loop.py:")), "where the script called the inspector"
+    assert (
+        "parameters differ at step 20: rank 1 against the other 2; 1 of 4, first 2.bias"
+        in run.failure["summary"]
+    )
+    assert run.failure["where"].startswith(str(SCRIPTS / "inspected_loop.py:")), (
+        "where the script called the inspector"
+    )

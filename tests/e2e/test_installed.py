@@ -1,5 +1,6 @@
-"""Duet as an installed package: `pip install` in a clean environment, then the command `duet` and `import training.inspector` from any
-folder, with no checkout on the path. The packages that it needs come from the tested environment."""
+"""Duet as an installed package: `pip install` in a clean environment, then the command `duet` and
+`import training.inspector` from any folder, with no checkout on the path. The packages that it
+needs come from the tested environment."""
 
 from __future__ import annotations
 
@@ -27,7 +28,18 @@ cleanup()
 def environment(folder: Path, project: Path, *options: str) -> Path:
     """A clean environment into which pip has installed the project, nothing else."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    command = [folder / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "-c", project / "requirements.lock", *options, project]
+    command = [
+        folder / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "-c",
+        project / "requirements.lock",
+        *options,
+        project,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
@@ -51,12 +63,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
 def call(tmp_path: Path, token: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a program of an environment in an empty folder, as its user would."""
     hidden = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH")
-    env = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("DUET_")} | {TOKEN: token}
+    env = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("DUET_")} | {
+        TOKEN: token
+    }
     (tmp_path / "my work").mkdir()
 
     def run(folder: Path, program: str, *args: str) -> subprocess.CompletedProcess[str]:
         command = [folder / "bin" / program, *args]
-        return subprocess.run(command, env=env, cwd=tmp_path / "my work", capture_output=True, text=True, check=False, timeout=250)
+        return subprocess.run(
+            command,
+            env=env,
+            cwd=tmp_path / "my work",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=250,
+        )
 
     return run
 
@@ -69,29 +91,57 @@ def test_what_needs_no_packages_is_answered_without_them(bare: Path, call: Call)
     for words in (["help"], ["launch", "--help"], ["diagnose", "--help"]):
         done = call(bare, "duet", *words)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "duet " in done.stdout and "./duet" not in done.stdout and "./launch_train.sh" not in done.stdout
+        assert (
+            "duet " in done.stdout
+            and "./duet" not in done.stdout
+            and "./launch_train.sh" not in done.stdout
+        )
     log = ROOT / "tests/fixtures/logs/checkpoint_corrupt/01.log"
     assert "checkpoint_corrupt" in call(bare, "duet", "diagnose", str(log)).stdout
     done = call(bare, "duet", "inspect")
-    assert done.returncode == 2 and "try:     duet train configs/dual_gpu/quickstart.py" in done.stderr
+    assert (
+        done.returncode == 2 and "try:     duet train configs/dual_gpu/quickstart.py" in done.stderr
+    )
     # Never a .venv of its own inside somebody's environment.
     done = call(bare, "duet", "train", "configs/dual_gpu/quickstart.py", "--device=cpu")
     assert done.returncode == 3 and "lacks: no torch" in done.stderr
-    assert "-m pip install numpy psutil nvidia-ml-py tqdm torch" in done.stderr and str(bare) in done.stderr
+    assert (
+        "-m pip install numpy psutil nvidia-ml-py tqdm torch" in done.stderr
+        and str(bare) in done.stderr
+    )
 
 
-def test_a_training_leaves_its_files_where_it_was_called(installed: Path, call: Call, tmp_path: Path) -> None:
-    done = call(installed, "duet", "train", "configs/dual_gpu/quickstart.py", "--device=cpu", "--num_iterations=3", "--eval_every=3")
+def test_a_training_leaves_its_files_where_it_was_called(
+    installed: Path, call: Call, tmp_path: Path
+) -> None:
+    done = call(
+        installed,
+        "duet",
+        "train",
+        "configs/dual_gpu/quickstart.py",
+        "--device=cpu",
+        "--num_iterations=3",
+        "--eval_every=3",
+    )
     assert done.returncode == 0, done.stderr
-    assert "Resume     duet train --resume=quickstart_" in done.stderr and "Monitor    duet monitor --run=" in done.stderr
-    assert sorted(p.name for p in (tmp_path / "my work").iterdir()) == ["data", "experiments", "logs"]
+    assert (
+        "Resume     duet train --resume=quickstart_" in done.stderr
+        and "Monitor    duet monitor --run=" in done.stderr
+    )
+    assert sorted(p.name for p in (tmp_path / "my work").iterdir()) == [
+        "data",
+        "experiments",
+        "logs",
+    ]
     home = next(installed.glob("lib/python3*/site-packages/duet_home"))
     assert not {"data", "experiments", "logs", ".venv"} & {p.name for p in home.iterdir()}
     shown = call(installed, "duet", "inspect")
     assert "finished at step 3 of 3" in shown.stdout
 
 
-def test_a_script_under_duet_and_under_torchrun(installed: Path, call: Call, tmp_path: Path) -> None:
+def test_a_script_under_duet_and_under_torchrun(
+    installed: Path, call: Call, tmp_path: Path
+) -> None:
     (tmp_path / "my work/main.py").write_text(SCRIPT)
     done = call(installed, "duet", "launch", "2", "--script", "main.py")
     assert done.returncode == 0 and "mean 0.5" in done.stdout + done.stderr, done.stderr
@@ -100,20 +150,28 @@ def test_a_script_under_duet_and_under_torchrun(installed: Path, call: Call, tmp
 
 
 @pytest.mark.parametrize("own", ["a folder", "a package"])
-def test_a_training_of_the_users_own_is_not_hidden(installed: Path, call: Call, tmp_path: Path, own: str) -> None:
+def test_a_training_of_the_users_own_is_not_hidden(
+    installed: Path, call: Call, tmp_path: Path, own: str
+) -> None:
     folder = tmp_path / "my work/training"
     folder.mkdir()
     (folder / "loop.py").write_text("mine = True\n")
     if own == "a package":
         (folder / "__init__.py").touch()
-    code = "from training.loop import mine; import training.inspector.distributed, duet_inspector; training.inspector.DDPInspector"
+    code = (
+        "from training.loop import mine; import training.inspector.distributed, "
+        "duet_inspector; "
+        "training.inspector.DDPInspector"
+    )
     done = call(installed, "python", "-c", f"{code}; print(mine, training.__path__)")
     assert done.returncode == 0 and str(folder) in done.stdout, done.stderr
 
 
 def test_an_editable_install_is_the_checkout(project: Path, call: Call, tmp_path: Path) -> None:
     folder = environment(tmp_path / "en v", project, "-e")
-    done = call(folder, "python", "-c", "import training.core.project as p; print(p.ROOT, p.INSTALLED)")
+    done = call(
+        folder, "python", "-c", "import training.core.project as p; print(p.ROOT, p.INSTALLED)"
+    )
     assert done.stdout == f"{project} False\n", done.stderr
     assert call(folder, "duet", "--version").stdout == "duet 0.1.0\n"
     assert "./launch_train.sh" in call(folder, "duet", "help").stdout

@@ -1,5 +1,5 @@
-"""Several machines without SLURM: two network namespaces joined by a virtual cable, each with an own address and no common loopback.
-Needs root (or CAP_NET_ADMIN) and `ip`."""
+"""Several machines without SLURM: two network namespaces joined by a virtual cable, each with an
+own address and no common loopback. Needs root (or CAP_NET_ADMIN) and `ip`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def ip(*words: str) -> None:
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[str]]:
     """Names of two network namespaces that reach each other."""
-    if not shutil.which("ip") or subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("ip")
+        or subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("network namespaces need root and iproute2")
     mark = uuid.uuid4().hex[:6]
     names, cables = [f"t{mark}{n}" for n in range(2)], [f"v{mark}{n}" for n in range(2)]
@@ -68,9 +71,17 @@ def machines() -> Iterator[list[str]]:
 def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., Launched]:
     """Start this machine's part; each has a disk of its own unless `shared`."""
 
-    def start(number: int, *, ranks: int = 1, shared: bool = False, name: str = "both", **more: object) -> Launched:
+    def start(
+        number: int, *, ranks: int = 1, shared: bool = False, name: str = "both", **more: object
+    ) -> Launched:
         disk = tmp_path / ("disk" if shared else f"disk{number}")
-        flags = {"nnodes": 2, "node_rank": number, "master_addr": ADDRESSES[0], "out_dir": disk, "log_dir": disk / f"logs{number}"}
+        flags = {
+            "nnodes": 2,
+            "node_rank": number,
+            "master_addr": ADDRESSES[0],
+            "out_dir": disk,
+            "log_dir": disk / f"logs{number}",
+        }
         own = [*("ip", "netns", "exec", machines[number]), "./launch_train.sh", str(ranks), CONFIG]
         run = launch(*own, name=name, **{**flags, **more})
         run.run = RunDir(disk / name, number)
@@ -84,15 +95,30 @@ Node = Callable[..., Launched]
 
 @pytest.fixture
 def cable(machines: list[str]) -> Iterator[Callable[..., Callable[[], None]]]:
-    """Cut or join the cable at this machine; `one_way`: what it sends is lost, what it is sent arrives."""
+    """Cut or join the cable at this machine; `one_way`: what it sends is lost, what it is sent
+    arrives."""
     joined: list[Callable[[], None]] = []
 
     def cut(number: int, *, one_way: bool = False) -> Callable[[], None]:
         def change(up: bool) -> None:
             if one_way:
-                ip("-n", machines[number], "route", "del" if up else "add", "blackhole", f"{ADDRESSES[1 - number]}/32")
+                ip(
+                    "-n",
+                    machines[number],
+                    "route",
+                    "del" if up else "add",
+                    "blackhole",
+                    f"{ADDRESSES[1 - number]}/32",
+                )
             else:
-                ip("-n", machines[number], "link", "set", f"v{machines[number][1:]}", "up" if up else "down")
+                ip(
+                    "-n",
+                    machines[number],
+                    "link",
+                    "set",
+                    f"v{machines[number][1:]}",
+                    "up" if up else "down",
+                )
 
         def join() -> None:
             if join in joined:
@@ -115,14 +141,24 @@ def of_node(token: str, number: int) -> tuple[int, list[int]]:
     """Processes of this machine: its supervisor, and all others."""
     space = {pid: Path(f"/proc/{pid}/ns/net").readlink() for pid in processes(token)}
     commands = processes(token)
-    supervisor = next(pid for pid, c in commands.items() if "training.cli.supervise" in c and (f"--node={number}" in c or not number))
-    return supervisor, [pid for pid in commands if pid != supervisor and space.get(pid) == space[supervisor]]
+    supervisor = next(
+        pid
+        for pid, c in commands.items()
+        if "training.cli.supervise" in c and (f"--node={number}" in c or not number)
+    )
+    return supervisor, [
+        pid for pid in commands if pid != supervisor and space.get(pid) == space[supervisor]
+    ]
 
 
 def silent(number: int, why: str) -> str:
-    """What is said of a machine, as a pattern: it is given up after 10 s, and told a moment later where this one is busy, or a moment
-    before where the other one gave up first."""
-    return re.escape(f"node {number} ({ADDRESSES[number]}, {HOST}) silent for ") + r"(9|1\d) s: " + re.escape(why)
+    """What is said of a machine, as a pattern: it is given up after 10 s, and told a moment later
+    where this one is busy, or a moment before where the other one gave up first."""
+    return (
+        re.escape(f"node {number} ({ADDRESSES[number]}, {HOST}) silent for ")
+        + r"(9|1\d) s: "
+        + re.escape(why)
+    )
 
 
 def last_step(run: Launched) -> int:
@@ -130,24 +166,44 @@ def last_step(run: Launched) -> int:
 
 
 def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path) -> None:
-    flags = {"ranks": 2, "total_batch_size": 512, "notify": f"echo \"$DUET_STATUS\" >> '{tmp_path}/told'"}
+    flags = {
+        "ranks": 2,
+        "total_batch_size": 512,
+        "notify": f"echo \"$DUET_STATUS\" >> '{tmp_path}/told'",
+    }
     second, first = node(1, **flags), node(0, **flags)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
-    assert f"mode node 0 of 2, the first is {ADDRESSES[0]}:12355: 2 machines (--nnodes)" in first.output
-    assert "node 1 is here" in first.output and "GLOO_SOCKET_IFNAME=v" in first.output and "GLOO_SOCKET_IFNAME=v" in second.output
+    assert (
+        f"mode node 0 of 2, the first is {ADDRESSES[0]}:12355: 2 machines (--nnodes)"
+        in first.output
+    )
+    assert (
+        "node 1 is here" in first.output
+        and "GLOO_SOCKET_IFNAME=v" in first.output
+        and "GLOO_SOCKET_IFNAME=v" in second.output
+    )
     one = launch("./launch_train.sh", "4", CONFIG, total_batch_size=512).ok()
     assert first.losses == one.losses
-    assert [len(first.steps[12][name]) for name in ("compute_ms", "memory_bytes")] == [4, 4], "of all machines"
+    assert [len(first.steps[12][name]) for name in ("compute_ms", "memory_bytes")] == [4, 4], (
+        "of all machines"
+    )
     assert (tmp_path / "told").read_text() == "finished\n", "by node 0 alone"
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
 
 @pytest.mark.soak
-def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_the_first(node: Node) -> None:
-    first, second = node(0, shared=True, num_iterations=100000), node(1, shared=True, num_iterations=100000)
+def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_the_first(
+    node: Node,
+) -> None:
+    first, second = (
+        node(0, shared=True, num_iterations=100000),
+        node(1, shared=True, num_iterations=100000),
+    )
     first.wait_for("Iter: 3,")
     first.process.send_signal(signal.SIGTERM)
-    assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:] + second.output[-2000:]
+    assert (first.wait(30), second.wait(30)) == (75, 75), (
+        first.output[-2000:] + second.output[-2000:]
+    )
     assert [p.name for p in first.run.path.parent.glob("*/plan.json")] == ["plan.json"]
     assert (read_json(first.run.plan) or {})["place"]["node_rank"] == 0
     assert (read_json(second.run.own_plan) or {})["place"]["node_rank"] == 1
@@ -168,8 +224,15 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
     for pid, command in processes(token).items():
         if "training.cli.supervise" in command and "--node=1" in command:
             os.kill(pid, signal.SIGKILL)
-    assert first.wait(30) == 4 and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
-    assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == ("peer_died", "gone", 1)
+    assert (
+        first.wait(30) == 4
+        and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
+    )
+    assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == (
+        "peer_died",
+        "gone",
+        1,
+    )
     second.wait(30)
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
@@ -180,14 +243,19 @@ def test_after_a_killed_rank_both_go_on(node: Node, once: Launch) -> None:
     again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
     first, second = node(0, **again), node(1, **again)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
-    assert "restarting from step 20 (1 of 1), 3 steps lost" in first.output and "resumed from step_00000020" in first.output
+    assert (
+        "restarting from step 20 (1 of 1), 3 steps lost" in first.output
+        and "resumed from step_00000020" in first.output
+    )
     assert "restarting with the other machines" in second.output
     whole = once("./launch_train.sh", "2", CONFIG, **saving)
     assert first.losses == whole.losses, "bit for bit"
 
 
 @pytest.mark.parametrize("machine", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_a_cut_cable_is_named_on_both_sides(node: Node, cable: Cable, token: str, machine: int) -> None:
+def test_a_cut_cable_is_named_on_both_sides(
+    node: Node, cable: Cable, token: str, machine: int
+) -> None:
     runs = [node(n, num_iterations=100000, retries=1) for n in range(2)]
     runs[0].wait_for("Iter: 3,")
     cable(machine)
@@ -195,9 +263,16 @@ def test_a_cut_cable_is_named_on_both_sides(node: Node, cable: Cable, token: str
     assert [run.wait(end - time.monotonic()) for run in runs] == [4, 4]
     for run, other in zip(runs, (1, 0), strict=True):
         assert re.search(silent(other, UNREACHABLE), run.output), run.output[-3000:]
-        assert (run.failure["cause"], run.failure["kind"], run.failure["node"]) == ("nccl_network", "silent", other)
+        assert (run.failure["cause"], run.failure["kind"], run.failure["node"]) == (
+            "nccl_network",
+            "silent",
+            other,
+        )
         assert f"Who        node {other}\n" in run.output and "restarting with" not in run.output
-    assert f"not restarted: node 1 ({ADDRESSES[1]}, {HOST}) can not be reached any more" in runs[0].output
+    assert (
+        f"not restarted: node 1 ({ADDRESSES[1]}, {HOST}) can not be reached any more"
+        in runs[0].output
+    )
     assert not processes(token)
 
 
@@ -214,7 +289,9 @@ def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -
 
 
 @pytest.mark.soak
-def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_both(node: Node, cable: Cable, token: str) -> None:
+def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_both(
+    node: Node, cable: Cable, token: str
+) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
     join = cable(1)
@@ -226,7 +303,9 @@ def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_
 
     supervisor, _ = of_node(token, 1)
     os.kill(supervisor, signal.SIGSTOP)
-    wait_until(lambda: bool(re.search(silent(1, FROZEN), first.output)), 15, "the supervisor is found")
+    wait_until(
+        lambda: bool(re.search(silent(1, FROZEN), first.output)), 15, "the supervisor is found"
+    )
     assert "; the ranks go on" in first.output
     before = last_step(first)
     wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
@@ -260,15 +339,22 @@ def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
     runs[1].wait_for("waiting for node 0")
     cable(1)
     may_come = silent(1, f"{UNREACHABLE}; it may come again")
-    wait_until(lambda: bool(re.search(may_come, runs[0].output)), VERDICT_S, "node 1 is found silent")
-    assert runs[1].wait(VERDICT_S) == 3 and re.search(f"before the start: {silent(0, UNREACHABLE)}", runs[1].output), runs[1].output[-3000:]
+    wait_until(
+        lambda: bool(re.search(may_come, runs[0].output)), VERDICT_S, "node 1 is found silent"
+    )
+    assert runs[1].wait(VERDICT_S) == 3 and re.search(
+        f"before the start: {silent(0, UNREACHABLE)}", runs[1].output
+    ), runs[1].output[-3000:]
     assert runs[0].wait(30) == 3 and "node 1, 2 of 3 did not come" in runs[0].output
 
 
 def test_a_missing_machine_is_named(node: Node) -> None:
     alone = node(0, rendezvous_timeout=6)
     assert alone.wait(30) == 3
-    assert f"waiting for node 1 of 2 at {ADDRESSES[0]}:12355" in alone.output and "node 1 of 2 did not come" in alone.output
+    assert (
+        f"waiting for node 1 of 2 at {ADDRESSES[0]}:12355" in alone.output
+        and "node 1 of 2 did not come" in alone.output
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,25 +362,40 @@ def test_a_missing_machine_is_named(node: Node) -> None:
     [
         (ADDRESSES[0], "nothing listens there (connection refused)"),
         pytest.param("10.211.7.77", "it can not be reached", marks=pytest.mark.soak),
-        pytest.param("no-such-name.invalid", "the name 'no-such-name.invalid' is not known", marks=pytest.mark.soak),
+        pytest.param(
+            "no-such-name.invalid",
+            "the name 'no-such-name.invalid' is not known",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_wrong_address_is_named(node: Node, address: str, why: str) -> None:
     lost = node(1, rendezvous_timeout=6, master_addr=address)
     assert lost.wait(40) == 3
-    assert f"node 0 at {address}:12355 did not answer within 6 s (--rendezvous_timeout): {why}" in lost.output
+    assert (
+        f"node 0 at {address}:12355 did not answer within 6 s (--rendezvous_timeout): {why}"
+        in lost.output
+    )
 
 
 def test_other_settings_are_refused_with_what_differs(node: Node) -> None:
     first, second = node(0, seed=1, rendezvous_timeout=8), node(1, seed=2)
-    assert second.wait(30) == 2 and "refuses node 1: seed is 2 on node 1, but 1 on node 0" in second.output
+    assert (
+        second.wait(30) == 2
+        and "refuses node 1: seed is 2 on node 1, but 1 on node 0" in second.output
+    )
     assert first.wait(30) == 3 and "refused: 10.211.7.2, which says it is node 1" in first.output
 
 
 @pytest.mark.soak
 def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list[str]) -> None:
-    listener = "import socket; s = socket.create_server(('0.0.0.0', 12355)); print('up', flush=True); [s.accept() for _ in range(99)]"
-    taken = subprocess.Popen(["ip", "netns", "exec", machines[0], sys.executable, "-c", listener], stdout=subprocess.PIPE)
+    listener = (
+        "import socket; s = socket.create_server(('0.0.0.0', 12355)); print('up', "
+        "flush=True); [s.accept() for _ in range(99)]"
+    )
+    taken = subprocess.Popen(
+        ["ip", "netns", "exec", machines[0], sys.executable, "-c", listener], stdout=subprocess.PIPE
+    )
     try:
         assert taken.stdout and taken.stdout.readline() == b"up\n"
         first, second = node(0), node(1)
@@ -305,7 +406,8 @@ def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list
         taken.wait()
 
 
-# ── a script on two nodes, here of one machine ───────────────────────────────────────────────────────────────────────
+# ── a script on two nodes, here of one machine
+# ───────────────────────────────────────────────────────────────────────
 
 LATE = """
 import os, pathlib, time
@@ -328,30 +430,60 @@ time.sleep(600)
 def on_two_nodes(launch: Launch, folder: Path, code: str) -> list[Launched]:
     script, runs = folder / "main.py", []
     script.write_text(code)
-    flags = {"nnodes": 2, "master_addr": LOOPBACK, "master_port": free_port(LOOPBACK), "device": "cpu", "report": False}
+    flags = {
+        "nnodes": 2,
+        "master_addr": LOOPBACK,
+        "master_port": free_port(LOOPBACK),
+        "device": "cpu",
+        "report": False,
+    }
     for number in range(2):
-        disk = {"node_rank": number, "out_dir": folder / f"disk{number}", "log_dir": folder / f"logs{number}", "script": script}
+        disk = {
+            "node_rank": number,
+            "out_dir": folder / f"disk{number}",
+            "log_dir": folder / f"logs{number}",
+            "script": script,
+        }
         runs.append(launch("./launch_train.sh", "1", tiny=False, name="both", **flags, **disk))
         runs[-1].run = RunDir(folder / f"disk{number}/both", number)
     return runs
 
 
-def test_a_script_that_fails_after_the_first_machine_has_ended_has_failed(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_that_fails_after_the_first_machine_has_ended_has_failed(
+    launch: Launch, tmp_path: Path
+) -> None:
     runs = on_two_nodes(launch, tmp_path, LATE)
     assert [run.wait() for run in runs] == [4, 4], runs[0].output[-2000:]
     for run in runs:
-        assert (run.failure["rank"], run.failure["node"], run.failure["summary"]) == (1, 1, "ValueError: planted")
+        assert (run.failure["rank"], run.failure["node"], run.failure["summary"]) == (
+            1,
+            1,
+            "ValueError: planted",
+        )
         assert "SUCCESS" not in run.output
     assert not runs[0].summary
 
 
-def test_a_script_that_is_asked_to_stop_on_one_machine_stops_on_both(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_that_is_asked_to_stop_on_one_machine_stops_on_both(
+    launch: Launch, tmp_path: Path
+) -> None:
     runs = on_two_nodes(launch, tmp_path, SAVES)
     for rank, run in enumerate(runs):
-        wait_until(lambda run=run, rank=rank: "ready" in run.run.rank_log(rank).read_text() if run.run.rank_log(rank).exists() else False)
+        wait_until(
+            lambda run=run, rank=rank: (
+                "ready" in run.run.rank_log(rank).read_text()
+                if run.run.rank_log(rank).exists()
+                else False
+            )
+        )
     runs[1].process.send_signal(signal.SIGTERM)
     assert [run.wait(30) for run in runs] == [75, 75], runs[0].output[-2000:]
-    assert (runs[0].summary["status"], runs[0].summary["exit_code"]) == ("stopped", 75) and not runs[0].failure
+    assert (runs[0].summary["status"], runs[0].summary["exit_code"]) == (
+        "stopped",
+        75,
+    ) and not runs[0].failure
     for rank, run in enumerate(runs):
-        assert f"rank {rank} {'left with status 1' if rank else 'ended with status 0'}" in run.output
+        assert (
+            f"rank {rank} {'left with status 1' if rank else 'ended with status 0'}" in run.output
+        )
         assert "SUCCESS" not in run.output and "failed" not in run.output

@@ -1,4 +1,5 @@
-"""Every way of being started, for real: the mode is found and said, ranks are never started twice, leftovers are not followed."""
+"""Every way of being started, for real: the mode is found and said, ranks are never started twice,
+leftovers are not followed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ ENTRY = (sys.executable, "-u", "train.py", CONFIG)
 
 def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str, str]:
     """What a platform puts into the environment of each rank, or of each node."""
-    found = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    found = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     return found | ({"LOCAL_RANK": str(rank)} if local else {})
 
 
@@ -35,27 +42,49 @@ def first_line(run: Launched) -> str:
 def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     plain = once(*SCRIPT)
     assert first_line(plain) == "local: nothing above us has started ranks"
-    left = {"WORLD_SIZE": "7", "PET_NNODES": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "1"}
+    left = {
+        "WORLD_SIZE": "7",
+        "PET_NNODES": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": "1",
+    }
     run = launch(*SCRIPT, env=left).ok()
-    assert "not followed, since nothing has started ranks: MASTER_PORT, PET_NNODES, TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE" in run.output
+    assert (
+        "not followed, since nothing has started ranks: MASTER_PORT, PET_NNODES, "
+        "TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE" in run.output
+    )
     assert run.losses == plain.losses
     alone = launch(*ENTRY, env=left, total_batch_size=128).ok()
-    assert "1 rank by env: one rank: plain python, no process group" in alone.output and "not followed" in alone.output
+    assert (
+        "1 rank by env: one rank: plain python, no process group" in alone.output
+        and "not followed" in alone.output
+    )
 
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(SCRIPT, id="script", marks=pytest.mark.slow), pytest.param(ENTRY, id="entrypoint", marks=pytest.mark.soak)],
+    [
+        pytest.param(SCRIPT, id="script", marks=pytest.mark.slow),
+        pytest.param(ENTRY, id="entrypoint", marks=pytest.mark.soak),
+    ],
 )
 def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...]) -> None:
     port = free_port("127.0.0.1")
     ranks = [launch(*command, name="platform", env=injected(rank, 2, port)) for rank in range(2)]
     for rank in ranks:
         rank.ok()
-    assert first_line(ranks[0]) == "rank 0 of 2: a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR are set)"
+    assert (
+        first_line(ranks[0])
+        == "rank 0 of 2: a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and "
+        "MASTER_ADDR are set)"
+    )
     assert "mode" not in ranks[1].output, "rank 0 alone speaks"
     plan = read_json(ranks[0].run.plan) or {}
-    assert (plan["ranks"], plan["launcher"]["value"], plan["place"]["source"]) == (2, "env", "platform")
+    assert (plan["ranks"], plan["launcher"]["value"], plan["place"]["source"]) == (
+        2,
+        "env",
+        "platform",
+    )
     assert len(list(ranks[0].run.path.parent.iterdir())) == 1, "one run directory"
     assert not ranks[0].pids, "nobody has started ranks"
 
@@ -74,7 +103,9 @@ def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
         pytest.param(ENTRY, id="entrypoint", marks=pytest.mark.soak),
     ],
 )
-def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_platform_that_injects_nodes(
+    launch: Launch, command: tuple[str, ...], tmp_path: Path
+) -> None:
     """Two nodes, which do not see each other's disk."""
     port = free_port("127.0.0.1")
     nodes = [
@@ -91,7 +122,9 @@ def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...],
         node.ok()
     assert first_line(nodes[0]).startswith("node 0 of 2, the first is 127.0.0.1:")
     assert first_line(nodes[1]).startswith("node 1 of 2, the first is 127.0.0.1:")
-    assert "node 1 is here" in nodes[0].output and "this machine's ranks have ended" in nodes[1].output
+    assert (
+        "node 1 is here" in nodes[0].output and "this machine's ranks have ended" in nodes[1].output
+    )
     first, second = (RunDir(tmp_path / f"disk{node}/nodes", node) for node in range(2))
     assert (read_json(first.plan) or {})["launch"] == (read_json(second.plan) or {})["launch"]
     assert (read_json(second.own_plan) or {})["place"]["node_rank"] == 1
@@ -101,9 +134,19 @@ def test_a_platform_that_injects_nodes(launch: Launch, command: tuple[str, ...],
 
 @pytest.mark.soak
 def test_under_torchrun(launch: Launch) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+    )
     by_entry = launch(*torchrun, "train.py", f"--config={CONFIG}").ok()
-    assert first_line(by_entry) == "rank 0 of 2: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+    assert (
+        first_line(by_entry)
+        == "rank 0 of 2: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+    )
     by_script = launch(*torchrun, "--no-python", *SCRIPT).ok()
     assert first_line(by_script) == first_line(by_entry) and by_script.losses == by_entry.losses
 
@@ -115,22 +158,30 @@ def test_launcher_overrides_what_is_injected(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_a_launcher_inside_a_rank_becomes_the_rank(launch: Launch, project: Path, tmp_path: Path) -> None:
+def test_a_launcher_inside_a_rank_becomes_the_rank(
+    launch: Launch, project: Path, tmp_path: Path
+) -> None:
     words = [
         "./launch_train.sh",
         "2",
         CONFIG,
-        *(f"--{k}={v}" for k, v in (TINY | {"out_dir": tmp_path / "inner", "log_dir": tmp_path}).items()),
+        *(
+            f"--{k}={v}"
+            for k, v in (TINY | {"out_dir": tmp_path / "inner", "log_dir": tmp_path}).items()
+        ),
     ]
     inner = tmp_path / "inner.py"
-    inner.write_text(f"import subprocess, sys\nsys.exit(subprocess.call({words!r}, cwd={str(project)!r}))\n")
+    inner.write_text(
+        f"import subprocess, sys\nsys.exit(subprocess.call({words!r}, cwd={str(project)!r}))\n"
+    )
     launch("./launch_train.sh", "2", "--script", str(inner), tiny=False).ok()
     (plan,) = (tmp_path / "inner").glob("*/plan.json")
     assert (read_json(plan) or {})["place"]["source"] == "platform", "two ranks in all, not four"
 
 
 def without_libuv(built: str) -> str:
-    """A torch that is built without libuv, as its users see it; this one has libuv, so its store is made to answer the same way."""
+    """A torch that is built without libuv, as its users see it; this one has libuv, so its store is
+    made to answer the same way."""
     return f"""
 import importlib.machinery, sys
 class Patch:
@@ -160,13 +211,28 @@ sys.meta_path.insert(0, Patch())
 @pytest.mark.soak
 def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     hook = without_libuv("build")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "train.py")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+        "train.py",
+    )
     fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
-    assert fails.wait() != 0 and "without libuv support" in fails.output, "the stand-in does what it should"
+    assert fails.wait() != 0 and "without libuv support" in fails.output, (
+        "the stand-in does what it should"
+    )
     plain = once(*SCRIPT)
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
     by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()
-    assert "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output and by_torchrun.losses == plain.losses
+    assert (
+        "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output
+        and by_torchrun.losses == plain.losses
+    )
     port = free_port("127.0.0.1")
-    ranks = [launch(*ENTRY, name="platform", hook=hook, env=injected(rank, 2, port)) for rank in range(2)]
+    ranks = [
+        launch(*ENTRY, name="platform", hook=hook, env=injected(rank, 2, port)) for rank in range(2)
+    ]
     assert [rank.wait() for rank in ranks] == [0, 0]

@@ -1,4 +1,5 @@
-"""KAIR's option files under the real launcher: video restoration on folders of frames, by whichever way it is started."""
+"""KAIR's option files under the real launcher: video restoration on folders of frames, by whichever
+way it is started."""
 
 from __future__ import annotations
 
@@ -25,7 +26,16 @@ QUIET = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small blurred video, as the documentation makes one, with a spike camera's files."""
     folder = tmp_path_factory.mktemp("a video") / "blur video"
-    command = [sys.executable, "-m", "training.tasks.make_blur_video", str(folder), "--clips=4", "--frames=8", "--size=64", "--spikes"]
+    command = [
+        sys.executable,
+        "-m",
+        "training.tasks.make_blur_video",
+        str(folder),
+        "--clips=4",
+        "--frames=8",
+        "--size=64",
+        "--spikes",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     return folder
 
@@ -35,7 +45,13 @@ def options(video: Path, tmp_path: Path) -> Callable[..., Path]:
     """An option file for it, with comments; `more`: section → keys."""
 
     def write(**more: dict[str, Any]) -> Path:
-        train = {"dataroot_gt": f"{video}/train", "num_frame": 3, "gt_size": 32, "dataloader_batch_size": 2, "dataloader_num_workers": 1}
+        train = {
+            "dataroot_gt": f"{video}/train",
+            "num_frame": 3,
+            "gt_size": 32,
+            "dataloader_batch_size": 2,
+            "dataloader_num_workers": 1,
+        }
         tree: dict[str, Any] = {
             "task": "a small deblurring",
             "model": "vrt",
@@ -44,27 +60,52 @@ def options(video: Path, tmp_path: Path) -> Callable[..., Path]:
             "scale": 1,
             "n_channels": 3,
             "path": {"root": "experiments", "pretrained_netG": None},
-            "datasets": {"train": train | more.pop("data", {}), "test": {"dataroot_gt": f"{video}/test", "num_frame": 4}},
+            "datasets": {
+                "train": train | more.pop("data", {}),
+                "test": {"dataroot_gt": f"{video}/test", "num_frame": 4},
+            },
             "netG": {"net_type": "recurrent", "upscale": 1, "embed_dim": 8, "num_blocks": 1},
-            "train": {"G_optimizer_lr": 2e-3, "total_iter": 12, "checkpoint_test": 6, "checkpoint_save": 6, "checkpoint_print": 3},
+            "train": {
+                "G_optimizer_lr": 2e-3,
+                "total_iter": 12,
+                "checkpoint_test": 6,
+                "checkpoint_save": 6,
+                "checkpoint_print": 3,
+            },
         }
         path = tmp_path / "options of mine.json"
         text = json.dumps(tree | more, indent=1)
-        path.write_text(f"// made by a test: https://example.org/not//a//problem\n{text}  // the end\n")
+        path.write_text(
+            f"// made by a test: https://example.org/not//a//problem\n{text}  // the end\n"
+        )
         return path
 
     return write
 
 
 def test_two_ranks_train_it(launch: Launch, options: Callable[..., Path], tmp_path: Path) -> None:
-    flags = [f"--{name}={value}" for name, value in {**QUIET, "report": True, "out_dir": tmp_path / "runs", "log_dir": tmp_path}.items()]
+    flags = [
+        f"--{name}={value}"
+        for name, value in {
+            **QUIET,
+            "report": True,
+            "out_dir": tmp_path / "runs",
+            "log_dir": tmp_path,
+        }.items()
+    ]
     run = launch("./launch_train.sh", "2", str(options()), *flags, bare=True).ok()
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.startswith("a_small_deblurring"), run.output
     plan = json.loads((made / "plan.json").read_text())
     assert plan["task"]["name"] == "video_restoration" and plan["task"]["options"]["gt_size"] == 32
-    assert plan["config"]["num_iterations"] == 12 and plan["config"]["eval_every"] == 6 and plan["config"]["num_workers"] == 1
-    assert plan["batch"]["device_sequences"] == 2 and plan["batch"]["world_size"] == 2, "the batch is of each rank"
+    assert (
+        plan["config"]["num_iterations"] == 12
+        and plan["config"]["eval_every"] == 6
+        and plan["config"]["num_workers"] == 1
+    )
+    assert plan["batch"]["device_sequences"] == 2 and plan["batch"]["world_size"] == 2, (
+        "the batch is of each rank"
+    )
     summary = json.loads((made / "summary.json").read_text())
     assert summary["status"] == "done" and summary["samples"] == 48
     assert summary["val_psnr_last"] > 15 and 0 < summary["val_ssim_last"] <= 1
@@ -78,27 +119,46 @@ def test_two_ranks_train_it(launch: Launch, options: Callable[..., Path], tmp_pa
 def test_other_ways_to_start_it(how: str, launch: Launch, options: Callable[..., Path]) -> None:
     flags = {"tiny": False, **QUIET, "opt": options()}
     if how == "torchrun":
-        run = launch(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", **flags)
+        run = launch(
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "train.py", **flags
+        )
     elif how == "platform":
-        ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+        ranks = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port("127.0.0.1")),
+        }
         run = launch("./launch_train.sh", "1", env=ranks, **flags)
     else:
         run = launch(sys.executable, "train.py", **flags)
     assert run.wait() == 0, run.output[-3000:]
-    assert run.summary["steps"] == 12 and run.summary["samples"] == (48 if how == "torchrun" else 24)
+    assert run.summary["steps"] == 12 and run.summary["samples"] == (
+        48 if how == "torchrun" else 24
+    )
 
 
 @pytest.mark.soak
-def test_a_spike_camera_is_a_fourth_channel(launch: Launch, options: Callable[..., Path], video: Path) -> None:
+def test_a_spike_camera_is_a_fourth_channel(
+    launch: Launch, options: Callable[..., Path], video: Path
+) -> None:
     spikes = {"dataroot_spike": f"{video}/train", "spike_channels": 2, "spike_h": 64, "spike_w": 64}
     flags = {"test_dataroot_spike": f"{video}/test", "num_iterations": 4, **QUIET}
     run = launch("./launch_train.sh", "2", str(options(data=spikes)), tiny=False, **flags).ok()
-    without = launch("./launch_train.sh", "2", str(options()), tiny=False, num_iterations=4, **QUIET).ok()
+    without = launch(
+        "./launch_train.sh", "2", str(options()), tiny=False, num_iterations=4, **QUIET
+    ).ok()
     assert run.summary["parameters"] > without.summary["parameters"]
 
 
-def test_everything_that_is_wrong_is_told_at_once(launch: Launch, options: Callable[..., Path]) -> None:
-    wrong = options(netG={"net_type": "vrt", "spynet_path": "model_zoo/spynet.pth"}, data={"gt_sise": 64, "io_backend": {"type": "lmdb"}})
+def test_everything_that_is_wrong_is_told_at_once(
+    launch: Launch, options: Callable[..., Path]
+) -> None:
+    wrong = options(
+        netG={"net_type": "vrt", "spynet_path": "model_zoo/spynet.pth"},
+        data={"gt_sise": 64, "io_backend": {"type": "lmdb"}},
+    )
     run = launch("./launch_train.sh", "4", str(wrong), tiny=False)
     assert run.wait() == 2
     said = run.output
@@ -107,11 +167,19 @@ def test_everything_that_is_wrong_is_told_at_once(launch: Launch, options: Calla
     assert "nothing was launched" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("name", ["vrt/006_train_vrt_videodeblurring_gopro", "rvrt/001_train_rvrt_videosr_bi_reds_30frames"])
+@pytest.mark.parametrize(
+    "name",
+    ["vrt/006_train_vrt_videodeblurring_gopro", "rvrt/001_train_rvrt_videosr_bi_reds_30frames"],
+)
 def test_published_files_are_answered(name: str, launch: Launch) -> None:
-    run = launch("./launch_train.sh", "8", str(ROOT / f"tests/fixtures/kair/options/{name}.json"), tiny=False)
+    run = launch(
+        "./launch_train.sh", "8", str(ROOT / f"tests/fixtures/kair/options/{name}.json"), tiny=False
+    )
     assert run.wait() == 2
-    assert "./launch_train.sh 8 --script main_train_vrt.py -- --opt" in run.output and "LMDB" in run.output
+    assert (
+        "./launch_train.sh 8 --script main_train_vrt.py -- --opt" in run.output
+        and "LMDB" in run.output
+    )
     assert "is not known" not in run.output and "Traceback" not in run.output
 
 

@@ -1,4 +1,5 @@
-"""Recovery as a user has it: after a failure of the machine the run goes on by itself, and ends as if nothing had happened."""
+"""Recovery as a user has it: after a failure of the machine the run goes on by itself, and ends as
+if nothing had happened."""
 
 from __future__ import annotations
 
@@ -29,16 +30,32 @@ def configured(run: Launched, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: Launch, once: Launch) -> None:
+def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(
+    launch: Launch, once: Launch
+) -> None:
     whole = once(*LAUNCH, **SAVING)
     run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
     assert run.losses == whole.losses, "bit for bit"
     assert "recovery: at most 2 restarts in a row" in run.output
-    assert "restarting from step 20 (1 of 2), 3 steps lost\n" in run.output and "resumed from step_00000020" in run.output
+    assert (
+        "restarting from step 20 (1 of 2), 3 steps lost\n" in run.output
+        and "resumed from step_00000020" in run.output
+    )
     assert "training finished after 1 restart (killed by SIGKILL at step 23)" in run.output
     (restart,), (recovered,) = events(run, "restart"), events(run, "recovered")
-    told = {name: restart[name] for name in ("attempt", "kind", "rank", "step", "resumes_at", "steps_lost", "changes")}
-    assert told == {"attempt": 2, "kind": "died", "rank": 1, "step": 23, "resumes_at": 20, "steps_lost": 3, "changes": {}}
+    told = {
+        name: restart[name]
+        for name in ("attempt", "kind", "rank", "step", "resumes_at", "steps_lost", "changes")
+    }
+    assert told == {
+        "attempt": 2,
+        "kind": "died",
+        "rank": 1,
+        "step": 23,
+        "resumes_at": 20,
+        "steps_lost": 3,
+        "changes": {},
+    }
     assert 0 < restart["seconds_lost"] < recovered["seconds"] and recovered["step"] == 21
     assert [r["cause"] for r in run.summary["restarts"]] == [restart["cause"]]
     assert not run.run.failure.exists()
@@ -47,15 +64,32 @@ def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(launch: La
 @pytest.mark.slow
 def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: Launch) -> None:
     # Muon would make more of the last bits, in which sums of another order differ.
-    sizes = {"total_batch_size": 512, "device_batch_size": 8, "save_every": 5, "precision": "fp32", "optimizer": "adamw"}
+    sizes = {
+        "total_batch_size": 512,
+        "device_batch_size": 8,
+        "save_every": 5,
+        "precision": "fp32",
+        "optimizer": "adamw",
+    }
     whole = launch(*LAUNCH, **sizes).ok()
     run = launch(*ENHANCED, **sizes, inject="oom@rank=1,step=7,above=2,attempt=any").ok()
-    assert "with device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation" in run.output
+    assert (
+        "with device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
+        in run.output
+    )
     assert "device_batch_size 4 → 2, the same 512 tokens" in run.output
-    assert run.losses == pytest.approx(whole.losses, rel=1e-5), "the same sequences in each step, added up in another order"
+    assert run.losses == pytest.approx(whole.losses, rel=1e-5), (
+        "the same sequences in each step, added up in another order"
+    )
     assert configured(run, "device_batch_size") == 2 and configured(run, "total_batch_size") == 512
-    assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps = 512 tokens per step" in run.output
-    assert [r["changes"] for r in events(run, "restart")] == [{"device_batch_size": [8, 4]}, {"device_batch_size": [4, 2]}]
+    assert (
+        "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps = 512 tokens per step"
+        in run.output
+    )
+    assert [r["changes"] for r in events(run, "restart")] == [
+        {"device_batch_size": [8, 4]},
+        {"device_batch_size": [4, 2]},
+    ]
     # Whoever goes on with it later does not run into the same again.
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="run2", num_iterations=14).ok()
     assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps" in resumed.output
@@ -63,10 +97,15 @@ def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: L
 
 @pytest.mark.soak
 def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
-    run = launch(*ENHANCED, device_batch_size=2, total_batch_size=128, inject="oom@rank=0,step=2,attempt=any")
+    run = launch(
+        *ENHANCED, device_batch_size=2, total_batch_size=128, inject="oom@rank=0,step=2,attempt=any"
+    )
     assert run.wait() == 4
     assert "device_batch_size 2 → 1, the same 128 tokens" in run.output
-    assert "given up: device_batch_size is 1 already: try a smaller --max_seq_len or --depth" in run.output
+    assert (
+        "given up: device_batch_size is 1 already: try a smaller --max_seq_len or --depth"
+        in run.output
+    )
     assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
 
 
@@ -75,10 +114,16 @@ def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> 
     run = launch(*ENHANCED, num_workers=2, inject="worker_kill@rank=0,call=3,attempt=any").ok()
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
     assert "restarting from the beginning (1 of 2)" in run.output
-    assert "with num_workers 2 → 0, since the data loader has failed again; the ranks read the data themselves" in run.output
+    assert (
+        "with num_workers 2 → 0, since the data loader has failed again; the ranks read the data "
+        "themselves" in run.output
+    )
     assert [r["changes"].get("num_workers") for r in events(run, "restart")] == [None, [2, 0]]
     assert configured(run, "num_workers") == 0
-    assert "training finished after 2 restarts (dataloader_worker_died at step 1, 2 times)" in run.output
+    assert (
+        "training finished after 2 restarts (dataloader_worker_died at step 1, 2 times)"
+        in run.output
+    )
 
 
 @pytest.mark.slow
@@ -87,7 +132,12 @@ def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> No
     run = launch(*LAUNCH, **SAVING, retries=1, hang_timeout=3, inject="sleep@rank=1,step=12").ok()
     assert run.losses == whole.losses
     (restart,) = events(run, "restart")
-    assert (restart["cause"], restart["kind"], restart["rank"], restart["step"]) == ("hang", "hang", 1, 12)
+    assert (restart["cause"], restart["kind"], restart["rank"], restart["step"]) == (
+        "hang",
+        "hang",
+        1,
+        12,
+    )
     assert restart["seconds_lost"] >= 3
     assert "restarting from step 10 (1 of 1), 2 steps lost" in run.output
 
@@ -105,10 +155,20 @@ def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param("raise@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow),
-        pytest.param("nan@rank=1,step=3", "the same data would give the same loss again", marks=pytest.mark.soak),
-        pytest.param("exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.soak),
-        pytest.param("desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.soak),
+        pytest.param(
+            "raise@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "nan@rank=1,step=3",
+            "the same data would give the same loss again",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.soak
+        ),
+        pytest.param(
+            "desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str) -> None:
@@ -119,13 +179,20 @@ def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str
 
 
 @pytest.mark.soak
-def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for_anywhere(launch: Launch) -> None:
+def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for_anywhere(
+    launch: Launch,
+) -> None:
     fault = "kill@rank=0,step=7"
     once = launch(*LAUNCH, inject=fault)
     assert once.wait() == 4
     assert "restart" not in once.output
     assert launch(*LAUNCH, inject=fault, retries=1, save_every=5).ok().summary["steps"] == 12
-    assert launch("./train_dual_gpu.sh", QUICKSTART, inject=fault, env={"DUET_RETRIES": "1"}).ok().summary["steps"] == 12
+    assert (
+        launch("./train_dual_gpu.sh", QUICKSTART, inject=fault, env={"DUET_RETRIES": "1"})
+        .ok()
+        .summary["steps"]
+        == 12
+    )
     none = launch(*ENHANCED, inject=fault, retries=0)
     assert none.wait() == 4
     assert "restart" not in none.output
@@ -137,7 +204,10 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
     wait_until(lambda: events(run, "recovered") or run.process.poll() is not None)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(30) == 75
-    assert "stopped on request, checkpoint saved after 1 restart (killed by SIGKILL at step 7) (exit 75)" in run.output
+    assert (
+        "stopped on request, checkpoint saved after 1 restart (killed by SIGKILL at step 7) (exit "
+        "75)" in run.output
+    )
     assert len(run.summary["restarts"]) == 1 and run.summary["status"] == "stopped"
 
 
@@ -149,17 +219,44 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
         pytest.param("oom@rank=1,step=7,above=4", 4, 1, marks=pytest.mark.soak),
     ],
 )
-def test_several_machines_start_again_together(launch: Launch, once: Launch, fault: str, size: int, rank: int) -> None:
-    """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of the other one has failed."""
+def test_several_machines_start_again_together(
+    launch: Launch, once: Launch, fault: str, size: int, rank: int
+) -> None:
+    """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of
+    the other one has failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    whole = once(*LAUNCH, device_batch_size=8, total_batch_size=512, optimizer="adamw", precision="fp32", save_every=5)
+    whole = once(
+        *LAUNCH,
+        device_batch_size=8,
+        total_batch_size=512,
+        optimizer="adamw",
+        precision="fp32",
+        save_every=5,
+    )
     nodes = []
     for number in (1, 0):
-        flags = {"nnodes": 2, "node_rank": number, "master_addr": "127.0.0.1", "master_port": port, "retries": 1, "inject": fault}
+        flags = {
+            "nnodes": 2,
+            "node_rank": number,
+            "master_addr": "127.0.0.1",
+            "master_port": port,
+            "retries": 1,
+            "inject": fault,
+        }
         flags |= {"device_batch_size": 8, "total_batch_size": 512, "optimizer": "adamw"}
-        nodes.append(launch("./launch_train.sh", "1", QUICKSTART, name="both", save_every=5, precision="fp32", **flags))
+        nodes.append(
+            launch(
+                "./launch_train.sh",
+                "1",
+                QUICKSTART,
+                name="both",
+                save_every=5,
+                precision="fp32",
+                **flags,
+            )
+        )
     second, first = nodes
     second.run = RunDir(first.run.path, 1)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-3000:] + second.output[-3000:]
@@ -169,4 +266,6 @@ def test_several_machines_start_again_together(launch: Launch, once: Launch, fau
     assert "restarting with the other machines" in second.output
     assert [configured(node, "device_batch_size") for node in nodes] == [size, size]
     assert not first.run.failure.exists() and not second.run.failure.exists()
-    assert [r["rank"] for r in events(first, "restart")] == [rank] and len(events(first, "recovered")) == 1
+    assert [r["rank"] for r in events(first, "restart")] == [rank] and len(
+        events(first, "recovered")
+    ) == 1

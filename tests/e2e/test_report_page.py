@@ -1,4 +1,5 @@
-"""The report in a real browser: what it looks like, what answers to the mouse, and that nothing asks for the network."""
+"""The report in a real browser: what it looks like, what answers to the mouse, and that nothing
+asks for the network."""
 
 from __future__ import annotations
 
@@ -14,8 +15,13 @@ from tests.conftest import wait_until
 from tests.unit.report_runs import comparison, event, page_of, planned, trained
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")]
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine"),
+]
 
 Open = Callable[..., Any]
 SIZE = {"width": 1200, "height": 900}
@@ -25,7 +31,10 @@ SIZE = {"width": 1200, "height": 900}
 def browser() -> Iterator[Any]:
     with api.sync_playwright() as play:
         # The sandbox needs rights that a container does not give; the pages are our own.
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        started = play.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+        )
         yield started
         started.close()
 
@@ -34,7 +43,10 @@ def browser() -> Iterator[Any]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of a finished run, of a failed one, and of both."""
     folder = tmp_path_factory.mktemp("a user's") / "experiments"
-    good, bad = trained(planned(folder / "good"), 120, pace=1.3), trained(planned(folder / "bad"), 60)
+    good, bad = (
+        trained(planned(folder / "good"), 120, pace=1.3),
+        trained(planned(folder / "bad"), 60),
+    )
     good.summary()
     bad.step(61, float("nan"))
     event(bad, "warning", 7.0, text="<b>bold</b> words")
@@ -47,7 +59,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def show(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
-    """show('good', dark=True) → the page; in the end there was no error in it and no request beside the file itself."""
+    """show('good', dark=True) → the page; in the end there was no error in it and no request beside
+    the file itself."""
     said: list[str] = []
     asked: list[str] = []
     contexts: list[Any] = []
@@ -55,7 +68,9 @@ def show(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
     def opened(name: str, *, dark: bool = False, script: bool = True, width: int = 1200) -> Any:
         scheme = "dark" if dark else "light"
         size = SIZE | {"width": width}
-        context = browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=script, locale="en-GB")
+        context = browser.new_context(
+            viewport=size, color_scheme=scheme, java_script_enabled=script, locale="en-GB"
+        )
         context.set_default_timeout(20_000)  # ms
         contexts.append(context)
         page = context.new_page()
@@ -71,7 +86,9 @@ def show(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert not said
-    assert [url for url in asked if not url.startswith("file:")] == [] and len(asked) == len(contexts)
+    assert [url for url in asked if not url.startswith("file:")] == [] and len(asked) == len(
+        contexts
+    )
 
 
 def colour(page: Any, selector: str, what: str) -> tuple[int, ...]:
@@ -81,7 +98,11 @@ def colour(page: Any, selector: str, what: str) -> tuple[int, ...]:
 
 def ticks(page: Any, chart: str, axis: int = 0) -> list[str]:
     """The labels of an axis, sorted (in the page they stand in any order): 0 is the lower one."""
-    words = "(e, axis) => [...e.querySelectorAll('.role-axis-label')[axis].querySelectorAll('text')].map(t => t.textContent)"
+    words = (
+        "(e, axis) => "
+        "[...e.querySelectorAll('.role-axis-label')[axis].querySelectorAll('text')].map(t => "
+        "t.textContent)"
+    )
     found: list[str] = page.eval_on_selector(f"#chart-{chart} svg", words, axis)
     return sorted(found)
 
@@ -95,11 +116,18 @@ def middle(page: Any, chart: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("dark", "script"),
-    [(False, False), (True, True), *(pytest.param(dark, not dark, marks=pytest.mark.soak) for dark in (False, True))],
+    [
+        (False, False),
+        (True, True),
+        *(pytest.param(dark, not dark, marks=pytest.mark.soak) for dark in (False, True)),
+    ],
 )
 def test_light_and_dark(show: Open, dark: bool, script: bool) -> None:
     page = show("good", dark=dark, script=script)
-    paper, words = colour(page, "body", "backgroundColor"), colour(page, "#chart-loss .role-axis-label text", "fill")
+    paper, words = (
+        colour(page, "body", "backgroundColor"),
+        colour(page, "#chart-loss .role-axis-label text", "fill"),
+    )
     line = colour(page, "#chart-loss .mark-line path", "stroke")
     assert (sum(paper) < 150) == dark and (sum(words) > 380) == dark, (paper, words)
     assert line == ((86, 180, 233) if dark else (0, 114, 178))
@@ -122,13 +150,19 @@ def test_without_javascript_there_are_pictures(show: Open) -> None:
     for chart in ("loss", "timeline", "phases"):
         box = page.locator(f"#chart-{chart} svg").bounding_box()
         assert box["width"] > 800 and box["height"] > 50
-    assert not page.locator(".controls").is_visible() and not page.locator("#chart-loss .log").is_visible()
+    assert (
+        not page.locator(".controls").is_visible()
+        and not page.locator("#chart-loss .log").is_visible()
+    )
 
 
 def test_a_phone_shows_all_of_it(show: Open) -> None:
     page = show("good", width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
-    assert page.locator("#configuration th.what").count() and not page.locator("#configuration .what").first.is_visible()
+    assert (
+        page.locator("#configuration th.what").count()
+        and not page.locator("#configuration .what").first.is_visible()
+    )
     for svg in page.locator("figure svg").all():
         box = svg.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 381
@@ -144,11 +178,19 @@ def test_the_mouse_tells_exact_values(show: Open) -> None:
     step = int(found[1])
     assert 40 < step < 80
     stored = page.evaluate("JSON.parse(document.getElementById('charts').textContent)[0].columns")
-    exact = next(y for s, n, y in zip(stored["step"], stored["series"], stored["y"], strict=True) if s == step and n == 0)
+    exact = next(
+        y
+        for s, n, y in zip(stored["step"], stored["series"], stored["y"], strict=True)
+        if s == step and n == 0
+    )
     assert str(exact) in said and len(str(exact)) > 14, "at full precision"
     assert "loss, smoothed" in said and "validation" in said
     dots, points = (
-        [box["x"] + box["width"] / 2 for one in page.locator(where).all() if (box := one.bounding_box())]
+        [
+            box["x"] + box["width"] / 2
+            for one in page.locator(where).all()
+            if (box := one.bounding_box())
+        ]
         for where in ("#chart-loss .dot", "#chart-loss .mark-symbol path")
     )
     assert min(abs(dots[-1] - x) for x in points) < 1, "the mark of the evaluation stands on it"
@@ -199,13 +241,17 @@ def test_a_name_hides_its_curve(show: Open) -> None:
     full = page.locator(lines).count()
     button = page.locator("#chart-loss .legend button", has_text="validation")
     button.click()
-    page.wait_for_function("([lines, full]) => document.querySelectorAll(lines).length < full", arg=[lines, full])
+    page.wait_for_function(
+        "([lines, full]) => document.querySelectorAll(lines).length < full", arg=[lines, full]
+    )
     assert button.get_attribute("aria-pressed") == "false"
     page.mouse.move(*middle(page, "loss"))
     page.wait_for_selector(".tip:not([hidden])")
     assert "validation" not in page.inner_text(".tip")
     button.click()
-    page.wait_for_function("([lines, full]) => document.querySelectorAll(lines).length === full", arg=[lines, full])
+    page.wait_for_function(
+        "([lines, full]) => document.querySelectorAll(lines).length === full", arg=[lines, full]
+    )
 
 
 def test_other_axes(show: Open) -> None:
@@ -215,7 +261,10 @@ def test_other_axes(show: Open) -> None:
     wait_until(lambda: ticks(page, "loss", 1) != values, 20, "a logarithmic scale")
     page.click("[data-axis=time]")
     page.wait_for_selector("#chart-phases svg")
-    title = "[...document.querySelectorAll('#chart-loss .role-axis-title')].map(t => t.textContent).join()"
+    title = (
+        "[...document.querySelectorAll('#chart-loss .role-axis-title')].map(t => "
+        "t.textContent).join()"
+    )
     page.wait_for_function(f"{title}.includes('seconds since the start')")
     assert not [word for word in ticks(page, "loss") if "e" in word], "2 is not 2e+0"
     assert ticks(page, "loss") != steps
@@ -228,11 +277,22 @@ def test_other_axes(show: Open) -> None:
 
 def test_clicks_that_overlap_leave_one_cursor_a_chart(show: Open) -> None:
     page = show("good")
-    page.evaluate("for (const key of ['time', 'tokens', 'step', 'time', 'tokens']) document.querySelector(`[data-axis=${key}]`).click()")
-    titles = "[...document.querySelectorAll('.charts .role-axis-title')].filter(t => t.textContent === 'tokens').length"
+    page.evaluate(
+        "for (const key of ['time', 'tokens', 'step', 'time', 'tokens']) "
+        "document.querySelector(`[data-axis=${key}]`).click()"
+    )
+    titles = (
+        "[...document.querySelectorAll('.charts .role-axis-title')].filter(t => "
+        "t.textContent "
+        "=== 'tokens').length"
+    )
     page.wait_for_function(f"{titles} >= 8")  # of all curves
-    page.wait_for_function("[...document.querySelectorAll('.plot')].every(p => p.querySelectorAll('.line').length < 2)")
-    counts = page.evaluate("[...document.querySelectorAll('.plot.live')].map(p => p.querySelectorAll('.line').length)")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.plot')].every(p => p.querySelectorAll('.line').length < 2)"
+    )
+    counts = page.evaluate(
+        "[...document.querySelectorAll('.plot.live')].map(p => p.querySelectorAll('.line').length)"
+    )
     assert sorted(set(counts)) == [0, 1], counts
 
 
@@ -255,16 +315,25 @@ def test_a_comparison_of_two_runs(show: Open) -> None:
     assert "good" in page.inner_text(".tip") and "bad" in page.inner_text(".tip")
     full = page.locator("#chart-lr .mark-line path[d]").count()
     page.locator("button[data-name=bad]").click()
-    page.wait_for_function("full => document.querySelectorAll('#chart-lr .mark-line path[d]').length < full", arg=full)
+    page.wait_for_function(
+        "full => document.querySelectorAll('#chart-lr .mark-line path[d]').length < full", arg=full
+    )
 
 
 def test_on_paper(show: Open) -> None:
     page = show("good", dark=True)
     page.emulate_media(media="print")
-    assert sum(colour(page, "body", "backgroundColor")) > 700 and sum(colour(page, "h1", "color")) < 150
-    assert not page.locator("nav").is_visible() and not page.locator("#chart-loss .log").is_visible()
+    assert (
+        sum(colour(page, "body", "backgroundColor")) > 700
+        and sum(colour(page, "h1", "color")) < 150
+    )
+    assert (
+        not page.locator("nav").is_visible() and not page.locator("#chart-loss .log").is_visible()
+    )
     swatch = page.locator("#chart-loss .legend i").first
-    assert swatch.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact", "else a browser leaves its colour out"
+    assert swatch.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact", (
+        "else a browser leaves its colour out"
+    )
 
 
 def test_nothing_in_the_page_could_reach_a_network(browser: Any, pages: dict[str, Path]) -> None:
@@ -279,9 +348,13 @@ def test_nothing_in_the_page_could_reach_a_network(browser: Any, pages: dict[str
         for ask, rule in {
             "() => fetch('http://127.0.0.1:9/').catch(() => 0)": "connect-src",
             "() => { new Image().src = 'http://127.0.0.1:9/' }": "img-src",
-            "() => document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))": "script-src-elem",
+            "() => document.body.append(Object.assign(document.createElement('script'), {text: "
+            "'document.title = 1'}))": "script-src-elem",
         }.items():
-            assert page.evaluate(refused.replace("ask()", f"({ask})()").replace("ask =>", "() =>")) == rule
+            assert (
+                page.evaluate(refused.replace("ask()", f"({ask})()").replace("ask =>", "() =>"))
+                == rule
+            )
         assert page.title() != "1"
     finally:
         context.close()

@@ -1,4 +1,5 @@
-"""The scaling check with real runs of one and two CPU ranks; nothing is left of them, whatever ends it."""
+"""The scaling check with real runs of one and two CPU ranks; nothing is left of them, whatever ends
+it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,15 @@ def start(project: Path, tmp_path: Path, temporary: Path, token: str) -> Start:
             *values,
         ]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            argv,
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
 
     return begin
 
@@ -64,8 +73,17 @@ def test_one_and_two_ranks_are_measured(start: Start, temporary: Path) -> None:
     assert check.returncode == 0, err
     value = json.loads(out)
     one, two = value["results"]
-    assert (one["ranks"], two["ranks"], value["device"], value["threads_per_rank"]) == (1, 2, "cpu", 1)
-    assert one["step_ms"] > 0 and two["speed_up_factor"] > 0 and two["verdict"] in ("below", "in_band", "better")
+    assert (one["ranks"], two["ranks"], value["device"], value["threads_per_rank"]) == (
+        1,
+        2,
+        "cpu",
+        1,
+    )
+    assert (
+        one["step_ms"] > 0
+        and two["speed_up_factor"] > 0
+        and two["verdict"] in ("below", "in_band", "better")
+    )
     assert value["parameters"] > 0 and two["gradients_gb_per_s_at_least"] > 0
     assert "one thread per rank (OMP_NUM_THREADS=1)" in err and "Traceback" not in err
     assert left(temporary) == []
@@ -79,12 +97,17 @@ def test_one_and_two_ranks_are_measured(start: Start, temporary: Path) -> None:
         pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
-def test_stopped_in_the_middle(start: Start, temporary: Path, number: signal.Signals, status: int) -> None:
+def test_stopped_in_the_middle(
+    start: Start, temporary: Path, number: signal.Signals, status: int
+) -> None:
     """That no process is left is what the token's fixture proves."""
     check = start("--rounds=1", "--steps=100000")
 
     def training() -> bool:
-        return any(len(list(read_records(file))) > 2 for file in temporary.glob("duet-scaling-*/run1/metrics.jsonl"))
+        return any(
+            len(list(read_records(file))) > 2
+            for file in temporary.glob("duet-scaling-*/run1/metrics.jsonl")
+        )
 
     wait_until(lambda: training() or check.poll() is not None, 60, "a first run that trains")
     check.send_signal(number)
@@ -100,7 +123,11 @@ def test_a_run_that_fails_is_shown_with_its_card_and_kept(start: Start, temporar
     check = start("--rounds=1", "--steps=10", hook=in_forward(1, 5, "raise ValueError('planted')"))
     out, err = check.communicate(timeout=120)
     assert (check.returncode, out) == (4, ""), err
-    assert "a run with 2 ranks failed (exit 4)" in err and "ValueError: planted" in err and "sitecustomize.py:" in err
+    assert (
+        "a run with 2 ranks failed (exit 4)" in err
+        and "ValueError: planted" in err
+        and "sitecustomize.py:" in err
+    )
     assert "du et/launch_train.sh' 2 configs/dual_gpu/quickstart.py" in err
     (folder,) = left(temporary)
     assert f"Kept       {folder}" in err

@@ -1,4 +1,5 @@
-"""Anybody's script under the launcher: unchanged, with logs, statuses, failure card, and nothing left behind."""
+"""Anybody's script under the launcher: unchanged, with logs, statuses, failure card, and nothing
+left behind."""
 
 from __future__ import annotations
 
@@ -22,16 +23,35 @@ PEERS = ROOT / ".tools/peers"  # `make peers`
 
 @pytest.fixture
 def script(launch: Launch, tmp_path: Path) -> Callable[..., Launched]:
-    """Start text as a script (or a file that is there) on `ranks` ranks; what follows belongs to the script."""
+    """Start text as a script (or a file that is there) on `ranks` ranks; what follows belongs to
+    the script."""
 
-    def start(body: str | Path, *args: str, ranks: int = 2, flags: dict[str, object] | None = None, **more: object) -> Launched:
+    def start(
+        body: str | Path,
+        *args: str,
+        ranks: int = 2,
+        flags: dict[str, object] | None = None,
+        **more: object,
+    ) -> Launched:
         name = f"run{len(list(tmp_path.glob('console*')))}"
         path = body if isinstance(body, Path) else tmp_path / name / "my script.py"
         if isinstance(body, str):
             path.parent.mkdir()
             path.write_text(body)
-        own = {"run_name": name, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"} | (flags or {})
-        words = ["./launch_train.sh", str(ranks), *(f"--{k}={v}" for k, v in own.items()), "--script", str(path), "--", *args]
+        own = {
+            "run_name": name,
+            "out_dir": tmp_path / "experiments",
+            "log_dir": tmp_path / "logs",
+        } | (flags or {})
+        words = [
+            "./launch_train.sh",
+            str(ranks),
+            *(f"--{k}={v}" for k, v in own.items()),
+            "--script",
+            str(path),
+            "--",
+            *args,
+        ]
         return launch(*words, name=name, bare=True, **more)
 
     return start
@@ -43,7 +63,10 @@ Script = Callable[..., Launched]
 def wait_for_both(run: Launched, text: str) -> None:
     """The console shows what the first rank says; the other one may be slower."""
     logs = [run.run.rank_log(rank) for rank in range(2)]
-    wait_until(lambda: all(log.exists() and text in log.read_text() for log in logs), what=f"{text!r} of both ranks")
+    wait_until(
+        lambda: all(log.exists() and text in log.read_text() for log in logs),
+        what=f"{text!r} of both ranks",
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +84,9 @@ def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, laun
     if name != "bare_ddp" and not PEERS.is_dir():
         pytest.skip("accelerate and lightning are not there: make peers")
     flags = {"launcher": launcher, "report": name == "bare_ddp"}
-    run = script(SCRIPTS / f"{name}.py", str(tmp_path / "end"), flags=flags, env={"PYTHONPATH": str(PEERS)}).ok()
+    run = script(
+        SCRIPTS / f"{name}.py", str(tmp_path / "end"), flags=flags, env={"PYTHONPATH": str(PEERS)}
+    ).ok()
     ends = [(tmp_path / f"end{rank}").read_text().split() for rank in range(2)]
     assert [end[:2] for end in ends] == [["2", "0"], ["2", "1"]]
     assert ends[0][2] == ends[1][2], "trained together"
@@ -69,8 +94,14 @@ def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, laun
     assert run.summary["status"] == "finished" and run.summary["exit_code"] == 0
     if name == "bare_ddp":
         seen = state.RunWatch(run.run).read()
-        assert (seen["run"]["state"], seen["progress"]["step"], len(seen["loss_curve"]["points"])) == ("finished", 10, 10)
-        assert 'id="chart-loss"' in run.run.report.read_text(), "what it prints is in its report too"
+        assert (
+            seen["run"]["state"],
+            seen["progress"]["step"],
+            len(seen["loss_curve"]["points"]),
+        ) == ("finished", 10, 10)
+        assert 'id="chart-loss"' in run.run.report.read_text(), (
+            "what it prints is in its report too"
+        )
 
 
 def test_a_script_sees_what_python_would_give_it(script: Script, tmp_path: Path) -> None:
@@ -86,42 +117,75 @@ print("the result", json.dumps(facts))
     run = script(body, *args).ok()
     path = tmp_path / "run0/my script.py"
     for rank in range(2):
-        line = next(text for text in run.run.rank_log(rank).read_text().splitlines() if text.startswith("the result"))
+        line = next(
+            text
+            for text in run.run.rank_log(rank).read_text().splitlines()
+            if text.startswith("the result")
+        )
         facts = json.loads(line.removeprefix("the result"))
-        assert (facts["argv"], facts["name"], facts["file"], facts["path"]) == ([str(path), *args], "__main__", str(path), str(path.parent))
+        assert (facts["argv"], facts["name"], facts["file"], facts["path"]) == (
+            [str(path), *args],
+            "__main__",
+            str(path),
+            str(path.parent),
+        )
         assert facts["pickled"] and facts["stdin"] == "" and facts["ours"] == ["DUET_TOKEN"]
-        assert [facts[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")] == [
+        assert [
+            facts[k]
+            for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+        ] == [
             *(str(rank),) * 2,
             *("2",) * 2,
             "127.0.0.1",
         ]
-    assert "the result" in run.output and run.output.count("the result") == 1, "the first rank's output is shown"
-    alone = script("import os; assert 'RANK' not in os.environ and 'MASTER_ADDR' not in os.environ", ranks=1)
+    assert "the result" in run.output and run.output.count("the result") == 1, (
+        "the first rank's output is shown"
+    )
+    alone = script(
+        "import os; assert 'RANK' not in os.environ and 'MASTER_ADDR' not in os.environ", ranks=1
+    )
     alone.ok()
 
 
 def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path: Path) -> None:
-    run = script("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\nimport time\ntime.sleep(600)\n")
+    run = script(
+        "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\nimport "
+        "time\ntime.sleep(600)\n"
+    )
     assert run.wait() == 4
     assert (run.failure["rank"], run.failure["summary"]) == (1, "ValueError: planted")
     assert run.failure["where"] == f"{tmp_path}/run0/my script.py:3"
     log = run.run.rank_log(1).read_text()
-    assert "run_script" not in log and log.rstrip().endswith("ValueError: planted"), "the traceback is the script's own"
+    assert "run_script" not in log and log.rstrip().endswith("ValueError: planted"), (
+        "the traceback is the script's own"
+    )
 
 
 @pytest.mark.parametrize(
     ("ending", "cause", "summary", "placed"),
     [
-        pytest.param("sys.exit(7)", "exit_status", "left with status 7", True, marks=pytest.mark.slow),
-        pytest.param("os._exit(7)", "exit_status", "left with status 7", False, marks=pytest.mark.slow),
+        pytest.param(
+            "sys.exit(7)", "exit_status", "left with status 7", True, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "os._exit(7)", "exit_status", "left with status 7", False, marks=pytest.mark.slow
+        ),
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
         ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),
     ],
 )
-def test_how_a_rank_ended(script: Script, tmp_path: Path, ending: str, cause: str, summary: str, placed: bool) -> None:
-    run = script(f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {ending}\ntime.sleep(600)\n")
+def test_how_a_rank_ended(
+    script: Script, tmp_path: Path, ending: str, cause: str, summary: str, placed: bool
+) -> None:
+    run = script(
+        f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {ending}\ntime.sleep(600)\n"
+    )
     assert run.wait() == 4
-    assert (run.failure["cause"], run.failure["rank"], run.failure["summary"]) == (cause, 0, summary)
+    assert (run.failure["cause"], run.failure["rank"], run.failure["summary"]) == (
+        cause,
+        0,
+        summary,
+    )
     assert run.failure["where"] == (f"{tmp_path}/run0/my script.py:3" if placed else None)
 
 
@@ -139,7 +203,9 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
 
 
 @pytest.mark.parametrize("teardown_s", [0, 2])  # 2: its process is seen to end after the victim's
-def test_a_rank_that_leaves_with_status_0_in_mid_run_is_named(script: Script, tmp_path: Path, teardown_s: int) -> None:
+def test_a_rank_that_leaves_with_status_0_in_mid_run_is_named(
+    script: Script, tmp_path: Path, teardown_s: int
+) -> None:
     run = script(LEAVES, str(teardown_s))
     assert run.wait() == 4
     assert (run.failure["cause"], run.failure["rank"]) == ("exit_status", 1)
@@ -165,7 +231,10 @@ def test_an_abort_after_the_end_is_no_failure_of_the_training(script: Script) ->
     """As gloo does it sometimes in a script that never leaves its group; made certain here."""
     run = script("import atexit, os\natexit.register(os.abort)\nprint('trained')\n")
     assert run.wait() == 134
-    assert "training finished, then a rank was aborted" in run.output and "destroy_process_group()" in run.output
+    assert (
+        "training finished, then a rank was aborted" in run.output
+        and "destroy_process_group()" in run.output
+    )
     early = script("import os\nos.abort()\n")
     assert early.wait() == 4 and early.failure["summary"] == "killed by SIGABRT"
 
@@ -187,10 +256,15 @@ time.sleep(600)
 
 
 def test_ctrl_c_once_twice_and_three_times(script: Script) -> None:
-    ready = "import signal, time\n{}\nprint('ready', flush=True)\nwhile True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: {}\n"
+    ready = (
+        "import signal, time\n{}\nprint('ready', flush=True)\nwhile True:\n    try: "
+        "time.sleep(600)\n    except KeyboardInterrupt: {}\n"
+    )
     polite = script(ready.format("", "raise"))
     deaf = script(ready.format("", "print('I stay', flush=True)"))
-    rude = script(ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('I stay', flush=True)"))
+    rude = script(
+        ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('I stay', flush=True)")
+    )
     for run in (polite, deaf, rude):
         wait_for_both(run, "ready")
         run.process.send_signal(signal.SIGINT)
@@ -217,14 +291,22 @@ print("ready", flush=True)
 
 @pytest.mark.parametrize(
     "death",
-    ["kill -9 launcher", "kill -9 rank", "end", "exception", pytest.param("ctrl-c twice", marks=pytest.mark.slow)],
+    [
+        "kill -9 launcher",
+        "kill -9 rank",
+        "end",
+        "exception",
+        pytest.param("ctrl-c twice", marks=pytest.mark.slow),
+    ],
 )
 def test_no_orphans_whatever_dies(script: Script, token: str, death: str) -> None:
     body = {"end": "", "exception": "raise ValueError"}.get(death, "time.sleep(600)")
     run = script(CHILDREN.format(body))
     run.wait_for("ready")
     if death == "kill -9 launcher":
-        wait_until(lambda: len([c for c in processes(token).values() if c.startswith("sleep 100")]) == 8)
+        wait_until(
+            lambda: len([c for c in processes(token).values() if c.startswith("sleep 100")]) == 8
+        )
         run.process.kill()
     elif death == "kill -9 rank":
         wait_until(lambda: run.pids.get(1))
@@ -242,17 +324,36 @@ def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> Non
     program.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $1"\n')
     program.chmod(0o755)
     assert "rank 0 of 2: x y" in script(program, "x y").ok().output
-    program.write_text(f"#!{sys.executable}\nimport time\nprint('ready', flush=True)\nraise ValueError('planted')\n")
+    program.write_text(
+        f"#!{sys.executable}\nimport time\nprint('ready', flush=True)\nraise "
+        f"ValueError('planted')\n"
+    )
     failed = script(program)
-    assert failed.wait() == 4 and failed.failure["summary"] == "ValueError: planted" and failed.failure["where"] == f"{program}:4"
+    assert (
+        failed.wait() == 4
+        and failed.failure["summary"] == "ValueError: planted"
+        and failed.failure["where"] == f"{program}:4"
+    )
     program.chmod(0o644)
     refused = script(program)
-    assert refused.wait() == 2 and "neither a .py file nor executable" in refused.output and "chmod +x" in refused.output
+    assert (
+        refused.wait() == 2
+        and "neither a .py file nor executable" in refused.output
+        and "chmod +x" in refused.output
+    )
 
 
 def test_bad_command_lines_are_answered_together(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("")
-    run = launch("./launch_train.sh", "x", "--script", str(tmp_path / "mian.py"), "--depth=3", "more", bare=True)
+    run = launch(
+        "./launch_train.sh",
+        "x",
+        "--script",
+        str(tmp_path / "mian.py"),
+        "--depth=3",
+        "more",
+        bare=True,
+    )
     assert run.wait() == 2
     for text in (
         "the number of processes is 'x'",
@@ -271,6 +372,8 @@ def test_the_active_environment_is_the_scripts(script: Script, tmp_path: Path) -
     fake = tmp_path / "env/bin"
     fake.mkdir(parents=True)
     (fake / "python").symlink_to(sys.executable)
-    run = script("import sys; print('run by', sys.executable)", env={"VIRTUAL_ENV": str(tmp_path / "env")})
+    run = script(
+        "import sys; print('run by', sys.executable)", env={"VIRTUAL_ENV": str(tmp_path / "env")}
+    )
     run.ok()
     assert "of the active environment (VIRTUAL_ENV)" in run.output

@@ -1,4 +1,5 @@
-"""Somebody's script gets stuck under our launcher: who, where, and soon. One that only takes its time is left alone."""
+"""Somebody's script gets stuck under our launcher: who, where, and soon. One that only takes its
+time is left alone."""
 
 from __future__ import annotations
 
@@ -29,8 +30,21 @@ def line(text: str) -> str:
 @pytest.fixture
 def faulty(launch: Callable[..., Launched], tmp_path: Path) -> Faulty:
     def start(*args: str, ranks: int = 2, **flags: object) -> Launched:
-        own = {"run_name": "run", "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs", "hang_timeout": FLOOR_S} | flags
-        words = ["./launch_train.sh", str(ranks), *(f"--{k}={v}" for k, v in own.items()), "--script", str(FAULTY), "--", *args]
+        own = {
+            "run_name": "run",
+            "out_dir": tmp_path / "experiments",
+            "log_dir": tmp_path / "logs",
+            "hang_timeout": FLOOR_S,
+        } | flags
+        words = [
+            "./launch_train.sh",
+            str(ranks),
+            *(f"--{k}={v}" for k, v in own.items()),
+            "--script",
+            str(FAULTY),
+            "--",
+            *args,
+        ]
         return launch(*words, name="run", bare=True, env={"OMP_NUM_THREADS": "1"})
 
     return start
@@ -53,25 +67,42 @@ def fault_time(run: Launched) -> float:
         ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
         soak("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
         soak("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
-        soak("stop", "stopped", 0, "signal.SIGSTOP)", r"is stopped \(SIGSTOP\); go on: kill -CONT \d+"),
         soak(
-            "worker", "hang", 0, "# the deadlock", r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)"
+            "stop",
+            "stopped",
+            0,
+            "signal.SIGSTOP)",
+            r"is stopped \(SIGSTOP\); go on: kill -CONT \d+",
+        ),
+        soak(
+            "worker",
+            "hang",
+            0,
+            "# the deadlock",
+            r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)",
         ),
     ],
 )
-def test_who_is_stuck_and_where(faulty: Faulty, fault: str, kind: str, rank: int, where: str, how: str) -> None:
+def test_who_is_stuck_and_where(
+    faulty: Faulty, fault: str, kind: str, rank: int, where: str, how: str
+) -> None:
     run = faulty(fault)
     assert run.wait() == 5, run.output[-3000:]
     (verdict,) = verdicts(run)
     assert (verdict["kind"], verdict["rank"]) == (kind, rank), verdict
     if fault == "spin":  # any line of the loop
-        assert int(verdict["where"].rpartition(":")[2]) - int(line(where).rpartition(":")[2]) in (-1, 0)
+        assert int(verdict["where"].rpartition(":")[2]) - int(line(where).rpartition(":")[2]) in (
+            -1,
+            0,
+        )
     else:
         assert verdict["where"] == line(where)
     assert re.search(how, verdict["text"]), verdict
     assert verdict["waiting"] == {"1": f"waits in backward at {line('loss.backward()')} (<module>)"}
     assert verdict["time"] - fault_time(run) < (SPIN_LIMIT_S if fault == "spin" else LIMIT_S)
-    assert ("an endless loop or long work" in run.output) == (fault == "spin"), "told before the end"
+    assert ("an endless loop or long work" in run.output) == (fault == "spin"), (
+        "told before the end"
+    )
     failure = run.failure
     assert (failure["cause"], failure["rank"], failure["where"]) == ("hang", rank, verdict["where"])
 
@@ -90,11 +121,22 @@ def test_uneven_batches(faulty: Faulty) -> None:
 def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: Faulty) -> None:
     run = faulty("exit0")
     assert run.wait() == 4, run.output[-3000:]
-    assert run.failure["rank"] == 0 and run.failure["summary"] == "left with status 0 in the middle of the training"
+    assert (
+        run.failure["rank"] == 0
+        and run.failure["summary"] == "left with status 0 in the middle of the training"
+    )
     assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("died", 0)]
 
 
-@pytest.mark.parametrize("fault", [pytest.param("slow_eval", marks=pytest.mark.slow), soak("upload"), soak("quiet"), soak("slow_data")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("slow_eval", marks=pytest.mark.slow),
+        soak("upload"),
+        soak("quiet"),
+        soak("slow_data"),
+    ],
+)
 def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
     run = faulty(fault, str(5 * FLOOR_S))
     assert run.wait() == 0, run.output[-3000:]
@@ -103,7 +145,8 @@ def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
 
 @pytest.mark.soak
 def test_long_work_before_the_first_step_is_only_warned_about(faulty: Faulty) -> None:
-    """In one Python function, while the other rank waits at a barrier: the same picture as an endless loop."""
+    """In one Python function, while the other rank waits at a barrier: the same picture as an
+    endless loop."""
     run = faulty("prepare", "16", hang_timeout=1)
     assert run.wait() == 0, run.output[-3000:]
     assert verdicts(run) == [] and "no step has been printed yet" in run.output

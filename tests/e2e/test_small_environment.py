@@ -1,4 +1,5 @@
-"""An active environment with torch and the four small packages that every run needs, and nothing else."""
+"""An active environment with torch and the four small packages that every run needs, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from training.core.rundir import read_json
 from training.host import packages
 
 # With what torch itself needs.
-WANTED = [*packages.REQUIRED, "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"]
+WANTED = [
+    *packages.REQUIRED,
+    "typing-extensions",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+    "markupsafe",
+    "fsspec",
+    "filelock",
+]
 
 
 @pytest.fixture
@@ -25,7 +36,11 @@ def small(tmp_path: Path) -> Path:
     site = next(folder.glob("lib/python3*/site-packages"))
     tested = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
     for name in WANTED:
-        for part in {path.parts[0] for path in metadata.files(name) or [] if path.parts[0] not in ("..", "__pycache__")}:
+        for part in {
+            path.parts[0]
+            for path in metadata.files(name) or []
+            if path.parts[0] not in ("..", "__pycache__")
+        }:
             (site / part).symlink_to(tested / part)
     if (tested / "torch.libs").exists():
         (site / "torch.libs").symlink_to(tested / "torch.libs")
@@ -33,13 +48,29 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_trains_and_one_line_tells_what_is_off(launch: Launcher, small: Path, tmp_path: Path) -> None:
+def test_it_trains_and_one_line_tells_what_is_off(
+    launch: Launcher, small: Path, tmp_path: Path
+) -> None:
     env = {"VIRTUAL_ENV": str(small)}
-    done = launch("./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=True, report=True, use_dummy_wandb=None)
-    assert done.wait() == 2, "a tracker that is asked for by a flag"
-    assert "tensorboard is not installed" in done.output and "pip install tensorboard==" in done.output
     done = launch(
-        "./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=None, report=True, use_dummy_wandb=None
+        "./train_dual_gpu.sh",
+        "configs/dual_gpu/quickstart.py",
+        env=env,
+        tensorboard=True,
+        report=True,
+        use_dummy_wandb=None,
+    )
+    assert done.wait() == 2, "a tracker that is asked for by a flag"
+    assert (
+        "tensorboard is not installed" in done.output and "pip install tensorboard==" in done.output
+    )
+    done = launch(
+        "./train_dual_gpu.sh",
+        "configs/dual_gpu/quickstart.py",
+        env=env,
+        tensorboard=None,
+        report=True,
+        use_dummy_wandb=None,
     ).ok()
     plan = read_json(done.run.plan) or {}
     assert len(done.losses) == 12 and done.run.report.exists()
@@ -47,7 +78,9 @@ def test_it_trains_and_one_line_tells_what_is_off(launch: Launcher, small: Path,
     for package in ("py-spy", "google-re2", "vl-convert-python", "tensorboard"):
         assert f"({package})" in line and f"{package}==" in line
     assert f"{small}/bin/python -m pip install" in line and "Traceback" not in done.output
-    assert (done.run.argv.read_bytes().split(b"\0")[0]).decode() == f"{small}/bin/python", plan["command"]
+    assert (done.run.argv.read_bytes().split(b"\0")[0]).decode() == f"{small}/bin/python", plan[
+        "command"
+    ]
     # A hang without py-spy, and a diagnosis without google-re2.
     hung = launch("./train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", env=env, tensorboard=None, use_dummy_wandb=None, hang_timeout=3,
                   retries=0, inject="sleep@rank=1,step=5")  # fmt: skip

@@ -1,4 +1,5 @@
-"""A task of one's own under the real launcher: the example of the documentation, with workers, through many epochs, killed and resumed."""
+"""A task of one's own under the real launcher: the example of the documentation, with workers,
+through many epochs, killed and resumed."""
 
 from __future__ import annotations
 
@@ -43,16 +44,26 @@ def test_the_documentation_shows_the_example_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_the_example_trains_as_the_documentation_says(launch: Launch) -> None:
-    command = re.search(r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE)
+    command = re.search(
+        r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE
+    )
     assert command
     run = launch(*command[0].split(), tiny=False, report=True).ok()
     assert run.summary["val_accuracy_last"] > 0.95 > run.summary["val_accuracy_first"]
-    assert run.summary["samples"] == 620 * 128 and "samples/s" in run.output and "tokens" not in run.output
-    assert (run.run.samples / "belief.png").read_bytes().startswith(b"\x89PNG") and b"belief" in run.run.report.read_bytes()
+    assert (
+        run.summary["samples"] == 620 * 128
+        and "samples/s" in run.output
+        and "tokens" not in run.output
+    )
+    assert (run.run.samples / "belief.png").read_bytes().startswith(
+        b"\x89PNG"
+    ) and b"belief" in run.run.report.read_bytes()
 
 
 @pytest.mark.soak
-def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..., Launched], launch: Launch, tmp_path: Path) -> None:
+def test_options_come_from_a_config_file_and_stay_when_resumed(
+    task: Callable[..., Launched], launch: Launch, tmp_path: Path
+) -> None:
     config = tmp_path / "narrow.py"
     config.write_text('task = "examples/spirals.py"\nwidth = 12\npoints = 128\n')
     run = task(config=config, task=None, points=None, num_iterations=6, save_every=3).ok()
@@ -62,9 +73,20 @@ def test_options_come_from_a_config_file_and_stay_when_resumed(task: Callable[..
     assert again.summary["parameters"] == parameters and again.summary["steps"] == 9
 
 
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.soak), pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[..., Launched], launch: Launch, persistent: bool) -> None:
-    settings = {"num_epochs": 6, "save_every": 5, "num_workers": 1, "persistent_workers": persistent, "log_every": 1}
+@pytest.mark.parametrize(
+    "persistent",
+    [pytest.param(False, marks=pytest.mark.soak), pytest.param(True, marks=pytest.mark.slow)],
+)
+def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(
+    task: Callable[..., Launched], launch: Launch, persistent: bool
+) -> None:
+    settings = {
+        "num_epochs": 6,
+        "save_every": 5,
+        "num_workers": 1,
+        "persistent_workers": persistent,
+        "log_every": 1,
+    }
     whole = task(**settings).ok()
     cut = task(**settings)
     cut.wait_for("Epoch: 3, Iter: 18,")
@@ -85,14 +107,27 @@ def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(task: Callable[...
 )
 def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persistent: bool) -> None:
     """Each switch ends and starts workers, or goes on with those that are there, on every rank."""
-    run = task(ranks, points=32 * ranks, num_epochs=200, num_workers=1, persistent_workers=persistent, log_every=1000).ok()
+    run = task(
+        ranks,
+        points=32 * ranks,
+        num_epochs=200,
+        num_workers=1,
+        persistent_workers=persistent,
+        log_every=1000,
+    ).ok()
     assert run.summary["steps"] == 400 and run.steps[400]["epoch"] == 200
 
 
 @pytest.mark.slow
-def test_an_error_of_the_task_is_told_with_its_line(task: Callable[..., Launched], tmp_path: Path) -> None:
+def test_an_error_of_the_task_is_told_with_its_line(
+    task: Callable[..., Launched], tmp_path: Path
+) -> None:
     own = tmp_path / "my_task.py"
-    own.write_text(EXAMPLE.read_text().replace("points, label = batch\n", "points, label = batch[:3]\n        undefined_name\n", 1))
+    own.write_text(
+        EXAMPLE.read_text().replace(
+            "points, label = batch\n", "points, label = batch[:3]\n        undefined_name\n", 1
+        )
+    )
     run = task(task=own, num_iterations=3)
     assert run.wait() == 4
     assert "undefined_name" in run.failure["summary"] and str(own) in run.failure["where"]
@@ -107,19 +142,33 @@ def test_a_rank_that_draws_nothing_is_named(task: Callable[..., Launched]) -> No
 
 
 @pytest.mark.soak
-def test_data_that_is_too_small_is_refused_without_a_traceback(task: Callable[..., Launched]) -> None:
+def test_data_that_is_too_small_is_refused_without_a_traceback(
+    task: Callable[..., Launched],
+) -> None:
     run = task(points=16)
     assert run.wait() == 2
-    assert "the training data has 16 samples; one step needs 32" in run.output and "Traceback" not in run.output
+    assert (
+        "the training data has 16 samples; one step needs 32" in run.output
+        and "Traceback" not in run.output
+    )
 
 
 def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., Launched]) -> None:
-    """What was gpt's alone: the memory of the step is measured, the batch chosen by it, and the fault happens in this task."""
+    """What was gpt's alone: the memory of the step is measured, the batch chosen by it, and the
+    fault happens in this task."""
     run = task(device_batch_size="auto", total_batch_size=64, num_iterations=4)
     assert run.wait() == 0
     plan = read_json(run.run.plan) or {}
-    assert plan["batch"] == {"device_sequences": 32, "seq_len": 1, "world_size": 2, "accumulation": 1}
-    assert plan["memory"]["parameters_bytes"] == 4 * 4482 and plan["memory"]["needed_bytes"] < plan["memory"]["free_bytes"]
+    assert plan["batch"] == {
+        "device_sequences": 32,
+        "seq_len": 1,
+        "world_size": 2,
+        "accumulation": 1,
+    }
+    assert (
+        plan["memory"]["parameters_bytes"] == 4 * 4482
+        and plan["memory"]["needed_bytes"] < plan["memory"]["free_bytes"]
+    )
     assert "device_batch_size 32: the largest of 6 that divide and fit" in run.output
     broken = task(num_iterations=8, inject="nan@rank=1,step=3")
     assert broken.wait() == 4

@@ -19,11 +19,15 @@ from training.core.rundir import RunDir, read_json
 class Terminal:
     """A person's terminal with a program on it."""
 
-    def __init__(self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 240, rows: int = 50) -> None:
+    def __init__(
+        self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 240, rows: int = 50
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
-        self.child = pexpect.spawn(argv[0], argv[1:], cwd=str(cwd), env=env, dimensions=(rows, columns), timeout=60)
+        self.child = pexpect.spawn(
+            argv[0], argv[1:], cwd=str(cwd), env=env, dimensions=(rows, columns), timeout=60
+        )
 
     def until(self, text: str) -> None:
         """Read until the screen shows `text`."""
@@ -38,7 +42,11 @@ class Terminal:
             except pexpect.EOF:
                 break
         self.child.close()
-        return self.child.exitstatus if self.child.exitstatus is not None else -(self.child.signalstatus or 0)
+        return (
+            self.child.exitstatus
+            if self.child.exitstatus is not None
+            else -(self.child.signalstatus or 0)
+        )
 
     def _feed(self, data: bytes) -> None:
         self.raw += data
@@ -52,15 +60,27 @@ def steps() -> int:
 
 @pytest.fixture
 def command(tmp_path: Path, steps: int) -> list[str]:
-    flags = TINY | {"num_iterations": steps, "log_every": steps // 10, "out_dir": tmp_path / "experiments", "log_dir": tmp_path / "logs"}
-    return ["./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", *(f"--{k}={v}" for k, v in flags.items())]
+    flags = TINY | {
+        "num_iterations": steps,
+        "log_every": steps // 10,
+        "out_dir": tmp_path / "experiments",
+        "log_dir": tmp_path / "logs",
+    }
+    return [
+        "./launch_train.sh",
+        "2",
+        "configs/dual_gpu/quickstart.py",
+        *(f"--{k}={v}" for k, v in flags.items()),
+    ]
 
 
 def environment(token: str, **more: str) -> dict[str, str]:
     return {**os.environ, TOKEN: token, "TERM": "xterm-256color", **more}
 
 
-def test_progress_bar_colours_and_ctrl_c(project: Path, command: list[str], token: str, tmp_path: Path) -> None:
+def test_progress_bar_colours_and_ctrl_c(
+    project: Path, command: list[str], token: str, tmp_path: Path
+) -> None:
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
     bar = next(line for line in terminal.screen.display if "step/s" in line)
@@ -72,7 +92,9 @@ def test_progress_bar_colours_and_ctrl_c(project: Path, command: list[str], toke
     assert "interrupted, checkpoint saved (exit 130)" in end and "--resume=" in end
     (log,) = (tmp_path / "logs").glob("*.log")
     text = log.read_text()
-    assert "\x1b" not in text and "\r" not in text and "step/s" not in text, "the log has lines, not a moving bar"
+    assert "\x1b" not in text and "\r" not in text and "step/s" not in text, (
+        "the log has lines, not a moving bar"
+    )
     assert "[WARNING]" in text and "Iter: 1," in text
 
 
@@ -84,19 +106,29 @@ def test_no_color_is_respected(project: Path, command: list[str], token: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [500])
-def test_a_lost_terminal_does_not_end_the_run(project: Path, command: list[str], token: str, tmp_path: Path, steps: int) -> None:
+def test_a_lost_terminal_does_not_end_the_run(
+    project: Path, command: list[str], token: str, tmp_path: Path, steps: int
+) -> None:
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
-    os.close(terminal.child.fileno())  # what a broken ssh connection does: hang-up, and nobody reads any more
+    os.close(
+        terminal.child.fileno()
+    )  # what a broken ssh connection does: hang-up, and nobody reads any more
     terminal.child.closed = True
     (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
-    wait_until(lambda: (read_json(run.summary) or {}).get("steps") == steps, 120, "the run trains to its end")
+    wait_until(
+        lambda: (read_json(run.summary) or {}).get("steps") == steps,
+        120,
+        "the run trains to its end",
+    )
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
 @pytest.mark.soak
 def test_nohup(launch: Callable[..., Launched]) -> None:
-    run = launch("nohup", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200)
+    run = launch(
+        "nohup", "./launch_train.sh", "2", "configs/dual_gpu/quickstart.py", num_iterations=200
+    )
     run.wait_for("Iter: 3,")
     run.process.send_signal(signal.SIGHUP)
     assert run.wait() == 0 and run.summary["steps"] == 200

@@ -1,4 +1,5 @@
-"""Real runs of two CPU ranks with a fault on purpose, and how long it took until somebody said what it is."""
+"""Real runs of two CPU ranks with a fault on purpose, and how long it took until somebody said what
+it is."""
 
 from __future__ import annotations
 
@@ -20,8 +21,15 @@ SECONDS = "fault to verdict"
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """How long each took (docs/faults.md)."""
-    measured = [(dict(report.user_properties), report) for report in terminalreporter.stats.get("passed", [])]
-    lines = [f"{found[SECONDS]:6.2f} s  {report.nodeid.rpartition('::')[2]}" for found, report in measured if SECONDS in found]
+    measured = [
+        (dict(report.user_properties), report)
+        for report in terminalreporter.stats.get("passed", [])
+    ]
+    lines = [
+        f"{found[SECONDS]:6.2f} s  {report.nodeid.rpartition('::')[2]}"
+        for found, report in measured
+        if SECONDS in found
+    ]
     if lines:
         terminalreporter.section("from the fault to the verdict")
         terminalreporter.line("\n".join(sorted(lines)))
@@ -62,8 +70,12 @@ class Ended:
 
 @pytest.fixture
 def inject(launch: Callable[..., Launched]) -> Callable[..., Ended]:  # noqa: F811
-    def go(spec: str, *, limit_s: float = 120.0, command: tuple[str, ...] = RUN, **flags: object) -> Ended:
-        run = launch(*command, **{"hang_timeout": FLOOR_S, "inject": spec, "num_iterations": 40, **flags})
+    def go(
+        spec: str, *, limit_s: float = 120.0, command: tuple[str, ...] = RUN, **flags: object
+    ) -> Ended:
+        run = launch(
+            *command, **{"hang_timeout": FLOOR_S, "inject": spec, "num_iterations": 40, **flags}
+        )
         code = run.wait(limit_s)
         return Ended(run, code, list(read_records(run.run.events)))
 

@@ -18,12 +18,17 @@ RESUME = ("./launch_train.sh", "2")
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(inject: Inject, launch: Callable[..., Launched]) -> None:
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(
+    inject: Inject, launch: Callable[..., Launched]
+) -> None:
     whole = launch(*RUN, num_iterations=20).ok()
     ended = inject("corrupt@step=8;kill@step=11", name="bit", num_iterations=20, save_every=4)
     assert ended.code == 4 and [e["fault"] for e in ended.of("injected")] == ["corrupt", "kill"]
     resumed = launch(*RESUME, tiny=False, resume="bit").ok()
-    assert "damaged checkpoint skipped: step_00000008: state.pt does not match its checksum (a flipped bit?)" in resumed.output
+    assert (
+        "damaged checkpoint skipped: step_00000008: state.pt does not match its checksum (a "
+        "flipped bit?)" in resumed.output
+    )
     assert "resumed from step_00000004" in resumed.output
     assert resumed.losses == whole.losses
 
@@ -33,13 +38,18 @@ def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
     ended = inject("enospc@step=4", num_iterations=12, save_every=4)
     assert ended.code == 0, ended.run.output[-3000:]
     (text,) = (e["text"] for e in ended.of("warning"))
-    assert text.startswith("checkpoint of step 4 was not saved: [Errno 28] No space left on device; ") and text in ended.run.output
+    assert (
+        text.startswith("checkpoint of step 4 was not saved: [Errno 28] No space left on device; ")
+        and text in ended.run.output
+    )
     assert f"{ended.run.run.checkpoints} needs " in text and "df -h " in text
     assert [e["step"] for e in ended.of("checkpoint")] == [8, 12]
 
 
 @pytest.mark.soak
-def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_disk_that_stays_full_stops_the_run(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
     """A small file system of its own, which is filled after the first checkpoint."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no private mount namespace here (unshare -m)")
@@ -51,7 +61,10 @@ def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], t
     inside = ("unshare", "-m", "bash", "-c", script, "bash", str(runs), str(tmp_path / "kept"))
     run = launch(*inside, *RUN, name="full", num_iterations=4000, save_every=4, keep_checkpoints=1)
     assert run.wait() == 3, run.output[-3000:]
-    assert "two checkpoints in a row were not saved" in run.output and f"df -h {shlex.quote(f'{runs}/full/checkpoints')}" in run.output
+    assert (
+        "two checkpoints in a row were not saved" in run.output
+        and f"df -h {shlex.quote(f'{runs}/full/checkpoints')}" in run.output
+    )
     found = checkpoint.latest(tmp_path / "kept")
     assert found and not found.skipped and found.position.step >= 4
     assert f"the newest checkpoint is that of step {found.position.step} (exit 3)" in run.output
@@ -60,12 +73,17 @@ def test_a_disk_that_stays_full_stops_the_run(launch: Callable[..., Launched], t
 @pytest.mark.soak
 def test_killed_in_the_middle_of_a_save(inject: Inject, launch: Callable[..., Launched]) -> None:
     launch(*RUN, name="cut", num_iterations=4).ok()
-    # Then the disk takes nothing any more; a second after the save of step 8 should have begun, the rank is gone.
+    # Then the disk takes nothing any more; a second after the save of step 8 should have begun, the
+    # rank is gone.
     spec = "slow_disk@seconds=60;slow@rank=0,step=9,phase=fetch,seconds=1;kill@rank=0,step=9"
     ended = inject(spec, command=RESUME, tiny=False, resume="cut", num_iterations=12, save_every=4)
     assert ended.code == 4
     checkpoints = ended.run.run.checkpoints
-    assert [p.name for p in checkpoints.glob("step_*")] == ["step_00000004"] and list(checkpoints.glob(".writing-*")), "in the middle of 8"
+    assert [p.name for p in checkpoints.glob("step_*")] == ["step_00000004"] and list(
+        checkpoints.glob(".writing-*")
+    ), "in the middle of 8"
     resumed = launch(*RESUME, tiny=False, resume="cut").ok()
-    assert "resumed from step_00000004" in resumed.output and not list(checkpoints.glob(".writing-*"))
+    assert "resumed from step_00000004" in resumed.output and not list(
+        checkpoints.glob(".writing-*")
+    )
     assert max(resumed.steps) == 12

@@ -1,7 +1,8 @@
-"""Every fault that can be injected, with what the verdict must say and how soon: measured from the fault's own note to the verdict.
+"""Every fault that can be injected, with what the verdict must say and how soon: measured from the
+fault's own note to the verdict.
 
-What is not here: uneven batches can not happen in this trainer; ports, names, missing ranks, /dev/shm and whoever dies among the
-launchers are not faults of a rank and have tests of their own.
+What is not here: uneven batches can not happen in this trainer; ports, names, missing ranks,
+/dev/shm and whoever dies among the launchers are not faults of a rank and have tests of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ STUCK = r"training/trainer/faults/stuck\.py:\d+$"
 
 @dataclass(frozen=True)
 class Row:
-    """`says`: in the verdict; `waiting`: where the other rank waits; `advice`: in one of its lines."""
+    """`says`: in the verdict; `waiting`: where the other rank waits; `advice`: in one of its
+    lines."""
 
     spec: str
     limit_s: float
@@ -44,19 +46,30 @@ def died(spec: str, says: str, **more: object) -> Row:
     return Row(spec, 2, "died", says, **{"code": 4, "cause": "killed", "where": None, **more})  # type: ignore[arg-type]
 
 
-def error(spec: str, says: str, cause: str = "exception", limit_s: float = 2, **more: object) -> Row:
+def error(
+    spec: str, says: str, cause: str = "exception", limit_s: float = 2, **more: object
+) -> Row:
     return Row(spec, limit_s, "error", says, **{"code": 4, "cause": cause, **more})  # type: ignore[arg-type]
 
 
 TABLE = {
-    "lock": Row("sleep@step=5", 6, "hang", r"^HANG rank 1 in 'step 5: forward' stands at .*\(_stuck_in_a_lock\)", waiting="backward"),
+    "lock": Row(
+        "sleep@step=5",
+        6,
+        "hang",
+        r"^HANG rank 1 in 'step 5: forward' stands at .*\(_stuck_in_a_lock\)",
+        waiting="backward",
+    ),
     "SIGSTOP": Row("stop@step=5", 3, "stopped", "^STOPPED rank 1", waiting="backward"),
-    "uninterruptible I/O": Row("io@step=5", 10, "blocked", "^BLOCKED rank 1 .* blocked in I/O", waiting="backward"),
+    "uninterruptible I/O": Row(
+        "io@step=5", 10, "blocked", "^BLOCKED rank 1 .* blocked in I/O", waiting="backward"
+    ),
     "persistent worker at epoch 2": Row(
         "worker_stuck@rank=0,epoch=2",
         6,
         "hang",
-        r"^HANG rank 0 .* waits for its data-loader worker \(pid \d+\), which stands at .*\(_stuck_in_a_lock\)",
+        r"^HANG rank 0 .* waits for its data-loader worker \(pid \d+\), which stands at "
+        r".*\(_stuck_in_a_lock\)",
         rank=0,
         phase=r"step \d+: fetch|epoch 2: creating data iterator",
         waiting="backward|barrier",
@@ -67,7 +80,8 @@ TABLE = {
         "desync@step=5",
         6,
         "desync",
-        r"^DESYNC: .* at collective \d+: rank 0: all_reduce of float \[\d+\]; rank 1: broadcast of float \[7, 11\]",
+        r"^DESYNC: .* at collective \d+: rank 0: all_reduce of float \[\d+\]; rank 1: broadcast of "
+        r"float \[7, 11\]",
         rank=None,
         where=None,
         phase=None,
@@ -78,8 +92,19 @@ TABLE = {
         "gpu_oom",
         advice="device_batch_size is 4: try 2, the same 256 tokens per step with 2 × accumulation",
     ),
-    "exit 0": died("exit@step=5", "^DIED rank 1 .*left with status 0 in the middle of the training", cause="exit_status"),
-    "lock, rank 0": Row("sleep@rank=0,step=5", 6, "hang", r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)", rank=0, waiting="backward"),
+    "exit 0": died(
+        "exit@step=5",
+        "^DIED rank 1 .*left with status 0 in the middle of the training",
+        cause="exit_status",
+    ),
+    "lock, rank 0": Row(
+        "sleep@rank=0,step=5",
+        6,
+        "hang",
+        r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)",
+        rank=0,
+        waiting="backward",
+    ),
     "lock before a barrier": Row(
         "sleep@rank=0,phase=epoch 2: creating data iterator",
         6,
@@ -111,7 +136,9 @@ TABLE = {
         phase="step 5: record",
         waiting="step 6: backward",
     ),
-    "GIL": Row("gil@step=5", 6, "hang", "^HANG rank 1 .* holds the GIL in C, called at", waiting="backward"),
+    "GIL": Row(
+        "gil@step=5", 6, "hang", "^HANG rank 1 .* holds the GIL in C, called at", waiting="backward"
+    ),
     "endless loop": Row("loop@step=5", 6, "hang", "^HANG rank 1 .* spins at", waiting="backward"),
     "SIGSTOP while the data iterator is made": Row(
         "stop@rank=0,epoch=2",
@@ -135,7 +162,8 @@ TABLE = {
         "desync_shape@step=5",
         6,
         "desync",
-        r"^DESYNC: rank \d got \d+ bytes where its \w+ awaits \d+, and was aborted by gloo: the ranks do not call the same",
+        r"^DESYNC: rank \d got \d+ bytes where its \w+ awaits \d+, and was aborted by gloo: the "
+        r"ranks do not call the same",
         code=4,
         cause="unknown",
         rank=None,
@@ -144,9 +172,15 @@ TABLE = {
         advice="every rank must call the same collectives",
     ),
     "SIGKILL": died("kill@step=5", "^DIED rank 1 in 'step 5: forward': killed by SIGKILL"),
-    "SIGKILL, rank 0": died("kill@rank=0,step=5", "^DIED rank 0 in 'step 5: forward': killed by SIGKILL", rank=0),
-    "SIGSEGV": died("segv@step=5", "^DIED rank 1 .*killed by SIGSEGV", cause="segfault", where=STUCK),
-    "SIGABRT": died("abort@step=5", "^DIED rank 1 .*killed by SIGABRT", cause="unknown", where=STUCK),
+    "SIGKILL, rank 0": died(
+        "kill@rank=0,step=5", "^DIED rank 0 in 'step 5: forward': killed by SIGKILL", rank=0
+    ),
+    "SIGSEGV": died(
+        "segv@step=5", "^DIED rank 1 .*killed by SIGSEGV", cause="segfault", where=STUCK
+    ),
+    "SIGABRT": died(
+        "abort@step=5", "^DIED rank 1 .*killed by SIGABRT", cause="unknown", where=STUCK
+    ),
     "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7", cause="exit_status"),
     "exception": error("raise@step=5", "ValueError: injected on purpose"),
     "NaN": error(
@@ -156,9 +190,17 @@ TABLE = {
         where=r"sanity_checks\.py:\d+$",
         phase="step 5: record",
     ),
-    "empty batch": error("empty@step=5", "rank 1 had an empty batch at step 5", where=r"sanity_checks\.py:\d+$", phase="step 5: record"),
+    "empty batch": error(
+        "empty@step=5",
+        "rank 1 had an empty batch at step 5",
+        where=r"sanity_checks\.py:\d+$",
+        phase="step 5: record",
+    ),
     "a rank without data": error(
-        "no_data", "see rank 1", where=r"sanity_checks\.py:\d+$", phase="epoch 1: creating data iterator|barrier: before iteration"
+        "no_data",
+        "see rank 1",
+        where=r"sanity_checks\.py:\d+$",
+        phase="epoch 1: creating data iterator|barrier: before iteration",
     ),
     "worker killed": error(
         "worker_kill@epoch=2",
@@ -209,7 +251,15 @@ TABLE = {
 }
 # One row a mechanism of detection: by `make check`, and by CI. All rows: `make soak`.
 CHECK = {"lock", "another collective", "exit 0"}
-CI = {"SIGSTOP", "uninterruptible I/O", "persistent worker at epoch 2", "GPU out of memory", "GIL", "SIGSEGV", "NaN"}
+CI = {
+    "SIGSTOP",
+    "uninterruptible I/O",
+    "persistent worker at epoch 2",
+    "GPU out of memory",
+    "GIL",
+    "SIGSEGV",
+    "NaN",
+}
 CI |= {"worker killed", "disk full at the last checkpoint"}
 
 
@@ -221,9 +271,14 @@ def test_every_row_of_check_and_ci_is_in_the_table() -> None:
     assert set(TABLE) >= CHECK | CI and not CHECK & CI
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=name, marks=marks(name)) for name, row in TABLE.items()])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=name, marks=marks(name)) for name, row in TABLE.items()]
+)
 def test_fault_verdict_and_time(
-    inject: Inject, epochs: dict[str, object], row: Row, record_property: Callable[[str, object], None]
+    inject: Inject,
+    epochs: dict[str, object],
+    row: Row,
+    record_property: Callable[[str, object], None],
 ) -> None:
     ended = inject(row.spec, **(epochs if row.epochs else {}), **row.flags)
     record_property(SECONDS, ended.seconds)
@@ -243,7 +298,9 @@ def test_fault_verdict_and_time(
         stacks = ended.run.run.path / failure["stacks"]
         assert {p.name.split(".")[0] for p in stacks.glob("rank*")} >= {"rank0", "rank1"}
         if row.phase == "step 5: forward":
-            assert [failure["phases"][rank].partition(":")[0] for rank in "01"] == ["step 5"] * 2, "the other one waits"
+            assert [failure["phases"][rank].partition(":")[0] for rank in "01"] == ["step 5"] * 2, (
+                "the other one waits"
+            )
     if row.waiting:
         assert re.search(row.waiting, failure["waiting"][str(1 - (row.rank or 0))])
     assert any(row.advice in line for line in failure["advice"])
@@ -251,11 +308,15 @@ def test_fault_verdict_and_time(
 
 
 def test_every_fault_is_in_this_folder() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")
+    )
     assert [name for name in faults.TABLE if not re.search(rf"[\";]{name}[@\";]", text)] == []
 
 
 def test_the_documentation_tells_the_same() -> None:
     text = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
-    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [(name, r.spec, r.limit_s) for name, r in TABLE.items()]
+    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [
+        (name, r.spec, r.limit_s) for name, r in TABLE.items()
+    ]

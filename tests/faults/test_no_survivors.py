@@ -1,4 +1,5 @@
-"""Whoever kills the launcher leaves nobody behind, also where the ranks can not move: and asked to stop twice, it ends such ranks."""
+"""Whoever kills the launcher leaves nobody behind, also where the ranks can not move: and asked to
+stop twice, it ends such ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +19,23 @@ FAULTS = ["stop@step=5", "io@step=5", "gil@step=5", "worker_stuck@call=5"]
 
 def faults(in_ci: str) -> pytest.MarkDecorator:
     """All of them by `make soak`, this one for every change."""
-    return pytest.mark.parametrize("spec", [pytest.param(f, marks=pytest.mark.slow if f == in_ci else pytest.mark.soak) for f in FAULTS])
+    return pytest.mark.parametrize(
+        "spec",
+        [
+            pytest.param(f, marks=pytest.mark.slow if f == in_ci else pytest.mark.soak)
+            for f in FAULTS
+        ],
+    )
 
 
 def stuck(launch: Callable[..., Launched], spec: str) -> Launched:
     """A run in which rank 1 can not move; the limit for that is far away."""
     run = launch(*RUN, inject=spec, hang_timeout=600, num_iterations=100000, num_workers=1)
-    wait_until(lambda: [e for e in read_records(run.run.events) if e["event"] == "injected"], 60, "injected")
+    wait_until(
+        lambda: [e for e in read_records(run.run.events) if e["event"] == "injected"],
+        60,
+        "injected",
+    )
     return run
 
 
@@ -44,4 +55,6 @@ def test_ctrl_c_twice(launch: Callable[..., Launched], token: str, spec: str) ->
     run.wait_for("finishing the current step")
     run.process.send_signal(signal.SIGINT)
     assert run.wait(GONE_WITHIN_S) == 130
-    wait_until(lambda: not processes(token), asked + GONE_WITHIN_S - time.monotonic(), "nobody left")
+    wait_until(
+        lambda: not processes(token), asked + GONE_WITHIN_S - time.monotonic(), "nobody left"
+    )

@@ -24,7 +24,9 @@ def module_token() -> Iterator[str]:
     value = uuid.uuid4().hex
     yield value
     try:
-        wait_until(lambda: not processes(value), GONE_WITHIN_S, "every process of these tests has ended")
+        wait_until(
+            lambda: not processes(value), GONE_WITHIN_S, "every process of these tests has ended"
+        )
     finally:
         for pid in processes(value):
             os.kill(pid, signal.SIGKILL)
@@ -52,11 +54,22 @@ def new_user(project: Path, tmp_path: Path, token: str) -> Callable[[Path], User
 
     def make(python: Path) -> User:
         folder = tmp_path / "my user's work" / "du et"
-        shutil.copytree(project, folder, ignore=lambda where, _: (".venv", ".venv.lock") if where == str(project) else ())
-        env = {k: v for k, v in os.environ.items() if k not in PERSONAL and not k.startswith("DUET_")}
+        shutil.copytree(
+            project,
+            folder,
+            ignore=lambda where, _: (".venv", ".venv.lock") if where == str(project) else (),
+        )
+        env = {
+            k: v for k, v in os.environ.items() if k not in PERSONAL and not k.startswith("DUET_")
+        }
         (tmp_path / "tmp").mkdir()  # a killed pip leaves folders there
-        path = [str(python / "bin"), *(p for p in os.environ["PATH"].split(":") if not os.access(f"{p}/uv", os.X_OK))]
-        return User(folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": ":".join(path)})
+        path = [
+            str(python / "bin"),
+            *(p for p in os.environ["PATH"].split(":") if not os.access(f"{p}/uv", os.X_OK)),
+        ]
+        return User(
+            folder, env | {TOKEN: token, "TMPDIR": str(tmp_path / "tmp"), "PATH": ":".join(path)}
+        )
 
     return make
 
@@ -74,7 +87,9 @@ def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[
         "NO_PROXY": "127.0.0.1",
     }
     yield someone
-    for process in someone.started:  # a failed test may leave one: it is ended, its pipes are closed
+    for (
+        process
+    ) in someone.started:  # a failed test may leave one: it is ended, its pipes are closed
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

@@ -10,7 +10,15 @@ from pathlib import Path
 
 # What a start does, up to its plan; the dry run alone is answered without an environment.
 CODE = 'source lib/init.sh; python::find || venv::make; run::plan "$@"'
-START = ["bash", "-c", CODE, "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"]
+START = [
+    "bash",
+    "-c",
+    CODE,
+    "train_dual_gpu.sh",
+    "configs/dual_gpu/quickstart.py",
+    "--device=cpu",
+    "--dry_run",
+]
 # What the person who runs the tests has set must not decide them.
 PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
 
@@ -63,8 +71,13 @@ class User:
         return done
 
     def installed(self) -> dict[str, str]:
-        code = "from importlib import metadata as m; [print(d.name, d.version) for d in m.distributions()]"
-        listed = subprocess.run([self.venv / "bin/python", "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+        code = (
+            "from importlib import metadata as m; [print(d.name, d.version) for d in "
+            "m.distributions()]"
+        )
+        listed = subprocess.run(
+            [self.venv / "bin/python", "-I", "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         return dict(line.split() for line in listed.splitlines())
 
 
@@ -74,7 +87,8 @@ def python_without(folder: Path, *modules: str) -> Path:
     site = next(folder.glob("lib/python3*/site-packages"))
     (site / "sitecustomize.py").write_text(
         "import sys\nclass Missing:\n    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(f'No module named {{name!r}}')\n"
+        f"        if name in {modules!r}:\n            raise ModuleNotFoundError(f'No module named "
+        f"{{name!r}}')\n"
         "sys.meta_path.insert(0, Missing())\n"
     )
     return folder

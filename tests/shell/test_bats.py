@@ -1,4 +1,5 @@
-"""Every test of the .bats files here as a test of pytest: one run of bats a file, its verdicts told one by one."""
+"""Every test of the .bats files here as a test of pytest: one run of bats a file, its verdicts told
+one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ def names(file: Path) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", name) for name in found]
 
 
-CASES = [pytest.param(file, name, id=f"{file.name}: {name}") for file in sorted(HERE.glob("*.bats")) for name in names(file)]
+CASES = [
+    pytest.param(file, name, id=f"{file.name}: {name}")
+    for file in sorted(HERE.glob("*.bats"))
+    for name in names(file)
+]
 
 
 @cache
@@ -50,7 +55,9 @@ def verdicts(file: Path, token: str) -> dict[str, ET.Element]:
 @pytest.mark.parametrize(("file", "name"), CASES)
 def test_bats(file: Path, name: str, module_token: str) -> None:
     case = verdicts(file, module_token).get(name)
-    assert case is not None, f"bats did not run this test; it ran: {sorted(verdicts(file, module_token))}"
+    assert case is not None, (
+        f"bats did not run this test; it ran: {sorted(verdicts(file, module_token))}"
+    )
     if (skipped := case.find("skipped")) is not None:
         pytest.skip(skipped.text or "skipped by bats")
     if (failure := case.find("failure")) is not None:
@@ -59,4 +66,8 @@ def test_bats(file: Path, name: str, module_token: str) -> None:
 
 def test_every_bats_file_was_read() -> None:
     for file in HERE.glob("*.bats"):
-        assert len(names(file)) == len(re.findall(r"^@test", file.read_text(encoding="utf-8"), re.MULTILINE)) > 0, file
+        assert (
+            len(names(file))
+            == len(re.findall(r"^@test", file.read_text(encoding="utf-8"), re.MULTILINE))
+            > 0
+        ), file

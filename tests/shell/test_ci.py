@@ -37,7 +37,14 @@ def stub(clone: Path, name: str, code: str = "exit 0") -> None:
 def run(clone: Path) -> tuple[int, str, str]:
     """(exit status, what it said, what it called)"""
     (clone / "called").write_text("")
-    done = subprocess.run([clone / ".ci/run"], env={"PATH": str(clone / "bin")}, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [clone / ".ci/run"],
+        env={"PATH": str(clone / "bin")},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout + done.stderr, (clone / "called").read_text()
 
 
@@ -71,7 +78,10 @@ def test_what_is_missing_is_installed(clone: Path, without: str, package: str) -
     (clone / "bin" / without).unlink()
     status, said, called = run(clone)
     assert status == 0 and f"missing here: {package}\n" in said
-    assert f"apt-get update -qq\napt-get install -y -qq --no-install-recommends {package}\nmake test\n" in called
+    assert (
+        f"apt-get update -qq\napt-get install -y -qq --no-install-recommends {package}\nmake test\n"
+        in called
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="apt-get is for root")

@@ -1,5 +1,5 @@
-"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the gigabytes.
-Which Python is chosen, and when, is in python.bats."""
+"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the
+gigabytes. Which Python is chosen, and when, is in python.bats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def by_uv(user: User, tmp_path: Path) -> User:
     """The same user on a machine that has uv."""
     (tmp_path / "uv").mkdir()
     (tmp_path / "uv/uv").symlink_to(ROOT / ".venv/bin/uv")
-    user.env |= {"PATH": f"{user.env['PATH']}:{tmp_path / 'uv'}", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    user.env |= {
+        "PATH": f"{user.env['PATH']}:{tmp_path / 'uv'}",
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }
     return user
 
 
@@ -67,10 +70,16 @@ def test_one_line_shows_how_far_it_is(user: User, index: Path) -> None:
     """On a terminal: in place, until the line with the seconds."""
     with wheels.Index(index, gated="wandb") as slow:
         child = pexpect.spawn(
-            START[0], START[1:], cwd=user.folder, env=user.env | {"PIP_FIND_LINKS": slow.url, "TERM": "xterm"}, timeout=60
+            START[0],
+            START[1:],
+            cwd=user.folder,
+            env=user.env | {"PIP_FIND_LINKS": slow.url, "TERM": "xterm"},
+            timeout=60,
         )
         child.expect(r"making the environment .venv with ")
-        child.expect(r"\r\x1b\[Kmaking the environment .venv: fetching wandb.* \(\d+ packages.*\), \d+ s")
+        child.expect(
+            r"\r\x1b\[Kmaking the environment .venv: fetching wandb.* \(\d+ packages.*\), \d+ s"
+        )
         slow.open()
         child.expect(r"environment ready")
         child.expect(pexpect.EOF)
@@ -94,9 +103,13 @@ def test_a_later_section_of_the_lock_is_added_once(user: User, index: Path, tmp_
     (beside / "nvitop/old").touch()
     assert user.run(*add, "peers", str(beside)).err == "" and (beside / "nvitop/old").exists()
     lock_text = (user.folder / "requirements.lock").read_text()
-    (user.folder / "requirements.lock").write_text(lock_text.replace("nvitop==1.0", "nvitop==1.0\ntqdm==4.0"))
+    (user.folder / "requirements.lock").write_text(
+        lock_text.replace("nvitop==1.0", "nvitop==1.0\ntqdm==4.0")
+    )
     user.run(*add, "peers", str(beside))
-    assert (beside / "tqdm").is_dir() and not (beside / "nvitop/old").exists(), "made again, nothing old stays"
+    assert (beside / "tqdm").is_dir() and not (beside / "nvitop/old").exists(), (
+        "made again, nothing old stays"
+    )
 
 
 SOURCES = """
@@ -112,25 +125,46 @@ print(*install.uv_sources(os.environ), sep="\\n")
         ("", {}, []),
         ("[global]\nindex-url = https://a/simple\n", {}, ["--index-url=https://a/simple"]),
         (
-            "[global]\nfind-links = /w\nextra-index-url =\n    file:///a\n    file:///b\n[install]\nfind-links = /x\n",
+            "[global]\nfind-links = /w\nextra-index-url =\n    file:///a\n    "
+            "file:///b\n[install]\nfind-links = /x\n",
             {"PIP_NO_INDEX": "1"},
-            ["--extra-index-url=file:///a", "--extra-index-url=file:///b", "--find-links=/x", "--no-index"],
+            [
+                "--extra-index-url=file:///a",
+                "--extra-index-url=file:///b",
+                "--find-links=/x",
+                "--no-index",
+            ],
         ),
         ("[global]\nfind_links = /w\n", {"PIP_FIND_LINKS": "/mine"}, ["--find-links=/mine"]),
-        ("[global]\nindex-url = https://a/simple\n", {"UV_DEFAULT_INDEX": "https://b/simple"}, None),
+        (
+            "[global]\nindex-url = https://a/simple\n",
+            {"UV_DEFAULT_INDEX": "https://b/simple"},
+            None,
+        ),
         ("not a config", {}, None),
     ],
 )
-def test_uv_takes_packages_from_where_pip_does(config: str, env: dict[str, str], words: list[str] | None, tmp_path: Path) -> None:
+def test_uv_takes_packages_from_where_pip_does(
+    config: str, env: dict[str, str], words: list[str] | None, tmp_path: Path
+) -> None:
     (tmp_path / "pip.conf").write_text(config)
-    known = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": ""}
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": "",
+    }
     command = [sys.executable, "-c", SOURCES, str(ROOT), str(ROOT / "lib")]
     done = subprocess.run(
-        command, env=known | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")} | env, capture_output=True, text=True, check=True
+        command,
+        env=known | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")} | env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = done.stdout.split()
     if words:
-        assert found[-1] == "--index-strategy=unsafe-best-match", "as pip: the best version of all of them"
+        assert found[-1] == "--index-strategy=unsafe-best-match", (
+            "as pip: the best version of all of them"
+        )
         assert set(words) <= set(found)
     elif words is None:
         assert found == [], "uv's own settings decide; a file that pip refuses does not"
@@ -138,15 +172,22 @@ def test_uv_takes_packages_from_where_pip_does(config: str, env: dict[str, str],
 
 def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     first = user.plan()
-    assert f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3" in first.err
-    assert len(first.err.splitlines()) == 2, "begin and end; progress is for terminals, and for what takes long"
+    assert (
+        f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3"
+        in first.err
+    )
+    assert len(first.err.splitlines()) == 2, (
+        "begin and end; progress is for terminals, and for what takes long"
+    )
     log = (user.venv / "install.log").read_text()
     assert "Successfully installed" in log and "Successfully installed" not in first.err
     assert re.search(rf"environment ready: {user.venv} \(\d+ s\)\n", first.err)
     assert names(user) == set(wheels.PACKAGES)
     second = user.plan()
     assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
-    assert not (user.folder / "experiments").exists() and [p.name for p in (user.folder / "logs").iterdir()] == [".gitkeep"]
+    assert not (user.folder / "experiments").exists() and [
+        p.name for p in (user.folder / "logs").iterdir()
+    ] == [".gitkeep"]
 
 
 @pytest.mark.slow
@@ -154,7 +195,9 @@ def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, inde
     user.plan()
     lock = user.folder / "requirements.lock"
     wheels.write_wheel(index, "tqdm", "5.0", {"tqdm/__init__.py": b""})
-    lock.write_text(lock.read_text().replace("tqdm==4.0", "tqdm==5.0").replace("wandb==0.31.0\n", ""))
+    lock.write_text(
+        lock.read_text().replace("tqdm==4.0", "tqdm==5.0").replace("wandb==0.31.0\n", "")
+    )
     assert "making the environment" in user.plan().err
     assert user.installed()["tqdm"] == "5.0" and "wandb" not in user.installed()
 
@@ -180,7 +223,9 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     done = user.run()
     assert done.code == 3 and done.out == ""
     assert "no-such-package" in done.err, "pip's own message"
-    assert re.search(rf"    try:     .*bin/python.* install -r .*{user.venv.name}/requirements.txt", done.err), "the command that failed"
+    assert re.search(
+        rf"    try:     .*bin/python.* install -r .*{user.venv.name}/requirements.txt", done.err
+    ), "the command that failed"
     assert f"all of it: {user.venv / 'install.log'}" in done.err
     assert "[ERROR]" in done.err and "the environment could not be made: pip failed" in done.err
     assert user.run().code == 3, "and it does not count as made"
@@ -189,7 +234,14 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    "victim", ["the script", *(pytest.param(victim, marks=pytest.mark.soak) for victim in ("its group", "environment.py", "pip"))]
+    "victim",
+    [
+        "the script",
+        *(
+            pytest.param(victim, marks=pytest.mark.soak)
+            for victim in ("its group", "environment.py", "pip")
+        ),
+    ],
 )
 def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
     """Nobody goes on installing behind our back, and the next run begins again."""
@@ -200,7 +252,11 @@ def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) 
         if victim == "its group":
             os.killpg(process.pid, signal.SIGKILL)
         else:
-            mark = {"the script": "train_dual_gpu.sh", "environment.py": "environment.py make", "pip": "-r "}[victim]
+            mark = {
+                "the script": "train_dual_gpu.sh",
+                "environment.py": "environment.py make",
+                "pip": "-r ",
+            }[victim]
             (pid,) = (pid for pid, line in processes(token).items() if mark in line)
             os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=20)
@@ -255,7 +311,10 @@ def test_two_first_runs_at_once(user: User, index: Path) -> None:
     assert slow.downloads["torch"] == slow.downloads["wandb"] == 1, "the second installed nothing"
 
 
-@pytest.mark.parametrize("pip", [pytest.param("none", marks=pytest.mark.slow), pytest.param("too old", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "pip",
+    [pytest.param("none", marks=pytest.mark.slow), pytest.param("too old", marks=pytest.mark.soak)],
+)
 def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> None:
     """The environment gets a pip of its own from ensurepip."""
     bare = python_without(tmp_path / "bare")
@@ -277,7 +336,9 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(user: User, tmp_path: Path) -> None:
+def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(
+    user: User, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
     user.plan(PYTHONPATH=str(mine), PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
@@ -291,9 +352,15 @@ def test_a_venv_on_another_disk_stays_there(user: User, tmp_path: Path) -> None:
     user.venv.symlink_to(large)
     user.plan()
     assert user.plan().err == ""
-    (user.folder / "requirements.lock").write_text((user.folder / "requirements.lock").read_text().replace("wandb==0.31.0\n", ""))
+    (user.folder / "requirements.lock").write_text(
+        (user.folder / "requirements.lock").read_text().replace("wandb==0.31.0\n", "")
+    )
     assert "making the environment" in user.plan().err, "it is ours: made again"
-    assert user.venv.is_symlink() and (large / "duet.stamp").exists() and "wandb" not in user.installed()
+    assert (
+        user.venv.is_symlink()
+        and (large / "duet.stamp").exists()
+        and "wandb" not in user.installed()
+    )
 
 
 @pytest.mark.parametrize("content", ["things of others", "the environment of another copy"])
@@ -308,7 +375,10 @@ def test_a_linked_folder_of_others_is_not_touched(user: User, tmp_path: Path, co
     user.venv.symlink_to(theirs)
     done = user.run()
     assert done.code == 3 and done.out == ""
-    assert f"{user.venv} is a link to {theirs}, which was not made for this project: remove the link" in done.err
+    assert (
+        f"{user.venv} is a link to {theirs}, which was not made for this project: remove the link"
+        in done.err
+    )
     assert sorted(theirs.iterdir()) == before
 
 
@@ -324,7 +394,11 @@ def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
 def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
     user.plan()
     site = next(user.venv.glob("lib/python3*/site-packages"))
-    for lost in (site / "torch/__init__.py", next(site.glob("psutil/*.so")), user.venv / "pyvenv.cfg"):
+    for lost in (
+        site / "torch/__init__.py",
+        next(site.glob("psutil/*.so")),
+        user.venv / "pyvenv.cfg",
+    ):
         lost.unlink()
         assert "again, since it is damaged" in user.plan().err, lost
         assert lost.exists()
@@ -346,19 +420,34 @@ def test_another_user_who_may_only_read(user: User) -> None:
         if subprocess.run([*reader, python, "-c", ""], capture_output=True, check=False).returncode:
             pytest.skip("this user has no Python")
         env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-        command = [*reader, "bash", str(project / "train_dual_gpu.sh"), str(project / "configs/dual_gpu/quickstart.py"), "--device=cpu"]
-        done = subprocess.run([*command, "--help"], env=env, capture_output=True, text=True, check=False)
+        command = [
+            *reader,
+            "bash",
+            str(project / "train_dual_gpu.sh"),
+            str(project / "configs/dual_gpu/quickstart.py"),
+            "--device=cpu",
+        ]
+        done = subprocess.run(
+            [*command, "--help"], env=env, capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         # What a start needs to write is checked before anything is installed.
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 3 and "--out_dir=" in done.stderr and "--log_dir=" in done.stderr, done.stderr
+        assert (
+            done.returncode == 3 and "--out_dir=" in done.stderr and "--log_dir=" in done.stderr
+        ), done.stderr
         assert ".venv.lock" not in done.stderr
         elsewhere = [f"--out_dir={copy}/out", f"--log_dir={copy}/log"]
         (copy / "out").mkdir(mode=0o777), (copy / "log").mkdir(mode=0o777)
         for folder in ("out", "log"):
             (copy / folder).chmod(0o777)
-        done = subprocess.run([*command, *elsewhere], env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 3 and f"{project}/.venv.lock cannot be written by this user" in done.stderr, done.stderr
+        done = subprocess.run(
+            [*command, *elsewhere], env=env, capture_output=True, text=True, check=False
+        )
+        assert (
+            done.returncode == 3
+            and f"{project}/.venv.lock cannot be written by this user" in done.stderr
+        ), done.stderr
         assert "try:     git clone" in done.stderr and "Traceback" not in done.stderr
     finally:
         shutil.rmtree(copy)

@@ -1,4 +1,5 @@
-"""Which torch the environment has: that of the system, an own build, or the real one that is locked."""
+"""Which torch the environment has: that of the system, an own build, or the real one that is
+locked."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tests.shell.first_user import User, names
 def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -> None:
     """An image that brings torch: .venv sees it, pip is not asked for another one."""
     site = tmp_path / "system"
-    wheels.unpack(site, wheels.fake_torch("2.11.0+vendor") | wheels.metadata_files("torch", "2.11.0+vendor"))
+    wheels.unpack(
+        site, wheels.fake_torch("2.11.0+vendor") | wheels.metadata_files("torch", "2.11.0+vendor")
+    )
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin/python3"
     real = Path(sys.executable).resolve()  # no environment: the Python that has system packages
@@ -40,7 +43,9 @@ def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
     wheels.unpack(site, wheels.fake_torch("2.8.0"))
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin/python3"
-    python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{Path(sys.executable).resolve()}' \"$@\"\n")
+    python.write_text(
+        f"#!/bin/sh\nPYTHONPATH='{site}' exec '{Path(sys.executable).resolve()}' \"$@\"\n"
+    )
     python.chmod(0o755)
     user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
     assert user.installed()["torch"] == wheels.TORCH
@@ -53,13 +58,17 @@ def test_an_own_build_of_torch(user: User, tmp_path: Path) -> None:
     wheels.unpack(local, wheels.fake_torch("2.14.0a0+mine"))
     user.plan(TORCH_LOCAL_PATH=str(local))
     assert names(user) == set(wheels.PACKAGES) - {"torch"}
-    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; print(torch.__version__, torch.__file__)"'
+    code = (
+        'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; '
+        'print(torch.__version__, torch.__file__)"'
+    )
     done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
     assert done.out == f"2.14.0a0+mine {local}/torch/__init__.py\n", done.err
 
 
 def missing(base: Path, *folders: Path) -> tuple[int, str]:
-    """What lib/environment.py reports of an active environment whose packages are in these folders."""
+    """What lib/environment.py reports of an active environment whose packages are in these
+    folders."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [base / "bin/python", ROOT / "lib/environment.py", "missing", base]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -70,17 +79,27 @@ def missing(base: Path, *folders: Path) -> tuple[int, str]:
 def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
     others, torch = tmp_path / "others", tmp_path / "torch"
     assert missing(base)[0] == 1
-    assert missing(base)[1] == "no torch (2.9 or newer is needed), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
+    assert (
+        missing(base)[1]
+        == "no torch (2.9 or newer is needed), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
+    )
     # With torch, the command that brings the small packages; nothing optional is asked for.
     wheels.unpack(torch, wheels.fake_torch("2.9.0"))
     wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("numpy", "psutil")})
     code, text = missing(base, others, torch)
     assert code == 3
     assert text.splitlines()[0] == "no nvidia-ml-py, no tqdm"
-    assert text.splitlines()[1] == f"    try:     {base}/bin/python -m pip install nvidia-ml-py tqdm"
+    assert (
+        text.splitlines()[1] == f"    try:     {base}/bin/python -m pip install nvidia-ml-py tqdm"
+    )
     wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("pynvml", "tqdm")})
     # An own build has no package metadata beside it.
-    for version, answer in {"2.8.0": "torch 2.8 (2.9 or newer is needed)\n", "2.9.0": "", "2.10.0a0+git": "", "3.0": ""}.items():
+    for version, answer in {
+        "2.8.0": "torch 2.8 (2.9 or newer is needed)\n",
+        "2.9.0": "",
+        "2.10.0a0+git": "",
+        "3.0": "",
+    }.items():
         shutil.rmtree(torch, ignore_errors=True)
         wheels.unpack(torch, wheels.fake_torch(version))
         assert missing(base, others, torch) == (int(bool(answer)), answer), version
@@ -100,11 +119,21 @@ def test_the_real_installation(on_this_machine: User) -> None:
     assert second.err == "" and second.seconds < 3.0, "nothing is installed again"
     print(f"first run {first.seconds:.1f} s, second {second.seconds:.2f} s")
     lacking = subprocess.run(
-        [user.venv / "bin/python", user.folder / "lib/environment.py", "missing"], capture_output=True, text=True, check=False
+        [user.venv / "bin/python", user.folder / "lib/environment.py", "missing"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (lacking.returncode, lacking.stdout) == (0, "")
     # What is locked fits together.
-    pip = [user.env["PATH"].partition(":")[0] + "/python3", "-m", "pip", "--python", str(user.venv / "bin/python"), "check"]
+    pip = [
+        user.env["PATH"].partition(":")[0] + "/python3",
+        "-m",
+        "pip",
+        "--python",
+        str(user.venv / "bin/python"),
+        "check",
+    ]
     assert user.run(*pip).code == 0
 
 
@@ -119,7 +148,10 @@ def test_the_real_torch_as_an_own_build(on_this_machine: User, tmp_path: Path) -
     for name in ("torch", "torchgen", "functorch"):  # side by side in a build of PyTorch too
         (local / name).symlink_to(site / name)
     user.plan(TORCH_LOCAL_PATH=str(local))
-    code = 'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; torch.ones(1).sum(); print(torch.__file__)"'
+    code = (
+        'source lib/init.sh; python::ensure; "$PYTHON" -c "import torch; torch.ones(1).sum(); '
+        'print(torch.__file__)"'
+    )
     done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
     assert done.out == f"{local}/torch/__init__.py\n", done.err
     assert not list(user.venv.glob("lib/python3*/site-packages/torch"))

@@ -15,7 +15,9 @@ from tests.conftest import ROOT
 
 BASIC = ("bash", "env", "dirname", "mkdir", "ln", "cat", "chmod")
 # What a stubbed installer does: puts a bats there that says its version.
-INSTALL = 'mkdir -p "{0}" && printf "#!/bin/sh\\necho Bats {1}\\n" >"{0}/bats" && chmod +x "{0}/bats"'
+INSTALL = (
+    'mkdir -p "{0}" && printf "#!/bin/sh\\necho Bats {1}\\n" >"{0}/bats" && chmod +x "{0}/bats"'
+)
 
 
 @dataclass
@@ -32,7 +34,14 @@ class Machine:
 
     def run(self) -> subprocess.CompletedProcess[str]:
         command = [str(self.project / "tests/install_bats.sh"), "1.13.0"]
-        return subprocess.run(command, env={"PATH": str(self.bin)}, cwd="/", capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command,
+            env={"PATH": str(self.bin)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     @property
     def called(self) -> str:
@@ -41,7 +50,9 @@ class Machine:
 
     def version(self) -> str:
         path = self.project / ".tools/bats"
-        return subprocess.run([path], env={"PATH": str(self.bin)}, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [path], env={"PATH": str(self.bin)}, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
 
 @pytest.fixture
@@ -56,7 +67,9 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def npm(machine: Machine, code: str = "") -> None:
-    machine.stub("npm", code or INSTALL.format(machine.project / ".tools/node_modules/bats/bin", "1.13.0"))
+    machine.stub(
+        "npm", code or INSTALL.format(machine.project / ".tools/node_modules/bats/bin", "1.13.0")
+    )
 
 
 def apt(machine: Machine, version: str) -> None:
@@ -112,6 +125,10 @@ def test_it_is_quick_when_it_is_there(machine: Machine) -> None:
 
 def test_without_a_version_it_says_how_it_is_called(machine: Machine) -> None:
     done = subprocess.run(
-        [machine.project / "tests/install_bats.sh"], env={"PATH": str(machine.bin)}, capture_output=True, text=True, check=False
+        [machine.project / "tests/install_bats.sh"],
+        env={"PATH": str(machine.bin)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0 and "usage: tests/install_bats.sh VERSION" in done.stderr

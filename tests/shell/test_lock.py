@@ -55,26 +55,38 @@ def project(tmp_path: Path) -> Path:
     (folder / "stub/uv/__init__.py").touch()
     (folder / "stub/uv/__main__.py").write_text(STUB)
     shutil.copy(ROOT / "tests/lock.py", folder / "tests")
-    (folder / "pyproject.toml").write_text('[tool.uv]\nconstraint-dependencies = ["torch==2.13.0"]\n')
+    (folder / "pyproject.toml").write_text(
+        '[tool.uv]\nconstraint-dependencies = ["torch==2.13.0"]\n'
+    )
     return folder
 
 
 def run(project: Path, **env: str) -> subprocess.CompletedProcess[str]:
     known = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "UV_FIND_LINKS")}
-    stub = {"PYTHONPATH": str(project / "stub"), "RECORD": str(project / "record"), "ANSWER": ANSWER}
+    stub = {
+        "PYTHONPATH": str(project / "stub"),
+        "RECORD": str(project / "record"),
+        "ANSWER": ANSWER,
+    }
     command = [sys.executable, str(project / "tests/lock.py")]
-    return subprocess.run(command, env=known | stub | env, cwd="/", capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=known | stub | env, cwd="/", capture_output=True, text=True, check=False
+    )
 
 
 def asked(project: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (project / "record").read_text().splitlines()]
 
 
-def test_each_section_holds_what_it_adds_and_torch_comes_without_what_it_brings(project: Path) -> None:
+def test_each_section_holds_what_it_adds_and_torch_comes_without_what_it_brings(
+    project: Path,
+) -> None:
     done = run(project)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "requirements.lock: changed\n")
     lines = (project / "requirements.lock").read_text().splitlines()
-    assert lines[0].startswith("# Made by 'make lock' from pyproject.toml") and lines[1].startswith("#")
+    assert lines[0].startswith("# Made by 'make lock' from pyproject.toml") and lines[1].startswith(
+        "#"
+    )
     assert lines[2:] == [
         "torch==2.13.0",
         "colorama==0.4.6",
@@ -97,7 +109,11 @@ def test_what_is_asked_of_uv(project: Path) -> None:
     first, *_, last = asked(project)
     for record in (first, last):
         args = record["args"]
-        assert args[:2] == ["pip", "compile"] and args[-1] == "pyproject.toml" and "--universal" in args
+        assert (
+            args[:2] == ["pip", "compile"]
+            and args[-1] == "pyproject.toml"
+            and "--universal" in args
+        )
         assert args[args.index("--python-version") + 1] == "3.10"
     assert first["known"] == "" and "--group=dev" not in first["args"]
     assert {"--extra=full", "--extra=data", "--group=dev", "--group=peers"} <= set(last["args"])
@@ -106,7 +122,11 @@ def test_what_is_asked_of_uv(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("env", "links"),
-    [({}, None), ({"PIP_FIND_LINKS": "/wheels"}, "/wheels"), ({"PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/mine"}, "/mine")],
+    [
+        ({}, None),
+        ({"PIP_FIND_LINKS": "/wheels"}, "/wheels"),
+        ({"PIP_FIND_LINKS": "/wheels", "UV_FIND_LINKS": "/mine"}, "/mine"),
+    ],
 )
 def test_local_wheels_are_found(project: Path, env: dict[str, str], links: str | None) -> None:
     run(project, **env)
@@ -130,12 +150,22 @@ def test_the_committed_lock_is_of_this_form_and_has_every_direct_dependency() ->
     assert pins["run"][0] in table["tool"]["uv"]["constraint-dependencies"]
     every = [pin for section in pins.values() for pin in section]
     assert all("==" in pin.partition(";")[0] for pin in every)
-    assert not [pin for pin in every if pin.startswith(("triton", "cuda-", "nvidia-")) and not pin.startswith("nvidia-ml-py")]
+    assert not [
+        pin
+        for pin in every
+        if pin.startswith(("triton", "cuda-", "nvidia-")) and not pin.startswith("nvidia-ml-py")
+    ]
     of = {section: {pin.partition("==")[0] for pin in lines} for section, lines in pins.items()}
-    assert sum(map(len, of.values())) == len(set().union(*of.values())), "each package is in one section"
+    assert sum(map(len, of.values())) == len(set().union(*of.values())), (
+        "each package is in one section"
+    )
     extras, groups = table["project"]["optional-dependencies"], table["dependency-groups"]
     direct = {"run": {re.split("[>=<]", name)[0] for name in table["project"]["dependencies"]}}
-    direct |= {"extras": {*extras["data"], *extras["prometheus"]}, "dev": set(groups["dev"]), "peers": set(groups["peers"])}
+    direct |= {
+        "extras": {*extras["data"], *extras["prometheus"]},
+        "dev": set(groups["dev"]),
+        "peers": set(groups["peers"]),
+    }
     earlier: set[str] = set()
     for section, names in direct.items():
         earlier |= of[section]
@@ -144,19 +174,39 @@ def test_the_committed_lock_is_of_this_form_and_has_every_direct_dependency() ->
 
 def test_every_optional_package_is_one_that_the_program_asks_for() -> None:
     extras = project_table()["project"]["optional-dependencies"]
-    assert {*extras["data"], *extras["prometheus"]} == {package for _, package, _ in FORMS} | {prometheus.PACKAGE}
+    assert {*extras["data"], *extras["prometheus"]} == {package for _, package, _ in FORMS} | {
+        prometheus.PACKAGE
+    }
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_pip_and_uv_read_the_lock(tool: str, tmp_path: Path) -> None:
-    """As constraints, without fetching anything: a package that is not in the lock is missing, another version of one is a conflict."""
+    """As constraints, without fetching anything: a package that is not in the lock is missing,
+    another version of one is a conflict."""
     lock = ROOT / "requirements.lock"
     options = ["--dry-run", "--no-index", "-c", str(lock)]
-    offline = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {"PIP_CONFIG_FILE": os.devnull}
-    subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if tool == "uv" else []), tmp_path / "env"], check=True)
+    offline = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))} | {
+        "PIP_CONFIG_FILE": os.devnull
+    }
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "venv",
+            *(["--without-pip"] if tool == "uv" else []),
+            tmp_path / "env",
+        ],
+        check=True,
+    )
     python = str(tmp_path / "env/bin/python")
-    command = [python, "-m", "pip", "install"] if tool == "pip" else [sys.executable, "-m", "uv", "pip", "install", "--python", python]
-    done = subprocess.run([*command, *options, "tqdm==1.0"], env=offline, capture_output=True, text=True, check=False)
+    command = (
+        [python, "-m", "pip", "install"]
+        if tool == "pip"
+        else [sys.executable, "-m", "uv", "pip", "install", "--python", python]
+    )
+    done = subprocess.run(
+        [*command, *options, "tqdm==1.0"], env=offline, capture_output=True, text=True, check=False
+    )
     pinned = next(pin for pin in packages.locked("run") if pin.startswith("tqdm=="))
     assert done.returncode == 1 and pinned in done.stdout + done.stderr, "the constraint decides"
     assert "nvalid" not in done.stderr and "parse" not in done.stderr, done.stderr
@@ -164,8 +214,17 @@ def test_pip_and_uv_read_the_lock(tool: str, tmp_path: Path) -> None:
 
 def test_no_file_names_a_package_registry() -> None:
     """Where packages come from is the setting of each machine."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], capture_output=True, check=True).stdout
-    hosts = [b"pypi" + b".org", b"pythonhosted" + b".org", b"registry.npmjs" + b".org", b"download.pytorch" + b".org"]
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"],
+        capture_output=True,
+        check=True,
+    ).stdout
+    hosts = [
+        b"pypi" + b".org",
+        b"pythonhosted" + b".org",
+        b"registry.npmjs" + b".org",
+        b"download.pytorch" + b".org",
+    ]
     for name in filter(None, listed.decode().split("\0")):
         path = ROOT / name
         if path.is_file():

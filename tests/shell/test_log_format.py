@@ -1,4 +1,5 @@
-"""lib/log.sh and training/core/log.py say the same thing in the same way: a log has one format, whoever wrote the line."""
+"""lib/log.sh and training/core/log.py say the same thing in the same way: a log has one format,
+whoever wrote the line."""
 
 from __future__ import annotations
 
@@ -19,8 +20,17 @@ MESSAGES = ["plain", "50 % of C:\\new 'quoted' \"$HOME\" `id` – 数据", "two\
 
 def commands(project: Path, level: str, message: str) -> list[list[str]]:
     """The same message by the shell and by Python."""
-    shell = ["bash", "-c", f'source "$0/lib/init.sh"; log::{level.lower()} "$1"', str(project), message]
-    python = f"import sys; sys.path.insert(0, sys.argv[1]); from training.core import log; log.{level.lower()}(sys.argv[2])"
+    shell = [
+        "bash",
+        "-c",
+        f'source "$0/lib/init.sh"; log::{level.lower()} "$1"',
+        str(project),
+        message,
+    ]
+    python = (
+        f"import sys; sys.path.insert(0, sys.argv[1]); from training.core import log; "
+        f"log.{level.lower()}(sys.argv[2])"
+    )
     return [shell, [sys.executable, "-c", python, str(project), message]]
 
 
@@ -68,7 +78,10 @@ def test_the_format_in_a_pipe(project: Path, level: str, message: str) -> None:
 @pytest.mark.parametrize("level", COLOURS)
 def test_the_colours_on_a_terminal(project: Path, level: str) -> None:
     for command in commands(project, level, "message"):
-        assert parsed(on_a_terminal(command, environment())) == (f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m", "message")
+        assert parsed(on_a_terminal(command, environment())) == (
+            f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m",
+            "message",
+        )
 
 
 @pytest.mark.parametrize(
@@ -80,14 +93,19 @@ def test_the_colours_on_a_terminal(project: Path, level: str) -> None:
         ({"TERM": "xterm-256color"}, True),
     ],
 )
-def test_when_a_terminal_gets_colours(project: Path, variables: dict[str, str], coloured: bool) -> None:
+def test_when_a_terminal_gets_colours(
+    project: Path, variables: dict[str, str], coloured: bool
+) -> None:
     for command in commands(project, "INFO", "message"):
         assert ("\x1b" in on_a_terminal(command, environment(**variables))) is coloured, command
 
 
 def test_the_time_is_local_and_the_same(project: Path) -> None:
     for zone in ("XXX-14", "UTC0", "XXX+11"):
-        said = [in_a_pipe(command, environment(TZ=zone)) for command in commands(project, "INFO", "message")]
+        said = [
+            in_a_pipe(command, environment(TZ=zone))
+            for command in commands(project, "INFO", "message")
+        ]
         times = [datetime.datetime.strptime(text[7:26], "%Y-%m-%d %H:%M:%S") for text in said]
         assert abs(times[1] - times[0]) < datetime.timedelta(minutes=1), zone
 
@@ -103,5 +121,8 @@ def test_the_shell_writes_what_it_said_to_the_log_file(project: Path, tmp_path: 
 
 def test_nothing_said_makes_no_log_file(project: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
-    subprocess.run(["bash", "-c", 'source "$0/lib/init.sh"; log::open "$1"', str(project), str(log)], check=True)
+    subprocess.run(
+        ["bash", "-c", 'source "$0/lib/init.sh"; log::open "$1"', str(project), str(log)],
+        check=True,
+    )
     assert not log.exists()

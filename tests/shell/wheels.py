@@ -1,4 +1,5 @@
-"""Packages made in a moment, and an index that can be stopped in the middle: real venv and pip, no network, no gigabytes."""
+"""Packages made in a moment, and an index that can be stopped in the middle: real venv and pip, no
+network, no gigabytes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 TORCH = "2.13.0"
-# Everything that requirements.in names: version, and None for a module that only has to be there; the plan uses the others.
+# Everything that requirements.in names: version, and None for a module that only has to be there;
+# the plan uses the others.
 PACKAGES = {
     "torch": TORCH,
     "numpy": "2.0",
@@ -31,15 +33,23 @@ PACKAGES = {
 
 def fake_torch(version: str = TORCH) -> dict[str, bytes]:
     """Files of a package that looks like torch from outside."""
-    text = f"from typing import Optional\n\n__all__ = ['__version__']\n__version__ = '{version}'\ndebug = False\n"
-    return {"torch/__init__.py": b"from .version import __version__\n", "torch/version.py": text.encode(), "torch/_C.so": b""}
+    text = (
+        f"from typing import Optional\n\n__all__ = ['__version__']\n__version__ = "
+        f"'{version}'\ndebug = False\n"
+    )
+    return {
+        "torch/__init__.py": b"from .version import __version__\n",
+        "torch/version.py": text.encode(),
+        "torch/_C.so": b"",
+    }
 
 
 def metadata_files(name: str, version: str) -> dict[str, bytes]:
     folder = f"{name.replace('-', '_')}-{version}.dist-info"
     return {
         f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{folder}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{folder}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: "
+        b"py3-none-any\n",
     }
 
 
@@ -66,21 +76,32 @@ def write_all(folder: Path) -> str:
         if wanted is None:  # as installed here
             version, files = metadata.version(name), {}
             for path in metadata.files(name) or []:
-                if ".dist-info" not in str(path) and path.suffix != ".pyc" and ".." not in path.parts:
+                if (
+                    ".dist-info" not in str(path)
+                    and path.suffix != ".pyc"
+                    and ".." not in path.parts
+                ):
                     files[str(path)] = path.read_binary()
         else:
             version = wanted
-            files = fake_torch() if name == "torch" else {f"{name.replace('-', '_')}/__init__.py": b""}
+            files = (
+                fake_torch() if name == "torch" else {f"{name.replace('-', '_')}/__init__.py": b""}
+            )
         write_wheel(folder, name, version, files)
         lock.append(f"{name}=={version}\n")
     return "# a comment\n" + "".join(lock)
 
 
 class Index:
-    """The wheels by HTTP on the loopback. A download of `gated` waits for open(); `asked` is set when one does."""
+    """The wheels by HTTP on the loopback. A download of `gated` waits for open(); `asked` is set
+    when one does."""
 
     def __init__(self, folder: Path, gated: str) -> None:
-        self.asked, self._gate, self.downloads = threading.Event(), threading.Event(), Counter[str]()
+        self.asked, self._gate, self.downloads = (
+            threading.Event(),
+            threading.Event(),
+            Counter[str](),
+        )
         outer = self
 
         class Handler(SimpleHTTPRequestHandler):
@@ -90,13 +111,17 @@ class Index:
                 if name == gated:
                     outer.asked.set()
                     outer._gate.wait(120)
-                with contextlib.suppress(OSError):  # the client was killed: that is what the test does
+                with contextlib.suppress(
+                    OSError
+                ):  # the client was killed: that is what the test does
                     super().do_GET()
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+        )
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def open(self) -> None:
@@ -106,7 +131,12 @@ class Index:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.open()
         self._server.shutdown()
         self._server.server_close()

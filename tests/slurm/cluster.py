@@ -1,4 +1,5 @@
-"""A private SLURM on loopback: one slurmctld and a slurmd for each node, all of this user, without munge, cgroups or a database."""
+"""A private SLURM on loopback: one slurmctld and a slurmd for each node, all of this user, without
+munge, cgroups or a database."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from pathlib import Path
 from tests.conftest import TOKEN, processes, wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
-SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are not on a user's path
+SEARCHED = (
+    f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are not on a user's path
+)
 UP_WITHIN_S, DOWN_WITHIN_S = 30, 20
 ASK_EVERY_S = 0.2  # each question is a program
 
@@ -75,44 +78,71 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     folder: Path
     nodes: int = 2
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # of the daemons, and of what they start themselves
+    token: str = field(
+        default_factory=lambda: uuid.uuid4().hex
+    )  # of the daemons, and of what they start themselves
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
         """For every command that asks this SLURM, and no other that the machine may belong to."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "DUET_", "WANDB_"))}
+        clean = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("SLURM", "SBATCH_", "DUET_", "WANDB_"))
+        }
         return clean | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCHED}
 
     def start(self) -> None:
         host, ports = socket.gethostname().split(".")[0], free_ports(1 + self.nodes)
-        # Any numbered device nodes do for GPUs. Where there are none (containers), files do, but the job does not see numbers.
-        folder = Path("/dev") if all(Path(f"/dev/tty{i}").is_char_device() for i in range(2)) else self.folder
+        # Any numbered device nodes do for GPUs. Where there are none (containers), files do, but
+        # the job does not see numbers.
+        folder = (
+            Path("/dev")
+            if all(Path(f"/dev/tty{i}").is_char_device() for i in range(2))
+            else self.folder
+        )
         if folder == self.folder:
             for i in range(2):
                 (folder / f"tty{i}").touch()
         (self.folder / "gres.conf").write_text(f"Name=gpu File={folder}/tty[0-1]\n")
         lines = [
-            f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1 + i]} CPUs=8 RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
+            f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1 + i]} CPUs=8 "
+            f"RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
             for i in range(self.nodes)
         ]
-        text = CONFIGURATION.format(host=host, ports=ports, user=getpass.getuser(), folder=self.folder, nodes="\n".join(lines))
+        text = CONFIGURATION.format(
+            host=host,
+            ports=ports,
+            user=getpass.getuser(),
+            folder=self.folder,
+            nodes="\n".join(lines),
+        )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "state").mkdir()
         self._daemon("slurmctld", "-D")
         for i in range(self.nodes):
             self._daemon("slurmd", "-D", "-N", f"n{i}")
-        wait_until(lambda: set(self.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}, UP_WITHIN_S, f"idle nodes: {self.logs()}")
+        wait_until(
+            lambda: set(self.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"},
+            UP_WITHIN_S,
+            f"idle nodes: {self.logs()}",
+        )
 
     def _daemon(self, name: str, *options: str) -> None:
         program = shutil.which(name, path=SEARCHED)
         assert program
         with (self.folder / f"{name}{len(self.daemons)}.out").open("wb") as out:
             env = self.environment | {TOKEN: self.token}
-            self.daemons.append(subprocess.Popen([program, *options], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+            self.daemons.append(
+                subprocess.Popen(
+                    [program, *options], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
+            )
 
     def stop(self) -> None:
-        """Ends what is left of jobs, then the daemons, each by its process; all of them must be gone."""
+        """Ends what is left of jobs, then the daemons, each by its process; all of them must be
+        gone."""
         try:
             for job in self.ask("squeue", "-h", "-o", "%A").split():
                 self.ask("scancel", job)
@@ -134,18 +164,32 @@ class Cluster:
         assert not left, f"left behind: {left}"
 
     def ask(self, *command: str) -> str:
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False).stdout
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        ).stdout
 
     def logs(self) -> str:
-        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.out")))
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
+            for path in sorted(self.folder.glob("*.out"))
+        )
 
     def facts(self, job: str) -> dict[str, str]:
         """What `scontrol show job` says: JobState, ExitCode, Restarts, NodeList, …"""
-        return dict(re.findall(r"(?:^| )([A-Za-z:/]+)=(\S*)", self.ask("scontrol", "show", "job", "-o", job)))
+        return dict(
+            re.findall(
+                r"(?:^| )([A-Za-z:/]+)=(\S*)", self.ask("scontrol", "show", "job", "-o", job)
+            )
+        )
 
     def wait_state(self, job: str, *states: str, seconds: float = 90) -> dict[str, str]:
         """`sbatch --wait` looks every 10 s only."""
-        wait_until(lambda: self.facts(job).get("JobState") in states, seconds, f"job {job} {states}", ASK_EVERY_S)
+        wait_until(
+            lambda: self.facts(job).get("JobState") in states,
+            seconds,
+            f"job {job} {states}",
+            ASK_EVERY_S,
+        )
         return self.facts(job)
 
 

@@ -46,9 +46,25 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def whole(slurm: Cluster, project: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """The training of LONG without SLURM and without a stop."""
     folder = tmp_path_factory.mktemp("whole")
-    command = ["./launch_train.sh", "2", CONFIG, *LONG, f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=whole"]
+    command = [
+        "./launch_train.sh",
+        "2",
+        CONFIG,
+        *LONG,
+        f"--out_dir={folder}",
+        f"--log_dir={folder}",
+        "--run_name=whole",
+    ]
     environ = slurm.environment | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=project, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return RunDir(folder / "whole")
 
@@ -62,7 +78,9 @@ class User:
     token: str
     jobs: list[str] = field(default_factory=list)
 
-    def call(self, *command: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *command: str, cwd: Path | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=cwd or self.project,
@@ -76,13 +94,32 @@ class User:
 
     def submit(self, *args: str, ranks: int = 2, flags: tuple[str, ...] = FLAGS, **env: str) -> str:
         """`./submit_job.sh` for CPU nodes; the number of the job."""
-        return self.job(self.call("./submit_job.sh", f"--ranks_per_node={ranks}", CONFIG, *flags, *args, cwd=None, **env))
+        return self.job(
+            self.call(
+                "./submit_job.sh",
+                f"--ranks_per_node={ranks}",
+                CONFIG,
+                *flags,
+                *args,
+                cwd=None,
+                **env,
+            )
+        )
 
-    def sbatch(self, *options: str, args: tuple[str, ...] = (), cwd: Path | None = None, script: str = "submit_job.sh", **env: str) -> str:
+    def sbatch(
+        self,
+        *options: str,
+        args: tuple[str, ...] = (),
+        cwd: Path | None = None,
+        script: str = "submit_job.sh",
+        **env: str,
+    ) -> str:
         return self.job(self.call("sbatch", "--parsable", *options, script, *args, cwd=cwd, **env))
 
     def job(self, done: subprocess.CompletedProcess[str]) -> str:
-        assert done.returncode == 0 and re.fullmatch(r"\d+\n", done.stdout), done.stdout + done.stderr
+        assert done.returncode == 0 and re.fullmatch(r"\d+\n", done.stdout), (
+            done.stdout + done.stderr
+        )
         self.jobs.append(done.stdout.strip())
         return self.jobs[-1]
 
@@ -98,13 +135,22 @@ class User:
         return files[0].read_text(errors="replace") if files else ""
 
     def wait_log(self, job: str, text: str) -> None:
-        wait_until(lambda: text in self.log(job) or self.slurm.facts(job).get("JobState") in ENDS, 120, f"{text!r} in the log", ASK_EVERY_S)
+        wait_until(
+            lambda: text in self.log(job) or self.slurm.facts(job).get("JobState") in ENDS,
+            120,
+            f"{text!r} in the log",
+            ASK_EVERY_S,
+        )
         wait_until(lambda: text in self.log(job), 5, f"{text!r} in {self.log(job)[-3000:]}")
 
     @property
     def runs(self) -> list[RunDir]:
         folder = self.project / "experiments"
-        return [RunDir(path) for path in sorted(folder.glob("*")) if not path.name.startswith(".")] if folder.exists() else []
+        return (
+            [RunDir(path) for path in sorted(folder.glob("*")) if not path.name.startswith(".")]
+            if folder.exists()
+            else []
+        )
 
     def run(self) -> RunDir:
         """The only run."""
@@ -124,14 +170,26 @@ def user(slurm: Cluster, project: Path, tmp_path: Path, token: str) -> Iterator[
     """A clean clone of the project; texts that another test has prepared stay prepared."""
     copy = tmp_path / "du et"
     kept = ("experiments", "logs", "data")
-    shutil.copytree(project, copy, symlinks=True, ignore=lambda folder, names: kept if Path(folder) == project else ())
+    shutil.copytree(
+        project,
+        copy,
+        symlinks=True,
+        ignore=lambda folder, names: kept if Path(folder) == project else (),
+    )
     (project / "data").mkdir(exist_ok=True)
     (copy / "data").symlink_to(project / "data")
     (copy / "logs").mkdir()
     (copy / "logs/.gitkeep").touch()
-    identity = dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"), "test")
+    identity = dict.fromkeys(
+        ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"), "test"
+    )
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "as cloned")):
-        subprocess.run(["git", "-C", str(copy), *words], check=True, env=os.environ | identity, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(copy), *words],
+            check=True,
+            env=os.environ | identity,
+            capture_output=True,
+        )
     user = User(slurm, copy, token)
     yield user
     for job in user.jobs:

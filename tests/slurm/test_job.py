@@ -1,4 +1,5 @@
-"""The life of a job on one node: to its end, through the time limit, preemption and cancellation."""
+"""The life of a job on one node: to its end, through the time limit, preemption and
+cancellation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def test_a_job_trains_to_its_end(user: User) -> None:
     facts = user.end(job)
     assert facts["ExitCode"] == "0:0"
     run, log = user.run(), user.log(job)
-    assert facts["StdOut"] == f"{user.project}/logs/{run.name}_{job}.log".split(" ")[0], "SLURM writes to the project's logs"
+    assert facts["StdOut"] == f"{user.project}/logs/{run.name}_{job}.log".split(" ")[0], (
+        "SLURM writes to the project's logs"
+    )
     assert f"SLURM job {job}: 2 ranks on 1 node (n" in log and "training finished" in log
     assert sorted(losses(run)) == list(range(1, 13))
     assert (read_json(run.plan) or {})["ranks"] == 2
@@ -39,14 +42,21 @@ def test_plain_sbatch_from_another_folder_finds_the_project(user: User, tmp_path
     (tmp_path / "elsewhere/logs").mkdir(parents=True)
     script = str(user.project / "submit_job.sh")
     config = str(user.project / CONFIG)
-    job = user.sbatch("--gres=none", script=script, args=("--ranks_per_node=2", config, *FLAGS), cwd=tmp_path / "elsewhere")
+    job = user.sbatch(
+        "--gres=none",
+        script=script,
+        args=("--ranks_per_node=2", config, *FLAGS),
+        cwd=tmp_path / "elsewhere",
+    )
     user.end(job)
     assert "training finished" in (tmp_path / f"elsewhere/logs/duet_{job}.log").read_text()
     assert sorted(losses(user.run())) == list(range(1, 13)), "the run is in the project"
 
 
 @pytest.mark.soak
-def test_a_copy_of_the_script_elsewhere_finds_the_project_where_it_was_submitted(user: User, tmp_path: Path) -> None:
+def test_a_copy_of_the_script_elsewhere_finds_the_project_where_it_was_submitted(
+    user: User, tmp_path: Path
+) -> None:
     copy = tmp_path / "my job.sh"
     copy.write_text((user.project / "submit_job.sh").read_text())
     job = user.sbatch("--gres=none", script=str(copy), args=("--ranks_per_node=2", CONFIG, *FLAGS))
@@ -60,14 +70,22 @@ def test_no_project_is_said(user: User, tmp_path: Path) -> None:
     (copy / "job.sh").write_text((user.project / "submit_job.sh").read_text())
     job = user.sbatch("--gres=none", "--output=out.txt", script="job.sh", args=(CONFIG,), cwd=copy)
     assert user.end(job, "FAILED")["ExitCode"] == "2:0"
-    assert f"the project is neither where {copy}/job.sh is nor in {copy}: submit from its folder" in (copy / "out.txt").read_text()
+    assert (
+        f"the project is neither where {copy}/job.sh is nor in {copy}: submit from its folder"
+        in (copy / "out.txt").read_text()
+    )
 
 
 def test_plain_sbatch_says_what_is_missing(user: User) -> None:
     job = user.sbatch("--gres=none", args=(CONFIG, "--device=cpu"))
     assert user.end(job, "FAILED")["ExitCode"] == "2:0"
-    assert "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a node has" in user.log(job)
-    late = user.sbatch("--gres=none", args=("--ranks_per_node=2", "--nodes=2", CONFIG, "--device=cpu"))
+    assert (
+        "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a "
+        "node has" in user.log(job)
+    )
+    late = user.sbatch(
+        "--gres=none", args=("--ranks_per_node=2", "--nodes=2", CONFIG, "--device=cpu")
+    )
     user.end(late, "FAILED")
     assert "--nodes=2 came after submit_job.sh: the job has started without it" in user.log(late)
     assert user.runs == []
@@ -80,9 +98,17 @@ def test_the_number_of_gpus_is_the_number_of_ranks(user: User) -> None:
     assert (read_json(user.run().plan) or {})["ranks"] == 1
 
 
-@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["submitted by us", "sbatch"])
-def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(user: User, whole: RunDir, plain: bool) -> None:
-    job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *LONG)) if plain else user.submit(flags=LONG)
+@pytest.mark.parametrize(
+    "plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["submitted by us", "sbatch"]
+)
+def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(
+    user: User, whole: RunDir, plain: bool
+) -> None:
+    job = (
+        user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *LONG))
+        if plain
+        else user.submit(flags=LONG)
+    )
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scancel", "--signal=USR1", job)
     facts = user.end(job)
@@ -92,7 +118,9 @@ def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(use
     assert "is requeued and goes on at step" in log and f"SLURM job {job}, start 2:" in log
     assert losses(run) == losses(whole), "bit for bit"
     starts = user.code(run)["starts"]
-    assert [s["start"] for s in starts] == [1, 2] and starts[0]["step"] == 0 < starts[1]["step"] < LONG_STEPS
+    assert [s["start"] for s in starts] == [1, 2] and starts[0]["step"] == 0 < starts[1][
+        "step"
+    ] < LONG_STEPS
     assert len([r for r in read_records(run.metrics) if "loss" in r]) == LONG_STEPS, "no step twice"
 
 
@@ -107,7 +135,8 @@ def test_the_time_limit_itself(user: User) -> None:
 
 @pytest.mark.soak
 def test_preemption_requeues_and_resumes_exactly(user: User, whole: RunDir) -> None:
-    """`scontrol requeue` does what preemption with PreemptMode=REQUEUE does: TERM, and SLURM itself starts the job again."""
+    """`scontrol requeue` does what preemption with PreemptMode=REQUEUE does: TERM, and SLURM itself
+    starts the job again."""
     job = user.submit(flags=LONG)
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scontrol", "requeue", job)
@@ -130,7 +159,9 @@ def test_scancel_ends_it_for_good(user: User, token: str) -> None:
     assert "after scancel it does not" in user.log(job) and "checkpoint saved" in user.log(job)
 
 
-def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(user: User, tmp_path: Path) -> None:
+def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(
+    user: User, tmp_path: Path
+) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(in_forward(1, 5, "raise ValueError('planted')"))
     job = user.submit(PYTHONPATH=str(tmp_path / "site"))
@@ -138,11 +169,16 @@ def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(user: User, tmp
     assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0"
     assert (read_json(user.run().failure) or {})["rank"] == 1
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
-    assert f"go on: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}" in user.log(job)
+    assert (
+        f"go on: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}"
+        in user.log(job)
+    )
 
 
 @pytest.mark.soak
-def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(user: User, whole: RunDir) -> None:
+def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(
+    user: User, whole: RunDir
+) -> None:
     job = user.submit("--no-requeue", "--run_name=cut", flags=LONG)
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scancel", "--signal=USR1", job)
@@ -152,7 +188,9 @@ def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(user: U
     again = user.job(user.call("bash", "-c", advice))
     user.end(again)
     assert losses(user.run()) == losses(whole)
-    assert (user.run().path / "code_2/submit_job.sh").is_file(), "a later submission has its own code"
+    assert (user.run().path / "code_2/submit_job.sh").is_file(), (
+        "a later submission has its own code"
+    )
 
 
 @pytest.mark.soak
@@ -160,9 +198,19 @@ def test_no_progress_is_not_repeated_for_ever(user: User) -> None:
     """A time limit shorter than what the start takes."""
     job = user.submit()
     for count in (1, 2):
-        wait_until(lambda count=count: user.runs and len(user.code(user.run())["starts"]) == count, 60, f"start {count}")
+        wait_until(
+            lambda count=count: user.runs and len(user.code(user.run())["starts"]) == count,
+            60,
+            f"start {count}",
+        )
         run, since = user.run(), user.code(user.run())["starts"][-1]["time"]
-        wait_until(lambda run=run, since=since: (beat := read(run.heartbeat(1))) and beat.wall_time > since, 60, "rank 1")
+        wait_until(
+            lambda run=run, since=since: (
+                (beat := read(run.heartbeat(1))) and beat.wall_time > since
+            ),
+            60,
+            "rank 1",
+        )
         user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job, "FAILED")["Restarts"] == "1"
     assert f"job {job} is not requeued: two starts have not come beyond step 0" in user.log(job)

@@ -24,9 +24,19 @@ def test_two_nodes_train_one_run(user: User) -> None:
     assert user.end(job)["NumNodes"] == "2"
     run, log = user.run(), user.log(job)
     plan = read_json(run.plan) or {}
-    assert (plan["ranks"], plan["local_ranks"], plan["place"]["nnodes"], plan["place"]["source"]) == (4, 2, 2, "slurm")
-    assert f"SLURM job {job}: 2 ranks on each of 2 nodes (n[0-1])" in log and "a SLURM task for each of 2 nodes" in log
-    assert log.count("] training finished") == 0 and len(re.findall(r"\d training finished", log)) == 1, "one node speaks for the run"
+    assert (
+        plan["ranks"],
+        plan["local_ranks"],
+        plan["place"]["nnodes"],
+        plan["place"]["source"],
+    ) == (4, 2, 2, "slurm")
+    assert (
+        f"SLURM job {job}: 2 ranks on each of 2 nodes (n[0-1])" in log
+        and "a SLURM task for each of 2 nodes" in log
+    )
+    assert (
+        log.count("] training finished") == 0 and len(re.findall(r"\d training finished", log)) == 1
+    ), "one node speaks for the run"
     assert sorted(losses(run)) == list(range(1, 13))
 
 
@@ -36,7 +46,9 @@ def test_two_nodes_go_on_exactly_after_the_signal(user: User, whole: RunDir) -> 
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job)["Restarts"] == "1"
-    assert losses(user.run()) == losses(whole), "nor does it matter that the two ranks are on two nodes"
+    assert losses(user.run()) == losses(whole), (
+        "nor does it matter that the two ranks are on two nodes"
+    )
 
 
 @pytest.mark.soak
@@ -55,8 +67,14 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
     job = user.submit(TWO, flags=ENDLESS, PYTHONPATH=str(tmp_path / "site"))
     facts = user.end(job, "FAILED")
     failure = read_json(user.run().failure) or {}
-    assert (failure["rank"], failure["summary"], failure["exit_code"]) == (3, "ValueError: planted", 4)
-    assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0", "srun alone would have told the status of the last victim"
+    assert (failure["rank"], failure["summary"], failure["exit_code"]) == (
+        3,
+        "ValueError: planted",
+        4,
+    )
+    assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0", (
+        "srun alone would have told the status of the last victim"
+    )
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
 
 
@@ -64,7 +82,11 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
 def test_a_killed_launcher_on_one_node_ends_the_other(user: User, token: str) -> None:
     job = user.submit(TWO, flags=ENDLESS)
     user.wait_log(job, "Iter: 5,")
-    (second,) = [pid for pid, command in processes(token).items() if "training.cli.supervise" in command and "--node=1" in command]
+    (second,) = [
+        pid
+        for pid, command in processes(token).items()
+        if "training.cli.supervise" in command and "--node=1" in command
+    ]
     os.kill(second, signal.SIGKILL)
     user.end(job, "FAILED")
     wait_until(lambda: not processes(token), 20, "every process of the job has ended")
@@ -84,14 +106,29 @@ def test_scancel_leaves_nothing_on_either_node(user: User, token: str) -> None:
 @pytest.mark.parametrize(
     ("tasks", "command"),
     [
-        pytest.param(("--ntasks=2",), (".venv/bin/python", "-u", "train.py"), marks=pytest.mark.soak),
-        pytest.param(("--nodes=1", "--ntasks-per-node=2"), ("./launch_train.sh", "2"), marks=pytest.mark.soak),
+        pytest.param(
+            ("--ntasks=2",), (".venv/bin/python", "-u", "train.py"), marks=pytest.mark.soak
+        ),
+        pytest.param(
+            ("--nodes=1", "--ntasks-per-node=2"), ("./launch_train.sh", "2"), marks=pytest.mark.soak
+        ),
         (("--nodes=2", "--ntasks-per-node=1"), ("./launch_train.sh", "1")),
-        pytest.param(("--ntasks=2", "--gpus-per-task=1"), (".venv/bin/python", "-u", "train.py"), marks=pytest.mark.soak),
+        pytest.param(
+            ("--ntasks=2", "--gpus-per-task=1"),
+            (".venv/bin/python", "-u", "train.py"),
+            marks=pytest.mark.soak,
+        ),
     ],
-    ids=["train.py", "launcher in a task for each rank", "launcher in a task for each node", "a GPU for each task"],
+    ids=[
+        "train.py",
+        "launcher in a task for each rank",
+        "launcher in a task for each node",
+        "a GPU for each task",
+    ],
 )
-def test_srun_without_submit_job(user: User, tasks: tuple[str, ...], command: tuple[str, ...]) -> None:
+def test_srun_without_submit_job(
+    user: User, tasks: tuple[str, ...], command: tuple[str, ...]
+) -> None:
     done = user.call("srun", "--kill-on-bad-exit=1", *tasks, *command, CONFIG, *FLAGS)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -103,6 +140,10 @@ def test_srun_without_submit_job(user: User, tasks: tuple[str, ...], command: tu
 
 @pytest.mark.soak
 def test_srun_tells_a_mistake_once(user: User) -> None:
-    done = user.call("srun", "--ntasks=2", ".venv/bin/python", "-u", "train.py", CONFIG, *FLAGS, "--depht=3")
-    assert done.returncode == 2 and done.stderr.count("--depht is not a known flag") == 1, done.stderr
+    done = user.call(
+        "srun", "--ntasks=2", ".venv/bin/python", "-u", "train.py", CONFIG, *FLAGS, "--depht=3"
+    )
+    assert done.returncode == 2 and done.stderr.count("--depht is not a known flag") == 1, (
+        done.stderr
+    )
     assert user.runs == []

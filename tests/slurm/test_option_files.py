@@ -1,4 +1,5 @@
-"""An option file as a job: frozen with its batch, trained, and the key in it is nowhere in what was frozen."""
+"""An option file as a job: frozen with its batch, trained, and the key in it is nowhere in what was
+frozen."""
 
 from __future__ import annotations
 
@@ -20,9 +21,22 @@ KEY = secrets.token_hex(20)  # in no file: the project, with its tests, is froze
 @pytest.mark.soak
 def test_an_option_file_trains_as_a_job(user: User) -> None:
     video = user.project / "data/a video"
-    command = [sys.executable, "-m", "training.tasks.make_blur_video", str(video), "--clips=2", "--frames=6", "--size=64"]
+    command = [
+        sys.executable,
+        "-m",
+        "training.tasks.make_blur_video",
+        str(video),
+        "--clips=2",
+        "--frames=6",
+        "--size=64",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    data = {"dataroot_gt": f"{video}/train", "num_frame": 3, "gt_size": 32, "dataloader_batch_size": 2}
+    data = {
+        "dataroot_gt": f"{video}/train",
+        "num_frame": 3,
+        "gt_size": 32,
+        "dataloader_batch_size": 2,
+    }
     tree = {
         "task": "deblur as a job",
         "model": "vrt",
@@ -37,9 +51,15 @@ def test_an_option_file_trains_as_a_job(user: User) -> None:
     job = user.sbatch("--gres=none", args=("--ranks_per_node=2", "options/mine.json"))
     user.end(job)
     run = user.run()
-    assert run.name.startswith("deblur_as_a_job") and sorted(losses(run)) == list(range(1, 9)), user.log(job)
+    assert run.name.startswith("deblur_as_a_job") and sorted(losses(run)) == list(range(1, 9)), (
+        user.log(job)
+    )
     plan = read_json(run.plan) or {}
     assert plan["config"]["total_batch_size"] == 4 and plan["task"]["options"]["embed_dim"] == 8
-    assert (run.path / "code/options/vrt").is_dir() and not (run.path / "code/options/mine.json").exists()
-    for path in (p for p in (*run.path.rglob("*"), *(user.project / "logs").rglob("*")) if p.is_file()):
+    assert (run.path / "code/options/vrt").is_dir() and not (
+        run.path / "code/options/mine.json"
+    ).exists()
+    for path in (
+        p for p in (*run.path.rglob("*"), *(user.project / "logs").rglob("*")) if p.is_file()
+    ):
         assert KEY.encode() not in path.read_bytes(), f"the key stands in {path}"

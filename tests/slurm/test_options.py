@@ -1,4 +1,5 @@
-"""What a command line says to sbatch and what to the training; and what follows from the end of a step. No SLURM needed."""
+"""What a command line says to sbatch and what to the training; and what follows from the end of a
+step. No SLURM needed."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_no_option_is_both() -> None:
 
 
 def test_more_options_for_sbatch() -> None:
-    line = options.split(["--sbatch=--mem=1G --comment='a b'", "--sbatch", "--nodes=3 --core-spec=1"])
+    line = options.split(
+        ["--sbatch=--mem=1G --comment='a b'", "--sbatch", "--nodes=3 --core-spec=1"]
+    )
     assert line.sbatch == ["--mem=1G", "--comment=a b", "--nodes=3", "--core-spec=1"]
     assert options.nodes(line, SCRIPT) == 3
 
@@ -76,7 +79,12 @@ def test_what_is_refused(word: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "fix"), [("--partitoin=a b", "'--partition=a b'"), ("--rank_per_node=2", "--ranks_per_node=2"), ("--num_nodes=2", "--nodes=2")]
+    ("word", "fix"),
+    [
+        ("--partitoin=a b", "'--partition=a b'"),
+        ("--rank_per_node=2", "--ranks_per_node=2"),
+        ("--num_nodes=2", "--nodes=2"),
+    ],
 )
 def test_a_typing_error_gets_the_nearest_option_of_sbatch(word: str, fix: str) -> None:
     (problem,) = options.split(["--nodes=1", word, "c.py"]).problems
@@ -122,7 +130,9 @@ def test_ranks_on_a_node(typed: list[str], ranks: int) -> None:
 def test_nodes_is_one_number(text: str) -> None:
     line = options.split([f"--nodes={text}"])
     assert options.nodes(line, SCRIPT) == (0 if text else 1)
-    assert [p.what for p in line.problems] == ([f"nodes is {text!r} (from --nodes)"] if text else [])
+    assert [p.what for p in line.problems] == (
+        [f"nodes is {text!r} (from --nodes)"] if text else []
+    )
 
 
 def test_the_header_says_everything_once() -> None:
@@ -145,8 +155,12 @@ def test_the_header_says_everything_once() -> None:
 
 
 def test_there_is_a_folder_for_the_log() -> None:
-    tracked = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False).returncode
-    assert (ROOT / "logs/.gitkeep").is_file() and tracked == 1, "a fresh clone has it, or SLURM fails without a word"
+    tracked = subprocess.run(
+        ["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False
+    ).returncode
+    assert (ROOT / "logs/.gitkeep").is_file() and tracked == 1, (
+        "a fresh clone has it, or SLURM fails without a word"
+    )
 
 
 @pytest.fixture
@@ -185,31 +199,62 @@ def test_ranks_that_did_not_save_in_time_go_on_from_the_last_checkpoint(run: Run
 def test_one_node_was_quicker_to_end_than_the_other(run: RunDir) -> None:
     run.summary.write_text(json.dumps({"status": "stopped"}))
     assert job.run_exit_code(run, start(2), 143) == Exit.PREEMPTED
-    assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, "that was an earlier start"
+    assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, (
+        "that was an earlier start"
+    )
 
 
-@pytest.mark.parametrize(("status", "code"), [(138, Exit.PREEMPTED), (143, Exit.PREEMPTED), (137, Exit.TRAINING), (1, Exit.TRAINING)])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(138, Exit.PREEMPTED), (143, Exit.PREEMPTED), (137, Exit.TRAINING), (1, Exit.TRAINING)],
+)
 def test_signals_before_there_is_a_supervisor(run: RunDir, status: int, code: Exit) -> None:
     assert job.run_exit_code(run, start(), status) == code
 
 
 def test_code_without_version_control(tmp_path: Path) -> None:
     root, target = tmp_path / "project", tmp_path / "copy"
-    for name in ("train.py", "lib/init.sh", ".venv/bin/python", "experiments/a/plan.json", "lib/__pycache__/x.pyc", "runs/b/plan.json"):
+    for name in (
+        "train.py",
+        "lib/init.sh",
+        ".venv/bin/python",
+        "experiments/a/plan.json",
+        "lib/__pycache__/x.pyc",
+        "runs/b/plan.json",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "data").symlink_to(tmp_path)
     code = code_snapshot.take(root, target, without=[root / "runs"])
-    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == ["lib/init.sh", "train.py"]
-    assert (code.revision, code.changed, code.sentence()) == (None, None, "2 files, not under version control")
+    assert sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()) == [
+        "lib/init.sh",
+        "train.py",
+    ]
+    assert (code.revision, code.changed, code.sentence()) == (
+        None,
+        None,
+        "2 files, not under version control",
+    )
 
 
 def test_the_command_line_is_checked_before_anything_is_installed() -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'check', '--depht=3']; import runpy; "
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'check', "
+        f"'--depht=3']; "
+        f"import runpy; "
+    )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code + "runpy.run_module('training.cli.submit', run_name='__main__')"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            code + "runpy.run_module('training.cli.submit', run_name='__main__')",
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and "--depht is not a known flag" in done.stderr, "the standard library is enough"
+    assert done.returncode == 2 and "--depht is not a known flag" in done.stderr, (
+        "the standard library is enough"
+    )

@@ -25,7 +25,15 @@ def listing(folder: Path) -> list[Path]:
 
 def test_mistakes_are_told_together_and_nothing_is_queued(user: User) -> None:
     done = user.call(
-        "./submit_job.sh", *CPU, "--nodes=two", "--partitoin=debug", "--ntasks=4", CONFIG, "--device=cpu", "--depht=3", "--seed=many"
+        "./submit_job.sh",
+        *CPU,
+        "--nodes=two",
+        "--partitoin=debug",
+        "--ntasks=4",
+        CONFIG,
+        "--device=cpu",
+        "--depht=3",
+        "--seed=many",
     )
     assert done.returncode == 2 and done.stdout == ""
     said = without_times(done.stderr)
@@ -34,7 +42,8 @@ def test_mistakes_are_told_together_and_nothing_is_queued(user: User) -> None:
         "[ERROR] --partitoin is not a known flag",
         "    try:     ./submit_job.sh --ranks_per_node=2 --nodes=two --partition=debug --ntasks=4",
         "[ERROR] --ntasks is not for submit_job.sh",
-        "    allowed: one task on each node starts the ranks there: --ranks-per-node=N, or --gres=gpu:N for N GPUs on each node",
+        "    allowed: one task on each node starts the ranks there: --ranks-per-node=N, or "
+        "--gres=gpu:N for N GPUs on each node",
         "[ERROR] --depht is not a known flag",
         "[ERROR] seed is 'many' (from --seed on the command line)",
         "[ERROR] 5 problems; nothing was submitted (exit 2)",
@@ -49,18 +58,32 @@ def test_the_batch_is_divided_by_the_ranks_of_all_nodes(user: User) -> None:
     assert done.returncode == 2
     assert "max_seq_len 128 (from configs/dual_gpu/quickstart.py:5) × 4 ranks = 8192" in done.stderr
     fixes = re.findall(r"(?:try|or): +(\./submit_job\.sh .*)", done.stderr)
-    assert fixes[0] == f"./submit_job.sh --nodes=2 --ranks_per_node=2 {CONFIG} --device=cpu --total_batch_size=8192"
+    assert (
+        fixes[0] == f"./submit_job.sh --nodes=2 --ranks_per_node=2 {CONFIG} --device=cpu "
+        f"--total_batch_size=8192"
+    )
     # What it advises is accepted.
     assert user.call("bash", "-c", f"{fixes[0]} --dry_run").returncode == 0
 
 
 def test_dry_run_shows_and_leaves_nothing(user: User) -> None:
     before = listing(user.project)
-    done = user.call("./submit_job.sh", "--nodes=2", "--time=5", "--gres=gpu:1", CONFIG, "--dry_run", "--run_name=later")
+    done = user.call(
+        "./submit_job.sh",
+        "--nodes=2",
+        "--time=5",
+        "--gres=gpu:1",
+        CONFIG,
+        "--dry_run",
+        "--run_name=later",
+    )
     assert done.returncode == 0, done.stderr
     code = user.project / "experiments/later/code/submit_job.sh"
     log = user.project / "logs/%x_%j.log"
-    command = f"sbatch --parsable --job-name=later '--output={log}' --nodes=2 --time=5 --gres=gpu:1 '{code}'"
+    command = (
+        f"sbatch --parsable --job-name=later '--output={log}' --nodes=2 --time=5 "
+        f"--gres=gpu:1 '{code}'"
+    )
     assert command in done.stdout and "2 nodes × 1 rank;" in done.stdout
     assert listing(user.project) == before
 
@@ -69,14 +92,20 @@ def test_what_sbatch_refuses_leaves_nothing(user: User) -> None:
     done = user.call("./submit_job.sh", *CPU, "--partition=nowhere", CONFIG, *FLAGS)
     assert done.returncode == 3 and done.stdout == ""
     assert "invalid partition specified: nowhere" in done.stderr
-    assert "[ERROR] sbatch has refused it, see its message above; nothing was submitted (exit 3)" in without_times(done.stderr)
+    assert (
+        "[ERROR] sbatch has refused it, see its message above; nothing was submitted (exit 3)"
+        in without_times(done.stderr)
+    )
     assert user.runs == []
 
 
 def test_cpu_needs_a_number_of_ranks(user: User) -> None:
     done = user.call("./submit_job.sh", CONFIG, "--device=cpu")
     assert done.returncode == 2
-    assert "device is cpu (from --device on the command line), and nothing says how many ranks a node has" in done.stderr
+    assert (
+        "device is cpu (from --device on the command line), and nothing says how many ranks a node "
+        "has" in done.stderr
+    )
     assert f"try:     ./submit_job.sh --ranks_per_node=2 {CONFIG} --device=cpu" in done.stderr
 
 
@@ -86,7 +115,12 @@ def test_the_answer_tells_how_to_watch_and_cancel(user: User) -> None:
     user.jobs.append(job)
     assert done.returncode == 0, done.stderr
     log = user.project / f"logs/queued_{job}.log"
-    for text in (f"SLURM job {job} is submitted: 1 node × 2 ranks", str(log), "./monitor_training.sh --run=queued", f"scancel {job}"):
+    for text in (
+        f"SLURM job {job} is submitted: 1 node × 2 ranks",
+        str(log),
+        "./monitor_training.sh --run=queued",
+        f"scancel {job}",
+    ):
         assert text in done.stderr
     assert user.slurm.facts(job)["JobName"] == "queued"
     record = user.code(user.run())
@@ -116,7 +150,11 @@ def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
         "launch_train.sh",
     ):
         file = user.project / name
-        file.write_text("raise SystemExit('edited later')\n" if name.endswith(".py") else "echo 'edited later'; exit 9\n")
+        file.write_text(
+            "raise SystemExit('edited later')\n"
+            if name.endswith(".py")
+            else "echo 'edited later'; exit 9\n"
+        )
     user.slurm.ask("scontrol", "release", job)
     user.end(job)
     plan = read_json(run.plan) or {}
@@ -131,15 +169,29 @@ def test_the_frozen_code_holds_the_project_and_nothing_else(user: User) -> None:
     done = user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS)
     user.jobs.append(done.stdout.strip())
     code = user.run().path / "code"
-    assert (code / "training/mine.py").is_file() and (code / "lib/slurm.sh").is_file() and not (code / "train.py").exists()
-    assert not {".venv", ".git", "left.bin", "experiments", "logs"} & {path.name for path in code.iterdir()}
+    assert (
+        (code / "training/mine.py").is_file()
+        and (code / "lib/slurm.sh").is_file()
+        and not (code / "train.py").exists()
+    )
+    assert not {".venv", ".git", "left.bin", "experiments", "logs"} & {
+        path.name for path in code.iterdir()
+    }
     assert "not copied for the job" in done.stderr and "left.bin" in done.stderr
     assert os.access(code / "submit_job.sh", os.X_OK)
 
 
 def test_an_allocation_around_it_does_not_limit_the_job(user: User) -> None:
     done = user.call(
-        "./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, SLURM_JOB_ID="1", SLURM_STEP_ID="0", SLURM_NTASKS="7", SLURM_MEM_PER_CPU="1"
+        "./submit_job.sh",
+        *CPU,
+        "--hold",
+        CONFIG,
+        *FLAGS,
+        SLURM_JOB_ID="1",
+        SLURM_STEP_ID="0",
+        SLURM_NTASKS="7",
+        SLURM_MEM_PER_CPU="1",
     )
     job = done.stdout.strip()
     user.jobs.append(job)
@@ -168,7 +220,9 @@ def test_the_job_has_the_own_build_of_pytorch_of_its_submission(user: User, tmp_
     job = user.submit(TORCH_LOCAL_PATH=str(tmp_path / "built"))
     user.end(job)
     variables = (user.run().path / "code.env").read_bytes().split(b"\0")
-    assert f"PYTHONPATH={tmp_path}/built".encode() in variables and b"TORCH_LOCAL_PATH=" in variables
+    assert (
+        f"PYTHONPATH={tmp_path}/built".encode() in variables and b"TORCH_LOCAL_PATH=" in variables
+    )
 
 
 def test_an_environment_that_is_gone_is_said(user: User) -> None:
@@ -176,7 +230,10 @@ def test_an_environment_that_is_gone_is_said(user: User) -> None:
     shutil.rmtree(user.project / ".venv")
     user.slurm.ask("scontrol", "release", job)
     assert user.end(job, "FAILED")["ExitCode"] == "3:0"
-    assert f"the environment of this job is not on node n0: {user.project}/.venv (exit 3)" in user.log(job)
+    assert (
+        f"the environment of this job is not on node n0: {user.project}/.venv (exit 3)"
+        in user.log(job)
+    )
 
 
 def test_without_slurm_it_says_so(user: User, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Shared by the unit tests: a folder to stand in, the problems of a wrong request, pasting a suggested command, a fake driver."""
+"""Shared by the unit tests: a folder to stand in, the problems of a wrong request, pasting a
+suggested command, a fake driver."""
 
 from __future__ import annotations
 
@@ -23,27 +24,60 @@ from training.host.process import STOP_SIGNALS
 from training.plan import cli_args, request
 
 ROOT = Path(__file__).resolve().parents[2]
-SIMPLE, ENHANCED, LAUNCH, TRAIN = "train_dual_gpu.sh", "train_dual_gpu_enhanced.sh", "launch_train.sh", "train.py"
+SIMPLE, ENHANCED, LAUNCH, TRAIN = (
+    "train_dual_gpu.sh",
+    "train_dual_gpu_enhanced.sh",
+    "launch_train.sh",
+    "train.py",
+)
 
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without what would configure a run."""
-    skip = ("DUET_", "WANDB_", "TORCH", "NCCL_", "CUDA_", "PYTORCH_", "OMP_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "FAKE_NVML")
-    return {k: v for k, v in os.environ.items() if not k.startswith(skip)} | {"PYTHONPATH": str(ROOT)} | more
-
-
-def python(*args: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter; `variables` on top of the clean environment."""
-    return subprocess.run(
-        [sys.executable, *args], capture_output=True, text=True, cwd=cwd, env=clean_environment(**variables), timeout=60, check=False
+    skip = (
+        "DUET_",
+        "WANDB_",
+        "TORCH",
+        "NCCL_",
+        "CUDA_",
+        "PYTORCH_",
+        "OMP_",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "FAKE_NVML",
+    )
+    return (
+        {k: v for k, v in os.environ.items() if not k.startswith(skip)}
+        | {"PYTHONPATH": str(ROOT)}
+        | more
     )
 
 
-def ask(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None) -> request.Request:
+def python(
+    *args: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter; `variables` on top of the clean environment."""
+    return subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=clean_environment(**variables),
+        timeout=60,
+        check=False,
+    )
+
+
+def ask(
+    *args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None
+) -> request.Request:
     return request.read(script, list(args), env or {})
 
 
-def wrong(*args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None) -> list[Problem]:
+def wrong(
+    *args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None
+) -> list[Problem]:
     """The problems of a request that must be refused with the configuration's exit code."""
     with pytest.raises(UserError) as caught:
         ask(*args, script=script, env=env)
@@ -58,14 +92,19 @@ def only(problems: list[Problem]) -> Problem:
 
 @dataclass
 class Shell:
-    """A user's shell, standing in a folder where our programs only show what they were called with."""
+    """A user's shell, standing in a folder where our programs only show what they were called
+    with."""
 
     folder: Path
 
     def paste(self, command: str) -> tuple[str, list[str]]:
         """(script, arguments) that bash makes of a pasted command."""
         done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env={"PATH": f"{self.folder}:/usr/bin:/bin"}, capture_output=True, check=False
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env={"PATH": f"{self.folder}:/usr/bin:/bin"},
+            capture_output=True,
+            check=False,
         )
         assert done.returncode == 0, f"{command!r} is no command: {done.stderr.decode()}"
         script, *args = done.stdout.decode().split("\0")[:-1]
@@ -75,7 +114,8 @@ class Shell:
         return script, args
 
     def read(self, command: str, env: Mapping[str, str] | None = None) -> request.Request:
-        """Paste it, and check the request that arrives: raises UserError when the advice was wrong."""
+        """Paste it, and check the request that arrives: raises UserError when the advice was
+        wrong."""
         script, args = self.paste(command)
         return ask(*args, script=script, env=env)
 
@@ -92,11 +132,14 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def with_flag(args: list[str], flag: str) -> list[str]:
-    """A suggestion that is a flag only, put where a person puts it: in place of the flag that it corrects, or added."""
+    """A suggestion that is a flag only, put where a person puts it: in place of the flag that it
+    corrects, or added."""
     (word,) = shlex.split(flag)
     name = word.removeprefix("--").partition("=")[0]
     same = {name, f"no_{name}"}
-    return [a for a in args if a.removeprefix("--").partition("=")[0].replace("-", "_") not in same] + [word]
+    return [
+        a for a in args if a.removeprefix("--").partition("=")[0].replace("-", "_") not in same
+    ] + [word]
 
 
 @pytest.fixture
@@ -146,23 +189,38 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler for the stand-in of NVIDIA's library")
     folder = tmp_path_factory.mktemp("fake_nvml")
     source = ROOT / "tests/fake_nvml/fake_nvml.c"
-    subprocess.run([compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", source], check=True)
+    subprocess.run(
+        [
+            compiler,
+            "-Wall",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            "-o",
+            folder / "libnvidia-ml.so.1",
+            source,
+        ],
+        check=True,
+    )
     return folder
 
 
 def fake_torch(folder: Path, cuda: str | None = "13.0") -> Path:
-    """A folder with a `torch` that is only looked at: `cuda` is the CUDA that it says it was built for."""
+    """A folder with a `torch` that is only looked at: `cuda` is the CUDA that it says it was built
+    for."""
     package = folder / f"torch for {cuda}" / "torch"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("raise ImportError('only looked at')\n")
-    (package / "version.py").write_text(f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n")
+    (package / "version.py").write_text(
+        f"__version__ = '2.99.0'\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+    )
     return package.parent
 
 
 @pytest.fixture
 def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
-    """Environment of a machine with a fake NVIDIA driver and a torch for it: nvidia(COUNT=2, FREE_GIB='31,5',
-    CUDA_VISIBLE_DEVICES='0', torch='12.8')."""
+    """Environment of a machine with a fake NVIDIA driver and a torch for it: nvidia(COUNT=2,
+    FREE_GIB='31,5', CUDA_VISIBLE_DEVICES='0', torch='12.8')."""
 
     def environment(torch: str | None = "13.0", **values: object) -> dict[str, Any]:
         real = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
@@ -175,14 +233,17 @@ def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def on_small_disk(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python with a file system of its own at `tmp_path/disk`: root may write to any folder that is only read-only by mode."""
+    """Run Python with a file system of its own at `tmp_path/disk`: root may write to any folder
+    that is only read-only by mode."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no private mount namespace here (unshare -m)")
     disk = tmp_path / "disk"
     disk.mkdir()
 
     def run(*args: str, options: str, before: str = "true") -> subprocess.CompletedProcess[str]:
-        script = f'mount -t tmpfs -o {options} none "$1" && cd "$1" && {before} && shift && exec "$@"'
+        script = (
+            f'mount -t tmpfs -o {options} none "$1" && cd "$1" && {before} && shift && exec "$@"'
+        )
         return subprocess.run(
             ["unshare", "-m", "bash", "-c", script, "bash", str(disk), sys.executable, *args],
             capture_output=True,
@@ -228,7 +289,9 @@ def copied() -> Callable[[Path], Path]:
 
     def copy(project: Path) -> Path:
         for name in ("lib", "training"):
-            shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         return Path(shutil.copy(ROOT / "monitor_training.sh", project))
 
     return copy

@@ -1,4 +1,5 @@
-"""What an exporter tells, read by the parser of Prometheus' own library; a state of which everything is known."""
+"""What an exporter tells, read by the parser of Prometheus' own library; a state of which
+everything is known."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def exporters() -> Iterator[Serving]:
         exporter.close()
 
 
-def get(exporter: Exporter, path: str = "/metrics", method: str = "GET", **headers: str) -> tuple[int, str, str]:
+def get(
+    exporter: Exporter, path: str = "/metrics", method: str = "GET", **headers: str
+) -> tuple[int, str, str]:
     """(status, content type, body)"""
     with closing(http.client.HTTPConnection(HOST, exporter.port, timeout=PATIENCE_S)) as connection:
         connection.request(method, path, headers=headers)
@@ -72,9 +75,17 @@ def names(seen: Told) -> set[str]:
 
 
 def everything(made: Made) -> RunState:
-    """A running run on two GPUs, of which all is known: by the code that looks, but for the driver's answers."""
+    """A running run on two GPUs, of which all is known: by the code that looks, but for the
+    driver's answers."""
     made.steps(100).beats("epoch 7: creating data iterator", step=101).supervisor(os.getpid())
-    made.step(101, 2.25, mfu=0.41, compute_ms=[40.0, 70.0], memory_bytes=[3 * GIB, 4 * GIB], tokens=101 * 4096)
+    made.step(
+        101,
+        2.25,
+        mfu=0.41,
+        compute_ms=[40.0, 70.0],
+        memory_bytes=[3 * GIB, 4 * GIB],
+        tokens=101 * 4096,
+    )
     (made.run.checkpoints / "step_00000100").mkdir()
     shown = [
         gpus.Gpu(

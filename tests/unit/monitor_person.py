@@ -18,11 +18,17 @@ BEGIN, END = terminal.BEGIN.encode(), terminal.END_OF_SCREEN.encode()
 class Person:
     """Sits at a terminal of 80 × 24 and sees what a person would see."""
 
-    def __init__(self, *argv: str, rows: int = 24, columns: int = 80, command: str = COMMAND, **environ: str) -> None:
+    def __init__(
+        self, *argv: str, rows: int = 24, columns: int = 80, command: str = COMMAND, **environ: str
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = self._unseen = b""
-        clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color"} | environ
+        clean = (
+            {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+            | {"TERM": "xterm-256color"}
+            | environ
+        )
         self.child = pexpect.spawn(command, list(argv), dimensions=(rows, columns), env=clean)
 
     @property
@@ -35,7 +41,14 @@ class Person:
         pending = self._unseen + chunk
         begun = pending.rfind(BEGIN)
         cut = begun if begun > pending.rfind(END) else len(pending)
-        cut -= next((n for n in range(len(BEGIN) - 1, 0, -1) if cut == len(pending) and pending.endswith(BEGIN[:n])), 0)
+        cut -= next(
+            (
+                n
+                for n in range(len(BEGIN) - 1, 0, -1)
+                if cut == len(pending) and pending.endswith(BEGIN[:n])
+            ),
+            0,
+        )
         self.stream.feed(pending[:cut])
         self._unseen = pending[cut:]
 

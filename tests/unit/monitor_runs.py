@@ -27,19 +27,25 @@ VIDEO: dict[str, Any] = {
     "file": None,
     "options": {"dataroot_gt": "data/moving", "embed_dim": 16, "gt_size": 64},
 }
-PER_STEP = {"tokens": (4096, 38000.0), "samples": (16, 3.27)}  # by the unit: each step's, and per second
+PER_STEP = {
+    "tokens": (4096, 38000.0),
+    "samples": (16, 3.27),
+}  # by the unit: each step's, and per second
 
 
 class Made:
-    """A run directory, written with the project's own writers. `at` is when it was planned, `age_s` seconds ago; its hundredth step
-    was five seconds ago."""
+    """A run directory, written with the project's own writers. `at` is when it was planned, `age_s`
+    seconds ago; its hundredth step was five seconds ago."""
 
     def __init__(self, path: Path, ranks: int = 2, age_s: float = 100.0, **plan: Any) -> None:
         self.run, self.at = RunDir(path), time.time() - age_s
         self.first_step = self.at + max(0.0, age_s - 15)
         self.log = path.parent.parent / "logs" / "train_dual_gpu_20261121_030000.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log.write_text(f"[INFO] 2026-11-21 03:00:00 hello\n[INFO] 2026-11-21 03:00:00 run directory: {path}\nlast words\n")
+        self.log.write_text(
+            f"[INFO] 2026-11-21 03:00:00 hello\n[INFO] 2026-11-21 03:00:00 run directory: "
+            f"{path}\nlast words\n"
+        )
         self.run.create()
         self.plan = {
             "created": self.at,
@@ -72,19 +78,41 @@ class Made:
         when = self.first_step + step * 0.1 if at is None else at
         unit = self.plan["task"]["unit"] if "task" in self.plan else "tokens"
         each, speed = PER_STEP[unit]
-        facts = {"epoch": 1, "lr": 0.002, "grad_norm": 0.5, unit: step * each, f"{unit}_per_s": speed, "step_ms": 100.0 + step % 10}
-        rundir.append_json(self.run.metrics, {"time": when, "step": step, "loss": loss, **facts, **other})
+        facts = {
+            "epoch": 1,
+            "lr": 0.002,
+            "grad_norm": 0.5,
+            unit: step * each,
+            f"{unit}_per_s": speed,
+            "step_ms": 100.0 + step % 10,
+        }
+        rundir.append_json(
+            self.run.metrics, {"time": when, "step": step, "loss": loss, **facts, **other}
+        )
 
     def score(self, step: int, bpb: float) -> None:
         self.scores(step, val_loss=bpb * math.log(2), val_bpb=bpb)
 
     def scores(self, step: int, **values: float) -> None:
-        record = {"time": self.first_step + step * 0.1, "step": step, "epoch": 1, **values, "eval_ms": 900.0}
+        record = {
+            "time": self.first_step + step * 0.1,
+            "step": step,
+            "epoch": 1,
+            **values,
+            "eval_ms": 900.0,
+        }
         rundir.append_json(self.run.metrics, record)
 
     def steps(self, count: int = 100) -> Made:
         rundir.write_json(
-            self.run.data, {"total_steps": 400, "steps_per_epoch": 400, "epochs": 1, "train_tokens": 10**7, "val_tokens": 10**5}
+            self.run.data,
+            {
+                "total_steps": 400,
+                "steps_per_epoch": 400,
+                "epochs": 1,
+                "train_tokens": 10**7,
+                "val_tokens": 10**5,
+            },
         )
         for step in range(1, count + 1):
             self.step(step, 2 + 3 * math.exp(-step / 30))
@@ -94,11 +122,20 @@ class Made:
 
     def restored(self, count: int = 100) -> Made:
         """Steps of a video task (`task=VIDEO`): no data.json, four scores."""
-        rundir.append_json(self.run.events, {"time": self.at + 1, "event": "start", "step": 0, "total_steps": 300, "world_size": 2})
+        rundir.append_json(
+            self.run.events,
+            {"time": self.at + 1, "event": "start", "step": 0, "total_steps": 300, "world_size": 2},
+        )
         for step in range(1, count + 1):
             self.step(step, 0.004 + 0.05 * math.exp(-step / 30))
             if step % 50 == 0:
-                self.scores(step, val_psnr=27.0 + step / 50, val_ssim=0.8 + step / 1000, val_psnr_input=25.31, val_ssim_input=0.77)
+                self.scores(
+                    step,
+                    val_psnr=27.0 + step / 50,
+                    val_ssim=0.8 + step / 1000,
+                    val_psnr_input=25.31,
+                    val_ssim_input=0.77,
+                )
         return self
 
     def summary(self, **other: Any) -> Made:
@@ -118,8 +155,16 @@ class Made:
         return self
 
     def failure(self) -> Made:
-        facts = {"cause": "gpu_oom", "rank": 1, "summary": "CUDA out of memory", "exit_code": 4, "phase": "step 7: forward"}
-        rundir.write_json(self.run.failure, facts | {"where": "model.py:12", "advice": ["--device_batch_size=8"]})
+        facts = {
+            "cause": "gpu_oom",
+            "rank": 1,
+            "summary": "CUDA out of memory",
+            "exit_code": 4,
+            "phase": "step 7: forward",
+        }
+        rundir.write_json(
+            self.run.failure, facts | {"where": "model.py:12", "advice": ["--device_batch_size=8"]}
+        )
         return self
 
 
@@ -154,4 +199,11 @@ def check_size(seen: RunState, width: int, height: int) -> None:
 
 def program(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    return subprocess.run([COMMAND, *argv], env=clean | environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(
+        [COMMAND, *argv],
+        env=clean | environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )

@@ -14,7 +14,14 @@ from training.core.heartbeat import Heartbeat
 from training.monitor.report import compare_page, run, run_page
 
 VOID = {"meta", "img", "br", "hr", "input", "link"}
-CONFIG = {"depth": 3, "num_iterations": 400, "matrix_lr": "auto", "embedding_lr": 0.2, "wandb_run": "", "tensorboard": True}
+CONFIG = {
+    "depth": 3,
+    "num_iterations": 400,
+    "matrix_lr": "auto",
+    "embedding_lr": 0.2,
+    "wandb_run": "",
+    "tensorboard": True,
+}
 ORIGINS = dict.fromkeys(CONFIG, "default") | {
     "depth": "from configs/quick.py:4",
     "num_iterations": "from --num_iterations on the command line",
@@ -29,11 +36,27 @@ def planned(path: Path, **more: Any) -> Made:
         "torch": "2.13.0+cpu",
         "batch": {"device_sequences": 16, "seq_len": 128, "world_size": 2, "accumulation": 1},
         "data": {"name": "stdlib", "files": 653, "bytes": 11291288},
-        "variables": [{"name": "OMP_NUM_THREADS", "value": "1", "why": "2 cores shared by 2 ranks", "origin": "set here"}],
+        "variables": [
+            {
+                "name": "OMP_NUM_THREADS",
+                "value": "1",
+                "why": "2 cores shared by 2 ranks",
+                "origin": "set here",
+            }
+        ],
         "notes": [],
     }
     made = Made(path, **{**facts, **more})
-    rundir.write_json(made.run.data, {"total_steps": 400, "steps_per_epoch": 400, "epochs": 1, "train_tokens": 10**7, "val_tokens": 10**5})
+    rundir.write_json(
+        made.run.data,
+        {
+            "total_steps": 400,
+            "steps_per_epoch": 400,
+            "epochs": 1,
+            "train_tokens": 10**7,
+            "val_tokens": 10**5,
+        },
+    )
     checks = [{"name": "host memory", "status": "ok", "text": "11.5 GiB free", "fixes": []}]
     rundir.write_json(made.run.preflight, {"checks": checks})
     return made
@@ -59,12 +82,27 @@ def trained(made: Made, count: int = 120, pace: float = 1.0) -> Made:
 
 
 def restoring(path: Path, **more: Any) -> Made:
-    """A trained run of the video task, as the planner and the trainer write one: no text, no data.json, no estimate of the memory."""
+    """A trained run of the video task, as the planner and the trainer write one: no text, no
+    data.json, no estimate of the memory."""
     config = {"task": "video_restoration", "num_iterations": 300, "device_batch_size": 8}
-    origins = {"task": "from --task on the command line", "num_iterations": "default", "device_batch_size": "default"}
-    origins |= {"dataroot_gt": "from --dataroot_gt on the command line", "embed_dim": "from quick.py:3", "gt_size": "default"}
+    origins = {
+        "task": "from --task on the command line",
+        "num_iterations": "default",
+        "device_batch_size": "default",
+    }
+    origins |= {
+        "dataroot_gt": "from --dataroot_gt on the command line",
+        "embed_dim": "from quick.py:3",
+        "gt_size": "default",
+    }
     batch = {"device_sequences": 8, "seq_len": 1, "world_size": 2, "accumulation": 1}
-    facts: dict[str, Any] = {"task": VIDEO, "config": config, "origins": origins, "batch": batch, "notes": []}
+    facts: dict[str, Any] = {
+        "task": VIDEO,
+        "config": config,
+        "origins": origins,
+        "batch": batch,
+        "notes": [],
+    }
     return Made(path, **{**facts, **more}).restored()
 
 
@@ -81,7 +119,8 @@ def comparison(*several: Made) -> str:
 
 
 class Reader(HTMLParser):
-    """What a browser makes of a page: the elements with what they carry, and the text that can be seen."""
+    """What a browser makes of a page: the elements with what they carry, and the text that can be
+    seen."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -97,7 +136,9 @@ class Reader(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes <{self.open[-1] if self.open else None}>"
+        assert self.open and self.open[-1] == tag, (
+            f"</{tag}> closes <{self.open[-1] if self.open else None}>"
+        )
         self.open.pop()
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -1,4 +1,5 @@
-"""Processes to look at: each is a small Python program in a known state, and is gone when its test ends."""
+"""Processes to look at: each is a small Python program in a known state, and is gone when its test
+ends."""
 
 from __future__ import annotations
 
@@ -62,11 +63,19 @@ time.sleep(1000)
 
 
 @contextlib.contextmanager
-def running(folder: Path, program: str, *, env: dict[str, str] | None = None) -> Iterator[tuple[int, Path, list[str]]]:
-    """A process that has said 'ready …': its pid, its file, what it said. It and its family are killed at the end."""
+def running(
+    folder: Path, program: str, *, env: dict[str, str] | None = None
+) -> Iterator[tuple[int, Path, list[str]]]:
+    """A process that has said 'ready …': its pid, its file, what it said. It and its family are
+    killed at the end."""
     script = folder / "target.py"
     script.write_text(program)
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=clean_environment() | (env or {}))
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment() | (env or {}),
+    )
     assert process.stdout
     said = process.stdout.readline().split()
     assert said, f"{script} did not start"
@@ -82,12 +91,18 @@ def running(folder: Path, program: str, *, env: dict[str, str] | None = None) ->
 
 def asleep(pid: int, function: str = "") -> None:
     """Wait until its main thread sleeps (in this kernel function)."""
-    wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "S" and function in now.waits_in, 20, f"{pid} sleeps {function}")
+    wait_until(
+        lambda: (now := procfs.read_process(pid)) and now.state == "S" and function in now.waits_in,
+        20,
+        f"{pid} sleeps {function}",
+    )
 
 
 def stopped(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "T", 20, f"{pid} is stopped")
+    wait_until(
+        lambda: (now := procfs.read_process(pid)) and now.state == "T", 20, f"{pid} is stopped"
+    )
 
 
 def line_of(script: Path, text: str, function: str = "") -> int:
@@ -95,12 +110,20 @@ def line_of(script: Path, text: str, function: str = "") -> int:
     lines = list(enumerate(script.read_text().splitlines(), 1))
     if function:
         start = next(number for number, line in lines if line.startswith(f"def {function}("))
-        end = next((number for number, line in lines if number > start and line and not line.startswith(" ")), len(lines) + 1)
+        end = next(
+            (
+                number
+                for number, line in lines
+                if number > start and line and not line.startswith(" ")
+            ),
+            len(lines) + 1,
+        )
         lines = lines[start - 1 : end - 1]
     return max(number for number, line in lines if text in line)
 
 
-# A rank without torch, in a known state. Its collective stands in a file of the name that torch's has.
+# A rank without torch, in a known state. Its collective stands in a file of the name that torch's
+# has.
 COLLECTIVE = """
 import threading
 
@@ -214,7 +237,10 @@ globals()[sys.argv[1]]()
 @contextlib.contextmanager
 def ranks(folder: Path, *roles: str) -> Iterator[tuple[dict[int, int], Path]]:
     """Ranks 0, 1, … in these roles, all of them there: rank → pid, and their script."""
-    for name, text in {"distributed/distributed_c10d.py": COLLECTIVE, "utils/data/dataloader.py": LOADER}.items():
+    for name, text in {
+        "distributed/distributed_c10d.py": COLLECTIVE,
+        "utils/data/dataloader.py": LOADER,
+    }.items():
         file = folder / "torch" / name
         file.parent.mkdir(parents=True)
         for package in (file.parent, *file.parent.parents):
@@ -226,10 +252,16 @@ def ranks(folder: Path, *roles: str) -> Iterator[tuple[dict[int, int], Path]]:
     started: list[subprocess.Popen[str]] = []
     try:
         for rank, role in enumerate(roles):
-            variables = clean_environment() | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(roles))}
+            variables = clean_environment() | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(len(roles)),
+            }
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
             command = [sys.executable, "-u", str(script), role]
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables))
+            started.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
+            )
         for process in started:
             assert process.stdout and process.stdout.readline() == "ready\n"
         yield {rank: process.pid for rank, process in enumerate(started)}, script

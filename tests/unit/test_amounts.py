@@ -9,11 +9,19 @@ from training.core.units import millions, plural, size
 def test_one_and_many() -> None:
     assert [plural(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
     assert plural(2, "batch", "batches") == "2 batches"
-    assert Batch(1, 128, 1, 1).sentence() == "1 sequence × 128 tokens × 1 rank × 1 accumulation step = 128 tokens per step"
+    assert (
+        Batch(1, 128, 1, 1).sentence()
+        == "1 sequence × 128 tokens × 1 rank × 1 accumulation step = 128 tokens per step"
+    )
 
 
 def test_nothing_small_becomes_zero() -> None:
     assert [size(n) for n in (0, 1, 999, 1500, 512_000, 5_000_000, 34_000_000, 2.5e9)] == [
         *("0 bytes", "1 byte", "999 bytes", "1.5 kB", "512 kB", "5.0 MB", "34 MB", "2.5 GB"),
     ]
-    assert [millions(n) for n in (321, 99_999, 450_000, 25_400_000)] == ["321", "99,999", "0.45 M", "25.40 M"]
+    assert [millions(n) for n in (321, 99_999, 450_000, 25_400_000)] == [
+        "321",
+        "99,999",
+        "0.45 M",
+        "25.40 M",
+    ]

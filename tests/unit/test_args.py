@@ -61,11 +61,15 @@ def test_a_word_in_quotes_stays_quoted() -> None:
 
 def test_all_problems_at_once_and_the_good_values_are_kept() -> None:
     found = parse(["--count=0", "--kind=x", "--out=here", "--nothing"], FLAGS, "do")
-    assert [p.field for p in found.problems] == ["count", "kind", ""] and found.values["out"] == "here"
+    assert [p.field for p in found.problems] == ["count", "kind", ""] and found.values[
+        "out"
+    ] == "here"
 
 
 def test_somebody_elses_flags_stay_among_the_words() -> None:
-    found = parse(["--lr=1", "--cuont=2", "x"], FLAGS, "do", lambda word: "count" if "cuont" in word else None)
+    found = parse(
+        ["--lr=1", "--cuont=2", "x"], FLAGS, "do", lambda word: "count" if "cuont" in word else None
+    )
     assert found.words == ["--lr=1", "x"] and [p.code for p in found.problems] == ["flag.unknown"]
 
 
@@ -75,4 +79,11 @@ def test_a_command_without_words_takes_an_unknown_flags_value_with_it() -> None:
 
 
 def test_numbers_are_ascii_digits() -> None:
-    assert [args.is_whole(text) for text in ("12", "²", "-1", "1.0", "", "9" * 20)] == [True, False, False, False, False, False]
+    assert [args.is_whole(text) for text in ("12", "²", "-1", "1.0", "", "9" * 20)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]

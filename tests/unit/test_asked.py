@@ -1,4 +1,5 @@
-"""A command line, config files, variables and a run to resume make one configuration of one task, with its own options."""
+"""A command line, config files, variables and a run to resume make one configuration of one task,
+with its own options."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ OPTIONS = ("width", "slope", "bias", "title")
 
 
 def test_options_are_flags_with_their_types_and_origins(home: Path, line: str) -> None:
-    found = look("--width=48", f"--task={line}", "--no-bias", "--title", "of mine", "--seed=3", env={"DUET_SLOPE": "0.25"})
+    found = look(
+        "--width=48",
+        f"--task={line}",
+        "--no-bias",
+        "--title",
+        "of mine",
+        "--seed=3",
+        env={"DUET_SLOPE": "0.25"},
+    )
     assert found.problems == [] and found.kind.name == "my line"
     assert found.resolved.options == {"width": 48, "slope": 0.25, "bias": False, "title": "of mine"}
     assert [type(found.resolved.options[n]) for n in OPTIONS] == [int, float, bool, str]
@@ -38,46 +47,71 @@ def test_options_are_flags_with_their_types_and_origins(home: Path, line: str) -
     ]
 
 
-def test_options_and_the_task_itself_may_stand_in_a_config(home: Path, line: str, write: Write) -> None:
+def test_options_and_the_task_itself_may_stand_in_a_config(
+    home: Path, line: str, write: Write
+) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 2 * 4\nslope = 1\nbias = False\n")
     for args in ([config], ["--title", "0.5", config], ["--bias", config]):
         found = look(*args)
         assert found.problems == [], args
         assert found.resolved.options["width"] == 8 and found.resolved.options["slope"] == 1.0
-        assert found.resolved.origins["width"] == "from c.py:2" and found.resolved.origins["task"] == "from c.py:1"
+        assert (
+            found.resolved.origins["width"] == "from c.py:2"
+            and found.resolved.origins["task"] == "from c.py:1"
+        )
     assert type(look(config).resolved.options["slope"]) is float
     over = look(config, "--width=5").resolved
     assert (over.options["width"], over.options["title"]) == (5, "a line")
 
 
-def test_an_option_of_a_wrong_type_is_told_as_any_field(home: Path, line: str, write: Write) -> None:
+def test_an_option_of_a_wrong_type_is_told_as_any_field(
+    home: Path, line: str, write: Write
+) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 'wide'\n")
     assert only(look(config).problems).what == "width is 'wide' (from c.py:2), a str"
     problem = only(look(f"--task={line}", "--slope=steep").problems)
-    assert problem.what == "slope is 'steep' (from --slope on the command line)" and problem.allowed.startswith("a number")
+    assert (
+        problem.what == "slope is 'steep' (from --slope on the command line)"
+        and problem.allowed.startswith("a number")
+    )
     assert look(f"--task={line}", "--slope=steep").resolved.options["slope"] == 0.5
 
 
 def test_variables_of_our_own_set_no_option(home: Path, write: Write) -> None:
     """Every script exports DUET_ROOT."""
-    task = write("t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): model = train_data = loss = 0\n")
+    task = write(
+        "t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): model = train_data = loss = 0\n"
+    )
     found = look(f"--task={task}", env={"DUET_ROOT": "/where/we/are"})
     assert found.problems == [] and found.resolved.options == {"root": "pictures"}
 
 
-def test_an_unknown_option_gets_the_nearest_of_the_task(home: Path, line: str, write: Write) -> None:
+def test_an_unknown_option_gets_the_nearest_of_the_task(
+    home: Path, line: str, write: Write
+) -> None:
     problem = only(wrong(f"--task={line}", "--widht=7"))
-    assert problem.what == "--widht is not a known flag" and problem.fixes == [f"./{ENHANCED} '--task={line}' --width=7"]
+    assert problem.what == "--widht is not a known flag" and problem.fixes == [
+        f"./{ENHANCED} '--task={line}' --width=7"
+    ]
     problem = only(look(write("c.py", f"task = {line!r}\nwidht = 7\n")).problems)
-    assert problem.what == "widht is not a known field (c.py:2)" and problem.fixes == ["width = 7   # c.py:2"]
+    assert problem.what == "widht is not a known field (c.py:2)" and problem.fixes == [
+        "width = 7   # c.py:2"
+    ]
     problem = only(look(f"--task={line}", env={"DUET_WIDHT": "7"}).problems)
-    assert "DUET_WIDHT" in problem.what and problem.fixes[0] == "unset DUET_WIDHT; export DUET_WIDTH=7"
+    assert (
+        "DUET_WIDHT" in problem.what and problem.fixes[0] == "unset DUET_WIDHT; export DUET_WIDTH=7"
+    )
 
 
-def test_what_only_gpt_has_is_refused_and_the_other_way_round(home: Path, line: str, write: Write) -> None:
+def test_what_only_gpt_has_is_refused_and_the_other_way_round(
+    home: Path, line: str, write: Write
+) -> None:
     gpts = "depth is a field of gpt, which is not the task"
     assert only(wrong(f"--task={line}", "--depth=3")).what == f"--{gpts}"
-    assert only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems).what == f"{gpts} (c.py:2)"
+    assert (
+        only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems).what
+        == f"{gpts} (c.py:2)"
+    )
     assert only(wrong("--width=7")).what == "--width is not a known flag"
     assert look("--depth=3").problems == [] == look("--depth=3", "--task=gpt").problems
 
@@ -92,12 +126,20 @@ def make_run(home: Path, line: str) -> rundir.RunDir:
     run.create()
     options = {"width": 5, "slope": 2.0, "bias": False, "title": "t"}
     task = {"name": "my line", "unit": "samples", "file": str(home / line), "options": options}
-    config = {"task": str(home / line), "seed": 9, "device_batch_size": 3, "total_batch_size": 6, "device": "cpu"}
+    config = {
+        "task": str(home / line),
+        "seed": 9,
+        "device_batch_size": 3,
+        "total_batch_size": 6,
+        "device": "cpu",
+    }
     rundir.write_json(run.plan, {"config": config, "task": task})
     return run
 
 
-def test_a_resumed_run_keeps_its_task_and_options(home: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_task_and_options(
+    home: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(home, line)
     (home / "elsewhere").mkdir()
     monkeypatch.chdir(home / "elsewhere")
@@ -105,8 +147,13 @@ def test_a_resumed_run_keeps_its_task_and_options(home: Path, line: str, monkeyp
     assert found.problems == [] and found.resume_from and found.resume_from.path == run.path
     assert (found.kind.name, found.kind.file) == ("my line", home / line)
     assert found.resolved.options == {"width": 5, "slope": 2.0, "bias": False, "title": "changed"}
-    assert [found.resolved.origins[n] for n in ("task", "width", "seed")] == ["from resumed run r1"] * 3
-    assert found.resolved.origins["title"] == "from --title on the command line" and found.resolved.config.seed == 9
+    assert [found.resolved.origins[n] for n in ("task", "width", "seed")] == [
+        "from resumed run r1"
+    ] * 3
+    assert (
+        found.resolved.origins["title"] == "from --title on the command line"
+        and found.resolved.config.seed == 9
+    )
 
 
 def test_a_request_has_all_of_it(home: Path, line: str) -> None:
@@ -119,7 +166,8 @@ def test_a_request_has_all_of_it(home: Path, line: str) -> None:
     assert again.resumed["slope"] == (2.0, "resumed run r1")
 
 
-# ── the batch of a task that counts samples ──────────────────────────────────────────────────────────────────────────
+# ── the batch of a task that counts samples
+# ──────────────────────────────────────────────────────────────────────────
 
 
 def test_without_a_total_a_step_is_one_micro_batch_of_all_ranks(home: Path, line: str) -> None:
@@ -128,11 +176,15 @@ def test_without_a_total_a_step_is_one_micro_batch_of_all_ranks(home: Path, line
         split = sample_batch.split(made.config, made.origins, ranks)
         assert split == Batch(4, 1, ranks, 1) and split.total_tokens == total
         assert split.sentence("samples").endswith(f"= {total} samples per step")
-    made = ask("2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=24", script=LAUNCH)
+    made = ask(
+        "2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=24", script=LAUNCH
+    )
     assert sample_batch.split(made.config, made.origins, 2) == Batch(4, 1, 2, 3)
 
 
-def test_a_batch_that_does_not_divide_gets_commands_that_do(home: Path, line: str, shell: Shell) -> None:
+def test_a_batch_that_does_not_divide_gets_commands_that_do(
+    home: Path, line: str, shell: Shell
+) -> None:
     args = ["2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=28"]
     problem = only(wrong(*args, script=LAUNCH))
     assert problem.what == (
@@ -140,13 +192,20 @@ def test_a_batch_that_does_not_divide_gets_commands_that_do(home: Path, line: st
         "device_batch_size 4 (from --device_batch_size on the command line) × 2 ranks = 8"
     )
     assert problem.allowed == "a multiple of 8 samples"
-    sizes = [(made.config.device_batch_size, made.config.total_batch_size) for made in map(shell.read, problem.fixes)]
+    sizes = [
+        (made.config.device_batch_size, made.config.total_batch_size)
+        for made in map(shell.read, problem.fixes)
+    ]
     assert sizes == [(4, 24), (4, 32), (2, 28)]
 
 
-def test_a_batch_that_fits_the_memory_is_the_plans_to_find(home: Path, line: str, shell: Shell) -> None:
+def test_a_batch_that_fits_the_memory_is_the_plans_to_find(
+    home: Path, line: str, shell: Shell
+) -> None:
     auto = ("2", f"--task={line}", "--device_batch_size=auto")
-    assert [ask(*auto, *more, script=LAUNCH).batch for more in ((), ("--total_batch_size=12",))] == [None, None]
+    assert [
+        ask(*auto, *more, script=LAUNCH).batch for more in ((), ("--total_batch_size=12",))
+    ] == [None, None]
     problem = only(wrong(*auto, "--total_batch_size=13", script=LAUNCH))
     assert "total_batch_size 13 (from --total_batch_size on the command line)" in problem.what
     assert problem.allowed == "a multiple of 2 samples"

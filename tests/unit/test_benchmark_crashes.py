@@ -18,14 +18,28 @@ from tests.cases import each
 from training.core import manifest
 from training.core.rundir import RunDir, append_json, write_json
 
-FACTS = {"epoch": 0, "used": 0, "shape": {}, "optimizer": "muon", "world_size": 2, "data": {}, "tokenizer": "bytes"}
+FACTS = {
+    "epoch": 0,
+    "used": 0,
+    "shape": {},
+    "optimizer": "muon",
+    "world_size": 2,
+    "data": {},
+    "tokenizer": "bytes",
+}
 
 
 def checkpoint(run: RunDir, step: int, state: bytes = b"") -> Path:
-    state, folder = state or f"weights of {step}".encode(), run.checkpoints / manifest.folder_name(step)
+    state, folder = (
+        state or f"weights of {step}".encode(),
+        run.checkpoints / manifest.folder_name(step),
+    )
     folder.mkdir(parents=True)
     (folder / "state.pt").write_bytes(state)
-    manifest.write(folder, {"step": step, **FACTS, "bytes": len(state), "sha256": proof.checksum(folder / "state.pt")})
+    manifest.write(
+        folder,
+        {"step": step, **FACTS, "bytes": len(state), "sha256": proof.checksum(folder / "state.pt")},
+    )
     return folder
 
 
@@ -71,7 +85,9 @@ def test_every_damage_of_a_checkpoint_is_found(run: RunDir, whole: proof.Referen
     (newest / "state.pt").write_bytes(b"flipped")
     assert proof.damaged(run, whole) == ["step_00000010: state.pt does not match its checksum"]
     (newest / "state.pt").unlink()
-    assert proof.damaged(run, whole) == ["step_00000010: state.pt can not be read: No such file or directory"]
+    assert proof.damaged(run, whole) == [
+        "step_00000010: state.pt can not be read: No such file or directory"
+    ]
     (newest / "manifest.json").unlink()
     assert proof.damaged(run, whole) == ["step_00000010: manifest.json is missing or damaged"]
     shutil.rmtree(newest)
@@ -84,8 +100,12 @@ def test_any_other_number_ever_written_is_found(run: RunDir, whole: proof.Refere
     record(run, 3, loss=1 / 3 + 1e-16)
     assert len(proof.wrong_records(list(proof.read_records(run.metrics)), whole)) == 1
     lines = run.metrics.read_text().splitlines()
-    run.metrics.write_text("\n".join(line for line in lines if json.loads(line)["step"] not in (3, 10)) + "\n")
-    assert proof.wrong_end(run, whole) == ["metrics.jsonl lacks loss of step 3, loss of step 10, val_loss of step 10"]
+    run.metrics.write_text(
+        "\n".join(line for line in lines if json.loads(line)["step"] not in (3, 10)) + "\n"
+    )
+    assert proof.wrong_end(run, whole) == [
+        "metrics.jsonl lacks loss of step 3, loss of step 10, val_loss of step 10"
+    ]
 
 
 def test_what_is_left_at_the_end_is_found(run: RunDir, whole: proof.Reference) -> None:
@@ -113,7 +133,9 @@ def test_a_start_goes_on_from_the_newest_and_what_was_announced_is_there(tmp_pat
     assert follows.problems(10) == ["started at step 5, the newest checkpoint was of step 10"]
     for kind, step in (("start", 10), ("checkpoint", 15)):
         run.event(kind, step=step)
-    assert follows.problems(10) == ["step 15 was announced as saved, the newest checkpoint is of step 10"]
+    assert follows.problems(10) == [
+        "step 15 was announced as saved, the newest checkpoint is of step 10"
+    ]
 
 
 def test_a_start_that_was_killed_before_it_said_anything_changes_nothing(tmp_path: Path) -> None:
@@ -131,7 +153,10 @@ def test_steps_lost(whole: proof.Reference) -> None:
 
 def test_every_round_has_every_victim_and_the_script_dies_only_before_the_supervisor() -> None:
     dealer = moments.Dealer(random.Random(1), 2)
-    victims = Counter(dealer.draw(supervised=False, training=False).victim.split()[0] for _ in range(5 * len(moments.ROUND)))
+    victims = Counter(
+        dealer.draw(supervised=False, training=False).victim.split()[0]
+        for _ in range(5 * len(moments.ROUND))
+    )
     assert victims == {victim: 5 * moments.ROUND.count(victim) for victim in moments.ROUND}
     drawn = [dealer.draw(supervised=True, training=False).victim for _ in range(50)]
     assert moments.LAUNCHER not in drawn and {"rank 0", "rank 1", moments.SUPERVISOR} <= set(drawn)
@@ -167,7 +192,9 @@ def test_where_a_moment_comes_first(phase: str, steps_on: int, origin: int, firs
 def test_a_moment_that_was_missed_is_now_or_later() -> None:
     model = moments.Moment("rank 0", 0, "waiting for data", 1, 0)
     assert not model.now("importing torch", 0, 0, False)
-    assert model.now("waiting for data", 0, 0, False) and model.now("building the model", 0, 0, False)
+    assert model.now("waiting for data", 0, 0, False) and model.now(
+        "building the model", 0, 0, False
+    )
     forward = moments.Moment("rank 0", 0, "forward", 1, 0)
     assert not forward.now("forward", 4, 5, False) and forward.now("forward", 5, 5, False)
     assert not forward.now("backward", 5, 5, False), "it comes again"
@@ -178,10 +205,16 @@ def test_a_moment_that_was_missed_is_now_or_later() -> None:
 
 def test_the_table_counts_everything() -> None:
     tally = Tally(starts=5, restarts=2, lost=[1, 4, 2], gone_s=[0.5])
-    tally.kills.update({("rank 0", "forward"): 2, ("rank 1", "forward"): 1, ("supervisor", "backward"): 4})
+    tally.kills.update(
+        {("rank 0", "forward"): 2, ("rank 1", "forward"): 1, ("supervisor", "backward"): 4}
+    )
     tally.wrong[LOST] += 1
     lines = [line.split() for line in report(tally, 2, 60).splitlines()]
     assert ["forward", "3", "2", "1", "·"] in lines and ["all", "7", "2", "1", "4"] in lines
     text = report(tally, 2, 60)
-    assert "7 in 2 runs" in text and "3 resumed by command, 2 restarted" in text and "median 2, at most 4" in text
+    assert (
+        "7 in 2 runs" in text
+        and "3 resumed by command, 2 restarted" in text
+        and "median 2, at most 4" in text
+    )
     assert next(line for line in text.splitlines() if line.startswith(LOST)).split()[-1] == "1"

@@ -15,7 +15,12 @@ def test_without_a_change_the_variant_is_our_model() -> None:
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    names = {"attention.query": "qkv.0", "attention.key": "qkv.1", "attention.value": "qkv.2", "attention.proj": "proj"}
+    names = {
+        "attention.query": "qkv.0",
+        "attention.key": "qkv.1",
+        "attention.value": "qkv.2",
+        "attention.proj": "proj",
+    }
     state = {}
     for name, value in ours.state_dict().items():
         for old, new in names.items():

@@ -19,7 +19,15 @@ from training.tasks.gpt.model_dims import ModelDims
 
 
 def job(shard: Path, **changes: object) -> parts.Job:
-    facts = {"depth": 1, "seq_len": 8, "batch": 2, "precision": "fp32", "steps": 3, "vocab": 320, "shard": str(shard)}
+    facts = {
+        "depth": 1,
+        "seq_len": 8,
+        "batch": 2,
+        "precision": "fp32",
+        "steps": 3,
+        "vocab": 320,
+        "shard": str(shard),
+    }
     return parts.Job(**(facts | changes))  # type: ignore[arg-type]
 
 
@@ -57,14 +65,18 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_other_work_is_told() -> None:
     samples = {peers.BARE: [peers.Sample(1, 1, 1, 3.0)], peers.OURS: [peers.Sample(1, 1, 1, 9.0)]}
     assert "3.0000" in peers.same_work(samples)
-    assert peers.same_work(samples | {"accelerate": [peers.Sample(1, 1, 1, 3.1)]}).startswith("NOT THE SAME WORK")
+    assert peers.same_work(samples | {"accelerate": [peers.Sample(1, 1, 1, 3.1)]}).startswith(
+        "NOT THE SAME WORK"
+    )
 
 
 def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", tmp_path)
     (tmp_path / "accelerate").mkdir()
     monkeypatch.setattr(sys, "argv", ["peers"])
-    with pytest.raises(SystemExit, match=r"not installed: lightning, transformers\n    try:     make peers"):
+    with pytest.raises(
+        SystemExit, match=r"not installed: lightning, transformers\n    try:     make peers"
+    ):
         peers.arguments()
 
 
@@ -73,7 +85,9 @@ def test_every_contender_has_its_file_and_its_pin() -> None:
     for module, package in peers.CONTENDERS.values():
         assert not module or (ROOT / f"benchmarks/contenders/{module}.py").exists()
         assert not package or [pin for pin in pins if pin.startswith(f"{package}==")]
-    assert not [line for line in pins if line.startswith(("torch==", "triton==", "nvidia-"))], "torch is .venv's"
+    assert not [line for line in pins if line.startswith(("torch==", "triton==", "nvidia-"))], (
+        "torch is .venv's"
+    )
 
 
 def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None:
@@ -82,7 +96,9 @@ def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None
     for inputs, targets in batches:
         assert inputs.shape == (2, 8) and inputs.dtype == torch.int64
         assert torch.equal(targets, inputs + 1) and not (inputs[:, 0] % 8).any()
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, parts.loader(job(shard)), strict=True))
+    assert all(
+        torch.equal(a[0], b[0]) for a, b in zip(batches, parts.loader(job(shard)), strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -91,23 +107,46 @@ def test_the_bare_loop_trains(shard: Path) -> None:
 
     torch.manual_seed(0)
     trace = bare.run(job(shard, steps=20))
-    assert len(trace.stamps) == 20 and sorted(trace.stamps) == trace.stamps and trace.loss < 5.7  # ln 320 = 5.77
+    assert (
+        len(trace.stamps) == 20 and sorted(trace.stamps) == trace.stamps and trace.loss < 5.7
+    )  # ln 320 = 5.77
 
 
 def test_the_baseline_has_our_size() -> None:
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (gpt2.GPT2(4, 256, 320, 256), GPT(ModelDims(4, 320, 256)))]
+    sizes = [
+        sum(p.numel() for p in m.parameters())
+        for m in (gpt2.GPT2(4, 256, 320, 256), GPT(ModelDims(4, 320, 256)))
+    ]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.025), "SwiGLU's width is a multiple of 64"
     assert [gpt2.share(step, 600) for step in (0, 29, 599)] == pytest.approx([1 / 30, 1, 0.1])
 
 
 def test_the_baseline_writes_what_we_read(shard: Path, tmp_path: Path) -> None:
     out = tmp_path / "records.jsonl"
-    facts = {"depth": 1, "seq_len": 8, "batch": 2, "steps": 3, "rate": 1e-3, "seed": 1, "bf16": False, "vocab": 320, "bos": 256}
-    facts |= {"train": str(shard), "val": str(shard), "eval_every": 2, "eval_tokens": 32, "out": str(out)}
+    facts = {
+        "depth": 1,
+        "seq_len": 8,
+        "batch": 2,
+        "steps": 3,
+        "rate": 1e-3,
+        "seed": 1,
+        "bf16": False,
+        "vocab": 320,
+        "bos": 256,
+    }
+    facts |= {
+        "train": str(shard),
+        "val": str(shard),
+        "eval_every": 2,
+        "eval_tokens": 32,
+        "out": str(out),
+    }
     gpt2.train(gpt2.Run(**facts))  # type: ignore[arg-type]
     curve = target.read(out, "baseline", 1)
     assert curve.steps == 3 and set(curve.val_bpb) == {2, 3} and curve.final == curve.val_bpb[3]
-    assert curve.seconds == pytest.approx(sum(json.loads(line).get("step_ms", 0) for line in out.read_text().splitlines()) / 1000)
+    assert curve.seconds == pytest.approx(
+        sum(json.loads(line).get("step_ms", 0) for line in out.read_text().splitlines()) / 1000
+    )
 
 
 def test_the_shortest_run_that_reaches_the_target() -> None:
@@ -117,7 +156,9 @@ def test_the_shortest_run_that_reaches_the_target() -> None:
 
         def ours(self, seed: int, steps: int) -> target.Curve:
             self.asked.append(steps)
-            return target.Curve("ours", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100})
+            return target.Curve(
+                "ours", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100}
+            )
 
     played = Played()
     found = target.first_at(played, 1.0, 1, [100, 200, 300])  # type: ignore[arg-type]

@@ -22,7 +22,9 @@ def test_each_names_every_case_that_fails_with_its_reason() -> None:
         halved()
     told = str(caught.value)
     assert seen == [2, 3, 5, 8]
-    assert told.startswith("2 of 4 cases failed\n") and "── 1: odd\n" in told and "── 2: 5-2\n" in told
+    assert (
+        told.startswith("2 of 4 cases failed\n") and "── 1: odd\n" in told and "── 2: 5-2\n" in told
+    )
     assert "3 is not twice 1" in told and "5 is not twice 2" in told and "test_cases.py" in told
 
 
@@ -40,7 +42,9 @@ def test_each_cuts_the_reasons_of_many_failures_but_not_their_names() -> None:
 
 @each("name", ["first", "second"])
 @each("value", ["1", "2"])
-def test_each_case_has_a_folder_and_patches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_each_case_has_a_folder_and_patches_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     assert "DUET_CASE" not in os.environ and not list(tmp_path.iterdir())
     monkeypatch.setenv("DUET_CASE", value)
     (tmp_path / name).touch()

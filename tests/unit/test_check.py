@@ -1,4 +1,5 @@
-"""`--check`: the verdict, the report for programs and the one for an issue, and the measurement itself; `--explain`."""
+"""`--check`: the verdict, the report for programs and the one for an issue, and the measurement
+itself; `--explain`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def made(home: Path) -> tuple[Request, dict[str, Any]]:
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring is tested below; it takes a second."""
-    monkeypatch.setattr(doctor, "memory", lambda step, room: doctor.StepMemory(step, room, None, "not in this test"))
+    monkeypatch.setattr(
+        doctor, "memory", lambda step, room: doctor.StepMemory(step, room, None, "not in this test")
+    )
     monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
 
 
@@ -50,7 +53,11 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_verdict(
-    room_gib: float | None, said: str, status: str, made: tuple[Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    room_gib: float | None,
+    said: str,
+    status: str,
+    made: tuple[Request, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room = None if room_gib is None else int(room_gib * GIB)
     monkeypatch.setattr(GptStep, "estimate", Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
@@ -61,11 +68,17 @@ def test_the_verdict(
 
 def test_both_figures_stand_side_by_side() -> None:
     text = "\n".join(doctor.memory(GptStep(LOAD), 8 * GIB).lines())
-    assert "formula (eager, bf16" in text and "fake tensors (the same step)" in text and "× the formula" in text
+    assert (
+        "formula (eager, bf16" in text
+        and "fake tensors (the same step)" in text
+        and "× the formula" in text
+    )
     assert text.endswith("8.0 GiB free")
 
 
-def test_a_failing_check_or_memory_is_exit_3(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
+def test_a_failing_check_or_memory_is_exit_3(
+    made: tuple[Request, dict[str, Any]], unmeasured: None
+) -> None:
     request, plan = made
     assert doctor.run(request, plan, [Check("a", OK, "b")]).code == Exit.DONE
     assert doctor.run(request, plan, [Check("a", WARNING, "b")]).code == Exit.DONE
@@ -80,7 +93,9 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
     load = StepWorkload(**plan["memory"]["load"])
     formula = estimate(load)
     for factor, verdict in ((0.9, doctor.FITS), (1.0, doctor.FITS), (1.5, doctor.TOO_LARGE)):
-        step = doctor.StepMemory(GptStep(load), formula.tight + 1, Measured(int(factor * 1000), 1000, 0.1))
+        step = doctor.StepMemory(
+            GptStep(load), formula.tight + 1, Measured(int(factor * 1000), 1000, 0.1)
+        )
         assert step.verdict == verdict
     fixes = step.check(request).fixes
     assert len(fixes) >= 2, "a smaller micro-batch, less depth, checkpointing"
@@ -100,17 +115,41 @@ def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.record()["not_measured_because"].startswith("torch ")
 
 
-# ── the report for programs ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the report for programs
+# ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_json_object_with_units_in_its_keys(made: tuple[Request, dict[str, Any]], unmeasured: None) -> None:
+def test_one_json_object_with_units_in_its_keys(
+    made: tuple[Request, dict[str, Any]], unmeasured: None
+) -> None:
     request, plan = made
-    found = json.loads(doctor.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json())
-    assert list(found) == ["schema_version", "status", "exit_code", "checks", "versions", "plan", "memory", "checking_s"]
+    found = json.loads(
+        doctor.run(request, plan, [Check("data", ERROR, "caf\udce9", ["do this"])]).json()
+    )
+    assert list(found) == [
+        "schema_version",
+        "status",
+        "exit_code",
+        "checks",
+        "versions",
+        "plan",
+        "memory",
+        "checking_s",
+    ]
     assert (found["schema_version"], found["status"], found["exit_code"]) == (1, "error", 3)
-    assert found["checks"][0] == {"name": "data", "status": "error", "text": "caf\udce9", "fixes": ["do this"]}
+    assert found["checks"][0] == {
+        "name": "data",
+        "status": "error",
+        "text": "caf\udce9",
+        "fixes": ["do this"],
+    }
     assert found["checks"][-1]["name"] == "memory of a step"
-    sizes = ("device_batch_sequences", "max_seq_len_tokens", "accumulation_steps", "total_batch_tokens")
+    sizes = (
+        "device_batch_sequences",
+        "max_seq_len_tokens",
+        "accumulation_steps",
+        "total_batch_tokens",
+    )
     assert [found["plan"][name] for name in sizes] == [8, 1536, 1, 24576]
     assert {n: found["plan"][n] for n in ("ranks", "launcher", "device", "gpus")} == {
         "ranks": 2,
@@ -129,24 +168,45 @@ def test_versions_are_those_that_are_installed(home: Path, unmeasured: None) -> 
     import numpy
     import torch
 
-    found = json.loads(doctor.run(*planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})).json())["versions"]
-    assert (found["python"], found["numpy"], found["torch"]) == (platform.python_version(), numpy.__version__, torch.__version__)
+    found = json.loads(
+        doctor.run(*planner.make(ENHANCED, ["--device=cpu", "--depth=1", "--check"], {})).json()
+    )["versions"]
+    assert (found["python"], found["numpy"], found["torch"]) == (
+        platform.python_version(),
+        numpy.__version__,
+        torch.__version__,
+    )
     assert (found["torch_cuda"], found["driver"]) == (torch.version.cuda, None)
     assert found["kernel"] == platform.release()
-    assert set(found) == {"duet", "python", "torch", "torch_cuda", "nccl", "numpy", "driver", "driver_cuda", "kernel"}
+    assert set(found) == {
+        "duet",
+        "python",
+        "torch",
+        "torch_cuda",
+        "nccl",
+        "numpy",
+        "driver",
+        "driver_cuda",
+        "kernel",
+    }
 
 
 def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
     for name in ("nvidia_nccl_cu13-2.28.9.dist-info", "numpy-9.9.9.dist-info"):
         (tmp_path / name).mkdir()
         package, version = name.removesuffix(".dist-info").split("-")
-        (tmp_path / name / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n")
+        (tmp_path / name / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
+        )
     code = (
         "from training.plan.preflight import versions; from training.host.gpus import GpuInventory;"
         "found = versions.read(None, GpuInventory((), '', '580', '13.0'));"
-        "print(found['nccl'], found['numpy'], found['driver'], found['driver_cuda'], found['torch'])"
+        "print(found['nccl'], found['numpy'], found['driver'], found['driver_cuda'], "
+        "found['torch'])"
     )
-    assert python("-c", code, PYTHONPATH=f"{ROOT}:{tmp_path}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
+    assert (
+        python("-c", code, PYTHONPATH=f"{ROOT}:{tmp_path}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
+    )
 
 
 def test_json_goes_with_check_only() -> None:
@@ -161,19 +221,30 @@ def test_json_goes_with_check_only() -> None:
 def test_explain_is_a_dry_run(home: Path) -> None:
     asked = ["--device=cpu", "--depth=1"]
     environ = {"NCCL_TIMEOUT": "1800", "WANDB_API_KEY": "k" * 40}
-    shown = [planner.describe(*planner.make(ENHANCED, [*asked, flag], environ)[1:]) for flag in ("--explain", "--dry_run")]
+    shown = [
+        planner.describe(*planner.make(ENHANCED, [*asked, flag], environ)[1:])
+        for flag in ("--explain", "--dry_run")
+    ]
     assert shown[0] == shown[1]
     assert planner.make(ENHANCED, [*asked, "--explain"], environ)[0].dry_run
     lines = shown[0].splitlines()
     assert "  OMP_NUM_THREADS=" in shown[0]
     assert (
-        "  WANDB_API_KEY=set, not shown   from the environment: the login; used when W&B is on, never written to a file of a run" in lines
+        "  WANDB_API_KEY=set, not shown   from the environment: the login; used when W&B is on, "
+        "never written to a file of a run" in lines
     )
-    assert [line for line in lines if line.startswith("  NCCL_TIMEOUT=1800   from the environment: has no effect: it does not exist; ")]
+    assert [
+        line
+        for line in lines
+        if line.startswith(
+            "  NCCL_TIMEOUT=1800   from the environment: has no effect: it does not exist; "
+        )
+    ]
     assert "k" * 40 not in shown[0]
 
 
-# ── the block for an issue ───────────────────────────────────────────────────────────────────────────────────────────
+# ── the block for an issue
+# ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_block_to_paste_says_what_matters_and_not_who(
@@ -183,15 +254,35 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
     monkeypatch.setenv("USER", "alice")
     monkeypatch.setattr(redact.socket, "gethostname", lambda: "tower")
     key = "0123456789abcdef0123456789abcdef01234567"
-    args = ["--device=cpu", "--depth=1", "--check", f"--out_dir={tmp_path}/runs", "--wandb_project=alice"]
-    request, plan, checks = planner.make(ENHANCED, args, {"WANDB_API_KEY": key, "NCCL_TIMEOUT": "9", "http_proxy": "http://alice:pw@tower"})
-    checks += [Check("GPU 0", WARNING, "x; occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/x.py"), Check("y", ERROR, "tower ```")]
-    block = doctor.run(request, plan, checks).text().partition("To paste into an issue (no names, no keys in it):\n\n")[2]
+    args = [
+        "--device=cpu",
+        "--depth=1",
+        "--check",
+        f"--out_dir={tmp_path}/runs",
+        "--wandb_project=alice",
+    ]
+    request, plan, checks = planner.make(
+        ENHANCED,
+        args,
+        {"WANDB_API_KEY": key, "NCCL_TIMEOUT": "9", "http_proxy": "http://alice:pw@tower"},
+    )
+    checks += [
+        Check("GPU 0", WARNING, "x; occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/x.py"),
+        Check("y", ERROR, "tower ```"),
+    ]
+    block = (
+        doctor.run(request, plan, checks)
+        .text()
+        .partition("To paste into an issue (no names, no keys in it):\n\n")[2]
+    )
     lines = block.splitlines()
     assert (lines[0], lines[-1]) == ("```text", "```")
     assert len(lines) < 20
     assert lines[1].startswith("Duet ") and ", torch " in lines[1]
-    assert "command: ./train_dual_gpu_enhanced.sh --device=cpu --depth=1 --check --out_dir=~/runs --wandb_project=USER" in lines
+    assert (
+        "command: ./train_dual_gpu_enhanced.sh --device=cpu --depth=1 --check --out_dir=~/runs "
+        "--wandb_project=USER" in lines
+    )
     assert "warning: GPU 0: x; occupied by pid 4711 …" in lines
     assert "error: y: HOST '''" in lines
     assert any(line.startswith("note: NCCL_TIMEOUT=9 has no effect") for line in lines)
@@ -200,16 +291,22 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
         assert private not in block, private
 
 
-# ── the measurement itself ───────────────────────────────────────────────────────────────────────────────────────────
+# ── the measurement itself
+# ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("blocks", "chunks"),
-    [pytest.param(2, 1, marks=pytest.mark.slow), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((0, 1), (5, 1), (6, 4)))],
+    [
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((0, 1), (5, 1), (6, 4))),
+    ],
 )
 def test_the_extrapolation_is_the_whole_model_s_peak(blocks: int, chunks: int) -> None:
     load = replace(LOAD, depth=6, sequences=4, seq_len=256, blocks=blocks, chunks=chunks)
-    assert fake_memory.peak(load) == pytest.approx(fake_memory.step_peak(load, 6 - blocks, blocks), rel=0.005)
+    assert fake_memory.peak(load) == pytest.approx(
+        fake_memory.step_peak(load, 6 - blocks, blocks), rel=0.005
+    )
 
 
 @pytest.mark.slow
@@ -222,5 +319,7 @@ def test_it_sees_what_the_settings_save() -> None:
 
 def test_the_time_of_this_process() -> None:
     started = time.monotonic()
-    seconds = float(python("-c", "from training.cli import doctor; print(doctor.since_start())").stdout)
+    seconds = float(
+        python("-c", "from training.cli import doctor; print(doctor.since_start())").stdout
+    )
     assert 0 < seconds < time.monotonic() - started + 0.05, "the kernel counts in hundredths"

@@ -1,4 +1,5 @@
-"""Every code that the sources use is in the register, and every entry there is used; docs/codes.md is the register."""
+"""Every code that the sources use is in the register, and every entry there is used; docs/codes.md
+is the register."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ CALLS = [
 
 
 def name_of(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    return (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else call.func.id
+        if isinstance(call.func, ast.Name)
+        else ""
+    )
 
 
 def first_arguments(function: str) -> Iterator[tuple[Path, ast.expr]]:
@@ -34,7 +41,9 @@ def test_problems() -> None:
         if isinstance(code, ast.Constant):
             used.add(code.value)
         else:
-            assert ast.unparse(code) in PASSED_ON, f"{path}:{code.lineno}: the code of a Problem is a literal"
+            assert ast.unparse(code) in PASSED_ON, (
+                f"{path}:{code.lineno}: the code of a Problem is a literal"
+            )
     assert used == set(codes.PROBLEMS)
 
 
@@ -46,20 +55,30 @@ def test_events() -> None:
 
 def test_every_warning_event_has_a_code() -> None:
     for path, call in CALLS:
-        if name_of(call) in ("event", "_event") and call.args and ast.unparse(call.args[0]) == "'warning'":
+        if (
+            name_of(call) in ("event", "_event")
+            and call.args
+            and ast.unparse(call.args[0]) == "'warning'"
+        ):
             assert "code" in {k.arg for k in call.keywords}, f"{path}:{call.lineno}"
     used = {
         node.value
         for path in (ROOT / "training").rglob("*.py")
         if path.name != "codes.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("warning.")
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("warning.")
     }
     assert used == set(codes.WARNINGS)
 
 
 def test_alerts() -> None:
-    used = {f"alert.{code.value}" for _, code in first_arguments("_alert") if isinstance(code, ast.Constant)}
+    used = {
+        f"alert.{code.value}"
+        for _, code in first_arguments("_alert")
+        if isinstance(code, ast.Constant)
+    }
     full = {f"alert.{name}_full" for name in ("ram", "shm", "disk")}
     assert used | full == set(codes.ALERTS)
 
@@ -71,10 +90,17 @@ def test_verdicts() -> None:
 
 
 def test_a_check_has_a_code() -> None:
-    names = {"GPU 0 state": "gpu_state", "W&B": "wandb", "/dev/shm": "shm", "memory of a step": "memory_of_a_step"}
+    names = {
+        "GPU 0 state": "gpu_state",
+        "W&B": "wandb",
+        "/dev/shm": "shm",
+        "memory of a step": "memory_of_a_step",
+    }
     assert {name: codes.of_check(name) for name in names} == names
 
 
 def test_the_documentation_has_the_tables() -> None:
     text = (ROOT / "docs/codes.md").read_text(encoding="utf-8")
-    assert "\n".join(codes.table()) in text, "python lib/run_module.py training.core.codes prints them"
+    assert "\n".join(codes.table()) in text, (
+        "python lib/run_module.py training.core.codes prints them"
+    )

@@ -1,4 +1,5 @@
-"""`python -m training.X`: help, packages that are not installed, and pipes that nobody reads any more (training/host/program.py)."""
+"""`python -m training.X`: help, packages that are not installed, and pipes that nobody reads any
+more (training/host/program.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ PROGRAMS = sorted(
 
 def bare(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-S", "-I", str(ROOT / "lib/run_module.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, cwd=ROOT, timeout=120)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=ROOT,
+        timeout=120,
+    )
 
 
 def test_there_are_programs() -> None:
@@ -45,12 +54,17 @@ def test_help_of_every_program(program: str) -> None:
 def test_packages_that_are_not_installed(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert f"{sys.executable} lacks torch" in done.stderr and f"{sys.executable} -m pip install torch" in done.stderr
+    assert (
+        f"{sys.executable} lacks torch" in done.stderr
+        and f"{sys.executable} -m pip install torch" in done.stderr
+    )
 
 
 def test_train_py_without_packages() -> None:
     command = [sys.executable, "-S", "train.py", "configs/dual_gpu/quickstart.py", "--device=cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
+    )
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert "lacks torch, numpy, psutil, nvidia-ml-py, tqdm" in done.stderr
 
@@ -58,18 +72,38 @@ def test_train_py_without_packages() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("lib/run_module.py", "training.cli.plan", "train_dual_gpu.sh", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
+        (
+            "lib/run_module.py",
+            "training.cli.plan",
+            "train_dual_gpu.sh",
+            "configs/dual_gpu/quickstart.py",
+            "--device=cpu",
+            "--dry_run",
+        ),
         ("train.py", "configs/dual_gpu/quickstart.py", "--device=cpu", "--dry_run"),
-        ("lib/run_module.py", "training.cli.submit", "check", "--ranks_per_node=2", "--device=cpu", "--dry_run"),
+        (
+            "lib/run_module.py",
+            "training.cli.submit",
+            "check",
+            "--ranks_per_node=2",
+            "--device=cpu",
+            "--dry_run",
+        ),
         ("lib/run_module.py", "training.cli.scaling.__main__", "--help"),
     ],
 )
 def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
     code = f"{sys.executable} {' '.join(words)} 2>{tmp_path / 'err'} | true"
-    subprocess.run(["bash", "-c", f"set -o pipefail; sleep 0; {code}"], cwd=ROOT, check=False, timeout=120)
+    subprocess.run(
+        ["bash", "-c", f"set -o pipefail; sleep 0; {code}"], cwd=ROOT, check=False, timeout=120
+    )
     assert (tmp_path / "err").read_text() == ""
 
 
 def test_a_word_that_is_no_command_of_slurm() -> None:
     done = bare("training.cli.submit", "sumbit")
-    assert done.returncode == 2 and "'sumbit' is not a command" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "'sumbit' is not a command" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -35,7 +35,11 @@ def test_options() -> None:
         (["2", "--device=gpu"], "--device is 'gpu'", "./duet communication 2 --device=auto"),
         (["2", "--limit=0"], "--limit is '0'", "./duet communication 2 --limit=20"),
         (["2", "--limit=soon"], "--limit is 'soon'", "./duet communication 2 --limit=20"),
-        (["2", "--devise=cpu"], "--devise is not a known flag", "./duet communication 2 --device=cpu"),
+        (
+            ["2", "--devise=cpu"],
+            "--devise is not a known flag",
+            "./duet communication 2 --device=cpu",
+        ),
         (["2", "--frequency"], "--frequency is not a known flag", "./duet communication --help"),
     ],
 )
@@ -53,7 +57,10 @@ def test_all_mistakes_at_once() -> None:
 
 
 def test_help_answers_without_torch() -> None:
-    code = "import sys; from training.cli import communication as m; m.main(['--help']); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys; from training.cli import communication as m; m.main(['--help']); assert "
+        "not {'torch', 'numpy'} & set(sys.modules)"
+    )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     for part in ("--device=auto", "--limit=20", "Exit code: 0 they can talk"):
@@ -63,18 +70,27 @@ def test_help_answers_without_torch() -> None:
 def test_a_wrong_line_is_exit_2() -> None:
     done = python(*RUN, "none")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the number of ranks is 'none'" in done.stderr and "nothing was tested (exit 2)" in done.stderr
+    assert (
+        "the number of ranks is 'none'" in done.stderr
+        and "nothing was tested (exit 2)" in done.stderr
+    )
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:
     done = python(*RUN, "1", "--device=cpu")
-    assert (done.returncode, done.stdout) == (0, "  ok       communication  one rank: nothing to test\n"), done.stderr
+    assert (done.returncode, done.stdout) == (
+        0,
+        "  ok       communication  one rank: nothing to test\n",
+    ), done.stderr
 
 
 def test_gpus_that_are_not_there_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     done = python(*RUN, "3", "--device=cuda", **nvidia(COUNT=2))
     assert (done.returncode, done.stdout) == (3, "")
-    assert "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr and "training.cli.communication 3 --device=cpu" in done.stderr
+    assert (
+        "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr
+        and "training.cli.communication 3 --device=cpu" in done.stderr
+    )
 
 
 def test_a_torch_for_the_cpu_is_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
@@ -99,6 +115,14 @@ show()
     assert done.returncode == 0, done.stderr
     first, remembered, second = done.stdout.splitlines()
     device, gpus, variables = json.loads(first)
-    assert (device, gpus, variables["NCCL_SOCKET_IFNAME"]) == ("cuda", 2, "lo") and "NCCL_P2P_DISABLE" not in variables
-    assert remembered == f"remembered in {tmp_path}/duet/communication.json: later starts on these GPUs set it by themselves"
+    assert (device, gpus, variables["NCCL_SOCKET_IFNAME"]) == (
+        "cuda",
+        2,
+        "lo",
+    ) and "NCCL_P2P_DISABLE" not in variables
+    assert (
+        remembered
+        == f"remembered in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
+        f"by themselves"
+    )
     assert json.loads(second)[2] == variables | {"NCCL_P2P_DISABLE": "1"}

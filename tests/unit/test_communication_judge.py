@@ -1,4 +1,5 @@
-"""What an outcome of the communication test means, and what is said of it. The outcomes are made by hand; real ones: tests/e2e."""
+"""What an outcome of the communication test means, and what is said of it. The outcomes are made by
+hand; real ones: tests/e2e."""
 
 from __future__ import annotations
 
@@ -10,26 +11,44 @@ import pytest
 from tests.conftest import ROOT
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
-from training.launcher.communication.result import HARDWARE, AllReduceTimes, CommunicationResult, command, p2p_may_help
+from training.launcher.communication.result import (
+    HARDWARE,
+    AllReduceTimes,
+    CommunicationResult,
+    command,
+    p2p_may_help,
+)
 from training.launcher.communication.runner import CommunicationOutcome
 
 LARGE = stages.collective("all_reduce", 8 << 20)
-TORCH = 'File "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce'
+TORCH = (
+    'File "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line '
+    "3000 "
+    "in all_reduce"
+)
 OWN = 'File "/home/a user/sitecustomize.py", line 7 in stuck'
 
 
-def ended(*statuses: int, records: dict[int, dict[str, Any]] | None = None, at: str = LARGE, **facts: Any) -> CommunicationOutcome:
+def ended(
+    *statuses: int, records: dict[int, dict[str, Any]] | None = None, at: str = LARGE, **facts: Any
+) -> CommunicationOutcome:
     """All ranks have ended by themselves, one after the other."""
     order = dict(enumerate(statuses))
     reached = dict.fromkeys(order, at)
-    records = {rank: {"wrong": []} if status == 0 else {} for rank, status in order.items()} | (records or {})
+    records = {rank: {"wrong": []} if status == 0 else {} for rank, status in order.items()} | (
+        records or {}
+    )
     died = {rank: 100.0 + rank for rank in order}
-    return CommunicationOutcome(len(statuses), 20.0, reached=reached, statuses=order, died_at=died, records=records, **facts)
+    return CommunicationOutcome(
+        len(statuses), 20.0, reached=reached, statuses=order, died_at=died, records=records, **facts
+    )
 
 
 def hung(*reached: str, **facts: Any) -> CommunicationOutcome:
     since = {"since_s": dict.fromkeys(range(len(reached)), 15.0)} | facts
-    return CommunicationOutcome(len(reached), 20.0, reached=dict(enumerate(reached)), timed_out=True, **since)
+    return CommunicationOutcome(
+        len(reached), 20.0, reached=dict(enumerate(reached)), timed_out=True, **since
+    )
 
 
 def find(outcome: CommunicationOutcome) -> CommunicationFinding:
@@ -42,7 +61,14 @@ def test_all_is_well() -> None:
 
 def test_every_stage_of_a_rank_is_known() -> None:
     assert stages.stages_for("cuda") == [
-        *("start of Python", "import of torch", "meeting", "warm-up", "all_reduce of 1 KiB", "broadcast of 1 KiB"),
+        *(
+            "start of Python",
+            "import of torch",
+            "meeting",
+            "warm-up",
+            "all_reduce of 1 KiB",
+            "broadcast of 1 KiB",
+        ),
         *("all_reduce of 64 MiB", "broadcast of 64 MiB", "measurement", "end of the test", "exit"),
     ]
 
@@ -52,14 +78,23 @@ def test_every_stage_of_a_rank_is_known() -> None:
 
 def test_a_rank_that_never_arrives() -> None:
     found = find(hung("meeting", "import of torch"))
-    text = "rank 1 never arrived at the meeting: after 20 s it was in the import of torch; rank 0 came to the meeting"
-    assert (found.kind, found.guilty, found.stage, found.text) == ("hang", [1], "import of torch", text)
+    text = (
+        "rank 1 never arrived at the meeting: after 20 s it was in the import of torch; rank 0 "
+        "came to the meeting"
+    )
+    assert (found.kind, found.guilty, found.stage, found.text) == (
+        "hang",
+        [1],
+        "import of torch",
+        text,
+    )
 
 
 def test_even_the_start_is_told_as_the_meeting_that_is_missed() -> None:
     found = find(hung("start of Python", "import of torch", "start of Python", "import of torch"))
     text = (
-        "ranks 0 and 2 never arrived at the meeting: after 20 s they were in the start of Python; ranks 1 and 3 came to the import of torch"
+        "ranks 0 and 2 never arrived at the meeting: after 20 s they were in the start of "
+        "Python; ranks 1 and 3 came to the import of torch"
     )
     assert (found.guilty, found.text) == ([0, 2], text)
 
@@ -68,21 +103,36 @@ def test_a_rank_that_stays_behind_in_a_collective() -> None:
     found = find(hung("all_reduce of 8 MiB", "all_reduce of 8 MiB", "broadcast of 1 KiB"))
     assert found.guilty == [2]
     assert found.text.startswith(
-        "rank 2 never arrived at the all_reduce of 8 MiB: after 20 s it was in the broadcast of 1 KiB; ranks 0 and 1"
+        "rank 2 never arrived at the all_reduce of 8 MiB: after 20 s it was in the broadcast of 1 "
+        "KiB; ranks 0 and 1"
     )
 
 
 def test_all_hang_in_a_collective() -> None:
-    found = find(hung(LARGE, LARGE, stacks={0: [TORCH], 1: [TORCH]}, output={0: ["NCCL INFO waiting"], 1: []}))
-    assert (found.guilty, found.text) == ([0, 1], "after 20 s all ranks hang in the all_reduce of 8 MiB")
+    found = find(
+        hung(
+            LARGE, LARGE, stacks={0: [TORCH], 1: [TORCH]}, output={0: ["NCCL INFO waiting"], 1: []}
+        )
+    )
+    assert (found.guilty, found.text) == (
+        [0, 1],
+        "after 20 s all ranks hang in the all_reduce of 8 MiB",
+    )
     assert found.lines[1] == "NCCL INFO waiting"
-    assert "rank 1 at /env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3000 in all_reduce" in found.lines
+    assert (
+        "rank 1 at /env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3000 in "
+        "all_reduce" in found.lines
+    )
 
 
 def test_a_rank_that_does_not_wait_in_torch_keeps_the_others_waiting() -> None:
     found = find(hung(LARGE, LARGE, LARGE, stacks={0: [TORCH], 1: [OWN, TORCH], 2: [TORCH]}))
     assert found.guilty == [1]
-    assert found.text == "after 20 s rank 1 hangs in the all_reduce of 8 MiB, outside of torch; ranks 0 and 2 wait for it"
+    assert (
+        found.text
+        == "after 20 s rank 1 hangs in the all_reduce of 8 MiB, outside of torch; ranks 0 and 2 "
+        "wait for it"
+    )
     assert found.lines == ["rank 1 at /home/a user/sitecustomize.py:7 in stuck"]
 
 
@@ -94,7 +144,11 @@ def test_who_stands_where_we_call_torch_waits() -> None:
 
 def test_all_still_importing_is_no_verdict_on_the_communication() -> None:
     found = find(hung("import of torch", "import of torch"))
-    assert found.text == "after 20 s all ranks were still in the import of torch: a slow or busy machine or disk, or a hang"
+    assert (
+        found.text
+        == "after 20 s all ranks were still in the import of torch: a slow or busy machine or "
+        "disk, or a hang"
+    )
     assert CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes == [
         f"{command(2, 'cpu')} --limit=60   # when the machine is only slow"
     ]
@@ -102,19 +156,29 @@ def test_all_still_importing_is_no_verdict_on_the_communication() -> None:
 
 def test_ranks_that_still_move_do_not_hang() -> None:
     found = find(hung("all_reduce of 1 KiB", LARGE, since_s={0: 1.9, 1: 0.1}))
-    text = "not finished after 20 s, but no hang: rank 0 had come to the all_reduce of 1 KiB 1.9 s before; a slow or busy machine"
+    text = (
+        "not finished after 20 s, but no hang: rank 0 had come to the all_reduce of 1 KiB 1.9 "
+        "s "
+        "before; a slow or busy machine"
+    )
     assert (found.kind, found.text) == ("not finished", text)
     (check,) = CommunicationResult(2, "cuda", "nccl", found).checks()
-    assert (check.status, check.fixes) == ("error", [f"{command(2, 'cuda')} --limit=60   # when the machine is only slow"])
+    assert (check.status, check.fixes) == (
+        "error",
+        [f"{command(2, 'cuda')} --limit=60   # when the machine is only slow"],
+    )
     assert not p2p_may_help(found)
-    assert find(hung("import of torch", "meeting", since_s={0: 1.0, 1: 0.5})).kind == "hang", "torch is imported for seconds anywhere"
+    assert find(hung("import of torch", "meeting", since_s={0: 1.0, 1: 0.5})).kind == "hang", (
+        "torch is imported for seconds anywhere"
+    )
 
 
 def test_a_rank_that_does_not_answer() -> None:
     found = find(hung(LARGE, LARGE, LARGE, stacks={0: [TORCH], 1: [], 2: [OWN]}))
     assert found.guilty == [1]
     assert found.text == (
-        "after 20 s rank 1 hangs in the all_reduce of 8 MiB, without an answer (stopped, or waiting in the kernel); "
+        "after 20 s rank 1 hangs in the all_reduce of 8 MiB, without an answer (stopped, or "
+        "waiting in the kernel); "
         "ranks 0 and 2 wait for it"
     )
 
@@ -124,7 +188,11 @@ def test_a_rank_that_does_not_end_after_the_others_have() -> None:
     outcome.statuses[0], outcome.records[0] = 0, {"wrong": []}
     found = find(outcome)
     assert found.guilty == [1]
-    assert found.text == "rank 1 never arrived at the exit: after 20 s it was in the end of the test; rank 0 came to the exit"
+    assert (
+        found.text
+        == "rank 1 never arrived at the exit: after 20 s it was in the end of the test; rank 0 "
+        "came to the exit"
+    )
 
 
 # Failures
@@ -135,14 +203,30 @@ def test_the_first_failure_is_told_whoever_was_reaped_first() -> None:
         0: {"error": "RuntimeError: Connection closed by peer", "time": 50.2},
         1: {"error": "ValueError: planted\nmore", "time": 50.1},
     }
-    found = find(ended(1, 1, records=records, output={0: ["victim"], 1: ["Traceback", "ValueError: planted"]}))
-    assert (found.kind, found.guilty, found.text) == ("failed", [1], "rank 1 failed in the all_reduce of 8 MiB: ValueError: planted")
+    found = find(
+        ended(
+            1, 1, records=records, output={0: ["victim"], 1: ["Traceback", "ValueError: planted"]}
+        )
+    )
+    assert (found.kind, found.guilty, found.text) == (
+        "failed",
+        [1],
+        "rank 1 failed in the all_reduce of 8 MiB: ValueError: planted",
+    )
     assert found.lines == ["Traceback", "ValueError: planted"]
 
 
 def test_a_killed_rank_could_not_write_when_that_was() -> None:
-    found = find(ended(1, -9, records={0: {"error": "RuntimeError: Connection closed by peer", "time": 50.0}}))
-    assert (found.guilty, found.text, found.killed) == ([1], "rank 1 was killed by SIGKILL in the all_reduce of 8 MiB", True)
+    found = find(
+        ended(
+            1, -9, records={0: {"error": "RuntimeError: Connection closed by peer", "time": 50.0}}
+        )
+    )
+    assert (found.guilty, found.text, found.killed) == (
+        [1],
+        "rank 1 was killed by SIGKILL in the all_reduce of 8 MiB",
+        True,
+    )
     assert (
         CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes[0]
         == "sudo dmesg | tail   # 'Killed process': the host memory was full"
@@ -162,7 +246,10 @@ def test_a_victim_that_torch_aborts_is_not_the_first() -> None:
 
 def test_a_rank_that_can_not_be_killed() -> None:
     found = find(hung(LARGE, LARGE, stuck={1: 4711}))
-    assert found.lines == ["rank 1 (pid 4711) can not be killed: it waits in the kernel, most likely for a driver; only a restart frees it"]
+    assert found.lines == [
+        "rank 1 (pid 4711) can not be killed: it waits in the kernel, most likely for a driver; "
+        "only a restart frees it"
+    ]
 
 
 def test_a_signal_without_a_name() -> None:
@@ -177,34 +264,74 @@ def test_stopped() -> None:
 # Wrong data
 
 
-def wrong(collective: str, element: int, got: float, expected: float, count: int = 1) -> dict[str, Any]:
-    return {"collective": collective, "bytes": 1024, "element": element, "got": got, "expected": expected, "count": count}
+def wrong(
+    collective: str, element: int, got: float, expected: float, count: int = 1
+) -> dict[str, Any]:
+    return {
+        "collective": collective,
+        "bytes": 1024,
+        "element": element,
+        "got": got,
+        "expected": expected,
+        "count": count,
+    }
 
 
 def test_wrong_data_names_rank_element_and_values() -> None:
-    outcome = ended(0, 0, records={1: {"wrong": [wrong("all_reduce", 3, 13.0, 12.0, 200), wrong("broadcast from rank 0", 0, -1.0, 1.0)]}})
+    outcome = ended(
+        0,
+        0,
+        records={
+            1: {
+                "wrong": [
+                    wrong("all_reduce", 3, 13.0, 12.0, 200),
+                    wrong("broadcast from rank 0", 0, -1.0, 1.0),
+                ]
+            }
+        },
+    )
     found = find(outcome)
     assert (found.kind, found.guilty, found.stage) == ("wrong data", [1], "all_reduce of 1 KiB")
-    assert found.text == "wrong data in the all_reduce of 1 KiB: rank 1 element 3 is 13, expected 12, and 199 more"
+    assert (
+        found.text
+        == "wrong data in the all_reduce of 1 KiB: rank 1 element 3 is 13, expected 12, and 199 "
+        "more"
+    )
     assert found.lines == ["broadcast from rank 0 of 1 KiB: rank 1 element 0 is -1, expected 1"]
 
 
 # The report
 
 
-@pytest.mark.parametrize(("ranks", "text"), [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 2], "ranks 0, 1 and 2")])
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([1], "rank 1"), ([0, 2], "ranks 0 and 2"), ([0, 1, 2], "ranks 0, 1 and 2")]
+)
 def test_ranks_in_words(ranks: list[int], text: str) -> None:
     assert analysis.ranks_text(ranks) == text
 
 
 def test_a_good_result_is_one_line() -> None:
-    (check,) = CommunicationResult(2, "cpu", "gloo", CommunicationFinding(analysis.OK, ""), AllReduceTimes(8 << 20, 0.2, 1.9, 1.9)).checks()
+    (check,) = CommunicationResult(
+        2,
+        "cpu",
+        "gloo",
+        CommunicationFinding(analysis.OK, ""),
+        AllReduceTimes(8 << 20, 0.2, 1.9, 1.9),
+    ).checks()
     text = "all_reduce of 8 MiB over 2 ranks: 1.9 GB/s, 1 KiB in 0.2 ms; data correct"
     assert (check.name, check.status, check.text, check.fixes) == ("communication", "ok", text, [])
     (check,) = CommunicationResult(
-        4, "cuda", "nccl", CommunicationFinding(analysis.OK, ""), AllReduceTimes(64 << 20, 0.031, 42.4, 63.6)
+        4,
+        "cuda",
+        "nccl",
+        CommunicationFinding(analysis.OK, ""),
+        AllReduceTimes(64 << 20, 0.031, 42.4, 63.6),
     ).checks()
-    assert check.text == "all_reduce of 64 MiB over 4 ranks: 42 GB/s (on the bus 64), 1 KiB in 0.031 ms; data correct"
+    assert (
+        check.text
+        == "all_reduce of 64 MiB over 4 ranks: 42 GB/s (on the bus 64), 1 KiB in 0.031 ms; data "
+        "correct"
+    )
 
 
 def test_one_rank_says_so() -> None:
@@ -214,7 +341,9 @@ def test_one_rank_says_so() -> None:
 
 def test_gpus_that_hang_get_advice() -> None:
     found = find(hung(LARGE, LARGE))
-    (check,) = CommunicationResult(2, "cuda", "nccl", found, variables={"NCCL_P2P_DISABLE": "0"}).checks()
+    (check,) = CommunicationResult(
+        2, "cuda", "nccl", found, variables={"NCCL_P2P_DISABLE": "0"}
+    ).checks()
     again = command(2, "cuda")
     assert check.status == "error"
     assert check.fixes == [
@@ -222,8 +351,13 @@ def test_gpus_that_hang_get_advice() -> None:
         f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do",
         *HARDWARE,
     ]
-    (check,) = CommunicationResult(2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}).checks()
-    assert check.text == "after 20 s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
+    (check,) = CommunicationResult(
+        2, "cuda", "nccl", found, first=found, variables={"NCCL_P2P_DISABLE": "1"}
+    ).checks()
+    assert (
+        check.text
+        == "after 20 s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
+    )
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
     (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a rank that fails tells why"
@@ -232,29 +366,49 @@ def test_gpus_that_hang_get_advice() -> None:
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
     figures = AllReduceTimes(64 << 20, 0.05, 9.5, 9.5)
     result = CommunicationResult(
-        2, "cuda", "nccl", CommunicationFinding(analysis.OK, ""), figures, first=find(hung(LARGE, LARGE)), note="remembered in /c.json"
+        2,
+        "cuda",
+        "nccl",
+        CommunicationFinding(analysis.OK, ""),
+        figures,
+        first=find(hung(LARGE, LARGE)),
+        note="remembered in /c.json",
     )
     (check,) = result.checks()
     assert result.ok and result.only_without_p2p and check.status == "warning"
     assert check.text == (
-        "works only without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1). With them: after 20 s all ranks hang in the all_reduce of 8 MiB. "
-        "Without: all_reduce of 64 MiB over 2 ranks: 9.5 GB/s, 1 KiB in 0.05 ms; data correct; remembered in /c.json"
+        "works only without GPU peer-to-peer copies (NCCL_P2P_DISABLE=1). With them: after 20 s "
+        "all ranks hang in the all_reduce of 8 MiB. "
+        "Without: all_reduce of 64 MiB over 2 ranks: 9.5 GB/s, 1 KiB in 0.05 ms; data correct; "
+        "remembered in /c.json"
     )
 
 
 def test_the_interface_that_a_user_has_chosen_is_named() -> None:
     found = find(ended(1, 1, at="meeting"))
-    (check,) = CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}).checks()
+    (check,) = CommunicationResult(
+        2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}
+    ).checks()
     assert check.fixes == [
         "unset GLOO_SOCKET_IFNAME   # it is 'eth7'; the ranks of one machine talk over 'lo'",
         "ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it",
         f"TORCH_CPP_LOG_LEVEL=INFO {command(2, 'cpu')}",
     ]
-    assert len(CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "lo"}).checks()[0].fixes) == 2
+    assert (
+        len(
+            CommunicationResult(2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "lo"})
+            .checks()[0]
+            .fixes
+        )
+        == 2
+    )
 
 
 def test_evidence_stands_below_the_text() -> None:
     (check,) = CommunicationResult(
-        2, "cpu", "gloo", CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"])
+        2,
+        "cpu",
+        "gloo",
+        CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"]),
     ).checks()
     assert check.text == "rank 1 failed\n    │ a\n    │ b"

@@ -1,4 +1,5 @@
-"""What was found out about GPUs is known at later starts, and no state of the file is a reason to stop."""
+"""What was found out about GPUs is known at later starts, and no state of the file is a reason to
+stop."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_verdict_is_found_again(file: Path) -> None:
     assert remembered(GPUS, *HERE) == {}
-    assert remember(GPUS, *HERE, "2.27.3") == f"remembered in {file}: later starts on these GPUs set it by themselves"
+    assert (
+        remember(GPUS, *HERE, "2.27.3")
+        == f"remembered in {file}: later starts on these GPUs set it by themselves"
+    )
     assert remembered(GPUS, *HERE) == SET
     (one,) = json.loads(file.read_text())["verdicts"]
     assert (one["nccl"], one["gpus"], one["driver"], one["torch"]) == ("2.27.3", list(GPUS), *HERE)
@@ -36,10 +40,13 @@ def test_a_plan_gets_it_with_its_reason(file: Path) -> None:
     (variable,) = p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": ""})
     assert (variable.name, variable.value, variable.origin) == ("NCCL_P2P_DISABLE", "1", "set here")
     assert variable.why == (
-        "the GPUs hang or get wrong data with peer-to-peer copies and work without, says a communication test "
+        "the GPUs hang or get wrong data with peer-to-peer copies and work without, says a "
+        "communication test "
         f"({file}); NCCL_P2P_DISABLE=0 with --check tries again"
     )
-    assert p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
+    assert p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], (
+        "the user's own value stays"
+    )
 
 
 def test_it_holds_for_these_gpus_alone_or_with_others() -> None:
@@ -71,9 +78,12 @@ def test_verdicts_of_other_gpus_stay(file: Path) -> None:
         b"\xff\xfe",
         b"[]",
         b'{"verdicts": {}}',
-        b'{"verdicts": [1, {}, {"gpus": "GPU-a", "driver": "580.65.06", "torch": "2.13.0", "variables": {"NCCL_P2P_DISABLE": "1"}}]}',
-        b'{"verdicts": [{"gpus": [], "driver": "580.65.06", "torch": "2.13.0", "variables": {"NCCL_P2P_DISABLE": "1"}}]}',
-        b'{"verdicts": [{"gpus": ["GPU-a"], "driver": "580.65.06", "torch": "2.13.0", "variables": {"LD_PRELOAD": "/tmp/x.so"}}]}',
+        b'{"verdicts": [1, {}, {"gpus": "GPU-a", "driver": "580.65.06", "torch": "2.13.0", '
+        b'"variables": {"NCCL_P2P_DISABLE": "1"}}]}',
+        b'{"verdicts": [{"gpus": [], "driver": "580.65.06", "torch": "2.13.0", "variables": '
+        b'{"NCCL_P2P_DISABLE": "1"}}]}',
+        b'{"verdicts": [{"gpus": ["GPU-a"], "driver": "580.65.06", "torch": "2.13.0", "variables": '
+        b'{"LD_PRELOAD": "/tmp/x.so"}}]}',
     ],
 )
 def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: bytes) -> None:
@@ -87,7 +97,9 @@ def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: bytes) -> N
 
 def test_a_folder_that_can_not_be_written_is_said(file: Path) -> None:
     file.parent.parent.write_text("a file where the folder should be")
-    assert remember(GPUS, *HERE, "-") == f"not remembered: {file} can not be written (Not a directory)"
+    assert (
+        remember(GPUS, *HERE, "-") == f"not remembered: {file} can not be written (Not a directory)"
+    )
     assert remembered(GPUS, *HERE) == {} and forget(GPUS, *HERE) == ""
 
 
@@ -103,11 +115,17 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     standard = tmp_path / ".cache/duet/communication.json"
     assert p2p_cache.path({}) == standard
     assert p2p_cache.path({"XDG_CACHE_HOME": "relative/is/ignored"}) == standard
-    assert p2p_cache.path({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/duet/communication.json")
+    assert p2p_cache.path({"XDG_CACHE_HOME": "/var/cache"}) == Path(
+        "/var/cache/duet/communication.json"
+    )
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(
+        Path,
+        "home",
+        lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")),
+    )
     assert (p2p_cache.path(), remembered(GPUS, *HERE)) == (None, {})
     assert remember(GPUS, *HERE, "-") == "not remembered: there is no home folder"

@@ -18,8 +18,14 @@ def test_the_sizes_of_a_step() -> None:
     batch = split(8, 1536, 2, 98304)
     assert batch == Batch(device_sequences=8, seq_len=1536, world_size=2, accumulation=4)
     assert (batch.micro_tokens, batch.total_tokens) == (24576, 98304)
-    assert batch.sentence() == "8 sequences × 1536 tokens × 2 ranks × 4 accumulation steps = 98304 tokens per step"
-    assert Batch(8, 16, 1, 1).sentence() == "8 sequences × 16 tokens × 1 rank × 1 accumulation step = 128 tokens per step"
+    assert (
+        batch.sentence()
+        == "8 sequences × 1536 tokens × 2 ranks × 4 accumulation steps = 98304 tokens per step"
+    )
+    assert (
+        Batch(8, 16, 1, 1).sentence()
+        == "8 sequences × 16 tokens × 1 rank × 1 accumulation step = 128 tokens per step"
+    )
 
 
 @pytest.mark.parametrize("total", [0, 1, 24575, 24577, 12288, 36864])
@@ -51,14 +57,22 @@ def test_repairs_of_the_usual_mistakes() -> None:
     # 5 ranks.
     assert repairs(8, 1536, 5, 24576) == [("total_batch_size", 61440)]
     # As near below as above: the smaller first.
-    assert repairs(4, 8, 1, 48) == [("total_batch_size", 32), ("total_batch_size", 64), ("device_batch_size", 3)]
+    assert repairs(4, 8, 1, 48) == [
+        ("total_batch_size", 32),
+        ("total_batch_size", 64),
+        ("device_batch_size", 3),
+    ]
 
 
 def test_repairs_always_divide_nearest_first() -> None:
     chance = random.Random(7)
     seen = 0
     for _ in range(3000):
-        device, seq, ranks = chance.randint(1, 64), chance.choice([8, 100, 128, 1000, 1536, 2048]), chance.randint(1, 16)
+        device, seq, ranks = (
+            chance.randint(1, 64),
+            chance.choice([8, 100, 128, 1000, 1536, 2048]),
+            chance.randint(1, 16),
+        )
         total = chance.choice([chance.randint(1, 300_000), seq * ranks * chance.randint(1, 99)])
         if split(device, seq, ranks, total):
             continue
@@ -66,7 +80,9 @@ def test_repairs_always_divide_nearest_first() -> None:
         found = repairs(device, seq, ranks, total)
         totals = [v for name, v in found if name == "total_batch_size"]
         devices = [v for name, v in found if name == "device_batch_size"]
-        assert found == [("total_batch_size", t) for t in totals] + [("device_batch_size", d) for d in devices]
+        assert found == [("total_batch_size", t) for t in totals] + [
+            ("device_batch_size", d) for d in devices
+        ]
         assert totals, "there is always a total that divides"
         assert all(t > 0 and split(device, seq, ranks, t) for t in totals)
         distances = [abs(t - total) for t in totals]

@@ -1,4 +1,5 @@
-"""JSON with comments: the same values as json.loads, the line of every key, and an answer to everything that is no JSON."""
+"""JSON with comments: the same values as json.loads, the line of every key, and an answer to
+everything that is no JSON."""
 
 from __future__ import annotations
 
@@ -10,33 +11,68 @@ from typing import Any
 import pytest
 
 from tests.cases import each
-from training.config.jsonc import MAX_DEPTH, JsoncError, Keys, parse, short, spelled, without_comments
+from training.config.jsonc import (
+    MAX_DEPTH,
+    JsoncError,
+    Keys,
+    parse,
+    short,
+    spelled,
+    without_comments,
+)
 
 KAIR = sorted((Path(__file__).resolve().parents[1] / "fixtures/kair/options").glob("*/*.json"))
-WORDS = ["a", "x//y", "https://host/p", 'say "no"', "back\\slash", "// all", "é 漢字", "", "{", "],", ":", "tab\there", "true", "\u2028"]
+WORDS = [
+    "a",
+    "x//y",
+    "https://host/p",
+    'say "no"',
+    "back\\slash",
+    "// all",
+    "é 漢字",
+    "",
+    "{",
+    "],",
+    ":",
+    "tab\there",
+    "true",
+    "\u2028",
+]
 
 
 class Writer:
-    """Writes a value with blanks, new lines and comments wherever JSON allows them, and notes where every key begins."""
+    """Writes a value with blanks, new lines and comments wherever JSON allows them, and notes where
+    every key begins."""
 
     def __init__(self, random: random.Random) -> None:
         self.random, self.text, self.lines = random, "", dict[Keys, int]()
 
     def gap(self) -> None:
         for _ in range(self.random.randrange(3)):
-            self.text += self.random.choice([" ", "\t", "\n", "\r\n", "  \n", '// "key": { [ , "\n', "//\n", "//// // x\n"])
+            self.text += self.random.choice(
+                [" ", "\t", "\n", "\r\n", "  \n", '// "key": { [ , "\n', "//\n", "//// // x\n"]
+            )
 
     def value(self, value: Any, keys: Keys | None) -> None:
         self.gap()
         if isinstance(value, dict):
-            self.members("{", "}", [(keys and (*keys, k) if keys is None else (*keys, k), k, v) for k, v in value.items()])
+            self.members(
+                "{",
+                "}",
+                [
+                    (keys and (*keys, k) if keys is None else (*keys, k), k, v)
+                    for k, v in value.items()
+                ],
+            )
         elif isinstance(value, list):
             self.members("[", "]", [(None, None, v) for v in value])
         else:
             self.text += json.dumps(value, ensure_ascii=self.random.random() < 0.5)
         self.gap()
 
-    def members(self, opening: str, closing: str, members: list[tuple[Keys | None, str | None, Any]]) -> None:
+    def members(
+        self, opening: str, closing: str, members: list[tuple[Keys | None, str | None, Any]]
+    ) -> None:
         self.text += opening
         self.gap()
         for i, (keys, name, value) in enumerate(members):
@@ -55,10 +91,20 @@ class Writer:
 def made(random: random.Random, depth: int = 0) -> Any:
     kind = random.randrange(8 if depth < 4 else 6)
     if kind == 7 or not depth:
-        return {random.choice(WORDS) + str(i): made(random, depth + 1) for i in range(random.randrange(5))}
+        return {
+            random.choice(WORDS) + str(i): made(random, depth + 1)
+            for i in range(random.randrange(5))
+        }
     if kind == 6:
         return [made(random, depth + 1) for _ in range(random.randrange(4))]
-    return [True, None, random.choice(WORDS), random.randrange(-(10**12), 10**12), random.uniform(-1, 1) * 1e-7, 0.5][kind]
+    return [
+        True,
+        None,
+        random.choice(WORDS),
+        random.randrange(-(10**12), 10**12),
+        random.uniform(-1, 1) * 1e-7,
+        0.5,
+    ][kind]
 
 
 @each("seed", range(200))
@@ -75,14 +121,23 @@ def test_what_is_written_is_read_with_the_line_of_every_key(seed: int) -> None:
 
 @each("seed", range(200))
 def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
-    """Cut, with a character too many or too few: an answer, and the same as json's to the question whether it is JSON."""
+    """Cut, with a character too many or too few: an answer, and the same as json's to the question
+    whether it is JSON."""
     source = random.Random(seed)
     text = json.dumps(made(source), indent=source.choice([None, 1]))
     for _ in range(20):
         at = source.randrange(len(text))
-        damaged = source.choice([text[:at], text[:at] + source.choice('{}[]",:\\x0-.e\n') + text[at:], text[:at] + text[at + 1 :]])
+        damaged = source.choice(
+            [
+                text[:at],
+                text[:at] + source.choice('{}[]",:\\x0-.e\n') + text[at:],
+                text[:at] + text[at + 1 :],
+            ]
+        )
         try:
-            expected = json.loads(without_comments(damaged), parse_constant=lambda _: pytest.fail("not made here"))
+            expected = json.loads(
+                without_comments(damaged), parse_constant=lambda _: pytest.fail("not made here")
+            )
         except ValueError:
             with pytest.raises(JsoncError) as caught:
                 parse(damaged)
@@ -99,7 +154,9 @@ def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
 def test_kairs_own_files_as_kair_reads_them(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     document = parse(text)
-    assert document.value == json.loads("".join(line.split("//")[0] + "\n" for line in text.split("\n")))
+    assert document.value == json.loads(
+        "".join(line.split("//")[0] + "\n" for line in text.split("\n"))
+    )
     for keys, line in document.lines.items():
         assert f'"{keys[-1]}"' in text.split("\n")[line - 1].split("//")[0]
     assert len(document.lines) > 80
@@ -135,7 +192,13 @@ def test_two_slashes_within_quotes_are_no_comment() -> None:
         ('{"a": /* no */ 1}', 1, 7, "comments begin with //"),
         ('# no\n{"a": 1}', 1, 1, "comments begin with //"),
         ('{"a": }', 1, 7, "a value is missing"),
-        ('{"a": "x\n"}', 1, 7, "this text does not end: a double quote is missing, or a tab or another control character is in it"),
+        (
+            '{"a": "x\n"}',
+            1,
+            7,
+            "this text does not end: a double quote is missing, or a tab or another control "
+            "character is in it",
+        ),
         ('{"a": "\\q"}', 1, 8, "a backslash begins something that JSON does not know"),
         ('{"a": "\\ud800"}', 1, 7, "half a character (a lone surrogate) is in this text"),
         ('{"a": 1}}', 1, 9, "something stands after the end"),
@@ -156,7 +219,13 @@ def test_a_key_that_is_given_twice() -> None:
 
 
 def test_a_large_file_is_read_in_no_time() -> None:
-    text = "{" + "".join(f'{"," if i else ""} "k{i}": {{"v": [{i}, "//"]}} // note {i}\n' for i in range(20_000)) + "}"
+    text = (
+        "{"
+        + "".join(
+            f'{"," if i else ""} "k{i}": {{"v": [{i}, "//"]}} // note {i}\n' for i in range(20_000)
+        )
+        + "}"
+    )
     document = parse(text)
     assert document.lines[("k19999", "v")] == 20_000
     assert len(document.value) == 20_000

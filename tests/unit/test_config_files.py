@@ -1,4 +1,5 @@
-"""Config files are data: what they may hold, what is refused with file and line, and that nothing of them ever runs."""
+"""Config files are data: what they may hold, what is refused with file and line, and that nothing
+of them ever runs."""
 
 from __future__ import annotations
 
@@ -44,8 +45,16 @@ def test_plain_assignments_with_their_lines(write: Write) -> None:
 
 
 def test_arithmetic_with_names_assigned_above(write: Write) -> None:
-    text = "max_seq_len = 1536\ntotal_batch_size = 2 * 8 * max_seq_len\nseed = -(-7) + 1 - 2 // 2\nmatrix_lr = 1 / 4 + 0.5\n"
-    assert values(write("c.py", text)) == {"max_seq_len": 1536, "total_batch_size": 24576, "seed": 7, "matrix_lr": 0.75}
+    text = (
+        "max_seq_len = 1536\ntotal_batch_size = 2 * 8 * max_seq_len\nseed = -(-7) + 1 - 2 // "
+        "2\nmatrix_lr = 1 / 4 + 0.5\n"
+    )
+    assert values(write("c.py", text)) == {
+        "max_seq_len": 1536,
+        "total_batch_size": 24576,
+        "seed": 7,
+        "matrix_lr": 0.75,
+    }
 
 
 def test_the_last_assignment_counts_as_in_python(write: Write) -> None:
@@ -114,11 +123,17 @@ MARK = "open('marker', 'w')"
         "depth = 1 < 2",
     ],
 )
-def test_anything_else_is_refused_with_file_and_line_and_never_run(line: str, write: Write, home: Path) -> None:
+def test_anything_else_is_refused_with_file_and_line_and_never_run(
+    line: str, write: Write, home: Path
+) -> None:
     found, problems = load(Path(write("c.py", f"# first line\n{line}\nseed = 3\n")))
     assert not (home / "marker").exists()
     problem = only(problems)
-    assert problem.what.startswith(("c.py:2: ", "c.py:3: ")) if line.startswith("@") else problem.what.startswith("c.py:2: ")
+    assert (
+        problem.what.startswith(("c.py:2: ", "c.py:3: "))
+        if line.startswith("@")
+        else problem.what.startswith("c.py:2: ")
+    )
     assert "depth = 12" in problem.allowed or "numbers, text" in problem.allowed
     # The rest of the file is read all the same: all problems at once.
     assert found["seed"][0] == 3
@@ -165,7 +180,15 @@ def test_a_syntax_error_tells_file_and_line(text: str, line: int, shown: str, wr
         "depth = 1" + " + 1" * 2000,
         "depth = " + "1" * 5000,
     ],
-    ids=["null byte", "parentheses", "minuses", "pluses", "fewer minuses", "fewer pluses", "digits"],
+    ids=[
+        "null byte",
+        "parentheses",
+        "minuses",
+        "pluses",
+        "fewer minuses",
+        "fewer pluses",
+        "digits",
+    ],
 )
 def test_what_is_too_much_for_python(text: str, write: Write) -> None:
     assert refused(write("c.py", text)).what.startswith("c.py:1: ")
@@ -186,7 +209,11 @@ def test_windows_files(write: Write) -> None:
 
 
 def test_json(write: Write) -> None:
-    found, problems = load(Path(write("c.json", '{"depth": 12, "data": "a.txt", "tensorboard": true, "matrix_lr": 0.1}')))
+    found, problems = load(
+        Path(
+            write("c.json", '{"depth": 12, "data": "a.txt", "tensorboard": true, "matrix_lr": 0.1}')
+        )
+    )
     assert problems == []
     assert found == {
         "depth": (12, "c.json: 'depth'"),
@@ -219,15 +246,25 @@ def test_json_that_is_no_flat_object(text: str, said: str, write: Write) -> None
 
 
 def test_json_as_editors_accept_it_with_comments_and_a_trailing_comma(write: Write) -> None:
-    text = '{\n  // why, with a "quote"\n  "data": "http://x,]", // here, too\n  "seed": 4, // the last\n}\n'
+    text = (
+        '{\n  // why, with a "quote"\n  "data": "http://x,]", // here, too\n  "seed": 4, // '
+        "the "
+        "last\n}\n"
+    )
     values, problems = load(Path(write("c.json", text)))
-    assert ({name: value for name, (value, _) in values.items()}, problems) == ({"data": "http://x,]", "seed": 4}, [])
+    assert ({name: value for name, (value, _) in values.items()}, problems) == (
+        {"data": "http://x,]", "seed": 4},
+        [],
+    )
     assert "c.json:4:1: " in refused(write("c.json", '{\n"seed": 4,\n"depth": 12,,\n}')).what
 
 
 def test_json_keys_given_twice(write: Write) -> None:
     _, problems = load(Path(write("c.json", '{"depth": 1, "seed": 2, "depth": 3, "seed": 2}')))
-    assert [p.what for p in problems] == ["c.json: 'depth' is given twice", "c.json: 'seed' is given twice"]
+    assert [p.what for p in problems] == [
+        "c.json: 'depth' is given twice",
+        "c.json: 'seed' is given twice",
+    ]
 
 
 def test_files_that_are_none(write: Write, home: Path) -> None:

@@ -121,7 +121,10 @@ def test_the_nearest_name_is_offered_first(typed: str, fix: str) -> None:
     assert parse([fix]).unknown == []
 
 
-@pytest.mark.parametrize("typed", ["qqqqqq=1", "vocab=3", "block_siz=12", "n_heads=4", "dept=twelve", "seed_=first", "eval=x"])
+@pytest.mark.parametrize(
+    "typed",
+    ["qqqqqq=1", "vocab=3", "block_siz=12", "n_heads=4", "dept=twelve", "seed_=first", "eval=x"],
+)
 def test_a_name_that_is_like_none_or_whose_value_does_not_fit(typed: str) -> None:
     name, _, text = typed.partition("=")
     found = meant.name(name, text, FIELDS, actions=SWITCHES).changes
@@ -167,7 +170,10 @@ def test_two_values_for_one_flag() -> None:
     problem = only(parse(["--depth=12", "--depth=16"]).problems)
     assert "'12'" in problem.what and "'16'" in problem.what
     assert texts("--depth=12", "--depth=12") == {"depth": "12"}
-    assert "--no-persistent-workers is given twice" in only(parse(["--persistent_workers", "--no-persistent-workers"]).problems).what
+    assert (
+        "--no-persistent-workers is given twice"
+        in only(parse(["--persistent_workers", "--no-persistent-workers"]).problems).what
+    )
 
 
 def test_all_problems_at_once() -> None:

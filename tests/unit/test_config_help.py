@@ -49,7 +49,15 @@ def test_how_values_are_shown() -> None:
 
 def test_it_needs_nothing_that_is_not_in_python_itself() -> None:
     # The shell calls it like this before anything is installed.
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import training.plan.option_help as h; print('\\n'.join(h.option_lines()))"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import training.plan.option_help as h; "
+        "print('\\n'.join(h.option_lines()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == option_lines()
     assert done.stderr == ""

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from training.tasks.video_restoration.kair.keys import AGREE, KEYS, NETWORK, SAME_AS_TRAIN, UNUSED, Key, leaf
+from training.tasks.video_restoration.kair.keys import (
+    AGREE,
+    KEYS,
+    NETWORK,
+    SAME_AS_TRAIN,
+    UNUSED,
+    Key,
+    leaf,
+)
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/option_files.md").read_text(encoding="utf-8")
 
@@ -27,12 +35,18 @@ def same() -> list[str]:
     for name, key in KEYS.items():
         if leaf(name) == key.field and not key.why and key.absent is None:
             sections.setdefault(name.rpartition(".")[0], []).append(f"`{key.field}`")
-    return ["| section | keys |", "|---|---|"] + [f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()]
+    return ["| section | keys |", "|---|---|"] + [
+        f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()
+    ]
 
 
 def told() -> list[str]:
     lines = ["| key | |", "|---|---|"]
-    return lines + [f"| `{name}` | {key.why} |" for name, key in KEYS.items() if key.why and not key.field and key.harmless is None]
+    return lines + [
+        f"| `{name}` | {key.why} |"
+        for name, key in KEYS.items()
+        if key.why and not key.field and key.harmless is None
+    ]
 
 
 def lacks() -> list[str]:
@@ -41,9 +55,13 @@ def lacks() -> list[str]:
         if key.harmless is not None:
             section, _, word = name.rpartition(".")
             both = all(f"datasets.{part}.{word}" in KEYS for part in ("train", "test"))
-            names = groups.setdefault(("datasets.*" if both and section.startswith("datasets") else section, key.why), [])
+            names = groups.setdefault(
+                ("datasets.*" if both and section.startswith("datasets") else section, key.why), []
+            )
             names += [f"`{word}`"] if f"`{word}`" not in names else []
-    rows = [f"| `{section}`: {', '.join(names)} | {why} |" for (section, why), names in groups.items()]
+    rows = [
+        f"| `{section}`: {', '.join(names)} | {why} |" for (section, why), names in groups.items()
+    ]
     return ["| keys | |", "|---|---|", *rows]
 
 
@@ -52,7 +70,9 @@ def unused() -> list[str]:
     for name, key in KEYS.items():
         if key == UNUSED:
             sections.setdefault(name.rpartition(".")[0], []).append(f"`{leaf(name)}`")
-    return ["| section | keys |", "|---|---|"] + [f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()]
+    return ["| section | keys |", "|---|---|"] + [
+        f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()
+    ]
 
 
 @pytest.mark.parametrize("table", [used, same, told, lacks, unused])
@@ -64,7 +84,12 @@ def test_the_page_has_the_tables_of_the_code(table: object) -> None:
 def test_every_key_is_in_one_table() -> None:
     for name, key in KEYS.items():
         assert isinstance(key, Key)
-        kinds = [bool(key.field), key.harmless is not None, bool(key.why) and not key.field and key.harmless is None, key == UNUSED]
+        kinds = [
+            bool(key.field),
+            key.harmless is not None,
+            bool(key.why) and not key.field and key.harmless is None,
+            key == UNUSED,
+        ]
         assert sum(kinds) == 1, name
     assert NETWORK in PAGE
     assert AGREE in PAGE

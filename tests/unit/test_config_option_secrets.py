@@ -22,7 +22,10 @@ from training.tasks.video_restoration.kair.loader import api_key, load
 
 def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
-    path.write_text(json.dumps(small(logging__use_wandb=True, logging__wandb_api_key=f" {KEY} ")) + "// end", encoding="utf-8")
+    path.write_text(
+        json.dumps(small(logging__use_wandb=True, logging__wandb_api_key=f" {KEY} ")) + "// end",
+        encoding="utf-8",
+    )
     loaded = load(path, path.read_text(encoding="utf-8"))
     assert loaded.problems == []
     assert api_key(path) == KEY
@@ -69,7 +72,8 @@ PLAIN = "correct-horse-battery"  # a key that no pattern would know
         '{"loging": {"wandb_api_key": "SECRET"}}',
         '{"logging": {"wandb_api_key": {"SECRET": "SECRET"}}}',
         '{"logging": {"logfire_token": "SECRET", "swanlab_api_key": "SECRET", "use_swanlab": true}}',
-        '{"train": {"E_decay": {"wandb_api_key": "SECRET"}, "fix_keys": [{"key": "SECRET"}], "fix_iter": 5}}',
+        '{"train": {"E_decay": {"wandb_api_key": "SECRET"}, "fix_keys": [{"key": "SECRET"}], '
+        '"fix_iter": 5}}',
         '{"gpu_ids": {"wandb_api_key": "SECRET"}, "n_channels": ["SECRET", {"x": 1}]}',
         '{"logging": [{"wandb_api_key": "SECRET"}]}',
     ],
@@ -79,17 +83,44 @@ def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) 
     assert secret not in said(loaded)
 
 
-ODD = [True, -1, 0.5, 10**17, 1e300, "", "x\0y", "\x1b[2J", [], ["a", None], [1, [2]], {}, {"note": PLAIN}, [{"a": PLAIN}]]
+ODD = [
+    True,
+    -1,
+    0.5,
+    10**17,
+    1e300,
+    "",
+    "x\0y",
+    "\x1b[2J",
+    [],
+    ["a", None],
+    [1, [2]],
+    {},
+    {"note": PLAIN},
+    [{"a": PLAIN}],
+]
 
 
 @each("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
 def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
-    """No crash, nothing that a screen takes for a command, and nothing of what is within objects."""
+    """No crash, nothing that a screen takes for a command, and nothing of what is within
+    objects."""
     for odd in ODD:
-        for also in ({}, {"scale": 1, "datasets__train__spike_channels": 1, "train__fix_iter": 5, "datasets__train__name": "REDS"}):
+        for also in (
+            {},
+            {
+                "scale": 1,
+                "datasets__train__spike_channels": 1,
+                "train__fix_iter": 5,
+                "datasets__train__name": "REDS",
+            },
+        ):
             loaded = read(small(**also | {dotted.replace(".", "__"): odd}))
             resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
-            told = [line for problem in loaded.problems for line in problem.lines()] + [*loaded.notes, loaded.title]
+            told = [line for problem in loaded.problems for line in problem.lines()] + [
+                *loaded.notes,
+                loaded.title,
+            ]
             assert all(line.isprintable() for line in told)
             assert PLAIN not in said(loaded)
             assert set(loaded.values) <= set(KNOWN)

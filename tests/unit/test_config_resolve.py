@@ -17,7 +17,12 @@ from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Problem
 
 
-def merge(*flags: str, file: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, old: Values | None = None) -> Resolved:
+def merge(
+    *flags: str,
+    file: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    old: Values | None = None,
+) -> Resolved:
     values = {name: (value, f"c.py:{n}") for n, (name, value) in enumerate((file or {}).items(), 1)}
     return resolve(parse(list(flags)), values, env or {}, old)
 
@@ -69,7 +74,11 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
     elif isinstance(default, bool):
         other = not default
     elif isinstance(default, (int, float)):
-        other = default + 1 if meta["high"] is None or default + 1 <= meta["high"] else type(default)(meta["high"])
+        other = (
+            default + 1
+            if meta["high"] is None or default + 1 <= meta["high"]
+            else type(default)(meta["high"])
+        )
         other = 0.25 if name in ("warmup_ratio", "warmdown_ratio") else other
     else:
         other = "something"
@@ -140,7 +149,9 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
 def test_text_that_is_no_value(name: str, text: str) -> None:
     sources = {
         f"from --{name} on the command line": merge(f"--{name}={text}"),
-        f"from DUET_{name.upper()} in the environment": merge(env={f"DUET_{name.upper()}": text}) if text else None,
+        f"from DUET_{name.upper()} in the environment": merge(env={f"DUET_{name.upper()}": text})
+        if text
+        else None,
     }
     for origin, resolved in sources.items():
         if resolved is None:  # an empty variable is an unset one
@@ -193,10 +204,14 @@ def test_text_that_is_no_value(name: str, text: str) -> None:
         ("run_name", None, "a NoneType"),
     ],
 )
-def test_values_of_a_file_that_have_the_wrong_type_or_range(name: str, value: object, said: str) -> None:
+def test_values_of_a_file_that_have_the_wrong_type_or_range(
+    name: str, value: object, said: str
+) -> None:
     resolved = merge(file={name: value})
     problem = refused(resolved)
-    assert problem.what.startswith(f"{name} is {str(value)[:20]}" if isinstance(value, int) else f"{name} is {value!r}")
+    assert problem.what.startswith(
+        f"{name} is {str(value)[:20]}" if isinstance(value, int) else f"{name} is {value!r}"
+    )
     assert "(from c.py:1)" in problem.what
     assert said in "\n".join(problem.lines())
     assert getattr(resolved.config, name) == FIELDS[name].default
@@ -252,10 +267,18 @@ def test_variables_of_other_tools() -> None:
     env = {"TORCH_COMPILE": "1", "WANDB_MODE": "offline", "WANDB_PROJECT": "p", "WANDB_RUN": "r"}
     resolved = merge(env=env)
     config = accepted(resolved)
-    assert (config.compile, config.wandb_mode, config.wandb_project, config.wandb_run) == ("1", "offline", "p", "r")
+    assert (config.compile, config.wandb_mode, config.wandb_project, config.wandb_run) == (
+        "1",
+        "offline",
+        "p",
+        "r",
+    )
     assert resolved.origins["compile"] == "from TORCH_COMPILE in the environment"
     assert accepted(merge(env={"TORCH_COMPILE": "0"})).compile == "0"
-    assert refused(merge(env={"TORCH_COMPILE": "yes"})).what == "compile is 'yes' (from TORCH_COMPILE in the environment)"
+    assert (
+        refused(merge(env={"TORCH_COMPILE": "yes"})).what
+        == "compile is 'yes' (from TORCH_COMPILE in the environment)"
+    )
     # Ours is the more particular.
     assert accepted(merge(env={"TORCH_COMPILE": "0", "DUET_COMPILE": "1"})).compile == "1"
     assert accepted(merge("--wandb_mode=disabled", env=env)).wandb_mode == "disabled"
@@ -275,7 +298,10 @@ def test_an_empty_variable_is_an_unset_one() -> None:
 def test_a_variable_of_ours_with_a_typing_error() -> None:
     problem = refused(merge(env={"DUET_DEPHT": "12", "HOME": "/root", "duet_depth": "3"}))
     assert problem.what == "DUET_DEPHT is in the environment but sets no field"
-    assert (problem.fixes[0], problem.fixes[-1]) == ("unset DUET_DEPHT; export DUET_DEPTH=12", "unset DUET_DEPHT")
+    assert (problem.fixes[0], problem.fixes[-1]) == (
+        "unset DUET_DEPHT; export DUET_DEPTH=12",
+        "unset DUET_DEPHT",
+    )
     assert refused(merge(env={"DUET_DRY_RUN": "1"})).fixes[-1] == "unset DUET_DRY_RUN"
 
 
@@ -308,11 +334,15 @@ def test_all_problems_of_all_sources_at_once() -> None:
         old={"retries": (-1, "resumed run r1")},
     )
     told = [p.what.split(" ")[0] for p in resolved.problems]
-    assert sorted(told) == sorted(["nonsense", "DUET_TYPO", "depth", "matrix_lr", "seed", "compile", "device", "retries"])
+    assert sorted(told) == sorted(
+        ["nonsense", "DUET_TYPO", "depth", "matrix_lr", "seed", "compile", "device", "retries"]
+    )
 
 
 def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
-    assert accepted(merge("--depth=4", "--activation_checkpointing=4")).activation_checkpointing == 4
+    assert (
+        accepted(merge("--depth=4", "--activation_checkpointing=4")).activation_checkpointing == 4
+    )
     problem = refused(merge("--depth=4", "--activation_checkpointing=5"))
     assert problem.what == (
         "activation_checkpointing is 5 (from --activation_checkpointing on the command line), "
@@ -323,8 +353,14 @@ def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
 
 
 def test_a_command_that_holds_a_secret_is_refused_without_showing_it() -> None:
-    for resolved in (merge("--notify=curl -u me:geheim https://host/"), merge(env={"DUET_NOTIFY": "curl https://me:geheim@host/"})):
+    for resolved in (
+        merge("--notify=curl -u me:geheim https://host/"),
+        merge(env={"DUET_NOTIFY": "curl https://me:geheim@host/"}),
+    ):
         (problem,) = resolved.problems
         assert "notify (from" in problem.what and "a password" in problem.what
         assert "geheim" not in "\n".join(problem.lines())
-    assert accepted(merge("--notify=curl -u me:$PASSWORD https://host/")).notify == "curl -u me:$PASSWORD https://host/"
+    assert (
+        accepted(merge("--notify=curl -u me:$PASSWORD https://host/")).notify
+        == "curl -u me:$PASSWORD https://host/"
+    )

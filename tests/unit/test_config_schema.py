@@ -52,9 +52,15 @@ def values(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "depth", "device_batch_size", "total_batch_size", "max_seq_len"),
-    [("conservative", 12, 8, 24576, 1536), ("balanced", 16, 12, 49152, 2048), ("aggressive", 20, 14, 86016, 3072)],
+    [
+        ("conservative", 12, 8, 24576, 1536),
+        ("balanced", 16, 12, 49152, 2048),
+        ("aggressive", 20, 14, 86016, 3072),
+    ],
 )
-def test_the_origin_s_configs(name: str, depth: int, device_batch_size: int, total_batch_size: int, max_seq_len: int) -> None:
+def test_the_origin_s_configs(
+    name: str, depth: int, device_batch_size: int, total_batch_size: int, max_seq_len: int
+) -> None:
     assert values(name) == {
         "depth": depth,
         "device_batch_size": device_batch_size,
@@ -71,7 +77,13 @@ def test_quickstart_suits_any_machine() -> None:
 
 
 def test_there_are_these_four_configs() -> None:
-    assert sorted(p.stem for p in CONFIGS.glob("*.py")) == ["__init__", "aggressive", "balanced", "conservative", "quickstart"]
+    assert sorted(p.stem for p in CONFIGS.glob("*.py")) == [
+        "__init__",
+        "aggressive",
+        "balanced",
+        "conservative",
+        "quickstart",
+    ]
     assert loader.load(CONFIGS / "__init__.py") == ({}, [])
 
 
@@ -82,8 +94,17 @@ def test_the_defaults_are_those_of_conservative() -> None:
 
 def test_safe_defaults() -> None:
     config = Config()
-    assert (config.persistent_workers, config.find_unused_parameters, config.use_static_graph) == (False, False, False)
-    assert (config.use_dummy_wandb, config.wandb_mode, config.resume, config.run_name) == (False, "auto", "", "")
+    assert (config.persistent_workers, config.find_unused_parameters, config.use_static_graph) == (
+        False,
+        False,
+        False,
+    )
+    assert (config.use_dummy_wandb, config.wandb_mode, config.resume, config.run_name) == (
+        False,
+        "auto",
+        "",
+        "",
+    )
     assert (config.device, config.precision, config.seed) == ("cuda", "auto", 1337)
 
 

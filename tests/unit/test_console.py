@@ -32,16 +32,26 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("say", "level"), [(console.info, "INFO"), (console.success, "SUCCESS"), (console.warning, "WARNING"), (console.error, "ERROR")]
+    ("say", "level"),
+    [
+        (console.info, "INFO"),
+        (console.success, "SUCCESS"),
+        (console.warning, "WARNING"),
+        (console.error, "ERROR"),
+    ],
 )
-def test_the_format_on_standard_error_only(say: object, level: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_format_on_standard_error_only(
+    say: object, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     say("a message")  # type: ignore[operator]
     out, err = capsys.readouterr()
     assert re.fullmatch(LINE.format(level=level, text="a message"), err)
     assert out == ""
 
 
-def test_the_log_gets_what_the_console_gets_and_keeps_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_gets_what_the_console_gets_and_keeps_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "x.log"
     log.write_text("said by the shell\n")
     console.open_log(log)
@@ -50,7 +60,9 @@ def test_the_log_gets_what_the_console_gets_and_keeps_what_was_there(tmp_path: P
     assert log.read_text() == "said by the shell\n" + capsys.readouterr().err
 
 
-def test_colours_on_a_terminal_never_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_on_a_terminal_never_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -65,8 +77,12 @@ def test_colours_on_a_terminal_never_in_the_log(tmp_path: Path, monkeypatch: pyt
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}])
-def test_no_colours_when_not_wanted(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "variables", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}]
+)
+def test_no_colours_when_not_wanted(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     for name, value in variables.items():
@@ -75,7 +91,9 @@ def test_no_colours_when_not_wanted(variables: dict[str, str], monkeypatch: pyte
     assert terminal.getvalue().startswith("[INFO] ")
 
 
-def test_the_log_shows_what_a_terminal_shows_in_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_shows_what_a_terminal_shows_in_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     console.open_log(tmp_path / "x.log")
     console.to_log(" 10 %\r 50 %\r100 %\nwindows\r\nlast\n")
     assert (tmp_path / "x.log").read_bytes() == b"100 %\nwindows\nlast\n"
@@ -93,7 +111,9 @@ def test_a_full_disk_is_said_once_and_stops_nothing(capsys: pytest.CaptureFixtur
     assert [f"message {n}\n" in err for n in range(3)] == [True] * 3
 
 
-def test_a_closed_terminal_stops_nothing_and_the_log_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_stops_nothing_and_the_log_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -116,16 +136,28 @@ def test_a_log_that_can_not_be_opened_raises(tmp_path: Path) -> None:
 
 
 def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    console.report(UserError([Problem("a.first", "first is wrong", "right", ["./do this"]), Problem("a.second", "second is wrong")]))
+    console.report(
+        UserError(
+            [
+                Problem("a.first", "first is wrong", "right", ["./do this"]),
+                Problem("a.second", "second is wrong"),
+            ]
+        )
+    )
     err = capsys.readouterr().err
-    assert re.search(r"\[ERROR\] \S+ \S+ first is wrong\n    allowed: right\n    try:     \./do this\n\[ERROR\]", err)
+    assert re.search(
+        r"\[ERROR\] \S+ \S+ first is wrong\n    allowed: right\n    try:     \./do this\n\[ERROR\]",
+        err,
+    )
     assert re.search(r"\[ERROR\] \S+ \S+ second is wrong\n", err)
     assert err.endswith("2 problems; nothing was launched (exit 2)\n")
     console.report(UserError(Problem("a.one", "one"), Exit.RESOURCES), "stopped")
     assert capsys.readouterr().err.endswith("1 problem; stopped (exit 3)\n")
 
 
-def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     console.left_open(b"Epoch: 1, Iter: 5")
     console.info("first")
     console.info("second")

@@ -1,4 +1,5 @@
-"""The records that stages hand to each other: as they are declared, as older versions wrote them, and that nothing untyped comes back."""
+"""The records that stages hand to each other: as they are declared, as older versions wrote them,
+and that nothing untyped comes back."""
 
 from __future__ import annotations
 
@@ -65,14 +66,22 @@ def of(made_from: Any) -> set[str]:
         (plan.ScriptRecord, Script, set()),
         (plan.CheckRecord, Check, {"-facts"}),
         (run_files.CodeRecord, Code, {"sentence"}),
-        (run_files.DataRecord, PreparedCorpus, {"failed", "total_steps", "steps_per_epoch", "epochs"}),
+        (
+            run_files.DataRecord,
+            PreparedCorpus,
+            {"failed", "total_steps", "steps_per_epoch", "epochs"},
+        ),
         (events.StartFacts, TrainingLength, {"step", "world_size"}),
     ],
 )
-def test_a_record_has_the_fields_of_what_it_is_made_from(record: Any, made_from: Any, more: set[str]) -> None:
+def test_a_record_has_the_fields_of_what_it_is_made_from(
+    record: Any, made_from: Any, more: set[str]
+) -> None:
     """asdict() is cast to the record, so mypy does not compare them."""
     left_out = {name.removeprefix("-") for name in more if name.startswith("-")}
-    assert declared(record) == (of(made_from) - left_out) | (more - {f"-{name}" for name in left_out})
+    assert declared(record) == (of(made_from) - left_out) | (
+        more - {f"-{name}" for name in left_out}
+    )
 
 
 def test_an_estimate_and_a_position_have_the_fields_of_their_records() -> None:
@@ -91,22 +100,41 @@ def test_kinds_are_those_that_have_a_meaning() -> None:
 def written(tmp_path: Path, **facts: object) -> rundir.RunDir:
     run = rundir.RunDir(tmp_path / "run")
     run.create()
-    rundir.write_json(run.plan, {"created": 1.0, "ranks": 2, "config": {"depth": 3}, "origins": {"depth": "default"}, **facts})
+    rundir.write_json(
+        run.plan,
+        {
+            "created": 1.0,
+            "ranks": 2,
+            "config": {"depth": 3},
+            "origins": {"depth": "default"},
+            **facts,
+        },
+    )
     return run
 
 
 @pytest.mark.parametrize("version", [{}, {"schema_version": 1}])
-def test_a_plan_of_this_version_and_of_a_job_that_has_not_started_are_read(tmp_path: Path, version: dict[str, int]) -> None:
+def test_a_plan_of_this_version_and_of_a_job_that_has_not_started_are_read(
+    tmp_path: Path, version: dict[str, int]
+) -> None:
     known = standing.read_plan(written(tmp_path, **version))
     assert known is not None
     assert (known["ranks"], known["config"]) == (2, {"depth": 3})
 
 
 def test_names_of_an_older_version_are_read_as_today_s(tmp_path: Path) -> None:
-    run = written(tmp_path, schema_version=1, config={"meeting_timeout": 7}, origins={"meeting_timeout": "default"})
+    run = written(
+        tmp_path,
+        schema_version=1,
+        config={"meeting_timeout": 7},
+        origins={"meeting_timeout": "default"},
+    )
     known = standing.read_plan(run)
     assert known is not None
-    assert (known["config"], known["origins"]) == ({"rendezvous_timeout": 7}, {"rendezvous_timeout": "default"})
+    assert (known["config"], known["origins"]) == (
+        {"rendezvous_timeout": 7},
+        {"rendezvous_timeout": "default"},
+    )
     rundir.append_json(run.metrics, {"step": 1, "own_ms": [1.0]})
 
 
@@ -119,13 +147,20 @@ def test_names_of_an_older_version_are_read_as_today_s(tmp_path: Path) -> None:
         ({"schema_version": 0}, "another version of Duet"),
     ],
 )
-def test_a_plan_of_a_later_version_is_refused_with_who_wrote_it(tmp_path: Path, facts: dict[str, object], by: str) -> None:
+def test_a_plan_of_a_later_version_is_refused_with_who_wrote_it(
+    tmp_path: Path, facts: dict[str, object], by: str
+) -> None:
     run = written(tmp_path, **facts)
     with pytest.raises(UserError) as caught:
         standing.read_plan(run)
     (problem,) = caught.value.problems
     assert caught.value.code == Exit.CONFIG and problem.fixes
-    for part in (str(run.plan), f"written by {by}:", repr(facts["schema_version"]), f"Duet {training.__version__} reads 1"):
+    for part in (
+        str(run.plan),
+        f"written by {by}:",
+        repr(facts["schema_version"]),
+        f"Duet {training.__version__} reads 1",
+    ):
         assert part in problem.what
 
 

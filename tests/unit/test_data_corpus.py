@@ -39,23 +39,44 @@ def test_the_standard_library_is_there_and_without_tests() -> None:
     assert source.total_bytes == sum(f.stat().st_size for f in source.files) > 1 << 20
     names = {str(f.relative_to(sysconfig.get_path("stdlib"))) for f in source.files}
     assert {"os.py", "json/decoder.py"} <= names
-    assert not [n for n in names if "site-packages" in n or "/test" in n or n.startswith("test") or not n.endswith(".py")]
+    assert not [
+        n
+        for n in names
+        if "site-packages" in n or "/test" in n or n.startswith("test") or not n.endswith(".py")
+    ]
     assert list(source.files) == list(found("stdlib").files)
 
 
 def test_one_file(write: Write) -> None:
     source = found(write("My Book.v2.txt", "häh"))
-    assert (source.name, source.files, source.total_bytes) == ("My Book.v2", (Path("My Book.v2.txt"),), 4)
+    assert (source.name, source.files, source.total_bytes) == (
+        "My Book.v2",
+        (Path("My Book.v2.txt"),),
+        4,
+    )
     assert found(write("a.jsonl", "{}")).files == (Path("a.jsonl"),)
     for name in ("book.txt", "book.txt.gz", "book.jsonl.zst", "book.parquet"):
         assert found(write(name, "x")).name == "book"
 
 
-def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(write: Write, home: Path) -> None:
-    for name in ("b.txt", "a/z.jsonl", "a/b.txt", "a.txt", ".hidden.txt", ".git/x.txt", "a/b.md", "empty.txt"):
+def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(
+    write: Write, home: Path
+) -> None:
+    for name in (
+        "b.txt",
+        "a/z.jsonl",
+        "a/b.txt",
+        "a.txt",
+        ".hidden.txt",
+        ".git/x.txt",
+        "a/b.md",
+        "empty.txt",
+    ):
         write(f"corpus/{name}", "" if name == "empty.txt" else "x")
     source = found("corpus")
-    assert [str(f) for f in source.files] == [f"corpus/{n}" for n in ("a.txt", "b.txt", "empty.txt", "a/b.txt", "a/z.jsonl")]
+    assert [str(f) for f in source.files] == [
+        f"corpus/{n}" for n in ("a.txt", "b.txt", "empty.txt", "a/b.txt", "a/z.jsonl")
+    ]
     assert (source.name, source.total_bytes) == ("corpus", 4)
     assert found(str(home / "corpus")).name == "corpus"
     assert found("corpus/../corpus/").name == "corpus"
@@ -65,7 +86,9 @@ def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(write: Wri
     assert [str(f) for f in found("many").files] == sorted(names)
 
 
-def test_where_the_user_is_at_home(write: Write, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_user_is_at_home(
+    write: Write, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("a.txt", "x")
     monkeypatch.setenv("HOME", str(home))
     assert found("~/a.txt").files == (home / "a.txt",)
@@ -132,5 +155,7 @@ def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_advice_works(home: Path, write: Write) -> None:
     write("texts/shakespeare.txt", "x")
     (problem,) = wrong("--data=texts/shakespear.txt", "--seed=2")
-    done = subprocess.run(["bash", "-c", problem.fixes[0]], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", problem.fixes[0]], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "shakespeare.txt\n"

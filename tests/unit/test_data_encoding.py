@@ -1,4 +1,5 @@
-"""Text that is not UTF-8 is refused with its file and encoding, or decoded where --encoding names it."""
+"""Text that is not UTF-8 is refused with its file and encoding, or decoded where --encoding names
+it."""
 
 from __future__ import annotations
 
@@ -51,14 +52,19 @@ def refused(data: str, name: str = "") -> list[Problem]:
 def test_every_encoding_is_named_and_decoded(name: str, write: Write) -> None:
     path = write("a.txt", (TEXTS[name] * 3).encode(name))
     (problem,) = refused(path)
-    assert problem.what.startswith(f"a.txt: not UTF-8, looks like {name} ('{TEXTS[name].split()[0][:3]}")
+    assert problem.what.startswith(
+        f"a.txt: not UTF-8, looks like {name} ('{TEXTS[name].split()[0][:3]}"
+    )
     assert problem.fixes[0] == f"--encoding={name}" and "a.txt" in problem.fixes[1]
     assert b"".join(texts(path, name)) == (TEXTS[name] * 3).encode()
 
 
 def test_the_command_converts(write: Write) -> None:
     text = TEXTS["gbk"] * 3
-    for path, content in (("my texts/a b.txt", text.encode("gbk")), ("my texts/c.txt", text.encode("gbk"))):
+    for path, content in (
+        ("my texts/a b.txt", text.encode("gbk")),
+        ("my texts/c.txt", text.encode("gbk")),
+    ):
         write(path, content)
     (problem,) = refused("my texts")
     assert problem.what.startswith("my texts/a b.txt, my texts/c.txt: not UTF-8")
@@ -79,7 +85,9 @@ def test_no_tokenizer_takes_it(chosen: str, write: Write, tmp_path: Path) -> Non
 
 def test_all_files_are_told_by_encoding(write: Write) -> None:
     write("d/a.txt", "plain\n")
-    write("d/b.txt", ("x\n" * 200_000).encode() + TEXTS["gbk"].encode("gbk") * 3)  # not at its beginning
+    write(
+        "d/b.txt", ("x\n" * 200_000).encode() + TEXTS["gbk"].encode("gbk") * 3
+    )  # not at its beginning
     write("d/c.TXT", TEXTS["gbk"].encode("gbk") * 3)
     write("d/d.jsonl", b'{"text": "' + TEXTS["latin-1"].strip().encode("latin-1") + b'"}\n')
     write("d/e.txt", "\ufeffmarked\n".encode())
@@ -103,7 +111,9 @@ def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:
     (problem,) = refused(write("a.txt", TEXTS["gbk"].encode("gbk")), "shift_jis")
     assert problem.what == "a.txt: neither UTF-8 nor shift_jis (--encoding)"
     (problem,) = refused(write("b.txt", TEXTS["gbk"].encode() * 9 + b"\xff\n"))
-    assert "damaged" in problem.what and problem.fixes[0].startswith("iconv -c -f UTF-8 -t UTF-8 b.txt > b.txt.utf8 && mv ")
+    assert "damaged" in problem.what and problem.fixes[0].startswith(
+        "iconv -c -f UTF-8 -t UTF-8 b.txt > b.txt.utf8 && mv "
+    )
     (problem,) = refused(write("c.jsonl", b'{"text": "fine"}\n{"text": "\xff\xfe\x81"}\n'))
     assert problem.what.startswith("c.jsonl:2: not UTF-8") and problem.allowed
 
@@ -111,5 +121,8 @@ def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:
 def test_what_is_no_encoding() -> None:
     for name in ("gbkk", "base64", ""):
         (problem,) = encoding.check(name, "from --encoding on the command line")
-        assert problem.what == f"encoding is {name!r} (from --encoding on the command line)" and problem.fixes
+        assert (
+            problem.what == f"encoding is {name!r} (from --encoding on the command line)"
+            and problem.fixes
+        )
     assert encoding.check("GBK", "") == encoding.check("latin1", "") == []

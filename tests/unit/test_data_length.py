@@ -33,7 +33,10 @@ def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
     for tokens, steps in ((241, 1), (480, 1), (481, 2), (24_001, 100), (24_000, 99)):
         assert length(tokens, BATCH).steps_per_epoch == steps
     # The same total batch for 1, 2, 3 and 6 ranks: the same epoch.
-    assert {length(24_001, Batch(24 // world // 2, 10, world, 2)).steps_per_epoch for world in (1, 2, 3, 6)} == {100}
+    assert {
+        length(24_001, Batch(24 // world // 2, 10, world, 2)).steps_per_epoch
+        for world in (1, 2, 3, 6)
+    } == {100}
 
 
 @pytest.mark.parametrize(
@@ -57,38 +60,57 @@ def test_epochs_that_are_begun(total: int, epochs: int) -> None:
 
 
 @each("step", [0, 1, 99, 100, 101, 250, 299, 300])
-@each("config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}])
+@each(
+    "config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}]
+)
 def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, int]) -> None:
     whole = length(24_001, BATCH, **config)
     epoch, done = divmod(step, 100)
-    at = [(epoch, done)] + ([(epoch - 1, 100)] if epoch and not done else [])  # the end of one is the beginning of the next
+    at = [(epoch, done)] + (
+        [(epoch - 1, 100)] if epoch and not done else []
+    )  # the end of one is the beginning of the next
     for number, steps in at:
-        found = of_text(Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps)
+        found = of_text(
+            Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps
+        )
         assert found.total_steps == whole.total_steps and found.steps_per_epoch == 100
-        assert found.epochs == (whole.epochs if step <= whole.total_steps and number < 3 else number + 1)
+        assert found.epochs == (
+            whole.epochs if step <= whole.total_steps and number < 3 else number + 1
+        )
 
 
 @pytest.mark.parametrize(
     ("world", "accumulation", "tokens", "left"),
     [
-        (2, 6, 24_001, 42 + 50),  # twice the batch: 2400 - 15 * 24 sequences are left, and one more epoch
+        (
+            2,
+            6,
+            24_001,
+            42 + 50,
+        ),  # twice the batch: 2400 - 15 * 24 sequences are left, and one more epoch
         (1, 3, 24_001, 170 + 200),
         (2, 3, 48_001, 185 + 200),  # more text
         (2, 3, 3_601, 15),  # less than was used already: only the epoch that follows
     ],
 )
-def test_a_resume_with_another_batch_or_text_trains_the_rest(world: int, accumulation: int, tokens: int, left: int) -> None:
+def test_a_resume_with_another_batch_or_text_trains_the_rest(
+    world: int, accumulation: int, tokens: int, left: int
+) -> None:
     batch = Batch(4, 10, world, accumulation)
     found = of_text(Config(num_epochs=2), batch, data(tokens), step=15, epoch=0, used=15 * 24)
     assert found.total_steps == 15 + left and found.epochs == 2
-    again = of_text(Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24)
+    again = of_text(
+        Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24
+    )
     assert again.total_steps == 20, "steps are counted as they were"
     over = of_text(Config(num_epochs=1), batch, data(tokens), step=15, epoch=1, used=0)
     assert over.total_steps == 15, "nothing is left"
 
 
 def test_samples_of_any_kind() -> None:
-    pictures = Batch(device_sequences=4, seq_len=1, world_size=2, accumulation=3)  # 24 samples a step
+    pictures = Batch(
+        device_sequences=4, seq_len=1, world_size=2, accumulation=3
+    )  # 24 samples a step
     assert plan_length(Config(), pictures, 23) is None
     assert plan_length(Config(num_epochs=2), pictures, 50) == TrainingLength(4, 2, 2)
 
@@ -99,7 +121,10 @@ def test_too_few_tokens_for_one_step(tokens: int) -> None:
         length(tokens, BATCH)
     (problem,) = caught.value.problems
     assert caught.value.code == Exit.CONFIG
-    assert problem.what.startswith(f"data book has {tokens} training tokens; one step needs 241 (4 sequences × 10 tokens × 2 ranks")
+    assert problem.what.startswith(
+        f"data book has {tokens} training tokens; one step needs 241 (4 sequences × 10 tokens × 2 "
+        f"ranks"
+    )
     assert "more text" in problem.allowed
 
 
@@ -107,7 +132,9 @@ def test_the_advice_for_a_short_text_is_accepted_and_enough(home: Path, shell: S
     chance, seen = random.Random(9), 0
     for _ in range(200):
         batch = Batch(chance.randint(1, 32), chance.choice([8, 64, 1536]), 2, chance.randint(1, 8))
-        tokens = chance.choice([0, 1, 9, 17, 33, 100, 129, 1000, chance.randint(0, batch.total_tokens)])
+        tokens = chance.choice(
+            [0, 1, 9, 17, 33, 100, 129, 1000, chance.randint(0, batch.total_tokens)]
+        )
         args = [f"--max_seq_len={batch.seq_len}", f"--device_batch_size={batch.device_sequences}"]
         args.append(f"--total_batch_size={batch.total_tokens}")
         try:
@@ -124,7 +151,9 @@ def test_the_advice_for_a_short_text_is_accepted_and_enough(home: Path, shell: S
 
             config = ask(*script_args, script=ENHANCED).config
             assert isinstance(config.device_batch_size, int)
-            smaller = split(config.device_batch_size, config.max_seq_len, 2, config.total_batch_size)
+            smaller = split(
+                config.device_batch_size, config.max_seq_len, 2, config.total_batch_size
+            )
             assert smaller
             assert of_text(config, smaller, data(tokens)).steps_per_epoch >= 1
             seen += 1

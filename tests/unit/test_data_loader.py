@@ -1,4 +1,5 @@
-"""Batches: the same samples in every step whatever the number of ranks, workers or shards, and exact after a resume."""
+"""Batches: the same samples in every step whatever the number of ranks, workers or shards, and
+exact after a resume."""
 
 from __future__ import annotations
 
@@ -43,10 +44,19 @@ def data(tmp_path: Path) -> TokenDataset:
 
 
 def batches(
-    data: TokenDataset, *, rank: int = 0, world: int = 1, size: int = 2, micro: int = 1, workers: int = 0, persistent: bool = False
+    data: TokenDataset,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    size: int = 2,
+    micro: int = 1,
+    workers: int = 0,
+    persistent: bool = False,
 ) -> Batches:
     batch = Batch(size, data.seq_len, world, micro)
-    return Batches(data, batch, rank=rank, seed=3, workers=workers, persistent=persistent, arrive=pair)
+    return Batches(
+        data, batch, rank=rank, seed=3, workers=workers, persistent=persistent, arrive=pair
+    )
 
 
 def firsts(found: Batches, epoch: int = 0, used: int = 0) -> list[list[int]]:
@@ -54,7 +64,8 @@ def firsts(found: Batches, epoch: int = 0, used: int = 0) -> list[list[int]]:
     return [(inputs[:, 0] // SEQ).tolist() for inputs, _ in found.epoch(epoch, used)]
 
 
-# ── the dataset ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the dataset
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_sequence_and_its_targets(data: TokenDataset) -> None:
@@ -88,7 +99,9 @@ def test_a_sequence_may_cross_shards(size: int, data: TokenDataset, tmp_path: Pa
 
 @each(("tokens", "sequences"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2)])
 @each("size", [5, 100])
-def test_the_last_target_must_be_there_too(tokens: int, sequences: int, size: int, tmp_path: Path) -> None:
+def test_the_last_target_must_be_there_too(
+    tokens: int, sequences: int, size: int, tmp_path: Path
+) -> None:
     data = TokenDataset(shards(tmp_path, tokens, size), SEQ)
     assert len(data) == sequences
     for index in range(sequences):
@@ -100,7 +113,10 @@ def test_tokens_are_not_signed(tmp_path: Path) -> None:
     np.full(9, 65535, "<u2").tofile(tmp_path / "two.bin")
     assert TokenDataset([tmp_path / "two.bin"], SEQ)[0][0].tolist() == [65535] * 8
     np.full(9, (1 << 32) - 1, "<u4").tofile(tmp_path / "four.bin")
-    assert TokenDataset([tmp_path / "four.bin"], SEQ, token_bytes=4)[0][0].tolist() == [(1 << 32) - 1] * 8
+    assert (
+        TokenDataset([tmp_path / "four.bin"], SEQ, token_bytes=4)[0][0].tolist()
+        == [(1 << 32) - 1] * 8
+    )
 
 
 def test_the_dataset_of_a_prepared_corpus(tmp_path: Path) -> None:
@@ -129,20 +145,37 @@ def test_a_shard_of_another_size_is_named(damage: str, tmp_path: Path) -> None:
 
 def test_any_loader_of_torch_takes_it(data: TokenDataset) -> None:
     inputs, targets = next(iter(DataLoader(data, batch_size=3)))
-    assert torch.equal(inputs, data.batch([0, 1, 2])[0]) and torch.equal(targets, data.batch([0, 1, 2])[1])
+    assert torch.equal(inputs, data.batch([0, 1, 2])[0]) and torch.equal(
+        targets, data.batch([0, 1, 2])[1]
+    )
 
 
-# ── each rank's share ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── each rank's share
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -> None:
     data = TokenDataset(shards(tmp_path, 24 * 5 * SEQ + 40), SEQ)
-    ways = [(1, 24, 1), (1, 4, 6), (2, 12, 1), (2, 3, 4), (3, 8, 1), (4, 2, 3), (8, 3, 1), (24, 1, 1)]
+    ways = [
+        (1, 24, 1),
+        (1, 4, 6),
+        (2, 12, 1),
+        (2, 3, 4),
+        (3, 8, 1),
+        (4, 2, 3),
+        (8, 3, 1),
+        (24, 1, 1),
+    ]
     for epoch in range(2):
         expected = EpochPermutation(len(data), 3, epoch).indices(0, 120).reshape(5, 24)
         for world, size, micro in ways:
-            parts = [firsts(batches(data, rank=rank, world=world, size=size, micro=micro), epoch) for rank in range(world)]
-            assert {len(part) for part in parts} == {5 * micro}, "the same number for all: nobody waits for ever"
+            parts = [
+                firsts(batches(data, rank=rank, world=world, size=size, micro=micro), epoch)
+                for rank in range(world)
+            ]
+            assert {len(part) for part in parts} == {5 * micro}, (
+                "the same number for all: nobody waits for ever"
+            )
             for step in range(5):
                 taken = [part[step * micro + m] for m in range(micro) for part in parts]
                 assert [index for one in taken for index in one] == expected[step].tolist()
@@ -151,12 +184,16 @@ def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -
 @pytest.mark.parametrize("workers", [0, 1])
 def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None:
     data = TokenDataset(shards(tmp_path, 24 * 3 * SEQ + 1), SEQ)
-    parts = [batches(data, rank=rank, world=3, size=2, micro=4, workers=workers) for rank in range(3)]
+    parts = [
+        batches(data, rank=rank, world=3, size=2, micro=4, workers=workers) for rank in range(3)
+    ]
     for rank, part in enumerate(parts):
         found = firsts(part, 1)
         for step in range(3):
             said = part.indices(1, step * 24)
-            assert [index for one in found[4 * step : 4 * step + 4] for index in one] == said.tolist()
+            assert [
+                index for one in found[4 * step : 4 * step + 4] for index in one
+            ] == said.tolist()
             assert parts[0].indices(1, step * 24, rank).tolist() == said.tolist()
     for used in (0, 24, 48):
         shares = [digest(part.indices(1, used)) for part in parts]
@@ -177,7 +214,12 @@ def test_a_resumed_epoch_goes_on_exactly_where_it_stopped(workers: int, data: To
 def test_after_a_resume_with_another_total_batch_nothing_is_taken_twice(data: TokenDataset) -> None:
     order = EpochPermutation(12, 3, 0).indices(0, 12).tolist()
     assert [i for one in firsts(batches(data, size=3), 0, 4) for i in one] == order[4:10]
-    assert firsts(batches(data, size=3), 0, 10) == firsts(batches(data), 0, 12) == firsts(batches(data), 0, 500) == []
+    assert (
+        firsts(batches(data, size=3), 0, 10)
+        == firsts(batches(data), 0, 12)
+        == firsts(batches(data), 0, 500)
+        == []
+    )
 
 
 def test_a_part_of_a_step_is_left_out(data: TokenDataset) -> None:
@@ -211,7 +253,9 @@ def test_many_blocks_of_one_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole = firsts(batches(data, size=4, micro=2))
     monkeypatch.setattr("training.data.loader.BLOCK", 24)
     assert firsts(batches(data, size=4, micro=2)) == whole
-    assert [i for one in whole for i in one] == EpochPermutation(1000, 3, 0).indices(0, 1000).tolist()
+    assert [i for one in whole for i in one] == EpochPermutation(1000, 3, 0).indices(
+        0, 1000
+    ).tolist()
 
 
 def test_nothing_global_is_touched(data: TokenDataset) -> None:
@@ -225,9 +269,15 @@ def test_nothing_global_is_touched(data: TokenDataset) -> None:
 
 
 def test_a_worker_whose_rank_died_while_it_was_forked_ends_at_once() -> None:
-    """torch's own watch compares with the parent that a worker has when it starts: then one that will never end."""
-    code = "import os; from training.data.loader import start_worker; start_worker(os.getpid(), 0); print('still here')"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=60)
+    """torch's own watch compares with the parent that a worker has when it starts: then one that
+    will never end."""
+    code = (
+        "import os; from training.data.loader import start_worker; start_worker(os.getpid(), "
+        "0); print('still here')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=60
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
@@ -268,9 +318,14 @@ def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> N
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_travel_whole_and_are_parted_on_the_device(workers: int, data: TokenDataset) -> None:
-    """Parts of rows have gaps between them: a GPU would get them through pageable memory. A device without memory shows the strides."""
+    """Parts of rows have gaps between them: a GPU would get them through pageable memory. A device
+    without memory shows the strides."""
     to_meta = functools.partial(arrive, device=torch.device("meta"))
-    found = Batches(data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, arrive=to_meta)
+    found = Batches(
+        data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, arrive=to_meta
+    )
     for part in next(found.epoch(0, 0)):
-        assert part.device.type == "meta" and part.shape == (2, SEQ) and part.stride() == (SEQ + 1, 1)
+        assert (
+            part.device.type == "meta" and part.shape == (2, SEQ) and part.stride() == (SEQ + 1, 1)
+        )
     found.close()

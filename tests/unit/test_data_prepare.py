@@ -21,12 +21,16 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-# ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── content ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_byte_of_every_document_is_in_one_of_the_two_shards(write: Write, cache: Path) -> None:
+def test_every_byte_of_every_document_is_in_one_of_the_two_shards(
+    write: Write, cache: Path
+) -> None:
     chance = random.Random(5)
-    texts = ["".join(chance.choices("ab é训🙂\n", k=chance.randint(0, 300))).encode() for _ in range(300)]
+    texts = [
+        "".join(chance.choices("ab é训🙂\n", k=chance.randint(0, 300))).encode() for _ in range(300)
+    ]
     for n, text in enumerate(texts):
         write(f"corpus/{n:03}.txt", text)
     data = made("corpus", cache)
@@ -50,7 +54,9 @@ def test_one_odd_file(text: bytes, write: Write, cache: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 1000])
 @pytest.mark.parametrize("form", ["txt", "jsonl"])
-def test_a_sensible_share_is_for_validation(count: int, form: str, write: Write, cache: Path) -> None:
+def test_a_sensible_share_is_for_validation(
+    count: int, form: str, write: Write, cache: Path
+) -> None:
     texts = [f"document {n} " * 50 for n in range(count)]
     if form == "jsonl":
         name = write("a.jsonl", "".join(json.dumps({"text": t}) + "\n" for t in texts))
@@ -67,7 +73,9 @@ def test_a_sensible_share_is_for_validation(count: int, form: str, write: Write,
     assert data.train_tokens + data.val_tokens == sum(map(len, texts)) + count
 
 
-def test_one_huge_document_among_small_ones_does_not_become_the_validation_part(write: Write, cache: Path) -> None:
+def test_one_huge_document_among_small_ones_does_not_become_the_validation_part(
+    write: Write, cache: Path
+) -> None:
     # Whichever position it has.
     for position in range(12):
         for n in range(12):
@@ -86,7 +94,12 @@ def test_json_lines(write: Write, cache: Path) -> None:
     lines = [{"text": "one", "id": 1}, {"text": ""}, {"text": "zwölf\n\0"}, {"text": "\ud800"}]
     name = write("a.jsonl", "\n\n".join(json.dumps(x) for x in lines) + "\n  \n")
     data = made(name, cache)
-    assert documents(shard(data.train) + shard(data.val)) == [b"one", b"", "zwölf\n\0".encode(), b"?"]
+    assert documents(shard(data.train) + shard(data.val)) == [
+        b"one",
+        b"",
+        "zwölf\n\0".encode(),
+        b"?",
+    ]
     assert data.documents == 4
 
 
@@ -97,7 +110,8 @@ def test_another_field(write: Write, cache: Path) -> None:
     assert made(name, cache).folder != data.folder
 
 
-# ── text that can not be used ────────────────────────────────────────────────────────────────────────────────────────
+# ── text that can not be used
+# ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -116,7 +130,9 @@ def test_another_field(write: Write, cache: Path) -> None:
     ],
     ids=["word", "cut", "deep", "key", "number", "null", "list", "array", "12", "string"],
 )
-def test_a_bad_line_is_told_with_file_and_line(line: bytes, said: str, write: Write, cache: Path) -> None:
+def test_a_bad_line_is_told_with_file_and_line(
+    line: bytes, said: str, write: Write, cache: Path
+) -> None:
     write("corpus/a.jsonl", b'{"text": "fine"}\n')
     write("corpus/b.jsonl", b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     problem = refused("corpus", cache)
@@ -124,7 +140,9 @@ def test_a_bad_line_is_told_with_file_and_line(line: bytes, said: str, write: Wr
     assert "JSON object" in problem.allowed
 
 
-def test_the_field_that_may_be_meant_is_offered(write: Write, cache: Path, home: Path, shell: Shell) -> None:
+def test_the_field_that_may_be_meant_is_offered(
+    write: Write, cache: Path, home: Path, shell: Shell
+) -> None:
     name = write("a.jsonl", '{"id": 7, "my body": "x", "title": "y"}\n')
     problem = refused(name, cache)
     assert len(problem.fixes) == 2

@@ -39,7 +39,14 @@ def test_progress_ends_at_the_whole(write: Write, cache: Path) -> None:
     for n in range(5):
         write(f"corpus/{n}.txt", "x" * 100)
     seen: list[tuple[int, int]] = []
-    ensure(source("corpus"), "text", cache, lambda what, done, total: seen.append((done, total)) if what == prepare.TOKENIZING else None)
+    ensure(
+        source("corpus"),
+        "text",
+        cache,
+        lambda what, done, total: (
+            seen.append((done, total)) if what == prepare.TOKENIZING else None
+        ),
+    )
     assert seen == [(100 * n, 500) for n in range(1, 6)]
 
 
@@ -72,7 +79,11 @@ def test_what_is_beside_the_shards(write: Write, cache: Path) -> None:
 
     data = made(write("a.txt", "some text" * 100), cache)
     folder = Path(data.folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["index.json", "train_00000.bin", "val_00000.bin"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "index.json",
+        "train_00000.bin",
+        "val_00000.bin",
+    ]
     index = json.loads((folder / "index.json").read_text())
     assert index["train_tokens"] == data.train_tokens
     assert index["files"]["train_00000.bin"] == {
@@ -90,20 +101,42 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (lambda f: os.truncate(f / "train_00001.bin", 100), "train_00001.bin has 100 bytes, not 400"),
-    "longer": (lambda f: os.truncate(f / "train_00001.bin", 402), "train_00001.bin has 402 bytes, not 400"),
-    "lost": (lambda f: (f / "val_00000.bin").unlink(), "val_00000.bin can not be read: No such file"),
-    "bit": (lambda f: flip(f / "train_00002.bin"), "train_00002.bin is not what was written (sha256 "),
-    "index": (lambda f: (f / "index.json").write_text('{"format": 2, "na'), "index.json is damaged"),
+    "cut": (
+        lambda f: os.truncate(f / "train_00001.bin", 100),
+        "train_00001.bin has 100 bytes, not 400",
+    ),
+    "longer": (
+        lambda f: os.truncate(f / "train_00001.bin", 402),
+        "train_00001.bin has 402 bytes, not 400",
+    ),
+    "lost": (
+        lambda f: (f / "val_00000.bin").unlink(),
+        "val_00000.bin can not be read: No such file",
+    ),
+    "bit": (
+        lambda f: flip(f / "train_00002.bin"),
+        "train_00002.bin is not what was written (sha256 ",
+    ),
+    "index": (
+        lambda f: (f / "index.json").write_text('{"format": 2, "na'),
+        "index.json is damaged",
+    ),
     "format": (lambda f: (f / "index.json").write_text('{"format": 0}'), "index.json is damaged"),
-    "facts": (lambda f: (f / "index.json").write_text('{"format": 2, "name": "a"}'), "index.json is damaged"),
+    "facts": (
+        lambda f: (f / "index.json").write_text('{"format": 2, "name": "a"}'),
+        "index.json is damaged",
+    ),
     "no index": (lambda f: (f / "index.json").unlink(), "index.json is damaged"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_named_and_made_again(
-    damage: str, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    damage: str,
+    write: Write,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(prepare, "SHARD_TOKENS", 200)
     name = write("a.txt", "some text" * 100)
@@ -122,7 +155,9 @@ def test_a_damaged_folder_is_named_and_made_again(
 
 @pytest.mark.parametrize("limit", [7, 100, 1000, 1001])
 @pytest.mark.parametrize("count", [1, 50])
-def test_shards_of_any_size_hold_the_same(limit: int, count: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_any_size_hold_the_same(
+    limit: int, count: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(count):
         write(f"corpus/{n:02}.txt", f"{n} " * (1000 // count))
     one = made("corpus", cache)
@@ -131,13 +166,19 @@ def test_shards_of_any_size_hold_the_same(limit: int, count: int, write: Write, 
     assert (shard(many.train), shard(many.val)) == (shard(one.train), shard(one.val))
     for part, paths in (("train", many.train), ("val", many.val)):
         assert [p.stat().st_size // 2 for p in paths] == many.sizes(part)
-        assert all(size == limit for size in many.sizes(part)[:-1]) and sum(many.sizes(part)) == getattr(many, f"{part}_tokens")
+        assert all(size == limit for size in many.sizes(part)[:-1]) and sum(
+            many.sizes(part)
+        ) == getattr(many, f"{part}_tokens")
     beside = {p.name for p in Path(many.folder).iterdir()} - {"index.json"}
     assert beside == {p.name for p in (*many.train, *many.val)}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError])
-def test_an_interrupted_preparation_leaves_nothing_and_is_done_again(error: BaseException, write: Write, cache: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError]
+)
+def test_an_interrupted_preparation_leaves_nothing_and_is_done_again(
+    error: BaseException, write: Write, cache: Path
+) -> None:
     for n in range(5):
         write(f"corpus/{n}.txt", "x" * 100)
 
@@ -167,10 +208,14 @@ print("made", made.folder, flush=True)
 
 def preparing(data: str, cache: Path, after: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WAITING.format(after=after), data, str(cache)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=clean_environment())
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=clean_environment()
+    )
 
 
-def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(write: Write, cache: Path) -> None:
+def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(
+    write: Write, cache: Path
+) -> None:
     for n in range(5):
         write(f"corpus/{n}.txt", "x" * 100)
     with preparing("corpus", cache, "signal.pause()") as process:
@@ -187,7 +232,10 @@ def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(write: Wri
 
 def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
     """A waiting process stands in /proc/locks as '7: -> FLOCK ADVISORY WRITE <pid> …'."""
-    return any(line.split()[1:2] == ["->"] and str(process.pid) in line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        line.split()[1:2] == ["->"] and str(process.pid) in line.split()
+        for line in Path("/proc/locks").read_text().splitlines()
+    )
 
 
 def test_two_at_once_make_one(write: Write, cache: Path) -> None:
@@ -199,22 +247,31 @@ def test_two_at_once_make_one(write: Write, cache: Path) -> None:
         with preparing("corpus", cache, "pass") as second:
             locks = Path("/proc/locks")
             if locks.exists():
-                wait_until(lambda: waits_for_a_lock(second) or second.poll() is not None, 30, "the second waits for the lock")
+                wait_until(
+                    lambda: waits_for_a_lock(second) or second.poll() is not None,
+                    30,
+                    "the second waits for the lock",
+                )
             first.stdin.write("\n" * 3)
             first.stdin.flush()
             lines = [first.communicate()[0].splitlines(), second.communicate()[0].splitlines()]
     assert lines[0][:-1] == ["200", "300"]
     assert lines[1] == [lines[0][-1]], "the second makes nothing"
     assert lines[1][0].startswith("made ")
-    assert [p.name for p in cache.iterdir()] == [Path(lines[1][0].removeprefix("made ")).name], "and no lock file stays"
+    assert [p.name for p in cache.iterdir()] == [Path(lines[1][0].removeprefix("made ")).name], (
+        "and no lock file stays"
+    )
 
 
-def test_a_full_disk_leaves_nothing(on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path) -> None:
+def test_a_full_disk_leaves_nothing(
+    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], write: Write, home: Path
+) -> None:
     name = write("a.txt", "x" * 3_000_000)
     code = (
         "import sys; from pathlib import Path; from training.data import corpus, prepare\n"
         "try: prepare.ensure(corpus.find(sys.argv[1])[0], 'text', Path('cache'))\n"
-        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() if p.is_dir()])"
+        "except OSError as error: print(error.strerror, [p.name for p in Path('cache').iterdir() "
+        "if p.is_dir()])"
     )
     done = on_small_disk("-c", code, str(home / name), options="size=2m")
     assert done.stdout == "No space left on device []\n", done.stderr

@@ -25,7 +25,9 @@ def squeeze(name: str, content: bytes) -> bytes:
     if name.endswith(".gz"):
         return gzip.compress(content)
     if name.endswith(".zst"):  # with a checksum, as the command zstd writes it
-        return bytes(import_module("zstandard").ZstdCompressor(write_checksum=True).compress(content))
+        return bytes(
+            import_module("zstandard").ZstdCompressor(write_checksum=True).compress(content)
+        )
     return content
 
 
@@ -34,7 +36,10 @@ def put(write: Write, home: Path, name: str, texts: list[str], field: str = "tex
     if name.endswith(".parquet"):
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         parquet.write_table(
-            arrow.table({"id": list(range(len(texts))), field: texts}), home / name, row_group_size=3, write_page_checksum=True
+            arrow.table({"id": list(range(len(texts))), field: texts}),
+            home / name,
+            row_group_size=3,
+            write_page_checksum=True,
         )
     elif ".jsonl" in name:
         write(name, squeeze(name, "".join(json.dumps({field: t}) + "\n" for t in texts).encode()))
@@ -67,7 +72,13 @@ def test_every_form_gives_the_same(suffix: str, write: Write, home: Path) -> Non
     for content, first, _ in found:
         assert len(content) <= readers.PIECE
         content.decode()  # no character is cut
-        documents[-1:] = [content] if first and not documents else [documents[-1], content] if first else [documents[-1] + content]
+        documents[-1:] = (
+            [content]
+            if first and not documents
+            else [documents[-1], content]
+            if first
+            else [documents[-1] + content]
+        )
     assert documents == [t.encode() for t in TEXTS]
     done = [p.done for p in found]
     source, _ = find(f"a{suffix}" if "txt" not in suffix else f"a{suffix}.d")
@@ -96,9 +107,15 @@ def test_frames_one_after_the_other(write: Write) -> None:
 def test_a_damaged_file_is_told(name: str, damage: str, write: Write) -> None:
     lines = b"".join(b'{"text": "document %d %x"}\n' % (n, n**9) for n in range(20_000))
     whole = squeeze(name, lines)
-    content = {"cut": whole[:-100], "other": b"plain text", "middle": whole[:1000] + b"\xff" * 500 + whole[1500:]}[damage]
+    content = {
+        "cut": whole[:-100],
+        "other": b"plain text",
+        "middle": whole[:1000] + b"\xff" * 500 + whole[1500:],
+    }[damage]
     problem = refused(write(name, content))
-    assert problem.what.startswith(f"{name}: damaged ") or (damage == "middle" and f"{name}:" in problem.what)
+    assert problem.what.startswith(f"{name}: damaged ") or (
+        damage == "middle" and f"{name}:" in problem.what
+    )
     if damage == "cut" and "jsonl" in name:
         assert " after line " in problem.what
 
@@ -133,7 +150,10 @@ def test_a_row_without_text_is_named(write: Write, home: Path) -> None:
 
 def test_a_line_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_LINE", 100)
-    assert refused(write("a.jsonl", '{"text": "a"}\n{"text": "' + "x" * 100 + '"}')).what == "a.jsonl:2: a line of more than 100 bytes"
+    assert (
+        refused(write("a.jsonl", '{"text": "a"}\n{"text": "' + "x" * 100 + '"}')).what
+        == "a.jsonl:2: a line of more than 100 bytes"
+    )
 
 
 MEMORY = """
@@ -147,22 +167,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("name", ["a.txt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.txt.zst"))])
-def test_memory_does_not_grow_with_the_text(name: str, write: Write, home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.txt",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.jsonl.gz", "a.txt.zst")),
+    ],
+)
+def test_memory_does_not_grow_with_the_text(
+    name: str, write: Write, home: Path, tmp_path: Path
+) -> None:
     line = b'{"text": "' + b"some words " * 80 + b'"}\n'
     write(name, squeeze(name, line * 70_000))  # 62 MB
     done = python("-c", MEMORY, str(home / name), str(tmp_path / "cache"))
     assert int(done.stdout) < 24_000, done.stderr  # KiB
 
 
-# ── optional packages ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── optional packages
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional_deps.importlib.util, "find_spec", lambda name: None)
     files = [Path("a.txt"), Path("b.parquet"), Path("c.parquet"), Path("d.jsonl.zst")]
     (problem,) = optional_deps.missing(files, "bpe")
-    for said in ("b.parquet needs pyarrow", "d.jsonl.zst needs zstandard", "--tokenizer=bpe needs tokenizers"):
+    for said in (
+        "b.parquet needs pyarrow",
+        "d.jsonl.zst needs zstandard",
+        "--tokenizer=bpe needs tokenizers",
+    ):
         assert said in problem.what
     assert "c.parquet" not in problem.what
     assert problem.fixes == ["make extras"]
@@ -171,17 +204,23 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert problem.fixes[0] == f"{sys.executable} -m pip install tokenizers pyarrow zstandard"
     assert problem.fixes[1].startswith("make extras ")
     monkeypatch.setattr(optional_deps.packages, "INSTALLED", True)
-    assert len(optional_deps.missing(files, "bpe")[0].fixes) == 1, "an installed package has no Makefile"
+    assert len(optional_deps.missing(files, "bpe")[0].fixes) == 1, (
+        "an installed package has no Makefile"
+    )
     assert "x.tiktoken needs tiktoken" in optional_deps.missing([], "x.tiktoken")[0].what
-    assert "t/tokenizer.json needs tokenizers" in optional_deps.missing([], "t/tokenizer.json")[0].what
+    assert (
+        "t/tokenizer.json needs tokenizers" in optional_deps.missing([], "t/tokenizer.json")[0].what
+    )
     assert optional_deps.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []
 
 
 def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
     code = (
         "import sys; from pathlib import Path; from training.data import optional_deps;"
-        "print(optional_deps.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), optional_deps.missing([], 'a.tiktoken'),"
-        "[m for m in ('pyarrow', 'zstandard', 'tokenizers', 'tiktoken', 'numpy') if m in sys.modules])"
+        "print(optional_deps.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), "
+        "optional_deps.missing([], 'a.tiktoken'),"
+        "[m for m in ('pyarrow', 'zstandard', 'tokenizers', 'tiktoken', 'numpy') if m in "
+        "sys.modules])"
     )
     assert python("-c", code).stdout == "[] [] []\n"
 
@@ -189,7 +228,8 @@ def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
 def test_before_the_installation_nobody_is_told_to_install(write: Write, home: Path) -> None:
     write("a.parquet", "x")
     code = (
-        "import sys; from training.cli import check_request; sys.argv[1:] = ['train_dual_gpu_enhanced.sh', '--data=a.parquet'];"
+        "import sys; from training.cli import check_request; sys.argv[1:] = "
+        "['train_dual_gpu_enhanced.sh', '--data=a.parquet'];"
         "print(check_request.main())"
     )
     assert python("-S", "-c", code, cwd=home).stdout == "0\n"

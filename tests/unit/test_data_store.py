@@ -1,4 +1,5 @@
-"""The data of a run: prepared by one process, published for the others, and its failure published too."""
+"""The data of a run: prepared by one process, published for the others, and its failure published
+too."""
 
 from __future__ import annotations
 
@@ -47,15 +48,24 @@ def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: 
     assert (facts["total_steps"], facts["epochs"]) == (2 * facts["steps_per_epoch"], 2)
 
 
-def test_the_text_field_of_the_configuration_counts(write: Write, run: RunDir, tmp_path: Path) -> None:
+def test_the_text_field_of_the_configuration_counts(
+    write: Write, run: RunDir, tmp_path: Path
+) -> None:
     name = write("a.jsonl", '{"body": "some text"}\n' * 30)
-    assert prepared_cache.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents == 30
+    assert (
+        prepared_cache.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents
+        == 30
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("missing.txt", None, "data is 'missing.txt' (from --data on the command line): no such file"),
+        (
+            "missing.txt",
+            None,
+            "data is 'missing.txt' (from --data on the command line): no such file",
+        ),
         ("a.jsonl", "{bad\n", "a.jsonl:1: not JSON"),
         ("a.txt", "short", "data a has 6 training tokens; one step needs 17"),
     ],
@@ -74,11 +84,16 @@ def test_a_failure_is_told_and_published(
     assert (other.value.code, other.value.problems) == (Exit.CONFIG, [])
 
 
-def test_a_folder_for_the_shards_that_can_not_be_written(write: Write, run: RunDir, home: Path, tmp_path: Path) -> None:
-    # A resource is missing: a message and exit 3, no traceback; and the other ranks must not wait for ever.
+def test_a_folder_for_the_shards_that_can_not_be_written(
+    write: Write, run: RunDir, home: Path, tmp_path: Path
+) -> None:
+    # A resource is missing: a message and exit 3, no traceback; and the other ranks must not wait
+    # for ever.
     (tmp_path / "file").touch()
     with pytest.raises(UserError) as caught:
-        prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "file" / "data")
+        prepared_cache.prepare(
+            run, plan(write("a.txt", "some text" * 100)), tmp_path / "file" / "data"
+        )
     assert caught.value.code == Exit.RESOURCES
     assert str(tmp_path / "file") in caught.value.problems[0].what
     with pytest.raises(UserError) as other:
@@ -91,7 +106,11 @@ def test_the_shards_are_kept_in_the_project() -> None:
 
 
 def test_a_long_preparation_says_how_far_it_is(
-    write: Write, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    run: RunDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for n in range(10):
         write(f"corpus/{n}.txt", "x" * 100_000)
@@ -104,12 +123,16 @@ def test_a_long_preparation_says_how_far_it_is(
     assert lines[-1].endswith("preparing data corpus: 900 kB of 1.0 MB (90 %)")
 
 
-def test_a_short_one_says_nothing(write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_one_says_nothing(
+    write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
     assert capsys.readouterr().err == ""
 
 
-def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(write: Write, run: RunDir, tmp_path: Path) -> None:
+def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(
+    write: Write, run: RunDir, tmp_path: Path
+) -> None:
     name = write("a.txt", "some text" * 100)
     data = prepared_cache.prepare(run, plan(name, num_epochs=2), tmp_path / "cache")
     sequences = (data.train_tokens - 1) // 8
@@ -126,7 +149,9 @@ def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(write: Write,
     }
     folder = run.checkpoints / manifest.folder_name(10)
     folder.mkdir()
-    manifest.write(folder, facts | {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}})
+    manifest.write(
+        folder, facts | {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}}
+    )
     wider = plan(name, num_epochs=2)
     wider["batch"]["accumulation"] = 2
     prepared_cache.prepare(run, wider, tmp_path / "cache")

@@ -36,7 +36,10 @@ TEXTS = [
     "a\0b",
     "x" * 5000,
 ]
-TEXTS += ["a text with <|bos|> and <|endoftext|> in it", "12345678 it's 3.14; def f(x): return x[1:]\r\n"]
+TEXTS += [
+    "a text with <|bos|> and <|endoftext|> in it",
+    "12345678 it's 3.14; def f(x): return x[1:]\r\n",
+]
 
 
 def ranks(folder: Path) -> Path:
@@ -65,7 +68,12 @@ def test_text_comes_back_and_every_byte_counts_once(words: Tokenizer) -> None:
 
 
 def test_pieces_have_one_separator_for_each_document(words: Tokenizer) -> None:
-    pieces = [DocumentPart(b"one\n"), DocumentPart(b"two\n", first=False), DocumentPart(b""), DocumentPart("drei é".encode())]
+    pieces = [
+        DocumentPart(b"one\n"),
+        DocumentPart(b"two\n", first=False),
+        DocumentPart(b""),
+        DocumentPart("drei é".encode()),
+    ]
     found = list(words.encode_pieces(pieces))
     assert [int((ids == words.bos).sum()) for ids in found] == [1, 0, 1, 1]
     assert words.decode(np.concatenate(found).tolist()) == "one\ntwo\ndrei é"
@@ -82,7 +90,11 @@ def test_any_bytes_come_back_from_bytes() -> None:
         (ids,) = Bytes().encode_documents([text])
         assert bytes(ids[1:].tolist()) == text
     assert Bytes().decode(list("é".encode())[:1]) == "\ufffd"
-    assert (tokenizer_base.VOCAB, tokenizer_base.BOS, tokenizer_base.PADDED_VOCAB) == (257, 256, 320)
+    assert (tokenizer_base.VOCAB, tokenizer_base.BOS, tokenizer_base.PADDED_VOCAB) == (
+        257,
+        256,
+        320,
+    )
 
 
 @pytest.mark.parametrize("chosen", ["bytes", "bpe", "json", "tiktoken"])
@@ -99,7 +111,9 @@ def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, 
     for file in home.iterdir():
         file.unlink()
     words = tokenizer.for_corpus(data)
-    tokens = np.concatenate([np.fromfile(p, f"<u{data.token_bytes}") for p in (*data.train, *data.val)])
+    tokens = np.concatenate(
+        [np.fromfile(p, f"<u{data.token_bytes}") for p in (*data.train, *data.val)]
+    )
     assert words.decode(tokens.tolist()) == "\n".join(TEXTS) * 20
     assert (words.padded_vocab, words.bos, words.name) == (data.vocab, data.bos, data.tokenizer)
     assert words.byte_lengths()[tokens].sum() == source.total_bytes
@@ -114,7 +128,9 @@ def test_a_short_text_gives_a_small_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["abc" * 100_000, "训练模型" * 70_000, "+-*/" * 70_000, " " * 300_000], ids=["letters", "han", "signs", "spaces"]
+    "text",
+    ["abc" * 100_000, "训练模型" * 70_000, "+-*/" * 70_000, " " * 300_000],
+    ids=["letters", "han", "signs", "spaces"],
 )
 def test_one_line_without_words_is_learned_in_time(text: str, tmp_path: Path) -> None:
     words = bpe.train([text], 300, tmp_path)
@@ -126,7 +142,14 @@ def test_merging_is_no_silence(write: Write, tmp_path: Path) -> None:
     chance, told = random.Random(1), []
     source, _ = find(write("a.txt", "".join(chance.choices("abcdefgh", k=200_000))))
     assert source
-    ensure(source, "text", tmp_path / "cache", lambda what, done, total: told.append((what, done, total)), chosen="bpe", vocab_size=300)
+    ensure(
+        source,
+        "text",
+        tmp_path / "cache",
+        lambda what, done, total: told.append((what, done, total)),
+        chosen="bpe",
+        vocab_size=300,
+    )
     assert (MERGING, 200_000, 200_000) in told
 
 
@@ -141,11 +164,18 @@ def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
     bpe.train(TEXTS, 300, tmp_path)
     path = tmp_path / "tokenizer.json"
     made = json.loads(path.read_text())
-    made["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    made["truncation"] = {
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+        "direction": "Right",
+    }
     plain = tokenizer.load(str(path)).vocab
     for name, ids in (("<|endoftext|>", plain), ("<|unheard of|>", plain + 1)):
         made["added_tokens"][0]["content"] = name
-        made["model"]["vocab"] = {name if n == 0 else t: n for t, n in made["model"]["vocab"].items()}
+        made["model"]["vocab"] = {
+            name if n == 0 else t: n for t, n in made["model"]["vocab"].items()
+        }
         path.write_text(json.dumps(made))
         words = tokenizer.load(str(path))
         assert words.vocab == ids and words.bos == (0 if ids == plain else plain)
@@ -179,14 +209,22 @@ def test_what_is_no_tokenizer(name: str, write: Write) -> None:
     if content is not None:
         write(name, content)
     (problem,) = tokenizer.check(name, "from --tokenizer on the command line")
-    assert problem.what.startswith(f"tokenizer is {name!r} (from --tokenizer on the command line): ") and said in problem.what
+    assert (
+        problem.what.startswith(f"tokenizer is {name!r} (from --tokenizer on the command line): ")
+        and said in problem.what
+    )
     assert problem.allowed and problem.fixes
     with pytest.raises(UserError):
         tokenizer.vocab_of(name, 0)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("YQ== 0\n", "255 of the 256 single bytes"), ("YQ== 0\nYQ== 1\n", "line 2"), ("YQ== 0\nYg== 0\n", "line 2")]
+    ("content", "said"),
+    [
+        ("YQ== 0\n", "255 of the 256 single bytes"),
+        ("YQ== 0\nYQ== 1\n", "line 2"),
+        ("YQ== 0\nYg== 0\n", "line 2"),
+    ],
 )
 def test_ranks_that_can_not_be_used(content: str, said: str, write: Write) -> None:
     with pytest.raises(UserError, match=said):
@@ -210,12 +248,18 @@ def test_a_bad_line_ends_the_learning_with_its_place(write: Write, tmp_path: Pat
 def test_a_resumed_run_is_planned_with_the_tokens_that_it_found(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step_00000004"
     folder.mkdir(parents=True)
-    manifest.write(folder, dict.fromkeys(manifest.KEYS[:-1], 0) | {"format": manifest.FORMAT, "step": 4, "shape": {"vocab": 384}})
+    manifest.write(
+        folder,
+        dict.fromkeys(manifest.KEYS[:-1], 0)
+        | {"format": manifest.FORMAT, "step": 4, "shape": {"vocab": 384}},
+    )
 
     def planned(**now: object) -> int:
         asked = {"tokenizer": "bpe", "vocab_size": 200_000}
         resumed = {name: (value, "the run") for name, value in asked.items()}
-        request = SimpleNamespace(config=Config(**asked | now), resume_from=RunDir(tmp_path / "run"), resumed=resumed)  # type: ignore[arg-type]
+        request = SimpleNamespace(
+            config=Config(**asked | now), resume_from=RunDir(tmp_path / "run"), resumed=resumed
+        )  # type: ignore[arg-type]
         return planning._vocab(request)  # type: ignore[arg-type]
 
     assert planned() == 384

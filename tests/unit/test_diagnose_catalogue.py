@@ -1,4 +1,5 @@
-"""The catalogue of failures: every entry can be found, read in both languages and traced to its source, and has a log of its own."""
+"""The catalogue of failures: every entry can be found, read in both languages and traced to its
+source, and has a log of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
 # As the issue trackers and scripts of people know them; an id that is gone breaks them.
 IDS = set(json.loads((LOGS / "causes.json").read_text()))
 HEALTHY = "\n".join(
-    f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 9}, Iter: {i}, Loss: 0.{i:04d}, error: 0.023, lr: 2e-4, val_error 0.2, it/s 3.80, "
-    f"INFO timeout=1800 WARNING retry nccl watchdog started, saving checkpoint to /data/exp_{i}/epoch.pt, "
+    f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 9}, Iter: {i}, Loss: 0.{i:04d}, error: 0.023, "
+    f"lr: 2e-4, val_error 0.2, it/s 3.80, "
+    f"INFO timeout=1800 WARNING retry nccl watchdog started, saving checkpoint to "
+    f"/data/exp_{i}/epoch.pt, "
     f"step {i:05d}/20000 | loss: 3.1 | tok/sec: 118,300"
     for i in range(50)
 )
@@ -30,7 +33,12 @@ ALIKE = 0.6  # of the words of the shorter sentence
 
 
 def names(text: LocalizedText) -> set[str]:
-    return {name for one in (*text.en, *text.zh) for _, name, _, _ in string.Formatter().parse(one) if name}
+    return {
+        name
+        for one in (*text.en, *text.zh)
+        for _, name, _, _ in string.Formatter().parse(one)
+        if name
+    }
 
 
 each_entry = each("entry", ALL, ids=lambda entry: entry.id)
@@ -46,7 +54,11 @@ def test_every_id_exists_once() -> None:
 
 @each_entry
 def test_an_entry_is_whole(entry: Signature) -> None:
-    assert entry.cause in signatures.causes() and entry.role in ROLES and (entry.cause != NONE or entry.role == EVIDENCE)
+    assert (
+        entry.cause in signatures.causes()
+        and entry.role in ROLES
+        and (entry.cause != NONE or entry.role == EVIDENCE)
+    )
     assert entry.patterns and entry.source and entry.versions
     assert entry.says.en and entry.says.zh and len(entry.says.en) == len(entry.says.zh)
     assert bool(entry.advice.en) == bool(entry.advice.zh)
@@ -54,7 +66,10 @@ def test_an_entry_is_whole(entry: Signature) -> None:
 
 @each_entry
 def test_every_pattern_has_a_sample_and_every_sample_a_pattern(entry: Signature) -> None:
-    found = {pattern: [s for s in entry.samples if patterns.compiled(pattern).search(s.encode())] for pattern in entry.patterns}
+    found = {
+        pattern: [s for s in entry.samples if patterns.compiled(pattern).search(s.encode())]
+        for pattern in entry.patterns
+    }
     assert [pattern for pattern, samples in found.items() if not samples] == []
     assert [s for s in entry.samples if not any(s in samples for samples in found.values())] == []
 
@@ -70,7 +85,9 @@ def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
     for sample in entry.samples:
         known = next(m.groupdict() for p in entry.patterns if (m := re2.search(p, sample)))
         values = {name: value for name, value in known.items() if value is not None}
-        assert filled(entry.says, values, "en") or filled(signatures.causes()[entry.cause].title, {}, "en")
+        assert filled(entry.says, values, "en") or filled(
+            signatures.causes()[entry.cause].title, {}, "en"
+        )
 
 
 @each_entry
@@ -86,8 +103,12 @@ def test_no_pattern_asks_for_a_second_look_at_a_healthy_log() -> None:
 @each_entry
 def test_without_re2_the_same_is_found(entry: Signature) -> None:
     slow = patterns.Slow([(entry.id, pattern) for pattern in entry.patterns])
-    assert all({key for key, _ in slow.found(sample.encode())} == {entry.id} for sample in entry.samples)
-    assert all(min(map(len, patterns.literals(pattern))) >= patterns.SHORTEST for pattern in entry.patterns)
+    assert all(
+        {key for key, _ in slow.found(sample.encode())} == {entry.id} for sample in entry.samples
+    )
+    assert all(
+        min(map(len, patterns.literals(pattern))) >= patterns.SHORTEST for pattern in entry.patterns
+    )
 
 
 @each("cause", sorted(IDS))
@@ -120,8 +141,14 @@ def test_no_advice_comes_twice_in_other_words(language: str) -> None:
     twice = []
     for cause in signatures.causes():
         for entry in [None, *(e for e in ALL if e.cause == cause)]:
-            sentences = advice(cause, entry, dict.fromkeys(names(entry.advice) if entry else (), "x"), language)
-            twice += [(entry and entry.id, a, b) for a, b in itertools.combinations(sentences, 2) if like(a, b) > ALIKE]
+            sentences = advice(
+                cause, entry, dict.fromkeys(names(entry.advice) if entry else (), "x"), language
+            )
+            twice += [
+                (entry and entry.id, a, b)
+                for a, b in itertools.combinations(sentences, 2)
+                if like(a, b) > ALIKE
+            ]
     assert twice == []
 
 
@@ -138,7 +165,10 @@ def test_no_advice_comes_twice_in_other_words(language: str) -> None:
 )
 def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
     known = next(e for e in ALL if e.id == entry)
-    run = {"resume_command": "./launch_train.sh 2 --resume=run", "fewer_workers_command": "./launch_train.sh 2 --num_workers=1"}
+    run = {
+        "resume_command": "./launch_train.sh 2 --resume=run",
+        "fewer_workers_command": "./launch_train.sh 2 --num_workers=1",
+    }
     for ours in ({}, run):
         sentences = advice(known.cause, known, {}, language, ours)
         assert sum(1 for sentence in sentences if re.search(topic, sentence)) <= 1, sentences
@@ -147,12 +177,21 @@ def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
 @each("cause", [c for c in signatures.causes().values() if c.same], ids=lambda c: c.id)
 def test_a_topic_is_one_of_both(cause: signatures.Cause) -> None:
     """Of the advice for a run of the product, and of a text's: otherwise it leaves nothing out."""
-    values = {name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1" for name in names(cause.ours)}
+    values = {
+        name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1"
+        for name in names(cause.ours)
+    }
     for topic in cause.same:
         for language in signatures.LANGUAGES:
-            own = filled(cause.ours, values | {"unused_command": "--find_unused_parameters"}, language)
-            special = [s for e in ALL if e.cause == cause.id for s in e.advice.in_language(language)]
-            assert any(re.search(topic, s) for s in own) and any(re.search(topic, s) for s in special), topic
+            own = filled(
+                cause.ours, values | {"unused_command": "--find_unused_parameters"}, language
+            )
+            special = [
+                s for e in ALL if e.cause == cause.id for s in e.advice.in_language(language)
+            ]
+            assert any(re.search(topic, s) for s in own) and any(
+                re.search(topic, s) for s in special
+            ), topic
 
 
 def test_kinds_have_words_in_both_languages() -> None:
@@ -163,11 +202,19 @@ def test_kinds_have_words_in_both_languages() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [patterns.Fast, patterns.Slow], ids=["RE2", "re"])
 def test_no_text_makes_a_pattern_run_away(kind: type[patterns.Fast] | type[patterns.Slow]) -> None:
-    """Beginnings of what it looks for, over and over in one line, and never its end: exponential or cubic matching would not come back."""
+    """Beginnings of what it looks for, over and over in one line, and never its end: exponential or
+    cubic matching would not come back."""
     found = 0
     for entry in ALL:
         finder = kind([(entry.id, pattern) for pattern in entry.patterns])
         for sample in entry.samples:
-            for part in (sample[: len(sample) // 2], sample[:-1], f"{sample[:12]} ", "".join(c * 9 for c in sample[:40])):
-                found += len(list(finder.found((part * (1 + 16_000 // max(1, len(part)))).encode())))
+            for part in (
+                sample[: len(sample) // 2],
+                sample[:-1],
+                f"{sample[:12]} ",
+                "".join(c * 9 for c in sample[:40]),
+            ):
+                found += len(
+                    list(finder.found((part * (1 + 16_000 // max(1, len(part)))).encode()))
+                )
     assert found > 0

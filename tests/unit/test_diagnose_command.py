@@ -23,12 +23,21 @@ from training.diagnose import card, result
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 31.37 GiB\n"
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total "
+    "capacity of 31.37 GiB\n"
+)
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 def plan(**more: Any) -> dict[str, Any]:
-    values = {"total_batch_size": 512, "device_batch_size": 8, "num_workers": 2, "out_dir": "experiments", "log_dir": "logs"}
+    values = {
+        "total_batch_size": 512,
+        "device_batch_size": 8,
+        "num_workers": 2,
+        "out_dir": "experiments",
+        "log_dir": "logs",
+    }
     return {
         "config": values | {"find_unused_parameters": False},
         "origins": dict.fromkeys(values, "default"),
@@ -57,16 +66,33 @@ def test_the_object_that_programs_read() -> None:
     done = asked(str(LOGS / "gpu_oom" / "01.log"), "--json")
     record = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr == ""
-    assert {"schema_version", "cause", "rank", "line", "evidence", "confidence", "summary", "advice", "also"} <= set(record)
+    assert {
+        "schema_version",
+        "cause",
+        "rank",
+        "line",
+        "evidence",
+        "confidence",
+        "summary",
+        "advice",
+        "also",
+    } <= set(record)
     assert (record["cause"], record["rank"], record["confidence"]) == ("gpu_oom", 1, "high")
-    assert record["evidence"].startswith("torch.OutOfMemoryError: CUDA out of memory.") and isinstance(record["advice"], list)
+    assert record["evidence"].startswith(
+        "torch.OutOfMemoryError: CUDA out of memory."
+    ) and isinstance(record["advice"], list)
 
 
 def test_a_card_for_people_in_their_language() -> None:
     log = str(LOGS / "gpu_oom" / "01.log")
-    english, chinese = asked(log, LC_ALL="C.UTF-8").stdout, asked(log, LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout
+    english, chinese = (
+        asked(log, LC_ALL="C.UTF-8").stdout,
+        asked(log, LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout,
+    )
     assert (
-        "  Cause      gpu_oom: a GPU has no memory left\n" in english and "  Who        rank 1\n" in english and "  Try        " in english
+        "  Cause      gpu_oom: a GPU has no memory left\n" in english
+        and "  Who        rank 1\n" in english
+        and "  Try        " in english
     )
     assert "  原因       gpu_oom: GPU 显存不足\n" in chinese and "  建议       " in chinese
     assert asked(log, "--lang=zh", LC_ALL="C.UTF-8", PYTHONIOENCODING="utf-8").stdout == chinese
@@ -74,16 +100,29 @@ def test_a_card_for_people_in_their_language() -> None:
 
 def test_healthy_is_said_in_a_line() -> None:
     done = asked(str(LOGS / "none" / "01.log"), LC_ALL="C.UTF-8")
-    assert done.returncode == 0 and done.stdout.startswith("  nothing is wrong") and done.stdout.count("\n") == 1
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith("  nothing is wrong")
+        and done.stdout.count("\n") == 1
+    )
 
 
 def test_standard_input_is_a_log() -> None:
-    line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.cli.diagnose", "-", "--json"]
+    line = [
+        sys.executable,
+        str(ROOT / "lib" / "run_module.py"),
+        "training.cli.diagnose",
+        "-",
+        "--json",
+    ]
     done = subprocess.run(line, input=f"step 1\n{OOM}".encode(), capture_output=True, check=True)
     assert json.loads(done.stdout)["cause"] == "gpu_oom"
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\0\1\2\xff" * 100, b"no line end, no words", "只有中文".encode("gbk")])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n\n", b"\0\1\2\xff" * 100, b"no line end, no words", "只有中文".encode("gbk")],
+)
 def test_what_is_no_log_is_neither_a_failure_nor_healthy(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
@@ -91,14 +130,24 @@ def test_what_is_no_log_is_neither_a_failure_nor_healthy(content: bytes, tmp_pat
     assert (record["cause"], record["confidence"]) == ("unknown", "low")
 
 
-def test_all_that_can_not_be_read_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_can_not_be_read_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main([str(tmp_path / "a.log"), str(tmp_path / "b.log")]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path / 'a.log'} does not exist" in said and f"{tmp_path / 'b.log'} does not exist" in said and "Traceback" not in said
+    assert (
+        f"{tmp_path / 'a.log'} does not exist" in said
+        and f"{tmp_path / 'b.log'} does not exist" in said
+        and "Traceback" not in said
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")])
-def test_a_wrong_option_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")]
+)
+def test_a_wrong_option_is_said(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(words) == 2
     assert said in capsys.readouterr().err
 
@@ -115,21 +164,30 @@ def test_a_gzip_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert result.diagnose([tmp_path / "log.gz"], "en")["cause"] == "gpu_oom"
 
 
-# ── runs of ours ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── runs of ours
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_advice_for_a_run_of_ours_has_its_numbers(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     record = result.diagnose([run.path], "en")
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
-    assert record["advice"][0] == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    assert (
+        record["advice"][0]
+        == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    )
     assert record["advice"][1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
 def test_a_log_in_a_run_of_ours_gets_its_numbers_too(run: RunDir) -> None:
-    run.rank_log(1).write_text("RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n")
+    run.rank_log(1).write_text(
+        "RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n"
+    )
     record = result.diagnose([run.rank_log(1)], "zh")
-    assert record["rank"] == 1 and "./launch_train.sh 2 --resume=run --num_workers=0" in record["advice"]
+    assert (
+        record["rank"] == 1
+        and "./launch_train.sh 2 --resume=run --num_workers=0" in record["advice"]
+    )
 
 
 def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
@@ -150,11 +208,24 @@ def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
 @pytest.mark.parametrize("inside", ["", "ranks", "ranks/rank0.log"])
 def test_a_verdict_without_a_known_cause_decides_too(run: RunDir, inside: str) -> None:
     """Who was killed has said nothing, and the others' last words are of their loss."""
-    run.rank_log(0).write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
-    failure = {"cause": "killed", "kind": "died", "status": -9, "rank": 1, "summary": "killed by SIGKILL", "time": 1.0}
+    run.rank_log(0).write_text(
+        "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
+    )
+    failure = {
+        "cause": "killed",
+        "kind": "died",
+        "status": -9,
+        "rank": 1,
+        "summary": "killed by SIGKILL",
+        "time": 1.0,
+    }
     write_json(run.failure, failure | {"where": None, "evidence": []})
     record = result.diagnose([run.path / inside], "en")
-    assert (record["cause"], record["rank"], record["summary"]) == ("killed", 1, "killed by SIGKILL")
+    assert (record["cause"], record["rank"], record["summary"]) == (
+        "killed",
+        1,
+        "killed by SIGKILL",
+    )
     assert "dmesg" in record["advice"][0]
 
 
@@ -163,7 +234,11 @@ def test_a_run_that_has_finished_has_no_cause(run: RunDir) -> None:
     run.event("restart", cause="gpu_oom")
     write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
     record = result.diagnose([run.path], "en")
-    assert (record["cause"], record["summary"], record["advice"]) == ("none", "the run has finished after 1 restart", [])
+    assert (record["cause"], record["summary"], record["advice"]) == (
+        "none",
+        "the run has finished after 1 restart",
+        [],
+    )
 
 
 @pytest.mark.parametrize(("code", "cause"), [(130, "interrupted"), (75, "preempted")])
@@ -184,10 +259,19 @@ def test_our_own_card_in_a_console_is_understood(tmp_path: Path, spoken: str, ca
         "phase": "step 8: forward",
         "waiting": {},
     }
-    record |= {"phases": {}, "evidence": [f"step {i} loss 1.2390" for i in range(9)], "advice": ["x"], "stacks": None, "log": "rank1.log"}
+    record |= {
+        "phases": {},
+        "evidence": [f"step {i} loss 1.2390" for i in range(9)],
+        "advice": ["x"],
+        "stacks": None,
+        "log": "rank1.log",
+    }
     console = tmp_path / "console.log"
     shown = card.of_run(record, spoken)
-    console.write_text(f"[INFO] 2025-11-06 10:00:00 start\nstep 8 loss 1.3\n[ERROR] 2025-11-06 10:00:01 training failed\n{shown}\n")
+    console.write_text(
+        f"[INFO] 2025-11-06 10:00:00 start\nstep 8 loss 1.3\n[ERROR] 2025-11-06 10:00:01 training "
+        f"failed\n{shown}\n"
+    )
     found = result.diagnose([console], "en")
     assert (found["cause"], found["rank"], found["summary"]) == (cause, 1, "killed by SIGKILL")
 
@@ -195,7 +279,10 @@ def test_our_own_card_in_a_console_is_understood(tmp_path: Path, spoken: str, ca
 def test_a_console_of_ours_leads_to_its_run(run: RunDir, tmp_path: Path) -> None:
     console = tmp_path / "redirected.log"
     console.write_text(f"[INFO] 2025-11-06 10:00:00 run directory: {run.path}\n{OOM}")
-    assert "./launch_train.sh 2 --resume=run --device_batch_size=4" in result.diagnose([console], "en")["advice"]
+    assert (
+        "./launch_train.sh 2 --resume=run --device_batch_size=4"
+        in result.diagnose([console], "en")["advice"]
+    )
 
 
 def test_a_folder_of_runs_is_not_one_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,20 +300,35 @@ def test_a_folder_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_run_that_has_vanished_is_told_by_its_heartbeats(run: RunDir) -> None:
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
-    write_json(run.supervisor, {"pid": int(gone.stdout), "host": socket.gethostname(), "started": time.time()})
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    write_json(
+        run.supervisor,
+        {"pid": int(gone.stdout), "host": socket.gethostname(), "started": time.time()},
+    )
     writer = heartbeat.Heartbeat(run.heartbeat(1), 1)
     writer.step = 12
     writer.beat("backward")
     run.rank_log(1).write_text("step 11 | loss: 3.1\n")
     record = result.diagnose([run.path], "en")
-    assert record["cause"] == "unknown" and "every rank are gone. Last signs: rank 1: step 12: backward" in record["summary"]
-    write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()})
+    assert (
+        record["cause"] == "unknown"
+        and "every rank are gone. Last signs: rank 1: step 12: backward" in record["summary"]
+    )
+    write_json(
+        run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
+    )
     assert result.diagnose([run.path], "en")["cause"] == "none", "it is alive"
 
 
 def test_what_a_rank_reported_comes_before_what_others_logged(run: RunDir) -> None:
-    run.rank_log(0).write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
+    run.rank_log(0).write_text(
+        "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
+    )
     error = {
         "rank": 1,
         "guilty_rank": 1,
@@ -243,30 +345,42 @@ def test_an_error_file_of_torch_is_read(tmp_path: Path) -> None:
     """torch/distributed/elastic/multiprocessing/errors/error_handler.py writes it."""
     folder = tmp_path / "attempt_0" / "1"
     folder.mkdir(parents=True)
-    message = {"message": "RuntimeError: CUDA error: out of memory", "extraInfo": {"py_callstack": "…", "timestamp": "1700000000"}}
+    message = {
+        "message": "RuntimeError: CUDA error: out of memory",
+        "extraInfo": {"py_callstack": "…", "timestamp": "1700000000"},
+    }
     write_json(folder / "error.json", {"message": message})
     (folder / "stderr.log").write_text("ERROR: see the error file\n")
     record = result.diagnose([tmp_path], "en")
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
 
 
-# ── for strangers ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── for strangers
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bundle_tells_all_and_betrays_nothing(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_tells_all_and_betrays_nothing(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("USER", "somebody")
     home = tmp_path / "home" / "somebody"
     monkeypatch.setenv("HOME", str(home))
     secrets = (
-        f"WANDB_API_KEY={KEY}\nhf_token: hf_abcdefghijklmnopqrstuvwx\nAuthorization: Bearer abcdef123456789\nfrom https://me:word@host/x\n"
+        f"WANDB_API_KEY={KEY}\nhf_token: hf_abcdefghijklmnopqrstuvwx\nAuthorization: Bearer "
+        f"abcdef123456789\nfrom https://me:word@host/x\n"
     )
-    secrets += "run --api-key hunter42 AKIAABCDEFGHIJKLMNOP sk-proj-abcdefghijklmnop1234 me@example.com 10.3.2.1\n"
+    secrets += (
+        "run --api-key hunter42 AKIAABCDEFGHIJKLMNOP sk-proj-abcdefghijklmnop1234 "
+        "me@example.com 10.3.2.1\n"
+    )
     secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
     run.rank_log(1).write_text(f"{secrets}reading {home}/data by somebody\n{OOM}")
     run.event("restart", cause="gpu_oom")
     assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
-        files = {member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()}  # type: ignore[union-attr]
+        files = {
+            member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()
+        }  # type: ignore[union-attr]
     assert {name.partition("/")[2] for name in files} >= {
         "card.txt",
         "diagnosis.json",
@@ -276,15 +390,32 @@ def test_a_bundle_tells_all_and_betrays_nothing(run: RunDir, tmp_path: Path, mon
         "logs/ranks_rank1.log",
     }
     everything = "\n".join(files.values())
-    hidden = [KEY, "hf_abcdefghijklmnopqrstuvwx", "abcdef123456789", "me:word", str(home), "somebody", "hunter42", "AKIAABCD"]
+    hidden = [
+        KEY,
+        "hf_abcdefghijklmnopqrstuvwx",
+        "abcdef123456789",
+        "me:word",
+        str(home),
+        "somebody",
+        "hunter42",
+        "AKIAABCD",
+    ]
     for secret in (*hidden, "abcdefghijklmnop1234", "B0/xyz", "me@ex", "10.3.2.1"):
         assert secret not in everything, secret
-    assert "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"] and "gpu_oom" in files["bundle/card.txt"]
+    assert (
+        "CUDA out of memory" in files["bundle/logs/ranks_rank1.log"]
+        and "gpu_oom" in files["bundle/card.txt"]
+    )
     assert json.loads(files["bundle/run/plan.json"])["config"]["total_batch_size"] == 512
-    assert json.loads(files["bundle/versions.json"])["python"] and json.loads(files["bundle/diagnosis.json"])["cause"] == "gpu_oom"
+    assert (
+        json.loads(files["bundle/versions.json"])["python"]
+        and json.loads(files["bundle/diagnosis.json"])["cause"] == "gpu_oom"
+    )
 
 
-def test_a_bundle_never_replaces_a_file(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_never_replaces_a_file(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "bundle.tar.gz"
     target.write_text("mine")
     assert command.main([str(run.path), f"--report-issue={target}"]) == 2
@@ -298,17 +429,25 @@ def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
         "class Nothing:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name.partition('.')[0] in ('re2', 'psutil', 'numpy', 'torch', 'pynvml', 'tqdm'): raise ModuleNotFoundError(name=name)\n"
+        "        if name.partition('.')[0] in ('re2', 'psutil', 'numpy', 'torch', 'pynvml', "
+        "'tqdm'): raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Nothing())\n"
         "from training.cli.diagnose import main; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [bare, "-c", code, str(ROOT), str(LOGS / "gpu_oom" / "01.log"), "--json"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [bare, "-c", code, str(ROOT), str(LOGS / "gpu_oom" / "01.log"), "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (json.loads(done.stdout)["cause"], json.loads(done.stdout)["rank"]) == ("gpu_oom", 1)
 
 
 def test_words_stand_in_two_columns_whatever_their_width() -> None:
-    assert card.row("cause", "x", "en") == "Cause      x" and card.row("cause", "x", "zh") == "原因       x"
+    assert (
+        card.row("cause", "x", "en") == "Cause      x"
+        and card.row("cause", "x", "zh") == "原因       x"
+    )
     assert set(card.WORDS["en"]) == set(card.WORDS["zh"])

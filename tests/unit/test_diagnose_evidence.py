@@ -20,26 +20,68 @@ from training.diagnose import card, result
     [
         (b"", "unknown", "low", "the log is empty"),
         (b"\n \n", "unknown", "low", "the log is empty"),
-        (b"\x7fELF\2\1\1" + bytes(500) + b"MemoryError: CUDA out of memory", "unknown", "low", "it is a binary file, not a log"),
-        (b"panic: flux capacitor exploded\nexit 1\n", "unknown", "low", "panic: flux capacitor exploded"),
+        (
+            b"\x7fELF\2\1\1" + bytes(500) + b"MemoryError: CUDA out of memory",
+            "unknown",
+            "low",
+            "it is a binary file, not a log",
+        ),
+        (
+            b"panic: flux capacitor exploded\nexit 1\n",
+            "unknown",
+            "low",
+            "panic: flux capacitor exploded",
+        ),
         (b"loading 7 files\nready\n", "unknown", "low", "nothing in it is recognised"),
-        (b"".join(b"data:  %d%%|#| %d/9 [00:01<00:02, 2it/s]\r" % (i * 11, i) for i in range(9)), "unknown", "low", "nothing in it"),
-        (b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)), "none", "medium", "steps are counted up to the end"),
-        (b"Error: no icon\n" + b"".join(b"[%d]\ttrain-rmse:0.%d\n" % (i, 90 - i) for i in range(5)), "none", "medium", "steps are"),
+        (
+            b"".join(b"data:  %d%%|#| %d/9 [00:01<00:02, 2it/s]\r" % (i * 11, i) for i in range(9)),
+            "unknown",
+            "low",
+            "nothing in it",
+        ),
+        (
+            b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)),
+            "none",
+            "medium",
+            "steps are counted up to the end",
+        ),
+        (
+            b"Error: no icon\n"
+            + b"".join(b"[%d]\ttrain-rmse:0.%d\n" % (i, 90 - i) for i in range(5)),
+            "none",
+            "medium",
+            "steps are",
+        ),
         (b"step 1 loss 2.0\nTraining finished\n", "none", "high", "nothing is wrong"),
-        (b"".join(b"[%d] lost 0.%d\n" % (i, 90 - i) for i in range(5)) + b"Error: device lost\n", "unknown", "low", "Error: device lost"),
-        (b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)) + b"fatal: quota\n", "unknown", "low", "fatal: quota"),
+        (
+            b"".join(b"[%d] lost 0.%d\n" % (i, 90 - i) for i in range(5)) + b"Error: device lost\n",
+            "unknown",
+            "low",
+            "Error: device lost",
+        ),
+        (
+            b"".join(b"step %d/9 loss 2.%d\n" % (i, i) for i in range(5)) + b"fatal: quota\n",
+            "unknown",
+            "low",
+            "fatal: quota",
+        ),
     ],
 )
-def test_healthy_needs_evidence(tmp_path: Path, text: bytes, cause: str, confidence: str, summary: str) -> None:
+def test_healthy_needs_evidence(
+    tmp_path: Path, text: bytes, cause: str, confidence: str, summary: str
+) -> None:
     (tmp_path / "log").write_bytes(text)
     record = result.diagnose([tmp_path / "log"], "en")
-    assert (record["cause"], record["confidence"]) == (cause, confidence) and record["summary"].startswith(summary)
+    assert (record["cause"], record["confidence"]) == (cause, confidence) and record[
+        "summary"
+    ].startswith(summary)
     assert json.loads(json.dumps(record)) == record and card.draw(record, "zh")
 
 
 def test_a_log_cut_while_written_is_text(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n")
+    (tmp_path / "log").write_bytes(
+        bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n"
+    )
     assert result.diagnose([tmp_path / "log"], "en")["cause"] == "gpu_oom"
 
 
@@ -47,7 +89,8 @@ RAISED = (
     "Traceback (most recent call last):\n"
     '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
     '  File "/home/u/bin/train", line 30, in <module>\n    for x in loader:\n'
-    '  File "/opt/lib/python3.11/site-packages/torch/_utils.py", line 733, in reraise\n    raise exception\n'
+    '  File "/opt/lib/python3.11/site-packages/torch/_utils.py", line 733, in reraise\n    raise '
+    "exception\n"
     "ValueError: Caught ValueError in DataLoader worker process 0.\n"
     "Original Traceback (most recent call last):\n"
     '  File "/home/u/data", line 12, in __getitem__\n    raise ValueError("bad sample 7")\n'
@@ -59,26 +102,42 @@ RAISED = (
 def test_an_exception_is_named_with_the_line_that_raised_it(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(RAISED)
     record = result.diagnose([tmp_path / "log"], "en")
-    assert (record["cause"], record["where"], record["line"]) == ("exception", "/home/u/data:12", 12)
+    assert (record["cause"], record["where"], record["line"]) == (
+        "exception",
+        "/home/u/data:12",
+        12,
+    )
     assert record["summary"] == "ValueError: bad sample 7 (/home/u/data:12)"
 
 
 def test_a_syntax_error_has_its_place(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text('  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n')
+    (tmp_path / "log").write_text(
+        '  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    )
     record = result.diagnose([tmp_path / "log"], "en")
     assert (record["cause"], record["where"]) == ("exception", "train.py:3")
 
 
 def test_frames_without_a_file_are_no_place(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text('Traceback (most recent call last):\n  File "<frozen runpy>", line 1, in x\nRuntimeError: no\n')
+    (tmp_path / "log").write_text(
+        'Traceback (most recent call last):\n  File "<frozen runpy>", line 1, in x\nRuntimeError: '
+        "no\n"
+    )
     record = result.diagnose([tmp_path / "log"], "en")
-    assert (record["cause"], record["where"], record["summary"]) == ("exception", None, "RuntimeError: no")
+    assert (record["cause"], record["where"], record["summary"]) == (
+        "exception",
+        None,
+        "RuntimeError: no",
+    )
 
 
 def test_an_assertion_without_a_message_is_named_by_its_source(tmp_path: Path) -> None:
     frame = '  File "a.py", line 3, in f\n    assert boxes.min() >= 0\n'
     (tmp_path / "log").write_text(f"Traceback (most recent call last):\n{frame}AssertionError\n")
-    assert result.diagnose([tmp_path / "log"], "en")["summary"] == "AssertionError: assert boxes.min() >= 0 (a.py:3)"
+    assert (
+        result.diagnose([tmp_path / "log"], "en")["summary"]
+        == "AssertionError: assert boxes.min() >= 0 (a.py:3)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,23 +148,36 @@ def test_an_assertion_without_a_message_is_named_by_its_source(tmp_path: Path) -
         ("slurmstepd: error: Exceeded job memory limit at some point.\n", "host_oom_killed"),
     ],
 )
-def test_a_kill_is_for_memory_only_where_the_log_shows_it(tmp_path: Path, before: str, cause: str) -> None:
-    (tmp_path / "log").write_text(f"{before}run.sh: line 12: 48213 Killed                  python train.py\n")
+def test_a_kill_is_for_memory_only_where_the_log_shows_it(
+    tmp_path: Path, before: str, cause: str
+) -> None:
+    (tmp_path / "log").write_text(
+        f"{before}run.sh: line 12: 48213 Killed                  python train.py\n"
+    )
     record = result.diagnose([tmp_path / "log"], "en")
     assert (record["cause"], record["confidence"]) == (cause, "medium") and record["advice"]
 
 
 def test_a_pipe_is_a_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    writer = subprocess.Popen([sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write({OOM!r})"])
+    writer = subprocess.Popen(
+        [sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write({OOM!r})"]
+    )
     assert result.diagnose([tmp_path / "pipe"], "en")["cause"] == "gpu_oom"
     assert writer.wait(timeout=30) == 0
 
 
 def test_a_full_disk_is_no_traceback() -> None:
     with open("/dev/full", "w") as full:
-        line = [sys.executable, str(ROOT / "lib" / "run_module.py"), "training.cli.diagnose", str(LOGS / "gpu_oom" / "01.log")]
+        line = [
+            sys.executable,
+            str(ROOT / "lib" / "run_module.py"),
+            "training.cli.diagnose",
+            str(LOGS / "gpu_oom" / "01.log"),
+        ]
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (
-        done.returncode == 3 and "the answer can not be written: No space left on device" in done.stderr and "Traceback" not in done.stderr
+        done.returncode == 3
+        and "the answer can not be written: No space left on device" in done.stderr
+        and "Traceback" not in done.stderr
     )

@@ -1,5 +1,6 @@
-"""Whole logs: of two ranks that really failed here, and of GPUs, NCCL, SLURM and W&B as their programs print them, with all that
-stands around the cause. expected.json says what an expert would answer."""
+"""Whole logs: of two ranks that really failed here, and of GPUs, NCCL, SLURM and W&B as their
+programs print them, with all that stands around the cause. expected.json says what an expert would
+answer."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_the_root_is_found(name: str) -> None:
 
 
 def test_every_log_is_expected_and_there() -> None:
-    assert {str(p.relative_to(LOGS)) for p in LOGS.rglob("*.log") if p.parent.parent == LOGS} == set(FILES)
+    assert {
+        str(p.relative_to(LOGS)) for p in LOGS.rglob("*.log") if p.parent.parent == LOGS
+    } == set(FILES)
     assert all((LOGS / name).exists() for name in EXPECTED)
 
 
@@ -59,13 +62,19 @@ def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path)
     elif form == "prefixed":
         path.write_bytes("\n".join(f"node1: {line}" for line in text.split("\n")).encode())
     else:
-        path.write_bytes("\n".join(f"2025-11-06T10:00:00.123456789Z {line}" for line in text.split("\n")).encode())
+        path.write_bytes(
+            "\n".join(
+                f"2025-11-06T10:00:00.123456789Z {line}" for line in text.split("\n")
+            ).encode()
+        )
     record = diagnose([path], "en")
     assert right(record, name) and record["line"] == told(name)["line"]
 
 
 def decoded(data: bytes) -> str:
-    for encoding in ("utf-16",) if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8", "gb18030", "latin-1"):
+    for encoding in (
+        ("utf-16",) if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8", "gb18030", "latin-1")
+    ):
         try:
             return data.decode(encoding)
         except UnicodeDecodeError:
@@ -75,10 +84,18 @@ def decoded(data: bytes) -> str:
 
 @each("name", FAILING[::12])
 def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
-    """Also one that ends before its failure: nothing is made up. In the middle of a line anything may be cut off: it is read, though."""
+    """Also one that ends before its failure: nothing is made up. In the middle of a line anything
+    may be cut off: it is read, though."""
     data = (LOGS / name).read_bytes()
     whole = told(name)
-    right = {whole["cause"], "none", "unknown", "peer_died", *whole["also"], *EXPECTED[name].get("or_cause", [])}
+    right = {
+        whole["cause"],
+        "none",
+        "unknown",
+        "peer_died",
+        *whole["also"],
+        *EXPECTED[name].get("or_cause", []),
+    }
     path = tmp_path / "log.txt"
     for part in range(1, 12):
         end = len(data) * part // 12
@@ -90,7 +107,10 @@ def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
 
 @each("name", FAILING[::12])
 def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> None:
-    healthy = "".join(f"step {i:06d}/200000 | loss: 3.{i % 1000:03d} | lr 2.0e-04 | tok/sec: 118,300\n" for i in range(30_000))
+    healthy = "".join(
+        f"step {i:06d}/200000 | loss: 3.{i % 1000:03d} | lr 2.0e-04 | tok/sec: 118,300\n"
+        for i in range(30_000)
+    )
     path = tmp_path / "log.txt"
     path.write_bytes(healthy.encode() + decoded((LOGS / name).read_bytes()).encode())
     record = diagnose([path], "en")
@@ -99,8 +119,12 @@ def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> No
 
 
 def test_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
-    (tmp_path / "rank0.log").write_text("[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n")
-    (tmp_path / "rank1.log").write_text("step 1 | loss: 3.1\nRuntimeError: CUDA error: out of memory\n")
+    (tmp_path / "rank0.log").write_text(
+        "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
+    )
+    (tmp_path / "rank1.log").write_text(
+        "step 1 | loss: 3.1\nRuntimeError: CUDA error: out of memory\n"
+    )
     (tmp_path / "weights.pt").write_bytes(b"PK\x03\x04\0\0CUDA out of memory")
     assert [path.name for path in logs_in(tmp_path)[0]] == ["rank0.log", "rank1.log"]
     record = diagnose([tmp_path], "en")

@@ -23,7 +23,11 @@ FACTS = {"title": 'a "run" failed', "text": "it's `so`, $HOME \\ 训练"}
 
 
 def leaves(value: object) -> list[object]:
-    return [leaf for one in value.values() for leaf in leaves(one)] if isinstance(value, dict) else [value]
+    return (
+        [leaf for one in value.values() for leaf in leaves(one)]
+        if isinstance(value, dict)
+        else [value]
+    )
 
 
 def test_they_are_found_and_hold_no_secret() -> None:
@@ -40,15 +44,33 @@ def test_a_recipe_sends_what_happened(recipe: str, tmp_path: Path) -> None:
     if "jq" in command and not shutil.which("jq"):
         pytest.skip("jq is not installed")
     for name in ("curl", "mail", "notify-send"):
-        (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$@" > args\n[ "$2" = "$DUET_TEXT" ] || cat > given\n')
+        (tmp_path / name).write_text(
+            '#!/bin/sh\nprintf "%s\\n" "$@" > args\n[ "$2" = "$DUET_TEXT" ] || cat > given\n'
+        )
         (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DUET_STATUS": "failed", "DUET_TITLE": FACTS["title"], "DUET_TEXT": FACTS["text"]}
-    env |= {name: f"https://{name}" for name in re.findall(r"\$(\w+_WEBHOOK)", command)} | {"NTFY_TOKEN": "secret"}
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "DUET_STATUS": "failed",
+        "DUET_TITLE": FACTS["title"],
+        "DUET_TEXT": FACTS["text"],
+    }
+    env |= {name: f"https://{name}" for name in re.findall(r"\$(\w+_WEBHOOK)", command)} | {
+        "NTFY_TOKEN": "secret"
+    }
     done = subprocess.run(
-        [post_run.SHELL, "-c", command], cwd=tmp_path, env=env, input=json.dumps(FACTS), capture_output=True, text=True, check=False
+        [post_run.SHELL, "-c", command],
+        cwd=tmp_path,
+        env=env,
+        input=json.dumps(FACTS),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    args, given = (tmp_path / "args").read_text().splitlines(), (tmp_path / "given").read_text() if (tmp_path / "given").exists() else ""
+    args, given = (
+        (tmp_path / "args").read_text().splitlines(),
+        (tmp_path / "given").read_text() if (tmp_path / "given").exists() else "",
+    )
     if "jq" in command:
         assert f"{FACTS['title']}\n{FACTS['text']}" in leaves(json.loads(given))
         assert args[-1].startswith("https://")

@@ -16,7 +16,13 @@ from training.cli.commands import COMMANDS
 
 def duet(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(ROOT / "duet"), *words], capture_output=True, text=True, check=False, cwd=cwd, env=clean_environment(), timeout=120
+        [str(ROOT / "duet"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=clean_environment(),
+        timeout=120,
     )
 
 
@@ -38,11 +44,18 @@ def test_a_command_answers_its_own_help_from_any_folder(name: str, tmp_path: Pat
 def test_a_script_is_told_the_same_as_by_its_own_name(tmp_path: Path) -> None:
     words = ["--depht=3", f"--out_dir={tmp_path}"]
     direct = subprocess.run(
-        [str(ROOT / "train_dual_gpu.sh"), *words], capture_output=True, text=True, check=False, cwd=ROOT, env=clean_environment()
+        [str(ROOT / "train_dual_gpu.sh"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
     )
     through = duet("train", *words)
     assert through.returncode == direct.returncode == 2
-    without_time = [[line.split(" ", 3)[-1] for line in done.stderr.splitlines()] for done in (direct, through)]
+    without_time = [
+        [line.split(" ", 3)[-1] for line in done.stderr.splitlines()] for done in (direct, through)
+    ]
     assert without_time[0] == without_time[1]
 
 
@@ -69,16 +82,38 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("duet mon", ["monitor"]), ("duet inspect --pi", ["--pid="]), ("duet train --dept", ["--depth="])]
+    ("words", "expected"),
+    [
+        ("duet mon", ["monitor"]),
+        ("duet inspect --pi", ["--pid="]),
+        ("duet train --dept", ["--depth="]),
+    ],
 )
 def test_bash_completes(words: str, expected: list[str]) -> None:
     code = COMPLETE.format(duet=f"'{ROOT}/duet'", shell="bash", words=words)
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, env=clean_environment(), timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean_environment(),
+        timeout=60,
+    )
     assert done.stdout.split() == expected, done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 def test_zsh_reads_it() -> None:
-    code = f"autoload -U +X compinit && compinit -u; source <('{ROOT}/duet' completion zsh) && whence _duet"
-    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, check=False, env=clean_environment(), timeout=60)
+    code = (
+        f"autoload -U +X compinit && compinit -u; source <('{ROOT}/duet' completion zsh) && "
+        f"whence _duet"
+    )
+    done = subprocess.run(
+        ["zsh", "-f", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean_environment(),
+        timeout=60,
+    )
     assert done.stdout.strip() == "_duet", done.stderr

@@ -26,7 +26,14 @@ from training.trainer import checkpoint
 from training.trainer.checkpoint import TrainProgress
 
 SHAPE = ModelDims(1, 64, 8)
-FACTS = {"shape": asdict(SHAPE), "optimizer": "muon", "world_size": 2, "run": "x", "data": {}, "tokenizer": "bytes"}
+FACTS = {
+    "shape": asdict(SHAPE),
+    "optimizer": "muon",
+    "world_size": 2,
+    "run": "x",
+    "data": {},
+    "tokenizer": "bytes",
+}
 Parts = tuple[GPT, optim.Optimizers]
 
 
@@ -55,7 +62,9 @@ def test_round_trip_is_exact(tmp_path: Path, parts: Parts) -> None:
         assert torch.equal(loaded.state["model"][name], value)
     for saved, part in zip(loaded.state["optimizer"], parts[1].state_dict(), strict=True):
         for index, moments in part["state"].items():
-            assert moments and all(torch.equal(saved["state"][index][name], value) for name, value in moments.items())
+            assert moments and all(
+                torch.equal(saved["state"][index][name], value) for name, value in moments.items()
+            )
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -76,7 +85,9 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: Parts) -> None:
         assert "step_00000002" in loaded.skipped[0] and "checksum" in loaded.skipped[0]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no state", "no manifest", "half a manifest", "another format"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "no state", "no manifest", "half a manifest", "another format"]
+)
 def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: Parts, damage: str) -> None:
     save(tmp_path, 1, parts)
     newest = save(tmp_path, 2, parts)
@@ -114,13 +125,21 @@ def test_what_a_user_has_put_there_stays(tmp_path: Path, parts: Parts) -> None:
     (tmp_path / "step_00000003").touch()
     for step in (4, 5):
         save(tmp_path, step, parts, keep=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [copy.name, "step_00000002.tar", "step_00000003", "step_00000005"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        copy.name,
+        "step_00000002.tar",
+        "step_00000003",
+        "step_00000005",
+    ]
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 5 and not loaded.skipped
 
 
-def test_a_large_state_reaches_the_disk_little_by_little(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it at once, at the end, could take longer than a rank may be silent in a save; one tensor can be most of it."""
+def test_a_large_state_reaches_the_disk_little_by_little(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it at once, at the end, could take longer than a rank may be silent in a save; one
+    tensor can be most of it."""
     told: list[str] = []
     sync = os.fdatasync
     monkeypatch.setattr(checkpoint, "SYNCED", 4096)
@@ -138,12 +157,21 @@ def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, part
     (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses
     save(tmp_path, 2, parts, keep=9)
     said = checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS), 1)
-    assert said == f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: a symbolic link"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "step_00000001", "step_00000003"]
+    assert (
+        said == f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: a symbolic link"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "elsewhere",
+        "step_00000001",
+        "step_00000003",
+    ]
 
 
-def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(tmp_path: Path, parts: Parts) -> None:
-    """The kernel itself refuses, in the middle of torch.save: which hides the reason in an error of its own."""
+def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(
+    tmp_path: Path, parts: Parts
+) -> None:
+    """The kernel itself refuses, in the middle of torch.save: which hides the reason in an error of
+    its own."""
     save(tmp_path, 1, parts)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
@@ -162,7 +190,9 @@ def test_an_error_of_torch_itself_is_not_the_disk_s(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[int, bool]] = []
     real = os.fsync
 
@@ -175,7 +205,9 @@ def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(tmp_path:
     assert (path.stat().st_ino, False) in synced and synced[-1] == (tmp_path.stat().st_ino, True)
 
 
-def test_failed_save_leaves_the_earlier_ones_and_nothing_half(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_leaves_the_earlier_ones_and_nothing_half(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 1, parts)
 
     def full(*args: object) -> None:
@@ -195,7 +227,9 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("act", ["prune", "save again"])
-def test_killed_while_it_removes_one_it_leaves_none_that_is_half(tmp_path: Path, parts: Parts, act: str) -> None:
+def test_killed_while_it_removes_one_it_leaves_none_that_is_half(
+    tmp_path: Path, parts: Parts, act: str
+) -> None:
     paths = [save(tmp_path, step, parts) for step in (1, 2, 3)]
     child = os.fork()
     if not child:  # from here on a process of its own, which dies at the first file that it removes
@@ -207,7 +241,9 @@ def test_killed_while_it_removes_one_it_leaves_none_that_is_half(tmp_path: Path,
 
         os.unlink = last
         try:
-            checkpoint.prune(paths[-1], 1) if act == "prune" else checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS)
+            checkpoint.prune(paths[-1], 1) if act == "prune" else checkpoint.save(
+                tmp_path, TrainProgress(3), {}, FACTS
+            )
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -215,7 +251,9 @@ def test_killed_while_it_removes_one_it_leaves_none_that_is_half(tmp_path: Path,
     assert left == (paths[1:] if act == "prune" else paths[:2])
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.path == left[-1] and not loaded.skipped
-    assert all({"state.pt", "manifest.json"} == {file.name for file in path.iterdir()} for path in left)
+    assert all(
+        {"state.pt", "manifest.json"} == {file.name for file in path.iterdir()} for path in left
+    )
     checkpoint.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == left
 
@@ -227,7 +265,9 @@ def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: Parts) -> N
     assert loaded and loaded.path == whole
 
 
-def test_what_the_disk_does_not_give_back_is_no_checkpoint(tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_does_not_give_back_is_no_checkpoint(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ones before stay, all of them: pruning waits until the new one is verified."""
     for step in (1, 2):
         save(tmp_path, step, parts, keep=2)

@@ -55,13 +55,17 @@ def session(count: int, size: int, rank: int = 0, ranks: int = 1, **config: Any)
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_each_sample_counts_once_whatever_the_batch(size: int) -> None:
     made = session(10, size)
-    assert evaluate(made) == {"plain": 4.5, "square": 28.5} and made.raw.training, "training goes on"
+    assert evaluate(made) == {"plain": 4.5, "square": 28.5} and made.raw.training, (
+        "training goes on"
+    )
     made.task.eval_batch = 2
     assert evaluate(made) == {"plain": 4.5, "square": 28.5}
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(10, 3), (2, 4), (1, 2)])
-def test_ranks_share_them_and_one_without_any_adds_nothing(count: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_them_and_one_without_any_adds_nothing(
+    count: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All add up as many figures, also a rank that has no sample: the reduction is a collective."""
     told: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: told.append(total.clone()))
@@ -69,7 +73,11 @@ def test_ranks_share_them_and_one_without_any_adds_nothing(count: int, ranks: in
         evaluate_alone(session(count, 2, rank, ranks))
     numbers = torch.arange(count, dtype=torch.float64)
     assert [len(sums) for sums in told] == [3] * ranks
-    assert torch.stack(told).sum(0).tolist() == [numbers.sum().item(), (numbers**2).sum().item(), count]
+    assert torch.stack(told).sum(0).tolist() == [
+        numbers.sum().item(),
+        (numbers**2).sum().item(),
+        count,
+    ]
 
 
 def evaluate_alone(made: Any) -> Scores | None:
@@ -80,7 +88,10 @@ def evaluate_alone(made: Any) -> Scores | None:
 
 def test_no_validation_says_why() -> None:
     assert why_not(session(10, 2)) == "" == why_not(session(0, 2, eval_every=0))
-    assert why_not(session(0, 2)) == "no validation: its data is empty" and evaluate(session(0, 2)) is None
+    assert (
+        why_not(session(0, 2)) == "no validation: its data is empty"
+        and evaluate(session(0, 2)) is None
+    )
     made = session(10, 2)
     made.validation = None
     assert evaluate(made) is None and why_not(made) == ""

@@ -20,7 +20,8 @@ from training.trainer.progress import _speed_at_peak
 
 @pytest.mark.parametrize("shape", [ModelDims(2, 256, 64), ModelDims(4, 500, 96)])
 def test_the_formula_is_what_torch_counts(shape: ModelDims) -> None:
-    """Multiplications of matrices in a forward and a backward pass, attention not split into tiles."""
+    """Multiplications of matrices in a forward and a backward pass, attention not split into
+    tiles."""
     model, sequences = GPT(shape), 3
     tokens = torch.randint(shape.vocab, (sequences, shape.max_seq_len))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -31,7 +32,9 @@ def test_the_formula_is_what_torch_counts(shape: ModelDims) -> None:
 
 def test_the_embedding_is_looked_up_and_not_multiplied() -> None:
     small, large = ModelDims(2, 256, 64), ModelDims(2, 512, 64)
-    assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, "the head alone"
+    assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, (
+        "the head alone"
+    )
 
 
 @each(
@@ -61,7 +64,12 @@ def test_known_gpus(name: str, tera: float) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100"),
+        *(
+            "NVIDIA GeForce RTX 4090 Laptop GPU",
+            "NVIDIA GeForce RTX 4090 D",
+            "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            "NVIDIA A100",
+        ),
         *("Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", "", "-"),
     ],
 )
@@ -73,12 +81,20 @@ def test_all_ranks_gpus_together_are_the_whole(monkeypatch: pytest.MonkeyPatch) 
     shape = ModelDims(12, 8192, 1536)
 
     def session(device: str) -> Any:
-        task, raw = SimpleNamespace(flops=lambda model: flops_per_token(model.shape)), SimpleNamespace(shape=shape)
-        return SimpleNamespace(world=World(0, 0, 2, torch.device(device), "nccl", "-"), raw=raw, task=task)
+        task, raw = (
+            SimpleNamespace(flops=lambda model: flops_per_token(model.shape)),
+            SimpleNamespace(shape=shape),
+        )
+        return SimpleNamespace(
+            world=World(0, 0, 2, torch.device(device), "nccl", "-"), raw=raw, task=task
+        )
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     # 12 blocks of 7.1 M weights and a head of 6.3 M; attention 12 · 12 · 768 · 1536.
-    assert flops_per_token(shape) == 6 * (12 * (4 * 768**2 + 3 * 768 * 2048) + 8192 * 768) + 12 * 12 * 768 * 1536
+    assert (
+        flops_per_token(shape)
+        == 6 * (12 * (4 * 768**2 + 3 * 768 * 2048) + 8192 * 768) + 12 * 12 * 768 * 1536
+    )
     assert _speed_at_peak(session("cuda:0")) == pytest.approx(2 * 312e12 / flops_per_token(shape))
     assert _speed_at_peak(session("cpu")) is None
     unknown = session("cuda:0")

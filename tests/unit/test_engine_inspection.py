@@ -18,7 +18,16 @@ from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.gpt.task import LanguageModel
 from training.trainer import sanity_checks
 from training.trainer.checkpoint import TrainProgress
-from training.trainer.step_stats import NO_CHECKSUM, NO_MEMORY, LocalStep, MemoryUse, RankStep, StepAllReduce, StepReport, StopRequest
+from training.trainer.step_stats import (
+    NO_CHECKSUM,
+    NO_MEMORY,
+    LocalStep,
+    MemoryUse,
+    RankStep,
+    StepAllReduce,
+    StepReport,
+    StopRequest,
+)
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 BEGUN = TrainProgress(6, 1, 48)
@@ -32,7 +41,9 @@ def gpt() -> GPT:
 def session(**more: object) -> Any:
     batches = SimpleNamespace(indices=lambda epoch, used, rank: np.arange(4) + 10 * rank + used)
     config = Config(**more)  # type: ignore[arg-type]
-    return SimpleNamespace(raw=gpt(), world=WORLD, batches=batches, config=config, task=LanguageModel)
+    return SimpleNamespace(
+        raw=gpt(), world=WORLD, batches=batches, config=config, task=LanguageModel
+    )
 
 
 def look(*shares: RankStep, norm: float = 1.0, stop: int = 0) -> None:
@@ -55,9 +66,21 @@ def test_a_good_step_passes() -> None:
             sanity_checks.NotFinite,
             "loss is nan on rank 1 at step 7 (epoch 2, sequences 58, 59, 60, 61)",
         ),
-        (RankStep(7, 4, float("inf"), NO_CHECKSUM), sanity_checks.NotFinite, "loss is inf on rank 1 at step 7"),
-        (RankStep(7, 0, float("nan"), NO_CHECKSUM), sanity_checks.EmptyBatch, "rank 1 had an empty batch at step 7"),
-        (RankStep(8, 4, 2.5, NO_CHECKSUM), sanity_checks.SanityCheckError, "rank 1 is at step 8, this rank at 7"),
+        (
+            RankStep(7, 4, float("inf"), NO_CHECKSUM),
+            sanity_checks.NotFinite,
+            "loss is inf on rank 1 at step 7",
+        ),
+        (
+            RankStep(7, 0, float("nan"), NO_CHECKSUM),
+            sanity_checks.EmptyBatch,
+            "rank 1 had an empty batch at step 7",
+        ),
+        (
+            RankStep(8, 4, 2.5, NO_CHECKSUM),
+            sanity_checks.SanityCheckError,
+            "rank 1 is at step 8, this rank at 7",
+        ),
     ],
 )
 def test_a_bad_share_is_named(bad: RankStep, kind: type[Exception], said: str) -> None:
@@ -73,13 +96,17 @@ def test_a_gradient_that_is_not_finite_is_nobodys_loss() -> None:
 
 
 def test_the_rank_against_the_majority_is_named() -> None:
-    with pytest.raises(sanity_checks.ParametersDiffer, match="parameters differ at step 7: rank 2;") as caught:
+    with pytest.raises(
+        sanity_checks.ParametersDiffer, match="parameters differ at step 7: rank 2;"
+    ) as caught:
         look(*(RankStep(7, 4, 2.5, c) for c in (5.0, 5.0, 6.0)))
     assert caught.value.rank == 2
 
 
 def test_among_two_ranks_nobody_is_blamed() -> None:
-    with pytest.raises(sanity_checks.ParametersDiffer, match="ranks 0, 1 among each other") as caught:
+    with pytest.raises(
+        sanity_checks.ParametersDiffer, match="ranks 0, 1 among each other"
+    ) as caught:
         look(RankStep(7, 4, 2.5, 5.0), RankStep(7, 4, 2.5, 6.0))
     assert caught.value.rank is None
 
@@ -99,10 +126,14 @@ def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
         key.copy_(kept)
     assert checksum.checksum(model) != checksum.checksum(other)
     value = checksum.checksum(model).item()
-    assert value == int(value) and 0 <= value < 1 << checksum.BITS, "exact in the reduction's float64"
+    assert value == int(value) and 0 <= value < 1 << checksum.BITS, (
+        "exact in the reduction's float64"
+    )
 
 
-@pytest.mark.parametrize("change", ["rows reversed", "two rows", "two signs", "two values far apart", "moved by one"])
+@pytest.mark.parametrize(
+    "change", ["rows reversed", "two rows", "two signs", "two values far apart", "moved by one"]
+)
 def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same values in other places have the same plain sum."""
     monkeypatch.setattr(checksum, "PIECE", 1000)  # so that a matrix has several pieces
@@ -123,11 +154,16 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
                 flat[places[0]], flat[places[1]] = 0.25, -0.25
         else:
             flat = weight.view(-1)
-            flat[1], flat[5001] = old.view(-1)[5001], old.view(-1)[1]  # the same place in different pieces
+            flat[1], flat[5001] = (
+                old.view(-1)[5001],
+                old.view(-1)[1],
+            )  # the same place in different pieces
     found, expected = checksum.checksums(other).tolist(), checksum.checksums(model).tolist()
     checksum._factors.cache_clear()
     names = [name for name, _ in model.named_parameters()]
-    assert [name for name, a, b in zip(names, found, expected, strict=True) if a != b] == ["blocks.0.up.weight"]
+    assert [name for name, a, b in zip(names, found, expected, strict=True) if a != b] == [
+        "blocks.0.up.weight"
+    ]
 
 
 def test_exchange_of_a_single_rank() -> None:
@@ -135,18 +171,36 @@ def test_exchange_of_a_single_rank() -> None:
     exchange.start(3, LocalStep(torch.tensor(1.5), 8, 2.25), None, 0)
     report = exchange.finish()
     (share,) = report.shares
-    assert report == StepReport([RankStep(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0) and report.loss == 1.5
+    assert (
+        report == StepReport([RankStep(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0)
+        and report.loss == 1.5
+    )
     assert share.memory is not None
-    assert share.memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2), "the resident set"
-    exchange.start(4, LocalStep(torch.tensor(float("nan")), 8, 0.0), torch.tensor(float(1 << 47), dtype=torch.float64), Exit.PREEMPTED)
+    assert share.memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2), (
+        "the resident set"
+    )
+    exchange.start(
+        4,
+        LocalStep(torch.tensor(float("nan")), 8, 0.0),
+        torch.tensor(float(1 << 47), dtype=torch.float64),
+        Exit.PREEMPTED,
+    )
     report = exchange.finish()
-    assert report.stop == Exit.PREEMPTED and report.shares[0].checksum == 1 << 47 and report.shares[0].step == 4
+    assert (
+        report.stop == Exit.PREEMPTED
+        and report.shares[0].checksum == 1 << 47
+        and report.shares[0].step == 4
+    )
 
 
 def test_the_peak_of_a_gpu_is_asked_for_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking takes some ten microseconds; the first answer knows nothing of the optimizer yet."""
     asked: list[int] = []
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: asked.append(len(asked)) or 100 + len(asked))
+    monkeypatch.setattr(
+        torch.cuda,
+        "max_memory_allocated",
+        lambda device: asked.append(len(asked)) or 100 + len(asked),
+    )
     memory = MemoryUse(torch.device("cuda", 0))
     assert [memory.now() for _ in range(12)] == [101, *[102] * 9, 103, 103]
 

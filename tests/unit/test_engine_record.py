@@ -48,7 +48,9 @@ def recorder(run: RunDir, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> Metric
     return MetricsWriter(run, Config(use_dummy_wandb=True))
 
 
-def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = Sink()
     writer = recorder(run, sink, monkeypatch)
     for step in range(1, 4):
@@ -60,8 +62,11 @@ def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(run: RunDir, m
     assert sink.end == End(0, {"steps": 3})
 
 
-def test_stuck_tracker_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its queue is full after five records; each further step takes no longer than one without a tracker."""
+def test_stuck_tracker_delays_nothing(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its queue is full after five records; each further step takes no longer than one without a
+    tracker."""
     monkeypatch.setattr(tracking, "QUEUE_LENGTH", 5)
     monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
     gate, took = threading.Event(), []
@@ -76,15 +81,22 @@ def test_stuck_tracker_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPat
     writer.close({}, 0)
     assert time.monotonic() - begun < 3
     said = capsys.readouterr().err
-    assert "TensorBoard did not finish within 0.5 s and is left behind; metrics.jsonl has everything" in said
-    assert "44 records did not reach the trackers" in said or "45 records did not reach the trackers" in said
+    assert (
+        "TensorBoard did not finish within 0.5 s and is left behind; metrics.jsonl has everything"
+        in said
+    )
+    assert (
+        "44 records did not reach the trackers" in said
+        or "45 records did not reach the trackers" in said
+    )
     gate.set()
 
 
 def test_slow_tracker_is_told_the_end_before_it_has_everything(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is still in the queue after half of the limit is given up: W&B must know how the run has ended."""
+    """What is still in the queue after half of the limit is given up: W&B must know how the run has
+    ended."""
     monkeypatch.setattr(tracking, "CLOSE_S", 1.0)
     sink = Sink()
     monkeypatch.setattr(sink, "write", lambda one: (time.sleep(0.02), sink.got.append(one)))
@@ -95,13 +107,17 @@ def test_slow_tracker_is_told_the_end_before_it_has_everything(
     assert sink.end == End(0, {"steps": 1000})
     assert 0 < len(sink.got) < 100
     said = capsys.readouterr().err
-    assert f"{1000 - len(sink.got)} records did not reach the trackers" in said and "left behind" not in said
+    assert (
+        f"{1000 - len(sink.got)} records did not reach the trackers" in said
+        and "left behind" not in said
+    )
 
 
 def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As W&B does that tries the network first: what is known of the run must not depend on how long that takes."""
+    """As W&B does that tries the network first: what is known of the run must not depend on how
+    long that takes."""
     monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
     sink = Sink()
 
@@ -140,7 +156,9 @@ def test_a_rank_without_a_recorder_has_nothing_to_tell() -> None:
     metrics_writer.failed(1)
 
 
-def test_trackers_are_told_what_has_happened_since_the_last_start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_told_what_has_happened_since_the_last_start(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for event in (
         {"event": "restart", "text": "long ago"},
         {"event": "start", "step": 0},
@@ -154,15 +172,25 @@ def test_trackers_are_told_what_has_happened_since_the_last_start(run: RunDir, m
     for step in (6, 7):
         writer.write({"step": step})
     writer.close({}, 0)
-    assert sink.notes == [("failure: killed by SIGKILL", 6), ("restart: rank 1: started again from step 5", 6)]
+    assert sink.notes == [
+        ("failure: killed by SIGKILL", 6),
+        ("restart: rank 1: started again from step 5", 6),
+    ]
 
 
-def test_failing_tracker_is_off_after_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_tracker_is_off_after_one_warning(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     writer = recorder(run, Sink(fail=True), monkeypatch)
     for step in range(5):
         writer.write({"step": step})
     writer.close({}, 0)
-    assert capsys.readouterr().err.count("TensorBoard is off for the rest of this run: ConnectionError: no route") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "TensorBoard is off for the rest of this run: ConnectionError: no route"
+        )
+        == 1
+    )
     wait_until(lambda: not writer._trackers._thread.is_alive(), 5)
 
 
@@ -175,7 +203,13 @@ def test_failing_tracker_is_off_after_one_warning(run: RunDir, monkeypatch: pyte
         (Config(wandb_mode="offline"), {}, "offline"),
     ],
 )
-def test_wandb_mode(config: Config, environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_mode(
+    config: Config,
+    environ: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in environ.items():

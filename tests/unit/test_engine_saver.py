@@ -14,7 +14,13 @@ from training.trainer import checkpoint
 from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.checkpoint import TrainProgress
 
-FACTS = {"shape": {"depth": 1}, "optimizer": "muon", "world_size": 1, "data": {}, "tokenizer": "bytes"}
+FACTS = {
+    "shape": {"depth": 1},
+    "optimizer": "muon",
+    "world_size": 1,
+    "data": {},
+    "tokenizer": "bytes",
+}
 
 
 class Log:
@@ -30,7 +36,9 @@ def log() -> Log:
 
 @pytest.fixture
 def saver(tmp_path: Path, log: Log) -> AsyncCheckpointer:
-    return AsyncCheckpointer(tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append)
+    return AsyncCheckpointer(
+        tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append
+    )
 
 
 @pytest.fixture
@@ -46,10 +54,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def test_later_changes_do_not_reach_a_save_that_is_under_way(tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event) -> None:
+def test_later_changes_do_not_reach_a_save_that_is_under_way(
+    tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event
+) -> None:
     state = {
         "model": {"w": torch.zeros(1000)},
-        "optimizer": [{"state": {0: {"m": torch.ones(3)}}, "param_groups": [{"betas": (0.9, 0.95)}]}],
+        "optimizer": [
+            {"state": {0: {"m": torch.ones(3)}}, "param_groups": [{"betas": (0.9, 0.95)}]}
+        ],
     }
     with saver:
         saver.save(TrainProgress(1, 0, 8), state, FACTS, required=False)
@@ -61,11 +73,19 @@ def test_later_changes_do_not_reach_a_save_that_is_under_way(tmp_path: Path, sav
     assert loaded.state["optimizer"][0]["param_groups"][0]["betas"] == (0.9, 0.95)
 
 
-def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(saver: AsyncCheckpointer, log: Log, gate: threading.Event) -> None:
+def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(
+    saver: AsyncCheckpointer, log: Log, gate: threading.Event
+) -> None:
     with saver:
-        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)  # returns, though nothing is written
+        saver.save(
+            TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False
+        )  # returns, though nothing is written
         assert log.saved == []
-        second = threading.Thread(target=saver.save, args=(TrainProgress(2), {"w": torch.ones(3)}, FACTS), kwargs={"required": False})
+        second = threading.Thread(
+            target=saver.save,
+            args=(TrainProgress(2), {"w": torch.ones(3)}, FACTS),
+            kwargs={"required": False},
+        )
         second.start()
         second.join(0.2)
         assert second.is_alive(), "at most one copy lives"
@@ -104,7 +124,11 @@ def test_full_disk_is_told_and_the_next_save_succeeds(
 
 @pytest.mark.parametrize("required", [False, True])
 def test_the_second_failure_in_a_row_stops_the_run(
-    required: bool, tmp_path: Path, saver: AsyncCheckpointer, log: Log, monkeypatch: pytest.MonkeyPatch
+    required: bool,
+    tmp_path: Path,
+    saver: AsyncCheckpointer,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -112,7 +136,9 @@ def test_the_second_failure_in_a_row_stops_the_run(
     saver.resume = "./launch_train.sh 2 --resume=x"
     state = {"model": {"w": torch.zeros(1_000_000)}, "optimizer": [torch.zeros(250_000)]}
     with pytest.raises(RunStopped) as caught, saver:
-        saver.save(TrainProgress(2), state, FACTS | dict.fromkeys(("epoch", "used"), 0), required=True)
+        saver.save(
+            TrainProgress(2), state, FACTS | dict.fromkeys(("epoch", "used"), 0), required=True
+        )
         monkeypatch.setattr(checkpoint, "save", full)
         saver.save(TrainProgress(4), state, FACTS, required=False)
         saver.save(TrainProgress(6), state, FACTS, required=required)
@@ -120,14 +146,22 @@ def test_the_second_failure_in_a_row_stops_the_run(
     assert f"{tmp_path} needs 5.0 MB for it and has " in warning and f"df -h {tmp_path}" in warning
     (problem,) = caught.value.problems
     assert (caught.value.code, caught.value.cause.errno) == (Exit.RESOURCES, 28)
-    assert "(steps 4 and 6)" in problem.what and f"{tmp_path} needs 5.0 MB" in problem.what and " free" in problem.what
-    assert problem.fixes[0] == f"df -h {tmp_path}" and problem.fixes[-1].startswith("./launch_train.sh 2 --resume=x ")
+    assert (
+        "(steps 4 and 6)" in problem.what
+        and f"{tmp_path} needs 5.0 MB" in problem.what
+        and " free" in problem.what
+    )
+    assert problem.fixes[0] == f"df -h {tmp_path}" and problem.fixes[-1].startswith(
+        "./launch_train.sh 2 --resume=x "
+    )
     assert caught.value.closing == "stopped at step 6, the newest checkpoint is that of step 2"
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 2
 
 
-def test_any_other_error_ends_the_training(saver: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_ends_the_training(
+    saver: AsyncCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> None:
         raise ValueError("a mistake in the code")
 
@@ -136,14 +170,18 @@ def test_any_other_error_ends_the_training(saver: AsyncCheckpointer, monkeypatch
         saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
 
 
-def test_a_failing_training_still_finishes_the_save_under_way(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+def test_a_failing_training_still_finishes_the_save_under_way(
+    tmp_path: Path, saver: AsyncCheckpointer
+) -> None:
     with pytest.raises(RuntimeError, match="training"), saver:
         saver.save(TrainProgress(1), {"w": torch.zeros(1 << 20)}, FACTS, required=False)
         raise RuntimeError("training failed")
     assert (tmp_path / "step_00000001").is_dir()
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+def test_leftovers_of_a_killed_process_are_removed(
+    tmp_path: Path, saver: AsyncCheckpointer
+) -> None:
     (tmp_path / f"{checkpoint.TEMPORARY}abc").mkdir()
     with saver:
         assert not list(tmp_path.iterdir())
@@ -158,7 +196,9 @@ def test_memory_of_the_copy_is_used_again(saver: AsyncCheckpointer) -> None:
         assert saver._copy["w"].data_ptr() == first
 
 
-def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: Path, saver: AsyncCheckpointer, log: Log) -> None:
+def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(
+    tmp_path: Path, saver: AsyncCheckpointer, log: Log
+) -> None:
     """No stand-in: the kernel lets no file grow beyond the limit."""
     state, limit = {"w": torch.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
     with saver:
@@ -176,7 +216,9 @@ def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(tmp_path: P
     assert log.saved == [1, 4] and len(log.missed) == 1
 
 
-def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(tmp_path: Path, saver: AsyncCheckpointer, log: Log) -> None:
+def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(
+    tmp_path: Path, saver: AsyncCheckpointer, log: Log
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "step_00000001").symlink_to(tmp_path / "elsewhere")
     with saver:
@@ -189,7 +231,8 @@ def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(tmp_path: Path, save
 def test_who_waits_for_a_slow_disk_shows_that_it_moves(
     tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat changes with each piece that is written, and not while nothing is: that is a hang."""
+    """The heartbeat changes with each piece that is written, and not while nothing is: that is a
+    hang."""
     heartbeat.start(tmp_path / "beat.bin", 0)
     monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
     monkeypatch.setattr("training.trainer.async_checkpoint.POLL_S", 0.005)

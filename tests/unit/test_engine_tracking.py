@@ -1,4 +1,5 @@
-"""What trackers get, by the real ones: TensorBoard's files, and W&B's client with a server on loopback."""
+"""What trackers get, by the real ones: TensorBoard's files, and W&B's client with a server on
+loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from training.trainer import tracking
 from training.trainer.tracking import End, TensorBoard, figures, public
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
-STEP = {"time": 1.0, "step": 3, "epoch": 1, "loss": 2.5, "mfu": None, "compute_ms": [1.5, 2.5], "memory_bytes": [10, None]}
+STEP = {
+    "time": 1.0,
+    "step": 3,
+    "epoch": 1,
+    "loss": 2.5,
+    "mfu": None,
+    "compute_ms": [1.5, 2.5],
+    "memory_bytes": [10, None],
+}
 # A rank 0 that has trained a few steps; what it is told comes after it: how to end.
 RANK_0 = """
 import sys, time
@@ -59,11 +68,31 @@ def server() -> Iterator[WandbServer]:
         yield made
 
 
-def train(run: RunDir, mode: str, end: str, home: Path, token: str, first: int = 1, last: int = 20, **variables: str) -> str:
+def train(
+    run: RunDir,
+    mode: str,
+    end: str,
+    home: Path,
+    token: str,
+    first: int = 1,
+    last: int = 20,
+    **variables: str,
+) -> str:
     """What it has said."""
     env = clean_environment(HOME=str(home), **{TOKEN: token}, **variables)
-    command = [sys.executable, "-c", RANK_0 + textwrap.dedent(end), str(ROOT), str(run.path), mode, str(first), str(last)]
-    done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        RANK_0 + textwrap.dedent(end),
+        str(ROOT),
+        str(run.path),
+        mode,
+        str(first),
+        str(last),
+    ]
+    done = subprocess.run(
+        command, env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -81,11 +110,18 @@ def assert_nowhere(key: str, *folders: Path) -> None:
         assert key.encode() not in path.read_bytes(), f"the key stands in {path}"
 
 
-# ── the form of a record ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── the form of a record
+# ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_lists_are_numbers_of_the_ranks() -> None:
-    assert dict(figures(STEP)) == {"epoch": 1, "loss": 2.5, "compute_ms/rank0": 1.5, "compute_ms/rank1": 2.5, "memory_bytes/rank0": 10}
+    assert dict(figures(STEP)) == {
+        "epoch": 1,
+        "loss": 2.5,
+        "compute_ms/rank0": 1.5,
+        "compute_ms/rank1": 2.5,
+        "memory_bytes/rank0": 10,
+    }
 
 
 def test_tensorboard_shows_each_number(run: RunDir) -> None:
@@ -101,8 +137,19 @@ def test_tensorboard_shows_each_number(run: RunDir) -> None:
         board.close(End(0, {"steps": last, "loss_last": 1.5, "status": "done", "mfu": None}))
     events = EventAccumulator(str(run.tensorboard))
     events.Reload()
-    scalars = {"train/epoch", "train/loss", "train/compute_ms/rank0", "train/compute_ms/rank1", "train/memory_bytes/rank0"}
-    assert set(events.Tags()["scalars"]) == scalars | {"eval/val_psnr", "eval/eval_ms", "summary/steps", "summary/loss_last"}
+    scalars = {
+        "train/epoch",
+        "train/loss",
+        "train/compute_ms/rank0",
+        "train/compute_ms/rank1",
+        "train/memory_bytes/rank0",
+    }
+    assert set(events.Tags()["scalars"]) == scalars | {
+        "eval/val_psnr",
+        "eval/eval_ms",
+        "summary/steps",
+        "summary/loss_last",
+    }
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
         *((step, 100.0 + step) for step in range(1, 5)),
         *((step, 500.0 + step) for step in range(5, 9)),
@@ -116,31 +163,44 @@ def test_what_wandb_is_told_of_the_configuration() -> None:
     assert told["data"] == "set, not shown" and "geheim" not in json.dumps(told)
 
 
-# ── W&B ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── W&B ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
-def test_offline_and_later_sent_by_wandb_sync(run: RunDir, tmp_path: Path, token: str, server: WandbServer) -> None:
-    """Two starts of one run become one run on the server, with every record, also of the steps that were done twice."""
+def test_offline_and_later_sent_by_wandb_sync(
+    run: RunDir, tmp_path: Path, token: str, server: WandbServer
+) -> None:
+    """Two starts of one run become one run on the server, with every record, also of the steps that
+    were done twice."""
     train(run, "offline", FAILED, tmp_path, token, WANDB_API_KEY=KEY)
     append_json(run.events, {"event": "start"})
-    append_json(run.events, {"event": "restart", "text": "rank 1 was killed: started again from step 15"})
+    append_json(
+        run.events, {"event": "restart", "text": "rank 1 was killed: started again from step 15"}
+    )
     train(run, "offline", FINISHED, tmp_path, token, first=16, last=24, WANDB_API_KEY=KEY)
     assert_nowhere(KEY, tmp_path)
     parts = sorted(run.wandb.glob("offline-run-*"))
     assert len(parts) == 2 and all(part.name.endswith(identity(run)) for part in parts)
 
-    env = clean_environment(HOME=str(tmp_path), WANDB_BASE_URL=server.address, WANDB_API_KEY=KEY, **{TOKEN: token})
+    env = clean_environment(
+        HOME=str(tmp_path), WANDB_BASE_URL=server.address, WANDB_API_KEY=KEY, **{TOKEN: token}
+    )
     command = [str(Path(sys.executable).with_name("wandb")), "sync", "--yes", *map(str, parts)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(server.runs) == [identity(run)]
     got = server.run(identity(run))
     recorded = [r for r in read_records(run.metrics) if "loss" in r]
     assert len(recorded) == 29
-    assert sorted((r["step"], r["loss"]) for r in got.history if "loss" in r) == sorted((r["step"], r["loss"]) for r in recorded)
+    assert sorted((r["step"], r["loss"]) for r in got.history if "loss" in r) == sorted(
+        (r["step"], r["loss"]) for r in recorded
+    )
     assert {r["compute_ms/rank1"] for r in got.history if r.get("step") == 7} >= {9.0}
-    assert [r["event"] for r in got.history if "event" in r] == ["restart: rank 1 was killed: started again from step 15"]
+    assert [r["event"] for r in got.history if "event" in r] == [
+        "restart: rank 1 was killed: started again from step 15"
+    ]
     assert (got.summary["status"], got.summary["loss_last"]) == ("done", 0.5)
     assert got.config["depth"] == 12 and "notify" not in got.config
 
@@ -151,31 +211,51 @@ def test_offline_and_later_sent_by_wandb_sync(run: RunDir, tmp_path: Path, token
         (FINISHED, 0),
         (FAILED, 1),
         ('recorder.close({"steps": last, "status": "stopped"}, 75)', 75),
-        ('recorder.close({"steps": last, "status": "stopped"}, 130)', 0),  # Ctrl-C: nothing has failed
+        (
+            'recorder.close({"steps": last, "status": "stopped"}, 130)',
+            0,
+        ),  # Ctrl-C: nothing has failed
     ],
     ids=["finished", "failed", "preempted", "stopped"],
 )
 def test_online_it_is_known_how_the_run_has_ended(
     run: RunDir, tmp_path: Path, token: str, server: WandbServer, end: str, code: int
 ) -> None:
-    """`wandb sync` and the live client speak the same protocol; the exit status decides what W&B calls the run."""
-    said = train(run, "online", end, tmp_path, token, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.address)
+    """`wandb sync` and the live client speak the same protocol; the exit status decides what W&B
+    calls the run."""
+    said = train(
+        run, "online", end, tmp_path, token, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.address
+    )
     got = server.run(identity(run))
     assert got.exit_codes == [code], said
     assert got.losses == {step: 10 / step for step in range(1, 21)}
     assert_nowhere(KEY, tmp_path)
 
 
-def test_online_without_a_network_it_is_offline_and_the_key_is_nowhere(run: RunDir, tmp_path: Path, token: str) -> None:
-    said = train(run, "online", FINISHED, tmp_path, token, WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
+def test_online_without_a_network_it_is_offline_and_the_key_is_nowhere(
+    run: RunDir, tmp_path: Path, token: str
+) -> None:
+    said = train(
+        run,
+        "online",
+        FINISHED,
+        tmp_path,
+        token,
+        WANDB_API_KEY=KEY,
+        WANDB_BASE_URL="http://127.0.0.1:9",
+    )
     assert "W&B online did not start" in said and "going on offline" in said and KEY not in said
     assert len(list(run.wandb.glob("offline-run-*/*.wandb"))) == 1
     assert_nowhere(KEY, tmp_path)
 
 
 def test_a_tracker_costs_a_step_next_to_nothing(run: RunDir, tmp_path: Path, token: str) -> None:
-    """The real client, while it starts and while it works: what a step waits for is a write into a file and a queue."""
-    code = "import statistics; print(statistics.median(took) * 1e6, max(took) * 1e6, file=sys.stderr)\n" + FINISHED
+    """The real client, while it starts and while it works: what a step waits for is a write into a
+    file and a queue."""
+    code = (
+        "import statistics; print(statistics.median(took) * 1e6, max(took) * 1e6, "
+        "file=sys.stderr)\n" + FINISHED
+    )
     said = train(run, "offline", code, tmp_path, token, last=400)
     median, _ = (float(word) for word in said.splitlines()[0].split())
     assert median < 2000, "microseconds"
@@ -189,6 +269,15 @@ def test_an_id_that_is_damaged_is_made_anew(run: RunDir) -> None:
 
 
 def test_no_torch_and_no_wandb_before_the_first_record() -> None:
-    code = "import sys, training.trainer.metrics_writer; print([m for m in ('torch', 'wandb', 'tensorboard') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True)
+    code = (
+        "import sys, training.trainer.metrics_writer; print([m for m in ('torch', 'wandb', "
+        "'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""Names of other tools: every row of the table leads to a command, a line or a variable that Duet accepts."""
+"""Names of other tools: every row of the table leads to a command, a line or a variable that Duet
+accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from training.core import suggest
 from training.core.rundir import write_json
 
 Write = Callable[..., str]
-CONFIG = "device = 'cpu'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = 256\nnum_iterations = 400\ndata = 'a.txt'\n"
+CONFIG = (
+    "device = 'cpu'\ndevice_batch_size = 4\nmax_seq_len = 32\ntotal_batch_size = "
+    "256\nnum_iterations = 400\ndata = 'a.txt'\n"
+)
 
 
 @pytest.fixture
@@ -27,7 +31,11 @@ def small(home: Path, write: Write) -> str:
     """A config, a run to resume, and the files that examples name."""
     write("a.txt", "some text")
     write("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
-    plan = {"config": {"depth": 2, "data": "a.txt", "max_seq_len": 32}, "config_file": "small.py", "command": {"cwd": str(Path.cwd())}}
+    plan = {
+        "config": {"depth": 2, "data": "a.txt", "max_seq_len": 32},
+        "config_file": "small.py",
+        "command": {"cwd": str(Path.cwd())},
+    }
     write_json(make_run(home / "experiments", "earlier").plan, plan)
     return write("small.py", CONFIG)
 
@@ -41,18 +49,28 @@ def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shel
     for name in row.names:
         others = ["--num_workers=1"] if "workers" in name else []
         problem = only(wrong("2", small, *others, flag(name, row), script=LAUNCH))
-        assert problem.what.startswith(f"--{name} is not a known flag: ") or not (row.to or row.note)
+        assert problem.what.startswith(f"--{name} is not a known flag: ") or not (
+            row.to or row.note
+        )
         assert problem.fixes
         for fix in problem.fixes:
             if fix == f"./{LAUNCH} --help":
-                assert row.translate is foreign_names.none or row.note or name == "tokenizer_name", "nothing to suggest needs a reason"
+                assert (
+                    row.translate is foreign_names.none or row.note or name == "tokenizer_name"
+                ), "nothing to suggest needs a reason"
                 continue
-            found = shell.read(fix.partition(" ./")[1].strip() + fix.partition(" ./")[2] if "VISIBLE" in fix else fix)
+            found = shell.read(
+                fix.partition(" ./")[1].strip() + fix.partition(" ./")[2]
+                if "VISIBLE" in fix
+                else fix
+            )
             assert found.config_file == Path("small.py")
 
 
 @each("row", ROWS, ids=lambda row: row.names[0])
-def test_the_same_for_a_variable_and_a_key(row: Foreign, home: Path, write: Write, small: str) -> None:
+def test_the_same_for_a_variable_and_a_key(
+    row: Foreign, home: Path, write: Write, small: str
+) -> None:
     name = row.names[0]
     value = row.example or "true"
     variable = only(wrong(small, env={f"DUET_{name.upper()}": value}))
@@ -68,7 +86,12 @@ def test_the_same_for_a_variable_and_a_key(row: Foreign, home: Path, write: Writ
             wrong(corrected)
         except pytest.fail.Exception:
             continue
-        of_others = ("total_batch_size", "device_batch_size", "max_seq_len", "resume")  # a batch that divides, a run of that config
+        of_others = (
+            "total_batch_size",
+            "device_batch_size",
+            "max_seq_len",
+            "resume",
+        )  # a batch that divides, a run of that config
         assert any(name in fix for name in of_others)
 
 
@@ -95,21 +118,30 @@ def test_every_target_is_a_field() -> None:
         ("--gradient_accumulation_steps=4", "--total_batch_size=1024"),
         ("--batch_size=16", "--device_batch_size=16 --total_batch_size=1024"),
         ("--global_batch_size=16", "--total_batch_size=512"),
-        ("--lr=3e-4", "--optimizer=adamw --matrix_lr=3e-4 --embedding_lr=3e-4 --unembedding_lr=3e-4"),
+        (
+            "--lr=3e-4",
+            "--optimizer=adamw --matrix_lr=3e-4 --embedding_lr=3e-4 --unembedding_lr=3e-4",
+        ),
         ("--warmup_steps=40", "--warmup_ratio=0.1"),
         ("--wandb_log=False", "--use_dummy_wandb=true"),
         ("--gradient_checkpointing", "--activation_checkpointing=12"),
     ],
 )
 def test_values_are_translated(typed: str, fix: str, small: str) -> None:
-    assert only(wrong(small, *typed.split(" "), script=SIMPLE)).fixes[0] == f"./{SIMPLE} {small} {fix}"
+    assert (
+        only(wrong(small, *typed.split(" "), script=SIMPLE)).fixes[0] == f"./{SIMPLE} {small} {fix}"
+    )
 
 
 def test_a_number_of_processes(small: str, shell: Shell) -> None:
-    assert only(wrong("--nproc_per_node=2", small, script=LAUNCH)).fixes == [f"./{LAUNCH} 2 {small}"]
+    assert only(wrong("--nproc_per_node=2", small, script=LAUNCH)).fixes == [
+        f"./{LAUNCH} 2 {small}"
+    ]
     assert only(wrong("4", "--gpus=2", small, script=LAUNCH)).fixes == [f"./{LAUNCH} 2 {small}"]
     assert only(wrong(small, "--gpus=2", script=SIMPLE)).fixes == [f"./{SIMPLE} {small}"]
-    assert only(wrong(small, "--devices=3", script=ENHANCED)).fixes == [f"./{LAUNCH} 3 {small} --total_batch_size=384"]
+    assert only(wrong(small, "--devices=3", script=ENHANCED)).fixes == [
+        f"./{LAUNCH} 3 {small} --total_batch_size=384"
+    ]
     both = only(wrong(small, "--gpu_ids=0,3", script=SIMPLE)).fixes
     assert both == [f"CUDA_VISIBLE_DEVICES=0,3 ./{SIMPLE} {small}"]
 
@@ -122,12 +154,23 @@ def test_there_is_no_limit_by_time(small: str) -> None:
 
 def test_all_of_them_are_corrected_in_one_command(small: str, shell: Shell) -> None:
     problems = wrong(
-        small, "--max_steps=9", "--batch_size=2", "--gradient_accumulation_steps=3", "--depht=4", "--device=gpu", script=SIMPLE
+        small,
+        "--max_steps=9",
+        "--batch_size=2",
+        "--gradient_accumulation_steps=3",
+        "--depht=4",
+        "--device=gpu",
+        script=SIMPLE,
     )
     assert len(problems) == 5
     assert len({problem.fixes[0] for problem in problems}) == 1
     config = shell.read(problems[0].fixes[0]).config
-    assert (config.num_iterations, config.device_batch_size, config.total_batch_size, config.depth) == (9, 2, 2 * 32 * 2 * 3, 4)
+    assert (
+        config.num_iterations,
+        config.device_batch_size,
+        config.total_batch_size,
+        config.depth,
+    ) == (9, 2, 2 * 32 * 2 * 3, 4)
     assert config.device == "cuda"
 
 
@@ -152,7 +195,9 @@ def test_a_value_of_another_tool(small: str, shell: Shell) -> None:
 
 def test_a_value_in_a_file(home: Path, write: Write) -> None:
     write("a.txt", "some text")
-    assert only(wrong(write("c.py", "precision = 'fp16'\ndata = 'a.txt'\n"))).fixes == ["precision = 'bf16'   # c.py:1"]
+    assert only(wrong(write("c.py", "precision = 'fp16'\ndata = 'a.txt'\n"))).fixes == [
+        "precision = 'bf16'   # c.py:1"
+    ]
     assert only(wrong(write("c.json", '{"precision": "16-mixed", "data": "a.txt"}'))).fixes == [
         '"precision": "bf16"   in c.json: \'precision\''
     ]
@@ -161,12 +206,24 @@ def test_a_value_in_a_file(home: Path, write: Write) -> None:
 
 def test_the_documentation_has_the_table() -> None:
     text = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
-    assert "\n".join(foreign_names.table()) in text, "python -m training.config.foreign_names prints it"
+    assert "\n".join(foreign_names.table()) in text, (
+        "python -m training.config.foreign_names prints it"
+    )
 
 
 def test_near_is_near() -> None:
     known = list(FIELDS)
-    for far in ("block_size", "gpus", "fp16", "lr", "n_layer", "dataset", "model", "steps", "output"):
+    for far in (
+        "block_size",
+        "gpus",
+        "fp16",
+        "lr",
+        "n_layer",
+        "dataset",
+        "model",
+        "steps",
+        "output",
+    ):
         assert suggest.suggest(far, known) == [], far
 
 

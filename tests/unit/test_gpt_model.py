@@ -52,7 +52,9 @@ def test_uncounted_targets() -> None:
     model, tokens = gpt(), torch.randint(0, 64, (2, 16))
     targets = tokens.clone()
     targets[:, 8:] = -1
-    assert model(tokens, targets).item() == pytest.approx(model(tokens[:, :8], tokens[:, :8]).item(), rel=1e-5)
+    assert model(tokens, targets).item() == pytest.approx(
+        model(tokens[:, :8], tokens[:, :8]).item(), rel=1e-5
+    )
 
 
 def test_every_parameter_gets_a_gradient() -> None:
@@ -64,7 +66,9 @@ def test_every_parameter_gets_a_gradient() -> None:
 @pytest.mark.slow
 def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
     model = gpt()
-    first, second = (model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2))
+    first, second = (
+        model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2)
+    )
     assert first == second and len(first) == 40 and all(0 <= t < 64 for t in first)
     assert first != model.generate([1], 40, 1.0, torch.Generator().manual_seed(4))
 
@@ -74,13 +78,26 @@ def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.
     model.zero_grad()
     loss = model(tokens, tokens)
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.slow
-@each("frugal", [MemorySavings(1, 1), MemorySavings(3, 1), MemorySavings(0, 4), MemorySavings(0, 5), MemorySavings(3, 7)])
+@each(
+    "frugal",
+    [
+        MemorySavings(1, 1),
+        MemorySavings(3, 1),
+        MemorySavings(0, 4),
+        MemorySavings(0, 5),
+        MemorySavings(3, 7),
+    ],
+)
 @each("dropout", [0.0, 0.3])
-def test_saving_memory_does_not_change_the_arithmetic(frugal: MemorySavings, dropout: float) -> None:
+def test_saving_memory_does_not_change_the_arithmetic(
+    frugal: MemorySavings, dropout: float
+) -> None:
     model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
     for block in model.blocks:
         block.dropout = dropout

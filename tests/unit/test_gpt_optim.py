@@ -33,7 +33,9 @@ def test_every_weight_is_in_one_group_with_its_rate(name: str) -> None:
     model, config = gpt(), Config(optimizer=name)
     optimizer = optim.build(model, config)
     members = [p for group in optimizer.param_groups for p in group["params"]]
-    assert {id(p) for p in members} == {id(p) for p in model.parameters()} and len(members) == len(list(model.parameters()))
+    assert {id(p) for p in members} == {id(p) for p in model.parameters()} and len(members) == len(
+        list(model.parameters())
+    )
     scale = (768 / 128) ** 0.5  # depth 2 is 128 wide
     matrices = optim.MATRIX_LR[name] * (scale if name == "adamw" else 1.0)
     assert optimizer.schedule(0, 0.5) == pytest.approx(matrices / 2)
@@ -50,7 +52,10 @@ def test_state_makes_the_same_next_steps(name: str) -> None:
     model, config = gpt(), Config(optimizer=name)
     optimizer = optim.build(model, config)
     trained(model, optimizer, range(3))
-    weights, state = {k: v.clone() for k, v in model.state_dict().items()}, copied(optimizer.state_dict())
+    weights, state = (
+        {k: v.clone() for k, v in model.state_dict().items()},
+        copied(optimizer.state_dict()),
+    )
     trained(model, optimizer, range(3, 6))
     other = gpt()
     other.load_state_dict(weights)
@@ -98,8 +103,17 @@ def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
         optim.MATRIX_LR["muon"] * (model.shape.inner / model.shape.width) ** 0.5
     )
     # In fp32 the flattest directions need more iterations; bf16 fills them with its rounding.
-    alike = int((slopes > slopes.norm() / 100).sum()) if any(isinstance(p, Fp32Muon) for p in optimizer.parts) else len(values)
-    assert values.max() < 1.5 and values.median() > 0.5 and alike > len(values) / 2 and values[0] / values[alike - 1] < 20
+    alike = (
+        int((slopes > slopes.norm() / 100).sum())
+        if any(isinstance(p, Fp32Muon) for p in optimizer.parts)
+        else len(values)
+    )
+    assert (
+        values.max() < 1.5
+        and values.median() > 0.5
+        and alike > len(values) / 2
+        and values[0] / values[alike - 1] < 20
+    )
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48)])

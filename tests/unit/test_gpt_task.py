@@ -43,17 +43,27 @@ def gpt() -> GPT:
 
 
 def task_of(data: PreparedCorpus, **config: Any) -> LanguageModel:
-    return LanguageModel(Config(depth=1, max_seq_len=8, **config), torch.device("cpu"), data, MemorySavings())
+    return LanguageModel(
+        Config(depth=1, max_seq_len=8, **config), torch.device("cpu"), data, MemorySavings()
+    )
 
 
-def score(model: GPT, data: PreparedCorpus, batch: int = 4, tokens: int = 1000, tokenizer: Any = None) -> Scores:
+def score(
+    model: GPT, data: PreparedCorpus, batch: int = 4, tokens: int = 1000, tokenizer: Any = None
+) -> Scores:
     found = evaluate(session_of(model, data, batch, tokens, tokenizer))
     assert found
     return found
 
 
 def session_of(
-    model: GPT, data: PreparedCorpus, batch: int = 4, tokens: int = 1000, tokenizer: Any = None, world: World = WORLD, **config: Any
+    model: GPT,
+    data: PreparedCorpus,
+    batch: int = 4,
+    tokens: int = 1000,
+    tokenizer: Any = None,
+    world: World = WORLD,
+    **config: Any,
 ) -> Any:
     task = task_of(data, eval_tokens=tokens, **config)
     task.tokenizer = tokenizer or task.tokenizer
@@ -100,7 +110,10 @@ def test_only_so_many_tokens_are_looked_at(tmp_path: Path) -> None:
     data = corpus(tmp_path, torch.randint(0, 256, (20 * 8 + 1,)).tolist())
     first, whole = score(gpt(), data, tokens=16), score(gpt(), data)
     inputs, targets = task_of(data).val_data().batch([0, 1])
-    assert first["loss"] == pytest.approx(gpt()(inputs, targets).item(), rel=1e-5) and first["loss"] != whole["loss"]
+    assert (
+        first["loss"] == pytest.approx(gpt()(inputs, targets).item(), rel=1e-5)
+        and first["loss"] != whole["loss"]
+    )
 
 
 def test_too_little_text_is_no_score(tmp_path: Path) -> None:
@@ -112,11 +125,16 @@ def test_a_run_without_validation_says_why(tmp_path: Path) -> None:
     one_sequence = corpus(tmp_path, list(range(12)))
     assert why_not(session_of(gpt(), one_sequence)) == ""
     assert why_not(session_of(gpt(), one_sequence, world=two)) == (
-        "no validation: the text for it makes 1 sequence of 8 tokens, fewer than one for each of 2 ranks; "
+        "no validation: the text for it makes 1 sequence of 8 tokens, fewer than one for each of 2 "
+        "ranks; "
         "more text, or a smaller --max_seq_len"
     )
-    assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", "nobody wants it"
-    assert "0 sequences of 8 tokens, fewer than one;" in why_not(session_of(gpt(), corpus(tmp_path, [1, 2])))
+    assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", (
+        "nobody wants it"
+    )
+    assert "0 sequences of 8 tokens, fewer than one;" in why_not(
+        session_of(gpt(), corpus(tmp_path, [1, 2]))
+    )
 
 
 def test_a_long_evaluation_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,14 @@ def test_a_beat_comes_back_as_it_was_written(tmp_path: Path) -> None:
     writer.beat("backward")
     beat = heartbeat.read(tmp_path / "rank7.bin")
     assert beat is not None
-    assert (beat.rank, beat.pid, beat.beats, beat.epoch, beat.step, beat.phase) == (7, os.getpid(), 2, 2, 397, "backward")
+    assert (beat.rank, beat.pid, beat.beats, beat.epoch, beat.step, beat.phase) == (
+        7,
+        os.getpid(),
+        2,
+        2,
+        397,
+        "backward",
+    )
     assert before[0] <= beat.monotonic_ns <= time.monotonic_ns()
     assert before[1] <= beat.wall_time <= time.time()
     assert 0 <= beat.age_s < 60
@@ -63,7 +70,10 @@ def test_a_long_phase_is_cut_and_does_not_spill(tmp_path: Path) -> None:
     assert heartbeat.read(tmp_path / "rank0.bin").phase == "short"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"DUET", b"\0" * 200, b"TEUD\2\0" + b"\1" * 200, b"DUET\1\0" + b"\1" * 200])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"DUET", b"\0" * 200, b"TEUD\2\0" + b"\1" * 200, b"DUET\1\0" + b"\1" * 200],
+)
 def test_no_beat_yet_or_not_ours(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "rank0.bin").write_bytes(content)
@@ -77,20 +87,27 @@ def test_a_started_rank_that_never_beat_reads_as_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [64, 256])
 def test_a_record_that_is_being_written_is_not_read(at: int, tmp_path: Path) -> None:
-    """Also for as long as its writer is stopped, and for ever where it was killed: there is always a whole one."""
+    """Also for as long as its writer is stopped, and for ever where it was killed: there is always
+    a whole one."""
     path = tmp_path / "rank0.bin"
     writer = Heartbeat(path, 0)
     writer.beat("forward")
     writer.beat("backward")
     whole = path.read_bytes()
     record = slice(at, at + heartbeat._RECORD.size)
-    for content in (bytes(heartbeat._RECORD.size), whole[record][:40] + bytes(heartbeat._RECORD.size - 40), b"x" + whole[record][1:]):
+    for content in (
+        bytes(heartbeat._RECORD.size),
+        whole[record][:40] + bytes(heartbeat._RECORD.size - 40),
+        b"x" + whole[record][1:],
+    ):
         path.write_bytes(whole[: record.start] + content + whole[record.stop :])
         beat = heartbeat.read(path)
         assert beat and (beat.phase, beat.beats) == {64: ("forward", 1), 256: ("backward", 2)}[at]
 
 
-def test_a_reading_in_which_both_records_changed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_in_which_both_records_changed_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rank0.bin"
     writer = Heartbeat(path, 0)
     for phase in ("fetch", "forward", "backward"):
@@ -131,7 +148,9 @@ def test_all_ranks_in_order(tmp_path: Path) -> None:
     assert heartbeat.read_all(tmp_path / "missing") == []
 
 
-def test_a_disk_that_does_not_answer_has_no_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_answer_has_no_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It must not end a run whose ranks are all well."""
     for rank in range(3):
         Heartbeat(tmp_path / f"rank{rank}.bin", rank).beat("forward")
@@ -140,7 +159,9 @@ def test_a_disk_that_does_not_answer_has_no_beats(tmp_path: Path, monkeypatch: p
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(Path, "glob", fails)
-    assert [b.rank for b in heartbeat.read_all(tmp_path, range(1, 3))] == [1, 2], "ranks that are known need no look at the folder"
+    assert [b.rank for b in heartbeat.read_all(tmp_path, range(1, 3))] == [1, 2], (
+        "ranks that are known need no look at the folder"
+    )
     assert heartbeat.read_all(tmp_path) == []
     monkeypatch.setattr(Path, "open", fails)
     assert heartbeat.read_all(tmp_path, range(1, 3)) == []
@@ -149,27 +170,39 @@ def test_a_disk_that_does_not_answer_has_no_beats(tmp_path: Path, monkeypatch: p
 def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from training.core import heartbeat;"
-        "heartbeat.start(Path(sys.argv[1]), 1); heartbeat.current.step = 5; heartbeat.current.beat('reduce');"
+        "heartbeat.start(Path(sys.argv[1]), 1); heartbeat.current.step = 5; "
+        "heartbeat.current.beat('reduce');"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "rank1.bin")], env=clean_environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "rank1.bin")], env=clean_environment()
+    )
     assert process.wait(60) == -9
     beat = heartbeat.read(tmp_path / "rank1.bin")
     assert beat is not None
     assert (str(beat), beat.pid) == ("step 5: reduce", process.pid)
 
 
-def test_a_full_disk_is_an_error_and_no_bus_error(on_small_disk: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_full_disk_is_an_error_and_no_bus_error(
+    on_small_disk: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     code = (
         "from pathlib import Path; from training.core.heartbeat import Heartbeat\n"
         "try: Heartbeat(Path('rank0.bin'), 0).beat('forward')\n"
         "except OSError as error: print(error.strerror)"
     )
-    done = on_small_disk("-c", code, options="size=1m", before="{ head -c 2097152 /dev/zero >filler; true; } 2>/dev/null")
+    done = on_small_disk(
+        "-c",
+        code,
+        options="size=1m",
+        before="{ head -c 2097152 /dev/zero >filler; true; } 2>/dev/null",
+    )
     assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
 
 
-def test_without_a_run_directory_beats_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_run_directory_beats_go_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat, "current", heartbeat.NoHeartbeat())
     heartbeat.current.beat("anything")
     assert list(tmp_path.iterdir()) == []
@@ -190,7 +223,9 @@ def test_how_long_each_kind_of_phase_took(tmp_path: Path, monkeypatch: pytest.Mo
     kinds = heartbeat.durations(tmp_path / "rank0.bin")
     assert set(kinds) == {"epoch #: creating data iterator", "forward"}
     creating = kinds["epoch #: creating data iterator"]
-    assert sum(creating) == 100 and sum(kinds["forward"]) == 99, "the present phase has no length yet"
+    assert sum(creating) == 100 and sum(kinds["forward"]) == 99, (
+        "the present phase has no length yet"
+    )
     usual, longest = heartbeat.quantile_s(creating, 0.99), heartbeat.quantile_s(creating, 1.0)
     assert usual is not None and 0.030 <= usual <= 0.030 * 1.25
     assert longest is not None and 0.9 <= longest <= 0.9 * 1.25
@@ -223,4 +258,8 @@ def test_again_is_the_same_phase_once_more(tmp_path: Path) -> None:
     writer.again()
     second = heartbeat.read(tmp_path / "rank0.bin")
     assert first and second and second.monotonic_ns >= first.monotonic_ns
-    assert (second.phase, second.beats, second.place) == ("evaluation", first.beats + 1, first.place)
+    assert (second.phase, second.beats, second.place) == (
+        "evaluation",
+        first.beats + 1,
+        first.place,
+    )

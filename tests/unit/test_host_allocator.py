@@ -1,4 +1,5 @@
-"""Freed memory stays with the process: seen by the page faults of touching the same amount again."""
+"""Freed memory stays with the process: seen by the page faults of touching the same amount
+again."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how: str, **more: str) -> tuple[str, int]:
     command = [sys.executable, "-c", CODE, str(ROOT), how]
-    done = subprocess.run(command, env=clean_environment(**more), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=clean_environment(**more), capture_output=True, text=True, check=True
+    )
     said, count = done.stdout.splitlines()
     return said, int(count)
 

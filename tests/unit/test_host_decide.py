@@ -18,7 +18,17 @@ TORCH, CPU_TORCH = TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0+cpu", None)
 
 def machine(*free_gib: int | None, capability: tuple[int, int] | None = (9, 0)) -> GpuInventory:
     gpus = [
-        Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, None if f is None else f * GIB, None, None, None, capability)
+        Gpu(
+            n,
+            f"GPU-{n}",
+            f"Card {n}",
+            32 * GIB,
+            None if f is None else f * GIB,
+            None,
+            None,
+            None,
+            capability,
+        )
         for n, f in enumerate(free_gib)
     ]
     return GpuInventory(tuple(gpus), f"{len(gpus)} on this machine")
@@ -29,8 +39,12 @@ def config(**values: Any) -> Config:
 
 
 def test_the_device_as_asked() -> None:
-    assert decisions.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {"value": "cpu", "reason": "as asked"}
-    # Without a GPU too: the check of the resources says so, and nothing is changed behind the user's back.
+    assert decisions.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {
+        "value": "cpu",
+        "reason": "as asked",
+    }
+    # Without a GPU too: the check of the resources says so, and nothing is changed behind the
+    # user's back.
     assert decisions.device(config(device="cuda"), 2, machine(), CPU_TORCH).value == "cuda"
 
 
@@ -54,31 +68,49 @@ def test_the_device_by_itself(ranks: int, gpus: int, value: str, reason: str) ->
 def test_gpus_are_of_no_use_to_a_torch_for_the_cpu() -> None:
     found = decisions.device(config(device="auto"), 2, machine(32, 32), CPU_TORCH)
     assert found.value == "cpu"
-    assert found.reason == "there are 2 GPUs, but the installed torch 2.13.0+cpu is built for the CPU only"
+    assert (
+        found.reason
+        == "there are 2 GPUs, but the installed torch 2.13.0+cpu is built for the CPU only"
+    )
 
 
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decisions.precision(config(precision="fp32"), "cuda", 2, machine(32, 32)).record() == {"value": "fp32", "reason": "as asked"}
+    assert decisions.precision(config(precision="fp32"), "cuda", 2, machine(32, 32)).record() == {
+        "value": "fp32",
+        "reason": "as asked",
+    }
     assert decisions.precision(config(), "cuda", 2, machine(32, 32)).value == "bf16"
-    assert decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(8, 0))).value == "bf16"
-    assert decisions.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
+    assert (
+        decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(8, 0))).value == "bf16"
+    )
+    assert (
+        decisions.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
+    )
     old = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(7, 5)))
     assert old.record() == {"value": "fp32", "reason": "Card 0 has no bf16"}
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16", "avx512_bf16"})
     fast = decisions.precision(config(), "cpu", 2, machine())
-    assert fast.record() == {"value": "bf16", "reason": "this CPU has bf16 matrix instructions (amx_bf16, avx512_bf16)"}
+    assert fast.record() == {
+        "value": "bf16",
+        "reason": "this CPU has bf16 matrix instructions (amx_bf16, avx512_bf16)",
+    }
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2"})
     assert decisions.precision(config(), "cpu", 2, machine()).value == "fp32"
 
 
 def test_a_gpu_that_is_not_used_does_not_decide() -> None:
-    mixed = GpuInventory((*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine")
+    mixed = GpuInventory(
+        (*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine"
+    )
     assert decisions.precision(config(), "cuda", 1, mixed).value == "bf16"
     assert decisions.precision(config(), "cuda", 2, mixed).value == "fp32"
 
 
 def test_cpu_flags_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    text = (
+        "processor\t: 0\nmodel name\t: X\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: "
+        "1\nflags\t\t: fpu\n"
+    )
     monkeypatch.setattr(decisions.Path, "read_text", lambda self: text)
     assert decisions.cpu_flags() == {"fpu", "avx2", "avx512_bf16"}
     monkeypatch.setattr(decisions.Path, "read_text", lambda self: "no such line\n")
@@ -88,13 +120,22 @@ def test_cpu_flags_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compile() -> None:
     assert decisions.compiled(config(), "cuda").value is True
     assert decisions.compiled(config(), "cpu").value is False
-    assert decisions.compiled(config(compile="1"), "cpu").record() == {"value": True, "reason": "as asked"}
-    assert decisions.compiled(config(compile="0"), "cuda").record() == {"value": False, "reason": "as asked"}
+    assert decisions.compiled(config(compile="1"), "cpu").record() == {
+        "value": True,
+        "reason": "as asked",
+    }
+    assert decisions.compiled(config(compile="0"), "cuda").record() == {
+        "value": False,
+        "reason": "as asked",
+    }
 
 
 def test_a_static_graph_only_where_torch_can_do_it() -> None:
     assert decisions.static_graph(config(), 1).value is False
-    assert decisions.static_graph(config(use_static_graph=True), 1).record() == {"value": True, "reason": "as asked"}
+    assert decisions.static_graph(config(use_static_graph=True), 1).record() == {
+        "value": True,
+        "reason": "as asked",
+    }
     several = decisions.static_graph(config(use_static_graph=True), 4)
     assert several.value is False
     assert "here 4 steps" in several.reason

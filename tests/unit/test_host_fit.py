@@ -27,8 +27,12 @@ def load_of(config: Config, vocab: int = 320, compiled: bool = True) -> StepWork
     return StepWorkload(config.depth, 0, config.max_seq_len, vocab, bf16=True, compiled=compiled)
 
 
-def chosen(config: Config, gib: float | None, vocab: int = 320, compiled: bool = True) -> memory_fit.MemoryPlan:
-    found = memory_fit.choose(load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB))
+def chosen(
+    config: Config, gib: float | None, vocab: int = 320, compiled: bool = True
+) -> memory_fit.MemoryPlan:
+    found = memory_fit.choose(
+        load_of(config, vocab, compiled), config, 2, None if gib is None else int(gib * GIB)
+    )
     assert found is not None
     return found
 
@@ -48,7 +52,10 @@ def test_nothing_is_computed_again_where_nothing_has_to_be() -> None:
     for gib in (10.0, 31.0, 500.0):
         found = chosen(ready("conservative"), gib)
         assert (found.load.blocks, found.load.chunks) == (0, 1)
-        assert found.sentence() == f"activation checkpointing: none: not needed, 8 sequences fit {gib:.1f} GiB free"
+        assert (
+            found.sentence()
+            == f"activation checkpointing: none: not needed, 8 sequences fit {gib:.1f} GiB free"
+        )
 
 
 def test_as_little_as_possible_is_computed_again() -> None:
@@ -58,7 +65,9 @@ def test_as_little_as_possible_is_computed_again() -> None:
         assert estimate(found.load).needed <= gib * GIB
         cheaper = [replace(found.load, blocks=b) for b in range(found.load.blocks)]
         fitting = [one for one in cheaper if estimate(one).needed <= gib * GIB]
-        assert all(found.load.extra_time - one.extra_time <= memory_fit.CHEAP for one in fitting), "more only to be not tight, when cheap"
+        assert all(found.load.extra_time - one.extra_time <= memory_fit.CHEAP for one in fitting), (
+            "more only to be not tight, when cheap"
+        )
         if len(fitting) > 0:
             assert estimate(found.load).tight <= gib * GIB
 
@@ -69,10 +78,14 @@ def test_the_sentence_says_how_much_and_why() -> None:
     assert 0 < blocks < 20 and chunks > 1
     cost = round(100 * found.load.extra_time)
     assert found.sentence() == (
-        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: so that 14 sequences fit 31.0 GiB free; "
+        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: so that 14 "
+        f"sequences fit 31.0 GiB free; "
         f"costs about {cost} % time"
     )
-    assert found.blocks.record() == {"value": blocks, "reason": "so that 14 sequences fit 31.0 GiB free"}
+    assert found.blocks.record() == {
+        "value": blocks,
+        "reason": "so that 14 sequences fit 31.0 GiB free",
+    }
     assert found.chunks.value == chunks
 
 
@@ -95,7 +108,11 @@ def test_unknown_free_memory_decides_nothing() -> None:
 def test_too_little_for_anything_is_said() -> None:
     found = chosen(ready("aggressive"), 3)
     assert "14 sequences do not fit 3.0 GiB" in found.blocks.reason
-    least = min(estimate(replace(found.load, blocks=b, chunks=c)).total for b in range(21) for c in memory_fit.CHUNKS)
+    least = min(
+        estimate(replace(found.load, blocks=b, chunks=c)).total
+        for b in range(21)
+        for c in memory_fit.CHUNKS
+    )
     assert estimate(found.load).total <= 1.02 * least
 
 
@@ -128,12 +145,19 @@ def test_an_impossible_or_hopeless_device_batch() -> None:
 @each("gib", [4, 6, 9, 12, 20, 31])
 @each(
     "more",
-    [{}, {"activation_checkpointing": "none"}, {"activation_checkpointing": 5, "loss_chunks": 2}, {"loss_chunks": 1}],
+    [
+        {},
+        {"activation_checkpointing": "none"},
+        {"activation_checkpointing": 5, "loss_chunks": 2},
+        {"loss_chunks": 1},
+    ],
     ids=lambda m: " ".join(map(str, m.values())) or "auto",
 )
 @each("name", NAMES)
 @each("vocab", [320, 65536])
-def test_what_is_suggested_fits_and_divides(name: str, more: dict[str, Any], gib: int, vocab: int) -> None:
+def test_what_is_suggested_fits_and_divides(
+    name: str, more: dict[str, Any], gib: int, vocab: int
+) -> None:
     config = ready(name, **more)
     found = chosen(config, gib, vocab)
     if estimate(found.load).needed <= gib * GIB:

@@ -1,4 +1,5 @@
-"""The state of GPUs and their links through the real NVML client code, and the kernels of an installed torch."""
+"""The state of GPUs and their links through the real NVML client code, and the kernels of an
+installed torch."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ QUICKSTART = "configs/dual_gpu/quickstart.py"
 def checks(variables: dict[str, str]) -> list[dict[str, Any]]:
     """What is said of the GPUs that a process with this environment sees."""
     code = (
-        "import json; from training.host import gpus; from training.plan.preflight import gpu_health;"
+        "import json; from training.host import gpus; from training.plan.preflight import "
+        "gpu_health;"
         "print(json.dumps([c.record() for c in gpu_health.checks(gpus.inventory().gpus)]))"
     )
     done = python("-c", code, **variables)
@@ -36,8 +38,16 @@ def checks(variables: dict[str, str]) -> list[dict[str, Any]]:
 
 def test_healthy_gpus_are_fine(nvidia: Nvidia) -> None:
     first, second, links = checks(nvidia(**QUIET))
-    assert (first["name"], second["name"], links["name"]) == ("GPU 0 state", "GPU 1 state", "GPU links")
-    assert first["text"] == "not slowed down; no memory errors; PCIe ×16, generation 1 now, 4 at most; persistence mode on"
+    assert (first["name"], second["name"], links["name"]) == (
+        "GPU 0 state",
+        "GPU 1 state",
+        "GPU links",
+    )
+    assert (
+        first["text"]
+        == "not slowed down; no memory errors; PCIe ×16, generation 1 now, 4 at most; persistence "
+        "mode on"
+    )
     assert links["text"] == "over the CPU's PCIe root, direct copies"
     assert {c["status"] for c in (first, second, links)} == {"ok"}
     assert not any(c["fixes"] for c in (first, second, links))
@@ -54,32 +64,72 @@ def test_clocks_that_are_low_for_a_good_reason(reasons: int, nvidia: Nvidia) -> 
         (8, "slowed down by the hardware", "check its power cables and the power supply"),
         (32, "slowed down for heat (driver)", "cool it: fans, dust, room"),
         (8 | 64, "slowed down for heat (hardware)", "cool it: fans, dust, room"),
-        (8 | 128, "slowed down by the power supply's brake", "check its power cables and the power supply"),
-        (4 | 128, "slowed down by the power supply's brake", "check its power cables and the power supply"),
+        (
+            8 | 128,
+            "slowed down by the power supply's brake",
+            "check its power cables and the power supply",
+        ),
+        (
+            4 | 128,
+            "slowed down by the power supply's brake",
+            "check its power cables and the power supply",
+        ),
     ],
 )
-def test_clocks_that_are_low_for_a_bad_one(reasons: int, said: str, fix: str, nvidia: Nvidia) -> None:
+def test_clocks_that_are_low_for_a_bad_one(
+    reasons: int, said: str, fix: str, nvidia: Nvidia
+) -> None:
     first, second, _ = checks(nvidia(REASONS=f"{reasons},1"))
     assert (first["status"], second["status"]) == ("warning", "ok")
     assert first["text"].startswith(f"{said}; no memory errors")
-    assert first["fixes"] == [fix, "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # says more"]
+    assert first["fixes"] == [
+        fix,
+        "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # says more",
+    ]
 
 
 def test_the_hardware_s_own_bit_is_said_when_nothing_says_why() -> None:
     assert slowdowns(8) == ("slowed down by the hardware",)
-    assert slowdowns(8 | 64 | 128) == ("slowed down for heat (hardware)", "slowed down by the power supply's brake")
+    assert slowdowns(8 | 64 | 128) == (
+        "slowed down for heat (hardware)",
+        "slowed down by the power supply's brake",
+    )
     assert slowdowns(0) == ()
 
 
 @pytest.mark.parametrize(
     ("values", "said", "fix"),
     [
-        ({"ECC": "0,3"}, "3 uncorrected memory errors since the driver was loaded", "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when"),
-        ({"ECC": "0,1"}, "1 uncorrected memory error since the driver was loaded", "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when"),
-        ({"REMAP": "0,1"}, "damaged memory waits to be taken out of use", "sudo nvidia-smi -i 1 --gpu-reset   # or reboot"),
-        ({"RETIRED": "0,1"}, "damaged memory waits to be taken out of use", "sudo nvidia-smi -i 1 --gpu-reset   # or reboot"),
-        ({"REMAP": "0,2"}, "damaged memory could not be replaced by spare memory", "have the card replaced"),
-        ({"WIDTH": "16,8"}, "its PCIe link has 8 of 16 lanes: slower exchange between ranks", "put the card into its slot again"),
+        (
+            {"ECC": "0,3"},
+            "3 uncorrected memory errors since the driver was loaded",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when",
+        ),
+        (
+            {"ECC": "0,1"},
+            "1 uncorrected memory error since the driver was loaded",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when",
+        ),
+        (
+            {"REMAP": "0,1"},
+            "damaged memory waits to be taken out of use",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot",
+        ),
+        (
+            {"RETIRED": "0,1"},
+            "damaged memory waits to be taken out of use",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot",
+        ),
+        (
+            {"REMAP": "0,2"},
+            "damaged memory could not be replaced by spare memory",
+            "have the card replaced",
+        ),
+        (
+            {"WIDTH": "16,8"},
+            "its PCIe link has 8 of 16 lanes: slower exchange between ranks",
+            "put the card into its slot again",
+        ),
     ],
     ids=str,
 )
@@ -92,7 +142,10 @@ def test_hardware_in_trouble(values: dict[str, str], said: str, fix: str, nvidia
 
 def test_a_link_of_the_width_that_the_slot_can_do_is_fine(nvidia: Nvidia) -> None:
     first = checks(nvidia(WIDTH=8, WIDTH_MOST=8, GENERATION=1, GENERATION_MOST=5))[0]
-    assert (first["status"], first["text"].split("; ")[2]) == ("ok", "PCIe ×8, generation 1 now, 5 at most")
+    assert (first["status"], first["text"].split("; ")[2]) == (
+        "ok",
+        "PCIe ×8, generation 1 now, 5 at most",
+    )
 
 
 def test_persistence_mode_is_only_told(nvidia: Nvidia) -> None:
@@ -102,16 +155,29 @@ def test_persistence_mode_is_only_told(nvidia: Nvidia) -> None:
 
 def test_a_driver_that_says_nothing_is_no_trouble(nvidia: Nvidia) -> None:
     first, second, links = checks(nvidia(NOT_SUPPORTED=1))
-    assert first == {"name": "GPU 0 state", "status": "ok", "text": "the driver says nothing of its hardware", "fixes": []}
+    assert first == {
+        "name": "GPU 0 state",
+        "status": "ok",
+        "text": "the driver says nothing of its hardware",
+        "fixes": [],
+    }
     assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "-")
 
 
-def test_a_driver_that_does_not_know_the_newer_calls(fake_driver: Path, tmp_path: Path, nvidia: Nvidia) -> None:
+def test_a_driver_that_does_not_know_the_newer_calls(
+    fake_driver: Path, tmp_path: Path, nvidia: Nvidia
+) -> None:
     source = ROOT / "tests/fake_nvml/fake_nvml.c"
-    subprocess.run(["cc", "-DOLD_DRIVER", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    subprocess.run(
+        ["cc", "-DOLD_DRIVER", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source],
+        check=True,
+    )
     variables = nvidia(REASONS=64, RETIRED=1) | {"LD_LIBRARY_PATH": str(tmp_path)}
     text = checks(variables)[0]["text"]
-    assert text.startswith("slowed down for heat (hardware); damaged memory waits to be taken out of use; no memory errors")
+    assert text.startswith(
+        "slowed down for heat (hardware); damaged memory waits to be taken out of use; no memory "
+        "errors"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,12 +191,18 @@ def test_a_driver_that_does_not_know_the_newer_calls(fake_driver: Path, tmp_path
     ],
     ids=str,
 )
-def test_how_two_gpus_reach_each_other(values: dict[str, object], said: str, nvidia: Nvidia) -> None:
+def test_how_two_gpus_reach_each_other(
+    values: dict[str, object], said: str, nvidia: Nvidia
+) -> None:
     assert checks(nvidia(**values))[2]["text"] == said
 
 
 def test_four_gpus_of_which_two_have_a_bridge() -> None:
-    pairs = [Pair(a, b, "over two CPU sockets", (a, b) == (0, 1), True) for a in range(3) for b in range(a + 1, 3)]
+    pairs = [
+        Pair(a, b, "over two CPU sockets", (a, b) == (0, 1), True)
+        for a in range(3)
+        for b in range(a + 1, 3)
+    ]
     text = gpu_health.links([], pairs).text
     assert text == "NVLink (0–1); over two CPU sockets, direct copies (0–2, 1–2)"
 
@@ -153,7 +225,8 @@ def test_all_that_is_unknown_is_left_out() -> None:
     assert gpu_health.health(state).text == "no memory errors; PCIe generation - now, 5 at most"
 
 
-# ── kernels of the installed torch ───────────────────────────────────────────────────────────────────────────────────
+# ── kernels of the installed torch
+# ───────────────────────────────────────────────────────────────────────────────────
 
 
 @each(
@@ -200,7 +273,9 @@ def test_where_it_can_not_be_known_nothing_is_said(tmp_path: Path) -> None:
         assert list(gpu_health.kernels([card], torch, request)) == []
 
 
-def test_kernels_that_are_missing_are_an_error_of_the_whole_check(nvidia: Nvidia, tmp_path: Path) -> None:
+def test_kernels_that_are_missing_are_an_error_of_the_whole_check(
+    nvidia: Nvidia, tmp_path: Path
+) -> None:
     variables = nvidia(CAPABILITY="7.0")
     package = fake_torch(tmp_path) / "torch"
     (package / "lib").mkdir()
@@ -208,11 +283,16 @@ def test_kernels_that_are_missing_are_an_error_of_the_whole_check(nvidia: Nvidia
     variables["PYTHONPATH"] = f"{package.parent}:{ROOT}"
     code = (
         "import os; from training.plan import preflight, training_plan;"
-        f"request, made, checks = training_plan.make('{SIMPLE}', ['{QUICKSTART}', '--check', '--device=cuda'], os.environ);"
-        "print([(c.status, c.text, c.fixes) for c in checks if c.name == 'torch kernels'], preflight.worst(checks))"
+        f"request, made, checks = training_plan.make('{SIMPLE}', ['{QUICKSTART}', '--check', "
+        f"'--device=cuda'], os.environ);"
+        "print([(c.status, c.text, c.fixes) for c in checks if c.name == 'torch kernels'], "
+        "preflight.worst(checks))"
     )
     done = python("-c", code, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
-    assert "('error', 'GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only'" in done.stdout
+    assert (
+        "('error', 'GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only'"
+        in done.stdout
+    )
     assert f"'./{SIMPLE} {QUICKSTART} --check --device=cpu'" in done.stdout
     assert done.stdout.endswith(" error\n")

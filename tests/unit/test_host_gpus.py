@@ -26,7 +26,8 @@ Nvidia = Callable[..., dict[str, Any]]
 def look(variables: dict[str, str]) -> GpuInventory:
     """gpus.inventory() in a process with this environment."""
     code = (
-        "import json; from dataclasses import asdict; from training.host import gpus; found = asdict(gpus.inventory());"
+        "import json; from dataclasses import asdict; from training.host import gpus; found = "
+        "asdict(gpus.inventory());"
         "found['gpus'] = [g for g in found['gpus']]; print(json.dumps(found))"
     )
     done = python("-c", code, **variables)
@@ -44,11 +45,20 @@ BALANCED, QUICKSTART = "configs/dual_gpu/balanced.py", "configs/dual_gpu/quickst
 
 def test_two_gpus_with_all_that_is_shown(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=2, FREE_GIB="31,5", CAPABILITY="9.0"))
-    assert (machine.reason, machine.driver, machine.cuda) == ("2 on this machine", "580.65.06", "13.0")
+    assert (machine.reason, machine.driver, machine.cuda) == (
+        "2 on this machine",
+        "580.65.06",
+        "13.0",
+    )
     first, second = machine.gpus
     assert (first.index, first.uuid, first.name) == (0, UUID.format(0), "Fake GPU 0")
     assert (first.total_bytes, first.free_bytes, second.free_bytes) == (32 * GIB, 31 * GIB, 5 * GIB)
-    assert (second.index, second.use_percent, second.temperature_c, second.power_w) == (1, 11, 41, 75.501)
+    assert (second.index, second.use_percent, second.temperature_c, second.power_w) == (
+        1,
+        11,
+        41,
+        75.501,
+    )
     assert tuple(first.capability or ()) == (9, 0)
     assert tuple(first.processes) == ()
 
@@ -81,8 +91,12 @@ def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int
     assert visible(every, None) == (every, "3 on this machine")
 
 
-@pytest.mark.parametrize(("selection", "indices"), [(UUID.format(1), [1]), ("", []), ("1,0", [1, 0])])
-def test_the_choice_is_applied_although_nvml_ignores_it(selection: str, indices: list[int], nvidia: Nvidia) -> None:
+@pytest.mark.parametrize(
+    ("selection", "indices"), [(UUID.format(1), [1]), ("", []), ("1,0", [1, 0])]
+)
+def test_the_choice_is_applied_although_nvml_ignores_it(
+    selection: str, indices: list[int], nvidia: Nvidia
+) -> None:
     machine = look(nvidia(CUDA_VISIBLE_DEVICES=selection))
     assert [g.index for g in machine.gpus] == indices
     assert repr(selection) in machine.reason
@@ -91,7 +105,14 @@ def test_the_choice_is_applied_although_nvml_ignores_it(selection: str, indices:
 def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
     gpu = look(nvidia(NOT_SUPPORTED=1)).gpus[0]
     assert gpu.name == "Fake GPU 0"
-    assert {gpu.total_bytes, gpu.free_bytes, gpu.use_percent, gpu.temperature_c, gpu.power_w, gpu.capability} == {None}
+    assert {
+        gpu.total_bytes,
+        gpu.free_bytes,
+        gpu.use_percent,
+        gpu.temperature_c,
+        gpu.power_w,
+        gpu.capability,
+    } == {None}
     assert memory.gib(gpu.free_bytes) == "-"
     done = dry_run(nvidia(NOT_SUPPORTED=1), BALANCED)
     assert done.returncode == 0
@@ -102,7 +123,9 @@ def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia
 def test_no_driver(tmp_path: Path) -> None:
     # An empty folder before the system's: what a machine without the library does, on any machine.
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
-    assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == GpuInventory((), "no NVIDIA driver on this machine")
+    assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == GpuInventory(
+        (), "no NVIDIA driver on this machine"
+    )
 
 
 def test_a_driver_that_does_not_answer(nvidia: Nvidia) -> None:
@@ -123,11 +146,18 @@ def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
         # Popen returns after the exec, so the command line is already the program's.
         process = look(variables).gpus[0].processes[0]
         facts = process if isinstance(process, dict) else vars(process)
-        assert (facts["pid"], facts["used_bytes"], facts["user"]) == (stranger.pid, GIB, getpass.getuser())
+        assert (facts["pid"], facts["used_bytes"], facts["user"]) == (
+            stranger.pid,
+            GIB,
+            getpass.getuser(),
+        )
         assert facts["command"].startswith(f"{sys.executable} -c")
         shown = dry_run(variables, BALANCED)
         assert shown.returncode == 0
-        assert f"occupied by pid {stranger.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c" in shown.stdout
+        assert (
+            f"occupied by pid {stranger.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c"
+            in shown.stdout
+        )
         full = dry_run(nvidia(PID=stranger.pid, FREE_GIB="3,31"), BALANCED)
         assert full.returncode == 3
         assert f"or:  kill {stranger.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
@@ -135,7 +165,8 @@ def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
 
 
 def test_a_stranger_s_command_line_is_one_harmless_line(nvidia: Nvidia) -> None:
-    # It stands in a line to paste: a line break in it would be a command of its own, an escape would move the cursor.
+    # It stands in a line to paste: a line break in it would be a command of its own, an escape
+    # would move the cursor.
     command = [sys.executable, "-c", "import sys\nsys.stdin.read()", "\x1b[2J", "\r\n rm"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as stranger:
         (process,) = look(nvidia(PID=stranger.pid)).gpus[0].processes
@@ -165,14 +196,26 @@ def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
 
 
 def test_an_old_gpu_gets_fp32(nvidia: Nvidia) -> None:
-    assert "precision fp32: Fake GPU 0 has no bf16" in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
+    assert (
+        "precision fp32: Fake GPU 0 has no bf16"
+        in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
+    )
 
 
 def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: Nvidia) -> None:
-    assert "device cuda: a GPU for each of 2 ranks (2 on this machine)" in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
-    assert "device cpu: 1 GPU for 2 ranks (1 on this machine)" in dry_run(nvidia(COUNT=1), QUICKSTART).stdout
+    assert (
+        "device cuda: a GPU for each of 2 ranks (2 on this machine)"
+        in dry_run(nvidia(COUNT=2), QUICKSTART).stdout
+    )
+    assert (
+        "device cpu: 1 GPU for 2 ranks (1 on this machine)"
+        in dry_run(nvidia(COUNT=1), QUICKSTART).stdout
+    )
     without = dry_run(nvidia(COUNT=2, torch=None), QUICKSTART).stdout
-    assert "device cpu: there are 2 GPUs, but the installed torch 2.99.0 is built for the CPU only" in without
+    assert (
+        "device cpu: there are 2 GPUs, but the installed torch 2.99.0 is built for the CPU only"
+        in without
+    )
     hidden = dry_run(nvidia(COUNT=2, CUDA_VISIBLE_DEVICES="0"), QUICKSTART).stdout
     assert "device cpu: 1 GPU for 2 ranks (1 of 2 by CUDA_VISIBLE_DEVICES='0')" in hidden
 
@@ -182,17 +225,27 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
     [
         ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
         ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'"),
+        (
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            "2 GPUs are needed, 1 visible: 1 of 2 by CUDA_VISIBLE_DEVICES='1'",
+        ),
         ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 7.2 GiB"),
         ({"INIT": 9}, "the NVIDIA driver does not answer"),
         ({"torch": None}, "torch 2.99.0 is built for the CPU only: it can not use a GPU"),
-        ({"torch": "14.1"}, "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 runs CUDA up to 13.0"),
+        (
+            {"torch": "14.1"},
+            "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 runs CUDA up to 13.0",
+        ),
     ],
     ids=str,
 )
-def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object], said: str, nvidia: Nvidia, tmp_path: Path) -> None:
+def test_too_little_gpu_ends_with_exit_3_and_what_to_do(
+    values: dict[str, object], said: str, nvidia: Nvidia, tmp_path: Path
+) -> None:
     folders = [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
-    done = python("-m", "training.cli.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values))
+    done = python(
+        "-m", "training.cli.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values)
+    )
     assert (done.returncode, done.stdout) == (3, "")
     assert said in done.stderr
     assert "    try:     " in done.stderr
@@ -201,23 +254,31 @@ def test_too_little_gpu_ends_with_exit_3_and_what_to_do(values: dict[str, object
 
 
 def test_a_gpu_that_no_program_may_use(nvidia: Nvidia) -> None:
-    assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == ["default", "exclusive process"]
+    assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == [
+        "default",
+        "exclusive process",
+    ]
     done = dry_run(nvidia(COMPUTE_MODE="0,2"), BALANCED)
     assert done.returncode == 3
     assert (
-        "error    GPU 1        Fake GPU 1, 31.0 GiB free of 32.0 GiB: its compute mode is 'prohibited', no program may use it"
-        in done.stdout
+        "error    GPU 1        Fake GPU 1, 31.0 GiB free of 32.0 GiB: its compute mode is "
+        "'prohibited', no program may use it" in done.stdout
     )
     assert "try: sudo nvidia-smi -i 1 -c DEFAULT" in done.stdout
 
 
 def test_a_gpu_for_one_process_is_fine_until_another_one_has_it(nvidia: Nvidia) -> None:
     assert dry_run(nvidia(COMPUTE_MODE="3"), BALANCED).returncode == 0
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment()) as stranger:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment()
+    ) as stranger:
         done = dry_run(nvidia(COMPUTE_MODE="3", PID=stranger.pid), BALANCED)
         stranger.stdin.close()  # type: ignore[union-attr]
     assert done.returncode == 3
-    assert "its compute mode is 'exclusive process', one process at a time may use it; occupied by pid" in done.stdout
+    assert (
+        "its compute mode is 'exclusive process', one process at a time may use it; occupied by pid"
+        in done.stdout
+    )
     assert f"try: kill {stranger.pid}   # if it is yours: " in done.stdout
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
 
@@ -227,14 +288,20 @@ def test_a_gpu_that_is_split_is_a_warning(nvidia: Nvidia) -> None:
     assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards can not be split"
     done = dry_run(nvidia(MIG="0,1"), BALANCED)
     assert done.returncode == 0
-    assert "warning  GPU 1 parts  it is split (MIG): a rank gets one part of it and its memory" in done.stdout
+    assert (
+        "warning  GPU 1 parts  it is split (MIG): a rank gets one part of it and its memory"
+        in done.stdout
+    )
     assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
 
 
 def test_parts_of_a_gpu_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="MIG-4711"), BALANCED)
     assert done.returncode == 3
-    assert "try: name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted" in done.stdout
+    assert (
+        "try: name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"
+        in done.stdout
+    )
 
 
 def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
@@ -248,7 +315,10 @@ def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:
 
 
 def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia) -> None:
-    code = "from training.host import gpus; m = gpus.inventory(); print(len(m.gpus), m.gpus[0].uuid if m.gpus else m.reason)"
+    code = (
+        "from training.host import gpus; m = gpus.inventory(); print(len(m.gpus), "
+        "m.gpus[0].uuid if m.gpus else m.reason)"
+    )
     for variables, answer in (
         ({"COUNT": 2}, f"2 {UUID.format(0)}"),
         ({"COUNT": 2, "CUDA_VISIBLE_DEVICES": "1"}, f"1 {UUID.format(1)}"),
@@ -256,7 +326,13 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     ):
         done = python("-S", "-c", code, **nvidia(**variables))
         assert (done.stdout, done.stderr) == (answer + "\n", "")
-    plan = ("lib/run_module.py", "training.cli.plan", "--before-install", "train_dual_gpu.sh", BALANCED)
+    plan = (
+        "lib/run_module.py",
+        "training.cli.plan",
+        "--before-install",
+        "train_dual_gpu.sh",
+        BALANCED,
+    )
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=1))
     assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))

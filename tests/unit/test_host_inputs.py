@@ -41,12 +41,20 @@ def test_files_that_begin_as_their_names_say(tmp_path: Path) -> None:
 
 
 def test_all_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
-    files = made(tmp_path, a_txt=b"x", b_txt_gz=b"not compressed", c_parquet=b"", d_txt_zst=b"x", e_parquet=b"x")
+    files = made(
+        tmp_path,
+        a_txt=b"x",
+        b_txt_gz=b"not compressed",
+        c_parquet=b"",
+        d_txt_zst=b"x",
+        e_parquet=b"x",
+    )
     (tmp_path / "z.txt").mkdir()
     found = data([*files, tmp_path / "z.txt", tmp_path / "gone.txt"], "texts/")
     assert found.status == ERROR
     assert found.text == (
-        f"6 of 7 files can not be read: {tmp_path}/b.txt.gz: not a .gz file; {tmp_path}/c.parquet: empty; "
+        f"6 of 7 files can not be read: {tmp_path}/b.txt.gz: not a .gz file; {tmp_path}/c.parquet: "
+        f"empty; "
         f"{tmp_path}/d.txt.zst: not a .zst file; and 3 more"
     )
     assert found.fixes == ["write them again, or take them out of texts/"]
@@ -64,7 +72,10 @@ def test_too_many_files_for_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     times = iter([0.0, 0.1, 0.5])
     monkeypatch.setattr(data_checks.time, "monotonic", lambda: next(times))
     found = data(files, "texts/")
-    assert (found.status, found.text) == (OK, "the first 2 of 3 files are readable (stopped after 0.4 s)")
+    assert (found.status, found.text) == (
+        OK,
+        "the first 2 of 3 files are readable (stopped after 0.4 s)",
+    )
 
 
 def test_a_name_that_would_act_on_the_terminal(tmp_path: Path) -> None:
@@ -86,10 +97,17 @@ def state(**fields: object) -> tuple[str, str, list[str]]:
 
 
 def test_wandb_without_a_login(no_login: Path) -> None:
-    assert state() == (OK, "not used: no login; `wandb login` or --wandb_mode=offline turns it on", [])
+    assert state() == (
+        OK,
+        "not used: no login; `wandb login` or --wandb_mode=offline turns it on",
+        [],
+    )
     assert state(use_dummy_wandb=True) == (OK, "not used: dummy", [])
     assert state(wandb_mode="disabled") == (OK, "not used: as asked", [])
-    assert state(wandb_mode="offline")[:2] == (OK, "offline (as asked), project duet: files in the run directory, `wandb sync` sends them")
+    assert state(wandb_mode="offline")[:2] == (
+        OK,
+        "offline (as asked), project duet: files in the run directory, `wandb sync` sends them",
+    )
     text = "online (as asked), but there is no login: it goes on offline"
     assert state(wandb_mode="online") == (WARNING, text, ["wandb login", "--wandb_mode=offline"])
 
@@ -99,7 +117,11 @@ def test_wandb_with_a_login_never_shows_it(no_login: Path, monkeypatch: pytest.M
     (no_login / ".netrc").chmod(0o600)
     assert state() == (OK, "online, project duet, login in ~/.netrc", [])
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    assert state(wandb_mode="online", wandb_project="mine") == (OK, "online, project mine, login by WANDB_API_KEY", [])
+    assert state(wandb_mode="online", wandb_project="mine") == (
+        OK,
+        "online, project mine, login by WANDB_API_KEY",
+        [],
+    )
     assert KEY not in json.dumps(wandb(Config()).record())
 
 

@@ -17,7 +17,8 @@ Groups = Callable[..., None]
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    """groups('0::/a/b', {'a/cpu.max': 'max 100000'}): this process is in that group, and the files of all groups are these."""
+    """groups('0::/a/b', {'a/cpu.max': 'max 100000'}): this process is in that group, and the files
+    of all groups are these."""
 
     def make(own: str, files: dict[str, str]) -> None:
         for name, text in files.items():
@@ -32,9 +33,22 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 def test_no_limit_anywhere(groups: Groups) -> None:
-    groups("0::/user.slice", {"user.slice/cpu.max": "max 100000", "user.slice/memory.max": "max", "user.slice/memory.current": "5"})
+    groups(
+        "0::/user.slice",
+        {
+            "user.slice/cpu.max": "max 100000",
+            "user.slice/memory.max": "max",
+            "user.slice/memory.current": "5",
+        },
+    )
     assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
-    groups("4:memory:/\n1:cpu,cpuacct:/", {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"})
+    groups(
+        "4:memory:/\n1:cpu,cpuacct:/",
+        {
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+            "memory/memory.usage_in_bytes": "7",
+        },
+    )
     assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
 
 
@@ -80,7 +94,9 @@ def test_version_1(groups: Groups) -> None:
 
 @pytest.mark.parametrize("path", ["/docker/4711", "/../.."])
 def test_a_container_that_sees_its_host_s_path(path: str, groups: Groups) -> None:
-    groups(f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"})
+    groups(
+        f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"}
+    )
     assert (cgroups.cpu_quota(), cgroups.memory()) == (2.0, cgroups.CgroupMemory(GIB, 0))
 
 
@@ -91,14 +107,21 @@ def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
     assert found.room == 0
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("150000 100000", 2), ("6400000 100000", 8), ("max 100000", 8)])
-def test_cores_are_not_more_than_the_time_that_is_given(quota: str, cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("50000 100000", 1), ("150000 100000", 2), ("6400000 100000", 8), ("max 100000", 8)],
+)
+def test_cores_are_not_more_than_the_time_that_is_given(
+    quota: str, cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups("0::/", {"cpu.max": quota})
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert env_vars.cpu_count() == cores
 
 
-def test_what_is_there_is_the_lesser_and_who_says_so(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_the_lesser_and_who_says_so(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cgroups, "machine_memory", lambda: 8 * GIB)
     groups("0::/", {"memory.max": str(4 * GIB), "memory.current": str(GIB)})
     assert cgroups.available_memory() == 3 * GIB
@@ -117,13 +140,18 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cgroups.open_files() == (1024, cgroups.UNLIMITED)
 
 
-def test_the_kernels_count_of_processes_it_ended_for_memory(groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_count_of_processes_it_ended_for_memory(
+    groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = tmp_path / "vmstat"
     machine.write_text("pgfault 5\noom_kill 7\n")
     monkeypatch.setattr(cgroups, "MACHINE", machine)
     groups("0::/job", {"job/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0"})
     assert cgroups.oom_kills() == 2
-    groups("4:memory:/old", {"memory/old/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"})
+    groups(
+        "4:memory:/old",
+        {"memory/old/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4"},
+    )
     assert cgroups.oom_kills() == 4
     groups("0::/nothing", {})
     assert cgroups.oom_kills() == 7

@@ -1,4 +1,5 @@
-"""The memory formula against the model itself: its weights, and its peak by fake tensors; real runs: benchmarks/memory.py."""
+"""The memory formula against the model itself: its weights, and its peak by fake tensors; real
+runs: benchmarks/memory.py."""
 
 from __future__ import annotations
 
@@ -46,11 +47,17 @@ def soak(load: StepWorkload) -> object:
         soak(replace(AGGRESSIVE, blocks=16)),
         soak(replace(AGGRESSIVE, blocks=20)),
         soak(replace(CONSERVATIVE, bf16=False)),
-        pytest.param(replace(CONSERVATIVE, bf16=False, vocab=32768, chunks=8, blocks=6), marks=pytest.mark.slow),
+        pytest.param(
+            replace(CONSERVATIVE, bf16=False, vocab=32768, chunks=8, blocks=6),
+            marks=pytest.mark.slow,
+        ),
         soak(replace(CONSERVATIVE, bf16=False, blocks=12)),
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
     ],
-    ids=lambda one: f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} parts{one.chunks}",
+    ids=lambda one: (
+        f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} "
+        f"parts{one.chunks}"
+    ),
 )
 def test_the_formula_is_the_peak_of_our_model(load: StepWorkload) -> None:
     from training.tasks.gpt.fake_memory import peak
@@ -62,7 +69,11 @@ def test_the_margins() -> None:
     found = Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0)
     assert (found.total, found.needed, found.tight) == (10 * GIB, 12 * GIB, int(13.5 * GIB))
     record = found.record()
-    assert (record["parameters_bytes"], record["total_bytes"], record["needed_bytes"]) == (10 * GIB, 10 * GIB, 12 * GIB)
+    assert (record["parameters_bytes"], record["total_bytes"], record["needed_bytes"]) == (
+        10 * GIB,
+        10 * GIB,
+        12 * GIB,
+    )
     assert found.sentence().startswith("10.0 GiB per rank (parameters 10.0 GiB, ")
     assert found.sentence().endswith("12.0 GiB with the margin that decides")
 
@@ -81,10 +92,22 @@ def test_the_fixed_parts() -> None:
 def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
     """Beside DDP's buckets, which stay: proven on the real thing below."""
     weights, micro = SMALL.shape.weights, SMALL.tokens
-    for ranks, total, copies in ((1, 8 * micro, 1), (2, 2 * micro, 1), (2, 4 * micro, 2), (2, 0, 1), (4, 4 * micro, 1)):
-        assert estimate(replace(SMALL, ranks=ranks, total_tokens=total)).gradients == 4 * weights * copies
+    for ranks, total, copies in (
+        (1, 8 * micro, 1),
+        (2, 2 * micro, 1),
+        (2, 4 * micro, 2),
+        (2, 0, 1),
+        (4, 4 * micro, 1),
+    ):
+        assert (
+            estimate(replace(SMALL, ranks=ranks, total_tokens=total)).gradients
+            == 4 * weights * copies
+        )
     # A smaller micro-batch of the same step accumulates.
-    assert estimate(replace(SMALL, ranks=2, total_tokens=2 * micro, sequences=2)).gradients == 8 * weights
+    assert (
+        estimate(replace(SMALL, ranks=2, total_tokens=2 * micro, sequences=2)).gradients
+        == 8 * weights
+    )
 
 
 def test_ddp_holds_the_gradients_twice_while_it_accumulates() -> None:
@@ -108,7 +131,14 @@ for step in range(3):
         print(own != bucket, weight.grad.data_ptr() == bucket)
 dist.destroy_process_group()
 """
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert done.stdout.split() == ["True", "True"], "gathered beside the bucket, then in it"
 
 
@@ -118,7 +148,9 @@ def test_rank_0_of_a_cpu_training_copies_its_checkpoints() -> None:
     alone = estimate(replace(SMALL, copy=True))
     assert alone.saved == 4 * weights + 4 * matrices + 8 * tables and estimate(SMALL).saved == 0
     assert alone.total == estimate(SMALL).total + alone.saved
-    assert "checkpoint 26 MiB, " in alone.sentence() and "checkpoint" not in estimate(SMALL).sentence()
+    assert (
+        "checkpoint 26 MiB, " in alone.sentence() and "checkpoint" not in estimate(SMALL).sentence()
+    )
     two = estimate(replace(SMALL, copy=True, ranks=2))
     assert two.saved == alone.saved + 2 * matrices, "half of Muon's state comes from the other rank"
 
@@ -148,7 +180,14 @@ def test_what_costs_more() -> None:
     small = estimate(SMALL)
     assert estimate(replace(SMALL, sequences=8)).activations == 2 * small.activations
     assert estimate(replace(SMALL, seq_len=256)).activations == 2 * small.activations
-    for bigger in ({"bf16": False}, {"compiled": False}, {"depth": 5}, {"vocab": 4096}, {"muon": False}, {"sequences": 5}):
+    for bigger in (
+        {"bf16": False},
+        {"compiled": False},
+        {"depth": 5},
+        {"vocab": 4096},
+        {"muon": False},
+        {"sequences": 5},
+    ):
         assert estimate(replace(SMALL, **bigger)).total > small.total  # type: ignore[arg-type]
     wide = replace(SMALL, vocab=65536)
     assert estimate(replace(wide, chunks=8)).logits < estimate(wide).logits / 6
@@ -158,9 +197,13 @@ def test_what_costs_more() -> None:
 def test_the_time_of_computing_again() -> None:
     assert SMALL.extra_time == 0
     everything = replace(SMALL, blocks=4, chunks=2).extra_time
-    assert everything == pytest.approx(1 / 3), "one more forward pass, beside one forward and two backward"
+    assert everything == pytest.approx(1 / 3), (
+        "one more forward pass, beside one forward and two backward"
+    )
     assert 0 < replace(SMALL, chunks=2).extra_time == replace(SMALL, chunks=64).extra_time
-    assert replace(SMALL, blocks=2).extra_time == pytest.approx(2 * replace(SMALL, blocks=1).extra_time)
+    assert replace(SMALL, blocks=2).extra_time == pytest.approx(
+        2 * replace(SMALL, blocks=1).extra_time
+    )
 
 
 def test_bytes_for_people() -> None:
@@ -169,14 +212,19 @@ def test_bytes_for_people() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("change", [{}, {"blocks": 8}, {"vocab": 32768, "chunks": 8}], ids=["plain", "again", "parts"])
+@pytest.mark.parametrize(
+    "change", [{}, {"blocks": 8}, {"vocab": 32768, "chunks": 8}], ids=["plain", "again", "parts"]
+)
 def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA")
     load = replace(CONSERVATIVE, cuda=True, compiled=compiled, **change)
-    code = "import json, sys; from benchmarks.memory import StepWorkload, fresh; print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"
+    code = (
+        "import json, sys; from benchmarks.memory import StepWorkload, fresh; "
+        "print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(load.__dict__)],
         cwd=ROOT,

@@ -1,4 +1,5 @@
-"""Which interface reaches a meeting point: this machine's own addresses, loopback names, names that nobody knows."""
+"""Which interface reaches a meeting point: this machine's own addresses, loopback names, names that
+nobody knows."""
 
 from __future__ import annotations
 
@@ -22,12 +23,17 @@ def real() -> tuple[str, str]:
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_a_loopback_name_says_nothing_of_the_network(name: str) -> None:
     assert network.interface_towards(name) is None
-    assert network.own_address(name) == "", "the others know this machine by another address: listen everywhere"
+    assert network.own_address(name) == "", (
+        "the others know this machine by another address: listen everywhere"
+    )
 
 
 def test_an_unknown_name() -> None:
     assert network.resolve("no-such-name.invalid") is None
-    assert network.interface_towards("no-such-name.invalid") is None and network.own_address("no-such-name.invalid") == ""
+    assert (
+        network.interface_towards("no-such-name.invalid") is None
+        and network.own_address("no-such-name.invalid") == ""
+    )
 
 
 def test_an_own_address_is_not_reached_by_the_loopback() -> None:

@@ -1,4 +1,5 @@
-"""Required and optional packages (training/host/packages.py), and what is off without the optional ones."""
+"""Required and optional packages (training/host/packages.py), and what is off without the optional
+ones."""
 
 from __future__ import annotations
 
@@ -23,31 +24,50 @@ def test_every_direct_requirement_is_required_or_optional() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     (full,) = extras["full"]
-    in_full = [package for extra in re.findall(r"\w+", full.partition("[")[2]) for package in extras[extra]]
+    in_full = [
+        package for extra in re.findall(r"\w+", full.partition("[")[2]) for package in extras[extra]
+    ]
     assert packages.REQUIRED.keys() == names(project["dependencies"])
     assert packages.OPTIONAL.keys() == names(in_full)
-    oldest = re.search(r"^OLDEST_TORCH = \((\d+), (\d+)\)", (ROOT / "lib/environment.py").read_text(), re.MULTILINE)
+    oldest = re.search(
+        r"^OLDEST_TORCH = \((\d+), (\d+)\)", (ROOT / "lib/environment.py").read_text(), re.MULTILINE
+    )
     assert oldest and f"torch>={oldest[1]}.{oldest[2]}" in project["dependencies"]
-    assert packages.lacking([*packages.REQUIRED, *packages.OPTIONAL]) == [], "the tested environment has all"
+    assert packages.lacking([*packages.REQUIRED, *packages.OPTIONAL]) == [], (
+        "the tested environment has all"
+    )
 
 
 def test_the_command_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
     locked = re.search(r"^py-spy==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert locked
-    assert packages.install(["psutil", "py-spy"]) == f"{sys.executable} -m pip install psutil py-spy=={locked[1]}"
+    assert (
+        packages.install(["psutil", "py-spy"])
+        == f"{sys.executable} -m pip install psutil py-spy=={locked[1]}"
+    )
     assert re.search(r"pillow==\d", packages.install(["pillow"])), "a line with a marker"
     text = packages.missing_text(["py-spy", "wandb"])
-    assert "no stacks of hung ranks (py-spy), no W&B (wandb)" in text and text.count("pip install") == 1 and "\n" not in text
+    assert (
+        "no stacks of hung ranks (py-spy), no W&B (wandb)" in text
+        and text.count("pip install") == 1
+        and "\n" not in text
+    )
     assert packages.missing_text([]) == ""
 
 
 def test_a_tracker_that_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "found", lambda module: module not in ("wandb", "tensorboard"))
     config = Config(tensorboard=True, wandb_mode="online")
-    asked = {"tensorboard": "from --tensorboard on the command line", "wandb_mode": "from DUET_WANDB_MODE in the environment"}
+    asked = {
+        "tensorboard": "from --tensorboard on the command line",
+        "wandb_mode": "from DUET_WANDB_MODE in the environment",
+    }
     problems = request.not_trackable(config, asked)
     assert [p.fixes[-1] for p in problems] == ["--tensorboard=false", "--wandb_mode=disabled"]
-    assert request.not_trackable(config, {"tensorboard": "default", "wandb_mode": "from my.py:3"}) == [], "a note says that they are off"
+    assert (
+        request.not_trackable(config, {"tensorboard": "default", "wandb_mode": "from my.py:3"})
+        == []
+    ), "a note says that they are off"
     assert request.not_trackable(Config(tensorboard=False, use_dummy_wandb=True), asked) == []
 
 
@@ -55,6 +75,10 @@ def test_another_re2_is_not_taken_for_google_re2(tmp_path: Path) -> None:
     from tests.unit.conftest import python
 
     (tmp_path / "re2.py").write_text("def compile(pattern): ...\n")
-    done = python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from training.diagnose import patterns; print(patterns.re2)")
+    done = python(
+        "-c",
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from training.diagnose import "
+        f"patterns; print(patterns.re2)",
+    )
     assert done.stdout == "None\n", done.stderr
     assert patterns.re2 is not None and builder.packages is packages

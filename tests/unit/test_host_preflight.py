@@ -1,5 +1,6 @@
-"""The resource report, and the checks of every start: folders, disk, shared memory, cores, open files. Those of GPUs and memory are
-in test_plan.py and test_host_gpus.py, those of `--check` in test_host_gpu_health.py, test_host_inputs.py, test_host_surroundings.py."""
+"""The resource report, and the checks of every start: folders, disk, shared memory, cores, open
+files. Those of GPUs and memory are in test_plan.py and test_host_gpus.py, those of `--check` in
+test_host_gpu_health.py, test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         found = check(path)
         assert (found.status, found.fixes) == (ERROR, ["--out_dir=/another/folder"])
-        assert found.text == f"run folder {path} (from --out_dir on the command line): {tmp_path}/file is not a folder"
+        assert (
+            found.text
+            == f"run folder {path} (from --out_dir on the command line): {tmp_path}/file is not a "
+            f"folder"
+        )
 
 
 def test_a_link_to_nowhere(tmp_path: Path) -> None:
@@ -70,15 +75,27 @@ print(found.status, found.text)
 """
 
 
-def test_a_read_only_disk(on_small_disk: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_read_only_disk(
+    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     done = on_small_disk("-c", CODE, f"{tmp_path}/disk/run", options="ro")
-    assert done.stdout == f"error run folder {tmp_path}/disk/run (default) can not be written: Read-only file system\n", done.stderr
+    assert (
+        done.stdout
+        == f"error run folder {tmp_path}/disk/run (default) can not be written: Read-only file "
+        f"system\n"
+    ), done.stderr
 
 
-def test_a_full_disk(on_small_disk: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_full_disk(
+    on_small_disk: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     filled = "head -c 1048576 /dev/zero >filler"
     done = on_small_disk("-c", CODE, f"{tmp_path}/disk/run", options="size=1m", before=filled)
-    assert done.stdout == f"error run folder {tmp_path}/disk/run (default) can not be written: No space left on device\n", done.stderr
+    assert (
+        done.stdout
+        == f"error run folder {tmp_path}/disk/run (default) can not be written: No space left on "
+        f"device\n"
+    ), done.stderr
 
 
 def test_shared_memory_only_matters_with_workers_or_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +119,10 @@ def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.M
     found = preflight.shared_memory(0, 2, nccl=True)
     assert found is not None
     assert (found.status, found.text) == (WARNING, "64 MiB free for NCCL between 2 ranks")
-    assert found.fixes == ["docker run --shm-size=8g …   # in a container", "sudo mount -o remount,size=8g /dev/shm"]
+    assert found.fixes == [
+        "docker run --shm-size=8g …   # in a container",
+        "sudo mount -o remount,size=8g /dev/shm",
+    ]
     both = preflight.shared_memory(4, 2, nccl=True)
     assert both is not None
     assert both.text == "64 MiB free for 8 workers and NCCL between 2 ranks"
@@ -115,13 +135,30 @@ def test_a_container_s_shared_memory_is_too_small_for_nccl(monkeypatch: pytest.M
         (1, 0, 1, OK, "1 core for 1 rank", []),
         (16, 4, 2, OK, "16 cores for 2 ranks and 8 workers", []),
         (2, 0, 8, WARNING, "8 ranks share 2 CPU cores: it works, slowly", ["with 2"]),
-        (4, 8, 2, WARNING, "4 cores for 2 ranks and 16 workers: more workers than cores", ["--num_workers=1"]),
+        (
+            4,
+            8,
+            2,
+            WARNING,
+            "4 cores for 2 ranks and 16 workers: more workers than cores",
+            ["--num_workers=1"],
+        ),
     ],
 )
-def test_cores(cores: int, workers: int, ranks: int, status: str, text: str, fixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores(
+    cores: int,
+    workers: int,
+    ranks: int,
+    status: str,
+    text: str,
+    fixes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: cores)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert startup_checks.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check("CPU", status, text, fixes)
+    assert startup_checks.cpu(workers, ranks, lambda ranks: f"with {ranks}") == Check(
+        "CPU", status, text, fixes
+    )
 
 
 def test_cores_of_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,13 +174,24 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert limit(1024, 4096) == Check("open files", OK, "1024 for each process")
     assert limit(1 << 60, 1 << 60).text == "no limit"
-    assert limit(256, 1 << 60) == Check("open files", WARNING, "256 for each process, 384 may be needed", ["ulimit -n 4096"])
-    assert limit(256, 300).fixes == ["a higher nofile in /etc/security/limits.conf, then a new login"]
+    assert limit(256, 1 << 60) == Check(
+        "open files", WARNING, "256 for each process, 384 may be needed", ["ulimit -n 4096"]
+    )
+    assert limit(256, 300).fixes == [
+        "a higher nofile in /etc/security/limits.conf, then a new login"
+    ]
 
 
 def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
     command = 'ulimit -n 128; exec "$@"'
-    plan = ["-m", "training.cli.plan", "train_dual_gpu_enhanced.sh", "--device=cpu", "--depth=1", "--dry_run"]
+    plan = [
+        "-m",
+        "training.cli.plan",
+        "train_dual_gpu_enhanced.sh",
+        "--device=cpu",
+        "--depth=1",
+        "--dry_run",
+    ]
     done = subprocess.run(
         ["bash", "-c", command, "bash", sys.executable, *plan],
         capture_output=True,
@@ -166,7 +214,10 @@ def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs"
     )
     tight = startup_checks.ram_beside_gpus(estimate, None, 3)
-    assert (tight.status, tight.text) == (WARNING, "8.0 GiB free, about 9.0 GiB needed beside the GPUs (said)")
+    assert (tight.status, tight.text) == (
+        WARNING,
+        "8.0 GiB free, about 9.0 GiB needed beside the GPUs (said)",
+    )
 
 
 def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_rank(
@@ -177,18 +228,31 @@ def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_
         planner.make(ENHANCED, ["--device=cpu", "--activation_checkpointing=none"], {})
     (problem,) = caught.value.problems
     assert problem.what.startswith("2.5 GiB free for each of 2 ranks: this run needs ")
-    assert problem.what.endswith(" per rank (the control group of this shell or container allows 6.0 GiB)")
+    assert problem.what.endswith(
+        " per rank (the control group of this shell or container allows 6.0 GiB)"
+    )
     for command in problem.fixes:
         shell.read(command)
 
 
 def test_the_report_is_a_line_a_check() -> None:
-    records = [Check("GPUs", OK, "fine").record(), Check("run folder", ERROR, "no").record(), Check("port", WARNING, "hm").record()]
-    assert preflight.table(records) == "  ok       GPUs        fine\n  error    run folder  no\n  warning  port        hm\n"
+    records = [
+        Check("GPUs", OK, "fine").record(),
+        Check("run folder", ERROR, "no").record(),
+        Check("port", WARNING, "hm").record(),
+    ]
+    assert (
+        preflight.table(records)
+        == "  ok       GPUs        fine\n  error    run folder  no\n  warning  port        hm\n"
+    )
 
 
 def test_what_to_do_stands_below_a_line_and_once() -> None:
-    checks = [Check("a", WARNING, "hm", ["x", "y"]), Check("long", ERROR, "no", ["y", "z"]), Check("b", OK, "fine", ["never shown"])]
+    checks = [
+        Check("a", WARNING, "hm", ["x", "y"]),
+        Check("long", ERROR, "no", ["y", "z"]),
+        Check("b", OK, "fine", ["never shown"]),
+    ]
     assert preflight.table([c.record() for c in checks]) == (
         "  warning  a     hm\n"
         "                 try: x\n"
@@ -198,7 +262,9 @@ def test_what_to_do_stands_below_a_line_and_once() -> None:
         "  ok       b     fine\n"
     )
     assert preflight.count(checks) == "3 checks: 1 ok, 1 warning, 1 error"
-    assert preflight.count([*checks, checks[0], checks[1]]) == "5 checks: 1 ok, 2 warnings, 2 errors"
+    assert (
+        preflight.count([*checks, checks[0], checks[1]]) == "5 checks: 1 ok, 2 warnings, 2 errors"
+    )
     assert [preflight.worst(checks[:n]) for n in range(4)] == [OK, WARNING, ERROR, ERROR]
 
 
@@ -216,11 +282,18 @@ def test_the_report_as_a_program(tmp_path: Path) -> None:
 def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
     problem = Check("GPUs", ERROR, "none", ["do this"]).problem()
     assert (problem.what, problem.fixes) == ("none", ["do this"])
-    assert json.loads(json.dumps(Check("a", OK, "b").record())) == {"name": "a", "status": "ok", "text": "b", "fixes": []}
+    assert json.loads(json.dumps(Check("a", OK, "b").record())) == {
+        "name": "a",
+        "status": "ok",
+        "text": "b",
+        "fixes": [],
+    }
     assert clean_environment()["PYTHONPATH"]
 
 
-def test_more_ranks_than_cores_with_a_command_that_has_fewer(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+def test_more_ranks_than_cores_with_a_command_that_has_fewer(
+    home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
     monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     args = ["8", "--device=cpu", "--depth=1", "--total_batch_size=98304"]
     (found,) = [c for c in planner.make(LAUNCH, args, {})[2] if c.name == "CPU"]
@@ -239,7 +312,8 @@ def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) 
     code = (
         "import os, time; started = time.perf_counter();"
         "from training.plan import preflight, training_plan;"
-        "request, made, checks = training_plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', '--depth=1', '--check'], os.environ);"
+        "request, made, checks = training_plan.make('train_dual_gpu_enhanced.sh', ['--device=cpu', "
+        "'--depth=1', '--check'], os.environ);"
         "print(time.perf_counter() - started, len(checks))"
     )
     done = python("-c", code, cwd=tmp_path)
@@ -250,7 +324,11 @@ def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_normal_start_asks_neither_the_network_nor_every_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "only_in_check", lambda facts: pytest.fail("these are for --check"))
+def test_a_normal_start_asks_neither_the_network_nor_every_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        preflight, "only_in_check", lambda facts: pytest.fail("these are for --check")
+    )
     names = [c.name for c in planner.make(ENHANCED, ["--device=cpu", "--depth=1"], {})[2]]
     assert names == ["host memory", "CPU", "open files", "run folder", "log folder"]

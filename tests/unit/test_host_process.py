@@ -31,8 +31,13 @@ def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A parent and the pid of its child, which has run `tie` and then waits for ever."""
     begin = "import os, signal; from training.host import process; parent = os.getppid()"
     child = f"{begin}; {tie}; print(os.getpid(), flush=True); signal.pause()"
-    code = f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=clean_environment())
+    code = (
+        f"import subprocess, sys, signal; subprocess.Popen([sys.executable, '-c', {child!r}]); "
+        f"signal.pause()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=clean_environment()
+    )
     assert parent.stdout
     pid = int(parent.stdout.readline())
     try:
@@ -63,7 +68,13 @@ def test_without_it_the_child_would_stay() -> None:
 
 def test_a_parent_that_died_before_is_noticed() -> None:
     code = "from training.host import process; process.die_with_parent(1 << 22); print('survived')"
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
@@ -80,13 +91,21 @@ sys.stdin.read()
 def test_a_sweep_leaves_neither_processes_nor_shared_memory() -> None:
     token = uuid.uuid4().hex
     env = clean_environment() | {process.TOKEN: token}
-    child = subprocess.Popen([sys.executable, "-c", LEAVES, token], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", LEAVES, token],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout and child.stdout.readline() == "ready\n"
     assert Path("/dev/shm", token).exists() and len(process.marked(token)) == 3
     swept = process.sweep(token)
     child.communicate()
     assert not Path("/dev/shm", token).exists() and not process.marked(token)
-    assert sorted(command.split()[0] for command in swept.values()) == sorted([sys.executable, "sleep"]), "no word of the tracker"
+    assert sorted(command.split()[0] for command in swept.values()) == sorted(
+        [sys.executable, "sleep"]
+    ), "no word of the tracker"
 
 
 def test_what_tidies_up_does_not_get_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +113,9 @@ def test_what_tidies_up_does_not_get_for_ever(monkeypatch: pytest.MonkeyPatch) -
     token = uuid.uuid4().hex
     code = "import time; print('multiprocessing.resource_tracker', flush=True); time.sleep(3600)"
     env = clean_environment() | {process.TOKEN: token}
-    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout and child.stdout.readline()
     assert process.sweep(token) == {} and child.wait() == -signal.SIGKILL
     child.communicate()
@@ -105,6 +126,12 @@ def test_stop_signals_are_left_to_the_parent() -> None:
         "import os; from training.host import process; process.ignore_stop_signals();"
         "[os.kill(os.getpid(), s) for s in process.STOP_SIGNALS]; print('survived')"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "survived\n")
     assert set(process.STOP_SIGNALS) == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}

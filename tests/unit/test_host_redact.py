@@ -1,4 +1,5 @@
-"""What must not be shown: keys by their name and by their look, and in a text for strangers people, machines and home folders."""
+"""What must not be shown: keys by their name and by their look, and in a text for strangers people,
+machines and home folders."""
 
 from __future__ import annotations
 
@@ -54,20 +55,34 @@ def test_a_key_alone_on_the_command_line() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> redact.Anonymous:
     monkeypatch.setattr(redact.socket, "gethostname", lambda: "tower.lab.example")
-    monkeypatch.setattr(redact.pwd, "getpwuid", lambda uid: type("Entry", (), {"pw_name": "alice", "pw_dir": "/home/alice"})())
+    monkeypatch.setattr(
+        redact.pwd,
+        "getpwuid",
+        lambda uid: type("Entry", (), {"pw_name": "alice", "pw_dir": "/home/alice"})(),
+    )
     return redact.Anonymous({"USER": "alice", "HOME": "/data/people/alice"})
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("run folder /home/alice/duet/experiments: 3 GiB free", "run folder ~/duet/experiments: 3 GiB free"),
+        (
+            "run folder /home/alice/duet/experiments: 3 GiB free",
+            "run folder ~/duet/experiments: 3 GiB free",
+        ),
         ("/data/people/alice/x and /data/people/alice2/x", "~/x and /data/people/alice2/x"),
         ("/home/bob/texts/a.txt", "/home/USER/texts/a.txt"),
-        ("tower does not resolve; tower.lab.example neither", "HOST does not resolve; HOST neither"),
+        (
+            "tower does not resolve; tower.lab.example neither",
+            "HOST does not resolve; HOST neither",
+        ),
         ("--run_name=alice-7", "--run_name=alice-7"),
         ("/mnt/alice/data", "/mnt/USER/data"),
-        ("occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/secret.py --key=1, pid 12 (eve, -): x", "occupied by pid 4711 …"),
+        (
+            "occupied by pid 4711 (bob, 1.0 GiB): python /home/bob/secret.py --key=1, pid 12 (eve, "
+            "-): x",
+            "occupied by pid 4711 …",
+        ),
         ("port 5 is taken by pid 4 (alice): python x.py; using 6", "port 5 is taken by pid 4 …"),
         ("http://me:pw@host/", "http://…@host/"),
         ("towering palicexy stays", "towering palicexy stays"),
@@ -79,7 +94,10 @@ def test_names_of_people_and_machines(text: str, shown: str, clean: redact.Anony
 
 def test_a_command_line(clean: redact.Anonymous) -> None:
     args = ["/home/alice/c.py", f"--wandb_api_key={KEY}", "--data=/home/alice/texts", KEY]
-    assert clean.command("train_dual_gpu.sh", args) == "train_dual_gpu.sh ~/c.py --wandb_api_key=… --data=~/texts …"
+    assert (
+        clean.command("train_dual_gpu.sh", args)
+        == "train_dual_gpu.sh ~/c.py --wandb_api_key=… --data=~/texts …"
+    )
 
 
 def test_a_user_without_an_entry_and_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,13 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "tower")
     monkeypatch.setattr(socket, "getaddrinfo", denied)
     found = host_name(False)
-    assert (found.status, found.fixes) == (WARNING, ["echo '127.0.1.1 tower' | sudo tee -a /etc/hosts"])
-    assert found.text == "tower does not resolve; a run on one machine does without, torchrun does not"
+    assert (found.status, found.fixes) == (
+        WARNING,
+        ["echo '127.0.1.1 tower' | sudo tee -a /etc/hosts"],
+    )
+    assert (
+        found.text == "tower does not resolve; a run on one machine does without, torchrun does not"
+    )
     assert host_name(True).text.endswith("; the machines find each other by it")
 
 
@@ -52,7 +57,9 @@ def test_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_checks.threading, "Thread", _AtOnce)
     found = host_name(False)
     assert found.status == WARNING
-    assert found.text.startswith(f"{socket.gethostname()} is 10.0.0.7, but it took 0.6 s to find out; ")
+    assert found.text.startswith(
+        f"{socket.gethostname()} is 10.0.0.7, but it took 0.6 s to find out; "
+    )
 
 
 class _AtOnce:
@@ -86,7 +93,9 @@ def test_no_answer_takes_a_second_and_is_said(never: None, monkeypatch: pytest.M
     found = host_name(False)
     assert time.monotonic() - started < 5
     assert found.status == WARNING
-    assert found.text.startswith(f"{socket.gethostname()}: no answer within 0.1 s from the name server; ")
+    assert found.text.startswith(
+        f"{socket.gethostname()}: no answer within 0.1 s from the name server; "
+    )
 
 
 SILENT = """
@@ -120,7 +129,19 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
         (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
         started = time.monotonic()
         done = subprocess.run(
-            ["unshare", "-m", "-u", "bash", "-c", STAND, "bash", str(tmp_path), sys.executable, "-c", SILENT],
+            [
+                "unshare",
+                "-m",
+                "-u",
+                "bash",
+                "-c",
+                STAND,
+                "bash",
+                str(tmp_path),
+                sys.executable,
+                "-c",
+                SILENT,
+            ],
             capture_output=True,
             text=True,
             env=clean_environment(),
@@ -130,7 +151,9 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
         took = time.monotonic() - started
     if "mount:" in done.stderr:
         pytest.skip(f"no bind mounts here: {done.stderr.strip()}")
-    assert done.stdout.startswith("warning unheard-of: no answer within 1 s from the name server; "), done.stdout + done.stderr
+    assert done.stdout.startswith(
+        "warning unheard-of: no answer within 1 s from the name server; "
+    ), done.stdout + done.stderr
     assert took < 4, "the program ends although its resolver still waits (5 s by default)"
 
 
@@ -156,6 +179,8 @@ def test_files_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = clock(NOON)
     assert found.status == WARNING
     assert (
-        found.text == "it is 2026-11-21 12:00:00 by the clock, but a file of the project is from 2026-11-21 14:00:00: the clock is behind"
+        found.text
+        == "it is 2026-11-21 12:00:00 by the clock, but a file of the project is from 2026-11-21 "
+        "14:00:00: the clock is behind"
     )
     assert clock(NOON + 7200).status == OK

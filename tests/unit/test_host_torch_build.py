@@ -23,7 +23,9 @@ def test_the_cuda_of_a_torch_that_is_never_imported(cuda: str | None, tmp_path: 
 def test_the_torch_of_this_environment() -> None:
     import torch
 
-    assert torch_build.installed() == TorchBuild(torch.__version__, torch.version.cuda, str(Path(torch.__file__).parent))
+    assert torch_build.installed() == TorchBuild(
+        torch.__version__, torch.version.cuda, str(Path(torch.__file__).parent)
+    )
 
 
 def test_no_torch_or_one_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

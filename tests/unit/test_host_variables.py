@@ -1,4 +1,5 @@
-"""Variables of the ranks: only those with an effect, never over the user's own, each with its reason."""
+"""Variables of the ranks: only those with an effect, never over the user's own, each with its
+reason."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(
-    environ: dict[str, str] | None = None, *, device: str = "cpu", ranks: int = 2, local: int = 2, debug: bool = False
+    environ: dict[str, str] | None = None,
+    *,
+    device: str = "cpu",
+    ranks: int = 2,
+    local: int = 2,
+    debug: bool = False,
 ) -> dict[str, str]:
     found = choose(environ or {}, device=device, ranks=ranks, local_ranks=local, debug=debug)
     return {v.name: v.value for v in found if v.origin != FOUND}
@@ -64,34 +70,62 @@ def test_the_user_s_own_value_stays_and_is_said() -> None:
     environ = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": ""}
     found = {v.name: v for v in choose(environ, device="cuda", ranks=2, local_ranks=2, debug=False)}
     assert (found["OMP_NUM_THREADS"].value, found["OMP_NUM_THREADS"].origin) == ("3", "kept")
-    assert (found["NCCL_SOCKET_IFNAME"].value, found["NCCL_SOCKET_IFNAME"].origin) == ("eth0", "kept")
+    assert (found["NCCL_SOCKET_IFNAME"].value, found["NCCL_SOCKET_IFNAME"].origin) == (
+        "eth0",
+        "kept",
+    )
     # Empty is as good as not set.
-    assert (found["GLOO_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].origin) == ("lo", "set here")
+    assert (found["GLOO_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].origin) == (
+        "lo",
+        "set here",
+    )
     assert all(v.why for v in found.values())
-    assert found["OMP_NUM_THREADS"].record() == {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"}
+    assert found["OMP_NUM_THREADS"].record() == {
+        "name": "OMP_NUM_THREADS",
+        "value": "3",
+        "why": "your own value stays",
+        "origin": "kept",
+    }
 
 
 def test_the_older_name_of_the_allocator_s_settings_wins_in_torch() -> None:
-    assert "PYTORCH_ALLOC_CONF" not in names({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, device="cuda")
+    assert "PYTORCH_ALLOC_CONF" not in names(
+        {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, device="cuda"
+    )
 
 
 def test_nothing_without_effect_is_set() -> None:
     for device in ("cpu", "cuda"):
         found = names(device=device, debug=True)
-        assert not {"NCCL_TIMEOUT", "NCCL_ASYNC_ERROR_HANDLING", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_IB_DISABLE"} & set(found)
+        assert not {
+            "NCCL_TIMEOUT",
+            "NCCL_ASYNC_ERROR_HANDLING",
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "NCCL_IB_DISABLE",
+        } & set(found)
 
 
 def test_warnings_about_what_the_user_set_in_vain() -> None:
     assert useless({"PATH": "/bin", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}) == []
-    found = useless({"NCCL_TIMEOUT": "1800", "NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "9"})
+    found = useless(
+        {
+            "NCCL_TIMEOUT": "1800",
+            "NCCL_ASYNC_ERROR_HANDLING": "1",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "9",
+        }
+    )
     assert len(found) == 3
     assert found[0].startswith("NCCL_TIMEOUT=1800 has no effect: it does not exist")
     assert found[0].endswith("instead: --hang_timeout=1800")
 
 
 def test_a_typing_error_is_warned_about_and_a_name_of_another_library_is_not() -> None:
-    found = useless({"NCCL_SOCKET_IFNAM": "eth0", "NCCL_FASTPLUGIN_X": "1", "CUDA_VISIBLE_DEVICE": "0"})
-    assert found == ["NCCL_SOCKET_IFNAM=eth0 is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"]
+    found = useless(
+        {"NCCL_SOCKET_IFNAM": "eth0", "NCCL_FASTPLUGIN_X": "1", "CUDA_VISIBLE_DEVICE": "0"}
+    )
+    assert found == [
+        "NCCL_SOCKET_IFNAM=eth0 is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"
+    ]
 
 
 def test_what_else_matters_is_shown_with_its_effect_and_keys_are_not() -> None:
@@ -103,19 +137,32 @@ def test_what_else_matters_is_shown_with_its_effect_and_keys_are_not() -> None:
         "WANDB_NOTES": "",
         "NCCL_ZZZ": "1",
     }
-    found = {v.name: v for v in choose(environ, device="cuda", ranks=1, local_ranks=1, debug=False) if v.origin == FOUND}
+    found = {
+        v.name: v
+        for v in choose(environ, device="cuda", ranks=1, local_ranks=1, debug=False)
+        if v.origin == FOUND
+    }
     assert list(found) == ["NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "WANDB_API_KEY", "NCCL_ZZZ"]
     assert found["WANDB_API_KEY"].value == "set, not shown"
     assert found["CUDA_VISIBLE_DEVICES"].line() == (
-        "CUDA_VISIBLE_DEVICES=1,0   from the environment: the GPUs that this run sees, by number or UUID; they count from 0 again inside"
+        "CUDA_VISIBLE_DEVICES=1,0   from the environment: the GPUs that this run sees, by number "
+        "or UUID; they count from 0 again inside"
     )
     assert found["NCCL_ZZZ"].why == "is not a variable NCCL knows"
 
 
 def test_a_line_for_people() -> None:
-    ours = {v.name: v.line() for v in choose({"OMP_NUM_THREADS": "3"}, device="cpu", ranks=2, local_ranks=2, debug=False)}
-    assert ours["OMP_NUM_THREADS"] == "OMP_NUM_THREADS=3   kept: your own value stays (threads for CPU work in each rank)"
-    assert ours["GLOO_SOCKET_IFNAME"].startswith("GLOO_SOCKET_IFNAME=lo   set here: one machine: no name look-up")
+    ours = {
+        v.name: v.line()
+        for v in choose({"OMP_NUM_THREADS": "3"}, device="cpu", ranks=2, local_ranks=2, debug=False)
+    }
+    assert (
+        ours["OMP_NUM_THREADS"]
+        == "OMP_NUM_THREADS=3   kept: your own value stays (threads for CPU work in each rank)"
+    )
+    assert ours["GLOO_SOCKET_IFNAME"].startswith(
+        "GLOO_SOCKET_IFNAME=lo   set here: one machine: no name look-up"
+    )
     long = env_vars.Variable("LD_LIBRARY_PATH", "/x" * 99 + "\n\x1b[2J", "folders", FOUND).line()
     assert long == f"LD_LIBRARY_PATH={'/x' * 49}/…   from the environment: folders"
     assert "\n" not in env_vars.Variable("TMPDIR", "a\nb", "x", FOUND).line()

@@ -25,7 +25,10 @@ MODULES = [
 
 @each("module", MODULES)
 def test_no_torch_and_no_numpy(module: str) -> None:
-    code = f"import sys, {module}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'wandb', 'pandas')))"
+    code = (
+        f"import sys, {module}; print(*sorted(m for m in sys.modules if m.split('.')[0] in "
+        f"('torch', 'numpy', 'wandb', 'pandas')))"
+    )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == []
@@ -43,5 +46,7 @@ def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("module", ["training.plan.request", "training.plan.option_help"])
 def test_before_the_installation_the_standard_library_is_enough(module: str) -> None:
-    done = python("-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)")
+    done = python(
+        "-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)"
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,5 @@
-"""Faults on purpose: what may be asked for, when they happen, and that each really is what it says (without a training around it)."""
+"""Faults on purpose: what may be asked for, when they happen, and that each really is what it says
+(without a training around it)."""
 
 from __future__ import annotations
 
@@ -48,8 +49,16 @@ def test_the_faults_are_pinned_and_described() -> None:
 
 
 def test_every_key() -> None:
-    spec = one("slow@rank=0,step=7,epoch=2,phase=creating data iterator,call=3,attempt=2,seconds=1.5")
-    assert (spec.fault.name, spec.rank, spec.step, spec.epoch, spec.phase) == ("slow", 0, 7, 2, "creating data iterator")
+    spec = one(
+        "slow@rank=0,step=7,epoch=2,phase=creating data iterator,call=3,attempt=2,seconds=1.5"
+    )
+    assert (spec.fault.name, spec.rank, spec.step, spec.epoch, spec.phase) == (
+        "slow",
+        0,
+        7,
+        2,
+        "creating data iterator",
+    )
     assert (spec.call, spec.attempt, spec.seconds) == (3, 2, 1.5)
     assert one("exit@code=7").code == 7 and one("oom@above=8").above == 8
     assert one("worker_kill@worker=1,epoch=2").worker == 1
@@ -76,7 +85,9 @@ def test_several_and_spaces() -> None:
         ("wandb_hang", 2, 0, None, "building the model"),
     ],
 )
-def test_where_it_happens_when_little_is_said(text: str, ranks: int, rank: int, step: int | None, phase: str) -> None:
+def test_where_it_happens_when_little_is_said(
+    text: str, ranks: int, rank: int, step: int | None, phase: str
+) -> None:
     spec = one(text, ranks)
     assert (spec.rank, spec.step, spec.phase) == (rank, step, phase)
 
@@ -85,10 +96,19 @@ COMMAND = "./launch_train.sh 2 configs/dual_gpu/quickstart.py --device=cpu"
 
 
 def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
-    found = wrong("2", "configs/dual_gpu/quickstart.py", "--device=cpu", f"--inject={text}", *flags, script=LAUNCH)
+    found = wrong(
+        "2",
+        "configs/dual_gpu/quickstart.py",
+        "--device=cpu",
+        f"--inject={text}",
+        *flags,
+        script=LAUNCH,
+    )
     origin = " (from --inject on the command line)"
     assert all(p.what.startswith("inject: ") and p.what.endswith(origin) for p in found)
-    return [(p.what.removeprefix("inject: ").removesuffix(origin), p.allowed, p.fixes) for p in found]
+    return [
+        (p.what.removeprefix("inject: ").removesuffix(origin), p.allowed, p.fixes) for p in found
+    ]
 
 
 @each(
@@ -96,9 +116,24 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
     [
         ("kil@rank=0", "'kil' is no fault", "", [f"{COMMAND} --inject=kill@rank=0"]),
         ("quux", "'quux' is no fault", "", ["--inject=list shows them all"]),
-        ("kill@stp=5", "'stp' is no key of kill", "rank, step, epoch, phase, call, attempt", ["step=5"]),
-        ("kill@seconds=5", "'seconds' is no key of kill", "rank, step, epoch, phase, call, attempt", []),
-        ("worker_kill@step=5", "'step' is no key of worker_kill", "rank, epoch, worker, call, attempt", []),
+        (
+            "kill@stp=5",
+            "'stp' is no key of kill",
+            "rank, step, epoch, phase, call, attempt",
+            ["step=5"],
+        ),
+        (
+            "kill@seconds=5",
+            "'seconds' is no key of kill",
+            "rank, step, epoch, phase, call, attempt",
+            [],
+        ),
+        (
+            "worker_kill@step=5",
+            "'step' is no key of worker_kill",
+            "rank, epoch, worker, call, attempt",
+            [],
+        ),
         ("kill@step", "'step' of kill has no value", "step=…", []),
         ("kill@step=five", "step of kill is 'five'", "a whole number from 1", []),
         ("kill@step=0", "step of kill is '0'", "a whole number from 1", []),
@@ -110,8 +145,18 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
         ("slow@seconds=0", "seconds of slow is '0'", "seconds, over 0", []),
         ("kill@step=5,step=6", "step of kill is given twice", "once", []),
         ("kill@rank=2", "rank 2 of 'kill@rank=2' is not there", "0 to 1", []),
-        ("corrupt@rank=1", "corrupt can not happen on rank 1: rank 0 alone does that", "rank=0", []),
-        (" ; ", "nothing is asked for", "FAULT@key=value,…", [f"{COMMAND} --inject=kill@rank=1,step=5"]),
+        (
+            "corrupt@rank=1",
+            "corrupt can not happen on rank 1: rank 0 alone does that",
+            "rank=0",
+            [],
+        ),
+        (
+            " ; ",
+            "nothing is asked for",
+            "FAULT@key=value,…",
+            [f"{COMMAND} --inject=kill@rank=1,step=5"],
+        ),
     ],
 )
 def test_mistakes(text: str, what: str, allowed: str, fixes: list[str]) -> None:
@@ -123,7 +168,13 @@ def test_a_worker_needs_workers() -> None:
     assert problems("worker_kill@worker=1", "--num_workers=1") == [
         (needs, "", [f"{COMMAND} --inject=worker_kill@worker=1 --num_workers=2"])
     ]
-    ask("2", "configs/dual_gpu/quickstart.py", "--num_workers=2", "--inject=worker_kill@worker=1", script=LAUNCH)
+    ask(
+        "2",
+        "configs/dual_gpu/quickstart.py",
+        "--num_workers=2",
+        "--inject=worker_kill@worker=1",
+        script=LAUNCH,
+    )
 
 
 def test_all_mistakes_at_once() -> None:
@@ -132,19 +183,35 @@ def test_all_mistakes_at_once() -> None:
 
 def test_it_is_said_that_faults_will_happen() -> None:
     request = ask("2", "configs/dual_gpu/quickstart.py", "--inject=kill", script=LAUNCH)
-    assert "faults will happen on purpose: kill (from --inject on the command line)" in request.notes
+    assert (
+        "faults will happen on purpose: kill (from --inject on the command line)" in request.notes
+    )
     assert ask("2", "configs/dual_gpu/quickstart.py", script=LAUNCH).config.inject == ""
 
 
 def test_a_script_has_no_phases() -> None:
-    done = python(str(ROOT / "lib/run_module.py"), "training.cli.check_request", LAUNCH, "2", "--script", __file__, "--inject=kill")
+    done = python(
+        str(ROOT / "lib/run_module.py"),
+        "training.cli.check_request",
+        LAUNCH,
+        "2",
+        "--script",
+        __file__,
+        "--inject=kill",
+    )
     assert done.returncode == 2 and "--inject is a field of Duet's own training" in done.stderr
 
 
-@pytest.mark.parametrize("program", [["lib/run_module.py", "training.cli.plan", LAUNCH], ["train.py"]])
+@pytest.mark.parametrize(
+    "program", [["lib/run_module.py", "training.cli.plan", LAUNCH], ["train.py"]]
+)
 def test_list(program: list[str]) -> None:
     done = python(str(ROOT / program[0]), *program[1:], "--inject=list")
-    assert (done.returncode, done.stdout.rstrip("\n"), done.stderr) == (0, fault_spec.overview(), "")
+    assert (done.returncode, done.stdout.rstrip("\n"), done.stderr) == (
+        0,
+        fault_spec.overview(),
+        "",
+    )
 
 
 @pytest.fixture
@@ -177,7 +244,12 @@ def test_it_happens_once_where_it_should_and_is_noted_before(armed: Callable[...
     with pytest.raises(ValueError, match="injected on purpose"):
         beats("forward")
     (event,) = read_records(run.events)
-    assert (event["event"], event["fault"], event["rank"], event["text"]) == ("injected", "raise", 1, "raise@step=5,phase=forward")
+    assert (event["event"], event["fault"], event["rank"], event["text"]) == (
+        "injected",
+        "raise",
+        1,
+        "raise@step=5,phase=forward",
+    )
     assert event["pid"] == os.getpid()
     beats("forward")
     beat = heartbeat.read(run.heartbeat(1))
@@ -192,14 +264,21 @@ def test_the_n_th_time_and_parts_of_a_phase(armed: Callable[..., RunDir]) -> Non
         beats("epoch 2: creating data iterator", epoch=2)
 
 
-@pytest.mark.parametrize(("text", "rank", "attempt"), [("raise", 0, "1"), ("raise", 1, "2"), ("raise@attempt=2", 1, "1"), ("", 1, "1")])
-def test_others_have_an_ordinary_heartbeat(armed: Callable[..., RunDir], text: str, rank: int, attempt: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "rank", "attempt"),
+    [("raise", 0, "1"), ("raise", 1, "2"), ("raise@attempt=2", 1, "1"), ("", 1, "1")],
+)
+def test_others_have_an_ordinary_heartbeat(
+    armed: Callable[..., RunDir], text: str, rank: int, attempt: str
+) -> None:
     armed(text, rank, attempt)
     assert type(heartbeat.current) is heartbeat.Heartbeat
     beats("forward")
 
 
-@pytest.mark.parametrize(("text", "attempt"), [("raise@attempt=2", "2"), ("raise@attempt=any", "3")])
+@pytest.mark.parametrize(
+    ("text", "attempt"), [("raise@attempt=2", "2"), ("raise@attempt=any", "3")]
+)
 def test_at_another_start(armed: Callable[..., RunDir], text: str, attempt: str) -> None:
     armed(text, attempt=attempt)
     with pytest.raises(ValueError):
@@ -215,7 +294,9 @@ def test_out_of_memory_above_a_batch_size_only(armed: Callable[..., RunDir]) -> 
 def test_what_did_not_happen_is_said_at_the_end(armed: Callable[..., RunDir]) -> None:
     run = armed("raise@step=400")
     beats("forward", heartbeat.FINISHED)
-    assert [e["text"] for e in read_records(run.events)] == ["inject: raise@step=400 did not happen: nothing like it came on rank 1"]
+    assert [e["text"] for e in read_records(run.events)] == [
+        "inject: raise@step=400 did not happen: nothing like it came on rank 1"
+    ]
 
 
 RANK = """
@@ -248,7 +329,13 @@ class Process:
         self.run, self.said = RunDir(folder / "run"), folder / "said"
         with self.said.open("wb") as out:
             argv = [sys.executable, "-c", RANK, str(self.run.path), text]
-            self.popen = subprocess.Popen(argv, cwd=ROOT, env=clean_environment(**{TOKEN: token}), stdout=out, start_new_session=True)
+            self.popen = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=clean_environment(**{TOKEN: token}),
+                stdout=out,
+                start_new_session=True,
+            )
         wait_until(lambda: any(True for _ in read_records(self.run.events)), 20, "injected")
 
     @property
@@ -257,7 +344,12 @@ class Process:
 
     @property
     def cpu(self) -> float:
-        return sum(map(int, Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return sum(
+            map(
+                int,
+                Path(f"/proc/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()[11:13],
+            )
+        )
 
     def kill(self) -> None:
         self.popen.kill()
@@ -271,7 +363,14 @@ def process(tmp_path: Path, token: str) -> Callable[[str], Process]:
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 0), ("exit@code=7", 7), ("raise", 1)],
+    [
+        ("kill", -signal.SIGKILL),
+        ("segv", -signal.SIGSEGV),
+        ("abort", -signal.SIGABRT),
+        ("exit", 0),
+        ("exit@code=7", 7),
+        ("raise", 1),
+    ],
 )
 def test_ends(process: Callable[[str], Process], text: str, status: int) -> None:
     one = process(text)
@@ -301,18 +400,26 @@ def test_uninterruptible_and_nobody_is_left(process: Callable[[str], Process], t
 
 def test_the_global_lock_is_held(process: Callable[[str], Process]) -> None:
     one = process("gil")
-    locked = next(n for n, line in reversed(list(enumerate(Path(stuck.__file__).read_text().splitlines(), 1))) if "mutex_lock" in line)
+    locked = next(
+        n
+        for n, line in reversed(list(enumerate(Path(stuck.__file__).read_text().splitlines(), 1)))
+        if "mutex_lock" in line
+    )
     stacks = one.run.path / "stacks"
 
     def asked() -> str:
-        """The stacks, once more: written by C, which needs no lock; it interrupts many blocking calls, not this one."""
+        """The stacks, once more: written by C, which needs no lock; it interrupts many blocking
+        calls, not this one."""
         have = stacks.stat().st_size
         one.popen.send_signal(signal.SIGUSR2)
         wait_until(lambda: stacks.stat().st_size > have, 5, "stacks")
         return stacks.read_text()
 
     wait_until(lambda: f"line {locked} in gil" in asked(), 5, "in the second lock")
-    before, end = one.said.stat().st_size, time.monotonic() + 0.3  # in which the other thread would have said thirty words
+    before, end = (
+        one.said.stat().st_size,
+        time.monotonic() + 0.3,
+    )  # in which the other thread would have said thirty words
     while time.monotonic() < end:
         asked()
     assert one.said.stat().st_size == before
@@ -338,7 +445,9 @@ def test_slow_goes_on(process: Callable[[str], Process]) -> None:
     assert process("slow@seconds=0.2").popen.wait(10) == 0
 
 
-def test_nan_is_the_next_loss_of_any_task(home: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_the_next_loss_of_any_task(
+    home: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model of this one gives no tensor; after that loss everything is as it was."""
     from training import tasks
     from training.config.schema import Config

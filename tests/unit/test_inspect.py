@@ -1,4 +1,5 @@
-"""'Are all my ranks training?' of made-up runs whose ranks are real processes, and what a run's files prove."""
+"""'Are all my ranks training?' of made-up runs whose ranks are real processes, and what a run's
+files prove."""
 
 from __future__ import annotations
 
@@ -37,14 +38,20 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Trains:
-    """A made-up run that goes on: its ranks are processes, whose heartbeats a thread of ours writes."""
+    """A made-up run that goes on: its ranks are processes, whose heartbeats a thread of ours
+    writes."""
 
     def __init__(self, made: Made, pids: dict[int, int]) -> None:
         self.made, self.pids, self._stop = made, pids, threading.Event()
         self.moving = set(pids)
         self.pulses = {rank: self._pulse(rank, pid) for rank, pid in pids.items()}
         started = [{"rank": rank, "pid": pid} for rank, pid in pids.items()]
-        facts_ = {"pid": os.getpid(), "host": socket.gethostname(), "started": made.at + 1, "ranks": started}
+        facts_ = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": made.at + 1,
+            "ranks": started,
+        }
         rundir.write_json(made.run.supervisor, facts_)
         made.run.event("start", step=0, total_steps=400, world_size=2)
         ranks = [{"rank": rank, "first_sequences": [rank, rank + 10]} | SHARDS for rank in pids]
@@ -75,7 +82,12 @@ class Trains:
 @pytest.fixture
 def run(tmp_path: Path) -> Made:
     config = {"num_iterations": 400, "inspect_every": 50, "save_every": 100, "hang_timeout": 60}
-    plan = {"config": config, "compile": {"value": False}, "local_ranks": 2, "batch": {"device_sequences": 4}}
+    plan = {
+        "config": config,
+        "compile": {"value": False},
+        "local_ranks": 2,
+        "batch": {"device_sequences": 4},
+    }
     made = Made(tmp_path / "experiments" / "small run", age_s=15.0, **plan).steps(100)
     made.step(100, 2.1, time.time(), compute_ms=[10.0, 11.0], memory_bytes=[1 << 30, 1 << 30])
     (made.run.checkpoints / "step_00000100").mkdir()
@@ -83,7 +95,9 @@ def run(tmp_path: Path) -> Made:
 
 
 @contextlib.contextmanager
-def trains(made: Made, folder: Path, roles: tuple[str, ...] = ("sleeps", "sleeps")) -> Iterator[Trains]:
+def trains(
+    made: Made, folder: Path, roles: tuple[str, ...] = ("sleeps", "sleeps")
+) -> Iterator[Trains]:
     (folder / "ranks").mkdir()
     with targets.ranks(folder / "ranks", *roles) as (pids, _), Trains(made, pids) as going:
         yield going
@@ -96,16 +110,43 @@ def check(report: HealthReport, name: str) -> HealthCheck:
 def test_all_ranks_train(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         report = health.of_run(run.run)
-        assert health.of_process(going.pids[1]).run is None  # its heartbeat is not in its own memory
+        assert (
+            health.of_process(going.pids[1]).run is None
+        )  # its heartbeat is not in its own memory
     assert (report.answer, report.code) == ("yes", Exit.DONE), report
     assert report.text.startswith("all 2 ranks train (step 100, ") and report.text.endswith(" ago)")
     assert {c.name: c.status for c in report.checks} == dict.fromkeys(
-        ("processes", "steps", "GPUs", "speed", "data", "parameters", "loss", "memory", "checkpoint", "findings"), OK
+        (
+            "processes",
+            "steps",
+            "GPUs",
+            "speed",
+            "data",
+            "parameters",
+            "loss",
+            "memory",
+            "checkpoint",
+            "findings",
+        ),
+        OK,
     )
     told = render.record(report)
-    assert (told["schema_version"], told["answer"], told["exit_code"], told["ranks_expected"], told["ranks_here"]) == (1, "yes", 0, 2, 2)
-    assert [(r["rank"], r["pid"], r["step"] > r["step_before"]) for r in told["ranks"]] == [(r, p, True) for r, p in going.pids.items()]
-    assert told["ranks"][0]["variables"].keys() == {"LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    assert (
+        told["schema_version"],
+        told["answer"],
+        told["exit_code"],
+        told["ranks_expected"],
+        told["ranks_here"],
+    ) == (1, "yes", 0, 2, 2)
+    assert [(r["rank"], r["pid"], r["step"] > r["step_before"]) for r in told["ranks"]] == [
+        (r, p, True) for r, p in going.pids.items()
+    ]
+    assert told["ranks"][0]["variables"].keys() == {
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
     text = "\n".join(render.screen(report))
     assert text.startswith("YES: all 2 ranks train (step 100, ") and len(text.splitlines()) <= 24
 
@@ -126,7 +167,11 @@ def test_a_stopped_rank(run: Made, tmp_path: Path) -> None:
 def test_a_rank_that_is_gone(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         os.kill(going.pids[1], signal.SIGKILL)
-        wait_until(lambda: (now := procfs.read_process(going.pids[1])) is None or now.state == "Z", 20, "it is gone")
+        wait_until(
+            lambda: (now := procfs.read_process(going.pids[1])) is None or now.state == "Z",
+            20,
+            "it is gone",
+        )
         report = health.of_run(run.run)
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 1 has no process")
     assert [row["pid"] for row in report.ranks] == [going.pids[0], None]
@@ -137,7 +182,10 @@ def test_a_rank_that_is_slow_is_not_called_stuck(run: Made, tmp_path: Path) -> N
         going.moving = {0}
         report = health.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES), report
-    assert re.match(r"nothing has moved for \d s, nobody is overdue: rank 1 in 'step 101: forward' for ", report.text), report.text
+    assert re.match(
+        r"nothing has moved for \d s, nobody is overdue: rank 1 in 'step 101: forward' for ",
+        report.text,
+    ), report.text
     assert "rank 1 without a sign of work, and not yet overdue" in check(report, "steps").text
 
 
@@ -152,7 +200,10 @@ def test_a_rank_that_is_overdue(run: Made, tmp_path: Path) -> None:
                 going.pulses[rank].beat(phase)
         report = health.of_run(run.run)
     assert (report.answer, report.code) == ("no", Exit.HANG), report
-    assert report.text.startswith(f"rank 1 in 'step {last + 1}: fetch' stands at ") and "rank.py:" in report.text
+    assert (
+        report.text.startswith(f"rank 1 in 'step {last + 1}: fetch' stands at ")
+        and "rank.py:" in report.text
+    )
 
 
 def test_ranks_that_are_starting(run: Made, tmp_path: Path) -> None:
@@ -163,7 +214,10 @@ def test_ranks_that_are_starting(run: Made, tmp_path: Path) -> None:
             pulse.beat("building the model")
         report = health.of_run(run.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
-    said = r"the ranks have not begun to train: ranks 0 and 1 in 'building the model' for (less than )?\d s"
+    said = (
+        r"the ranks have not begun to train: ranks 0 and 1 in 'building the model' for (less "
+        r"than )?\d s"
+    )
     assert re.fullmatch(said, report.text), report.text
 
 
@@ -189,10 +243,17 @@ def test_at_the_end_of_a_run(run: Made, tmp_path: Path) -> None:
 
 
 def test_no_rank_yet(made: Made) -> None:
-    rundir.write_json(made.run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": made.at + 1, "ranks": []})
+    rundir.write_json(
+        made.run.supervisor,
+        {"pid": os.getpid(), "host": socket.gethostname(), "started": made.at + 1, "ranks": []},
+    )
     report = health.of_run(made.run)
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES)
-    assert report.text == f"its supervisor (pid {os.getpid()}) lives, and no rank yet: it starts them, or starts them again"
+    assert (
+        report.text
+        == f"its supervisor (pid {os.getpid()}) lives, and no rank yet: it starts them, or starts "
+        f"them again"
+    )
 
 
 def test_a_run_on_another_machine_is_judged_by_its_heartbeats(run: Made, tmp_path: Path) -> None:
@@ -206,7 +267,10 @@ def test_a_run_on_another_machine_is_judged_by_its_heartbeats(run: Made, tmp_pat
     for rank in (0, 1):
         run.run.heartbeat(rank).unlink()
     report = health.of_run(run.run)
-    assert report.answer == "unknown" and report.text == "ranks 0 and 1: on another machine, whose heartbeats are not seen here"
+    assert (
+        report.answer == "unknown"
+        and report.text == "ranks 0 and 1: on another machine, whose heartbeats are not seen here"
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,7 +301,11 @@ def test_a_loss_that_is_no_number(run: Made, tmp_path: Path) -> None:
     run.step(101, math.nan)
     with trains(run, tmp_path):
         report = health.of_run(run.run)
-    assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "the loss is nan at step 101")
+    assert (report.answer, report.code, report.text) == (
+        "no",
+        Exit.HANG,
+        "the loss is nan at step 101",
+    )
 
 
 def test_what_is_only_told(run: Made, tmp_path: Path) -> None:
@@ -250,10 +318,14 @@ def test_what_is_only_told(run: Made, tmp_path: Path) -> None:
         report = health.of_run(run.run)
     assert (report.answer, report.code) == ("yes", Exit.DONE)
     assert report.text.endswith("; 3 to look at: speed, checkpoint, findings")
-    assert check(report, "speed").text.startswith("rank 1 needs 30 ms for its data and forward pass, the others 10 ms: all wait for it; ")
+    assert check(report, "speed").text.startswith(
+        "rank 1 needs 30 ms for its data and forward pass, the others 10 ms: all wait for it; "
+    )
     assert check(report, "checkpoint").text == "step 100, 2 h old, 219 steps ago; every 100 steps"
     assert check(report, "inspector") == HealthCheck("inspector", OK, "step 300: parameters equal")
-    assert check(report, "findings") == HealthCheck("findings", WARN, "rank 1: slow disk (step 300)", (1,))
+    assert check(report, "findings") == HealthCheck(
+        "findings", WARN, "rank 1: slow disk (step 300)", (1,)
+    )
 
 
 def test_a_run_is_recognised_by_a_process_of_it(run: Made, tmp_path: Path) -> None:
@@ -267,9 +339,17 @@ heartbeat.current.beat("forward")
 print("ready", flush=True)
 time.sleep(1000)
 """
-    variables = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "RANK": "0", "WORLD_SIZE": "1"}
+    variables = {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
     with targets.running(tmp_path, program, env=variables) as (pid, _, _):
         found = of_process(pid)
-        assert (found.run and found.run.path, found.pids, found.missing) == (run.run.path, {0: pid}, (1,))
+        assert (found.run and found.run.path, found.pids, found.missing) == (
+            run.run.path,
+            {0: pid},
+            (1,),
+        )
         report = health.of_process(pid)
     assert (report.answer, report.text) == ("no", "rank 1 has no process")

@@ -41,11 +41,66 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
 @pytest.mark.parametrize(
     ("argv", "problems"),
     [
-        (["--pid=x"], [Problem("flag.value", "--pid is 'x'", "the number of a process of the training", [PGREP], "pid")]),
-        (["--pid"], [Problem("flag.no_value", "--pid has no value", "the number of a process of the training", [PGREP], "pid")]),
-        (["--pid=0"], [Problem("flag.value", "--pid is '0'", "the number of a process of the training", [PGREP], "pid")]),
-        (["--watch=0"], [Problem("flag.value", "--watch is '0'", "seconds from 1 to 3600", ["./duet inspect --watch=1"], "watch")]),
-        (["--watch=nan"], [Problem("flag.value", "--watch is 'nan'", "seconds from 1 to 3600", ["./duet inspect --watch=10"], "watch")]),
+        (
+            ["--pid=x"],
+            [
+                Problem(
+                    "flag.value",
+                    "--pid is 'x'",
+                    "the number of a process of the training",
+                    [PGREP],
+                    "pid",
+                )
+            ],
+        ),
+        (
+            ["--pid"],
+            [
+                Problem(
+                    "flag.no_value",
+                    "--pid has no value",
+                    "the number of a process of the training",
+                    [PGREP],
+                    "pid",
+                )
+            ],
+        ),
+        (
+            ["--pid=0"],
+            [
+                Problem(
+                    "flag.value",
+                    "--pid is '0'",
+                    "the number of a process of the training",
+                    [PGREP],
+                    "pid",
+                )
+            ],
+        ),
+        (
+            ["--watch=0"],
+            [
+                Problem(
+                    "flag.value",
+                    "--watch is '0'",
+                    "seconds from 1 to 3600",
+                    ["./duet inspect --watch=1"],
+                    "watch",
+                )
+            ],
+        ),
+        (
+            ["--watch=nan"],
+            [
+                Problem(
+                    "flag.value",
+                    "--watch is 'nan'",
+                    "seconds from 1 to 3600",
+                    ["./duet inspect --watch=10"],
+                    "watch",
+                )
+            ],
+        ),
         (
             ["--jsn", "a", "b b"],
             [
@@ -87,7 +142,11 @@ def test_which_run(tmp_path: Path) -> None:
     second = Made(tmp_path / "experiments" / "second")
     os.utime(first.run.plan, (1, 1))
     assert options.find("", tmp_path).path == second.run.path
-    assert options.find("first run", tmp_path).path == options.find(str(first.run.path), tmp_path).path == first.run.path
+    assert (
+        options.find("first run", tmp_path).path
+        == options.find(str(first.run.path), tmp_path).path
+        == first.run.path
+    )
     with pytest.raises(UserError) as caught:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
@@ -106,7 +165,10 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 
 def test_a_mistake_of_a_user_is_no_traceback() -> None:
     done = python("-m", "training.cli.inspect", "--pid=4194304")
-    said = f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was looked into (exit 2)\n"
+    said = (
+        f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
+        f"looked into (exit 2)\n"
+    )
     assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
 
 
@@ -117,26 +179,49 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_torch_and_no_numpy() -> None:
-    done = python("-c", "import sys, training.cli.inspect; print([m for m in ('torch', 'numpy') if m in sys.modules])")
+    done = python(
+        "-c",
+        "import sys, training.cli.inspect; print([m for m in ('torch', 'numpy') if m in "
+        "sys.modules])",
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_the_library_s_module_of_that_name_stays_what_it_is() -> None:
-    done = python("-c", "import inspect, training.monitor.health; print(inspect.getsource is not None, inspect is training.monitor.health)")
+    done = python(
+        "-c",
+        "import inspect, training.monitor.health; print(inspect.getsource is not None, inspect is "
+        "training.monitor.health)",
+    )
     assert done.stdout == "True False\n"
 
 
 def test_how_ranks_are_named() -> None:
-    assert [numbers(n) for n in ([3], [1, 0], [0, 1, 2, 5])] == ["rank 3", "ranks 0 and 1", "ranks 0-2, 5"]
+    assert [numbers(n) for n in ([3], [1, 0], [0, 1, 2, 5])] == [
+        "rank 3",
+        "ranks 0 and 1",
+        "ranks 0-2, 5",
+    ]
     assert alike({0: "x", 1: "x", 2: "y"}) == "ranks 0 and 1 x; rank 2 y"
     assert (span([1.23, 1.24], "ms", 1), span([1, 20], "ms")) == ("1.2 ms", "1 to 20 ms")
 
 
 def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
-    ranks = [{"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0} for r in range(64)]
-    checks = [HealthCheck("steps", BAD, "rank 40 stands", (40,)), HealthCheck("data", UNKNOWN, "not known")]
-    lines = render.screen(HealthReport(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0))
-    assert lines[0] == "NO: rank 40 stands" and lines[2:4] == ["  bad   steps  rank 40 stands", "  ?     data   not known"]
+    ranks = [
+        {"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0}
+        for r in range(64)
+    ]
+    checks = [
+        HealthCheck("steps", BAD, "rank 40 stands", (40,)),
+        HealthCheck("data", UNKNOWN, "not known"),
+    ]
+    lines = render.screen(
+        HealthReport(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0)
+    )
+    assert lines[0] == "NO: rank 40 stands" and lines[2:4] == [
+        "  bad   steps  rank 40 stands",
+        "  ?     data   not known",
+    ]
     assert lines[5] == "  rank  pid  step  is at"
     assert [line.split()[0] for line in lines[6:-1]] == [*map(str, range(15)), "40"]
     assert lines[-1] == "  … and 48 more ranks (--json shows all)"
@@ -154,11 +239,17 @@ def test_foreign_text_can_not_act_on_the_terminal() -> None:
 
 
 def test_json_has_no_nan(made: Made) -> None:
-    report = HealthReport(health.YES, "x", Exit.DONE, [], [{"rank": 0, "compute_ms_median": float("nan")}])
-    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [{"rank": 0, "compute_ms_median": None}]
+    report = HealthReport(
+        health.YES, "x", Exit.DONE, [], [{"rank": 0, "compute_ms_median": float("nan")}]
+    )
+    assert json.loads(json.dumps(render.record(report), allow_nan=False))["ranks"] == [
+        {"rank": 0, "compute_ms_median": None}
+    ]
 
 
-def test_watching_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_ends_with_the_run(
+    monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
     reports = [
         HealthReport(health.YES, "first", Exit.DONE),
         HealthReport(health.NO, "then", Exit.HANG),
@@ -169,13 +260,22 @@ def test_watching_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, made: Made,
     monkeypatch.setattr(command.time, "sleep", slept.append)
     assert command.main([str(made.run.path), "--watch=2"]) == 0
     said = capsys.readouterr().out
-    assert slept == [2.0, 2.0] and [line for line in said.splitlines() if ": " in line] == ["YES: first", "NO: then", "IT HAS ENDED: done"]
+    assert slept == [2.0, 2.0] and [line for line in said.splitlines() if ": " in line] == [
+        "YES: first",
+        "NO: then",
+        "IT HAS ENDED: done",
+    ]
 
 
-def test_a_process_that_is_protected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_protected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("/environ"))
     assert command.main([f"--pid={os.getpid()}"]) == 3
     pid = os.getpid()
     said = NOW.sub("", capsys.readouterr().err)
-    assert said.startswith(f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your own\n")
+    assert said.startswith(
+        f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your "
+        f"own\n"
+    )
     assert f"    try:     sudo ./duet inspect --pid={pid}\n" in said

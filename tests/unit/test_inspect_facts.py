@@ -20,7 +20,9 @@ SHARDS = {"world_size": 2, "dataset_sequences": 1000, "batches": 125, "count": 5
 @pytest.fixture
 def run(tmp_path: Path) -> Made:
     config = {"num_iterations": 400, "inspect_every": 50}
-    return Made(tmp_path / "experiments" / "small run", config=config, batch={"device_sequences": 4}).steps(100)
+    return Made(
+        tmp_path / "experiments" / "small run", config=config, batch={"device_sequences": 4}
+    ).steps(100)
 
 
 def told(made: Made) -> tuple[Target, dict[str, Any]]:
@@ -33,15 +35,30 @@ def test_data_of_each_rank(run: Made) -> None:
     def judge(**other: Any) -> HealthCheck:
         ranks = [{"rank": r, "first_sequences": [r, r + 10]} | SHARDS for r in (0, 1)]
         ranks[1] |= other
-        return run_checks.data(target, [{"event": "shards", "epoch": 3, "proven_sequences": 1000, "ranks": ranks}])
+        return run_checks.data(
+            target, [{"event": "shards", "epoch": 3, "proven_sequences": 1000, "ranks": ranks}]
+        )
 
-    whole = "epoch 3: 1000 sequences, 500 sequences in 125 batches for each of 2 ranks; disjoint and complete, proven for 1000 of them"
+    whole = (
+        "epoch 3: 1000 sequences, 500 sequences in 125 batches for each of 2 ranks; disjoint "
+        "and complete, proven for 1000 of them"
+    )
     assert judge() == HealthCheck("data", OK, whole)
-    assert judge(dataset_sequences=999).text == "the ranks' datasets differ: rank 0 1000 sequences; rank 1 999 sequences"
+    assert (
+        judge(dataset_sequences=999).text
+        == "the ranks' datasets differ: rank 0 1000 sequences; rank 1 999 sequences"
+    )
     assert judge(world_size=1).text == "the data is divided among 2 ranks, the plan has 2"
-    assert judge(first_sequences=[0, 11]).text == "epoch 3: the ranks' shares overlap or differ in size: [500, 500]"
+    assert (
+        judge(first_sequences=[0, 11]).text
+        == "epoch 3: the ranks' shares overlap or differ in size: [500, 500]"
+    )
     assert judge(count=400).status == judge(dataset_sequences=1).status == BAD
-    assert run_checks.data(target, []).status == run_checks.data(target, [{"event": "shards", "ranks": "x"}]).status == UNKNOWN
+    assert (
+        run_checks.data(target, []).status
+        == run_checks.data(target, [{"event": "shards", "ranks": "x"}]).status
+        == UNKNOWN
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,11 +72,15 @@ def test_data_of_each_rank(run: Made) -> None:
         (0, 0, 100, WARN, "never compared: --inspect_every=0"),
     ],
 )
-def test_parameters_last_proven(run: Made, every: int, begun: int, done: int, status: str, text: str) -> None:
+def test_parameters_last_proven(
+    run: Made, every: int, begun: int, done: int, status: str, text: str
+) -> None:
     run.plan["config"]["inspect_every"] = every
     target, state = told(run)
     state["progress"]["step"] = done
-    found = run_checks.parameters(target, ActivityWindow({}, 1.0), state, [{"event": "start", "step": begun}])
+    found = run_checks.parameters(
+        target, ActivityWindow({}, 1.0), state, [{"event": "start", "step": begun}]
+    )
     assert found == HealthCheck("parameters", status, text)
 
 

@@ -1,4 +1,5 @@
-"""'Are all my ranks training?' of trainings that know nothing of us: real processes in known states."""
+"""'Are all my ranks training?' of trainings that know nothing of us: real processes in known
+states."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(activity, name, seconds)
 
 
-def test_nothing_but_some_variables_is_taken_from_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_some_variables_is_taken_from_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_API_KEY", "a secret of somebody")
     with targets.ranks(tmp_path, "works", "works") as (pids, _):
         report = health.of_process(pids[0])
-    assert report.answer == "yes" and "a secret of somebody" not in str(render.record(report)) + "".join(render.screen(report))
+    assert report.answer == "yes" and "a secret of somebody" not in str(
+        render.record(report)
+    ) + "".join(render.screen(report))
 
 
 def test_a_foreign_training(tmp_path: Path) -> None:
@@ -41,28 +46,51 @@ def test_a_foreign_training(tmp_path: Path) -> None:
         report = health.of_process(pids[1])
         target = of_process(pids[0])
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')} (locks)"
-    assert (report.answer, report.code) == ("no", Exit.HANG) and report.text.startswith(f"rank 0 stands at {place}, since ")
+    assert (report.answer, report.code) == ("no", Exit.HANG) and report.text.startswith(
+        f"rank 0 stands at {place}, since "
+    )
     assert (report.ranks[1]["waits_in"], report.ranks[0]["where"]) == ("all_reduce", place)
-    assert (target.pids, target.world, target.here, target.beats, target.missing, target.elsewhere) == (pids, 2, 2, False, (), ())
+    assert (
+        target.pids,
+        target.world,
+        target.here,
+        target.beats,
+        target.missing,
+        target.elsewhere,
+    ) == (pids, 2, 2, False, (), ())
 
 
 def test_one_of_them_works_and_the_other_waits(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         report = health.of_process(pids[1])
-    assert (report.answer, report.code) == ("unknown", Exit.RESOURCES) and report.text.startswith("one of them works: rank 0 is at ")
+    assert (report.answer, report.code) == ("unknown", Exit.RESOURCES) and report.text.startswith(
+        "one of them works: rank 0 is at "
+    )
 
 
 def test_a_missing_rank_of_a_foreign_training(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "works", "works") as (pids, _):
         os.kill(pids[2], signal.SIGKILL)
-        wait_until(lambda: (now := procfs.read_process(pids[2])) is None or now.state == "Z", 20, "it is gone")
+        wait_until(
+            lambda: (now := procfs.read_process(pids[2])) is None or now.state == "Z",
+            20,
+            "it is gone",
+        )
         report = health.of_process(pids[0])
     assert (report.answer, report.code, report.text) == ("no", Exit.HANG, "rank 2 has no process")
     assert report.ranks[2]["pid"] is None
 
 
 def test_ranks_of_several_machines() -> None:
-    here = Target(None, {}, {2: 10, 3: 11}, 6, 2, "WORLD_SIZE", {2: {"LOCAL_RANK": "0"}, 3: {"LOCAL_RANK": "1"}})
+    here = Target(
+        None,
+        {},
+        {2: 10, 3: 11},
+        6,
+        2,
+        "WORLD_SIZE",
+        {2: {"LOCAL_RANK": "0"}, 3: {"LOCAL_RANK": "1"}},
+    )
     assert (here.elsewhere, here.missing, here.local(3)) == ((0, 1, 4, 5), (), 1)
     assert Target(None, {}, {3: 11}, 6, 2, "WORLD_SIZE", {3: {"LOCAL_RANK": "1"}}).missing == (2,)
 
@@ -71,24 +99,39 @@ def test_ranks_of_several_machines() -> None:
 
 
 def on_gpu(
-    script: Path, verdict: HangFinding | str = "", gpus: dict[int, dict[str, Any]] | None = None, *, logs_on: bool = False
+    script: Path,
+    verdict: HangFinding | str = "",
+    gpus: dict[int, dict[str, Any]] | None = None,
+    *,
+    logs_on: bool = False,
 ) -> HealthCheck:
     """Two ranks, each of them at the same line that waits for its GPU, at two moments."""
     script.write_text("print(loss.item())\n")
     frame = Frame(str(script), 1, "step")
     process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
-    seen = ProcessSample(process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True)
+    seen = ProcessSample(
+        process, Stack(1, "py-spy", (Thread("MainThread", True, True, False, (frame,)),)), True
+    )
     samples = [Sample(float(at), {0: seen, 1: seen}) for at in (0, 1)]
-    motions = {rank: RankActivity(rank, 1, states="RR", cpu=1.0, course=course) for rank, course in courses(samples).items()}
+    motions = {
+        rank: RankActivity(rank, 1, states="RR", cpu=1.0, course=course)
+        for rank, course in courses(samples).items()
+    }
     return progress_checks.of_processes(
-        ActivityWindow(motions, 1.0, samples), verdict or stall_detector.detect_stall(samples, {}), gpus or {}, logs_on=logs_on
+        ActivityWindow(motions, 1.0, samples),
+        verdict or stall_detector.detect_stall(samples, {}),
+        gpus or {},
+        logs_on=logs_on,
     )
 
 
 def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     found = on_gpu(script)
-    assert (found.status, found.said) == (UNKNOWN, "all ranks wait for their GPUs, at the same place for 1 s: look again")
+    assert (found.status, found.said) == (
+        UNKNOWN,
+        "all ranks wait for their GPUs, at the same place for 1 s: look again",
+    )
     gpu = {"index": 0, "use_percent": 100, "power_w": 431.0, "power_limit_w": 575.0}
     assert on_gpu(script, gpus={0: gpu, 1: gpu}).status == OK
     spins = gpu | {"power_w": 90.0}  # a kernel that waits for the other rank has full use too

@@ -1,4 +1,5 @@
-"""The inspector as a loop has it. Several ranks live in this process: they share a board, and all else is real."""
+"""The inspector as a loop has it. Several ranks live in this process: they share a board, and all
+else is real."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+)
 
 from tests.cases import each
 from tests.conftest import wait_until
@@ -60,17 +69,22 @@ def sharded(data: Any, rank: int, batch: int = 4, **more: Any) -> Any:
 
 
 class Ranks:
-    """Ranks that train in lockstep; `change(rank, step, model)` and `spoil(rank, step, batch)` are what goes wrong."""
+    """Ranks that train in lockstep; `change(rank, step, model)` and `spoil(rank, step, batch)` are
+    what goes wrong."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self._patch = monkeypatch
-        monkeypatch.setattr(reporting.FindingsOutput, "line", lambda _, text: self.said.append(text))
+        monkeypatch.setattr(
+            reporting.FindingsOutput, "line", lambda _, text: self.said.append(text)
+        )
         self.inspectors: list[DDPInspector] = []
 
     def start(self, loaders: LOADERS, world: int = 2, **options: Any) -> list[torch.nn.Module]:
         store, numbers = OwnStore(), iter(range(world))
-        self._patch.setattr(inspector, "open_board", lambda _: SharedStore(store, next(numbers), world))
+        self._patch.setattr(
+            inspector, "open_board", lambda _: SharedStore(store, next(numbers), world)
+        )
         torch.manual_seed(0)
         first = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 1))
         models: list[torch.nn.Module] = [copy.deepcopy(first) for _ in range(world)]
@@ -105,7 +119,9 @@ class Ranks:
                     change(rank, step, models[rank])
                     self.inspectors[rank].step(loss, batch if given else None)
         self.close()
-        return [text.removeprefix("WARNING: ") for text in self.said if text.startswith("WARNING: ")]
+        return [
+            text.removeprefix("WARNING: ") for text in self.said if text.startswith("WARNING: ")
+        ]
 
     def close(self) -> None:
         for one in reversed(self.inspectors):
@@ -126,16 +142,27 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 GOOD: dict[str, LOADERS] = {
     "sampler": lambda rank: sharded(Samples(), rank),
     "shuffled": lambda rank: sharded(Samples(), rank, shuffle=True),
-    "workers": lambda rank: DataLoader(Samples(), 4, sampler=DistributedSampler(Samples(), 2, rank), num_workers=1),
+    "workers": lambda rank: DataLoader(
+        Samples(), 4, sampler=DistributedSampler(Samples(), 2, rank), num_workers=1
+    ),
     "padded": lambda rank: sharded(Samples(5), rank),  # three each: one twice
     "few": lambda rank: sharded(Few(), rank),
     "a part of the stream": lambda rank: DataLoader(Stream(rank, 2), 4),
     "a dataset of its own": lambda rank: DataLoader(Samples(own=1000 * rank), 4),
-    "a subset of its own": lambda rank: DataLoader(Subset(Samples(), range(100 * rank, 100 * rank + 100)), 4, shuffle=True),
-    "batches": lambda rank: [torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * rank + n)) for n in range(10)],
-    "batch sampler": lambda rank: DataLoader(Samples(), batch_sampler=BatchSampler(range(160 * rank, 160 * rank + 160), 4, False)),
+    "a subset of its own": lambda rank: DataLoader(
+        Subset(Samples(), range(100 * rank, 100 * rank + 100)), 4, shuffle=True
+    ),
+    "batches": lambda rank: [
+        torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * rank + n))
+        for n in range(10)
+    ],
+    "batch sampler": lambda rank: DataLoader(
+        Samples(), batch_sampler=BatchSampler(range(160 * rank, 160 * rank + 160), 4, False)
+    ),
     "with replacement": lambda rank: DataLoader(
-        Samples(4000), 4, sampler=RandomSampler(Samples(4000), True, generator=torch.Generator().manual_seed(rank))
+        Samples(4000),
+        4,
+        sampler=RandomSampler(Samples(4000), True, generator=torch.Generator().manual_seed(rank)),
     ),
 }
 
@@ -146,19 +173,31 @@ def test_nothing_is_found_where_nothing_is_wrong(ranks: Ranks, name: str, given:
     epochs = 6 if name == "padded" else 2  # rank 1 sees later what rank 0 saw
     assert ranks.train(GOOD[name], given=given, epochs=epochs, on_finding="raise") == []
     step = 4 if name != "padded" else 1
-    assert ranks.heard(f"step {step}: all ranks train: rank 0: ") and ranks.heard("parameters equal (")
+    assert ranks.heard(f"step {step}: all ranks train: rank 0: ") and ranks.heard(
+        "parameters equal ("
+    )
     if given and name not in ("padded", "few"):
         assert ranks.heard("the ranks' samples are disjoint")
 
 
 SAME: dict[str, tuple[LOADERS, str]] = {
     "no sampler": (lambda rank: DataLoader(Samples(), 4), "by content"),
-    "same order": (lambda rank: DataLoader(Samples(), 4, sampler=DistributedSampler(Samples(), 2, 0)), "by content"),
+    "same order": (
+        lambda rank: DataLoader(Samples(), 4, sampler=DistributedSampler(Samples(), 2, 0)),
+        "by content",
+    ),
     "own orders": (
-        lambda rank: DataLoader(Samples(), 4, sampler=RandomSampler(Samples(), generator=torch.Generator().manual_seed(rank))),
+        lambda rank: DataLoader(
+            Samples(),
+            4,
+            sampler=RandomSampler(Samples(), generator=torch.Generator().manual_seed(rank)),
+        ),
         "each of them draws all 320 samples of the dataset: no DistributedSampler",
     ),
-    "same stream": (lambda rank: DataLoader(Stream(0, 1), 4), "32 of their first 32 are the same, by content"),
+    "same stream": (
+        lambda rank: DataLoader(Stream(0, 1), 4),
+        "32 of their first 32 are the same, by content",
+    ),
 }
 
 
@@ -170,9 +209,14 @@ def test_ranks_that_train_on_the_same_samples(ranks: Ranks, name: str) -> None:
 
 
 def test_the_same_samples_by_their_indices_alone(ranks: Ranks) -> None:
-    (warning,) = ranks.train(lambda rank: DataLoader(Samples(), 4, sampler=DistributedSampler(Samples(), 2, 0)), given=False)
+    (warning,) = ranks.train(
+        lambda rank: DataLoader(Samples(), 4, sampler=DistributedSampler(Samples(), 2, 0)),
+        given=False,
+    )
     assert "32 of their first 32 indices are the same" in warning
-    assert ranks.train(lambda rank: DataLoader(Samples(), 4), disjoint=False) == [warning], "where that is meant"
+    assert ranks.train(lambda rank: DataLoader(Samples(), 4), disjoint=False) == [warning], (
+        "where that is meant"
+    )
 
 
 def test_random_augmentation_is_no_proof(ranks: Ranks) -> None:
@@ -181,17 +225,28 @@ def test_random_augmentation_is_no_proof(ranks: Ranks) -> None:
     assert ranks.heard("they draw the same indices, but their samples differ")
 
 
-@pytest.mark.parametrize(("world", "who", "guilty"), [(2, "ranks 0, 1 among each other", None), (3, "rank 2 against the other 2", 2)])
+@pytest.mark.parametrize(
+    ("world", "who", "guilty"),
+    [(2, "ranks 0, 1 among each other", None), (3, "rank 2 against the other 2", 2)],
+)
 def test_parameters_that_differ(ranks: Ranks, world: int, who: str, guilty: int | None) -> None:
     def change(rank: int, step: int, model: torch.nn.Module) -> None:
         if rank == world - 1 and step == 6:
             with torch.no_grad():
                 model[1].weight.view(torch.int32)[0, 1] ^= 1  # type: ignore[index]
 
-    (warning,) = ranks.train(lambda rank: DataLoader(Stream(rank, world), 4), world=world, change=change, on_finding="warn")
+    (warning,) = ranks.train(
+        lambda rank: DataLoader(Stream(rank, world), 4),
+        world=world,
+        change=change,
+        on_finding="warn",
+    )
     assert warning == f"parameters differ at step 8: {who}; 1 of 4, first 1.weight"
     told = [
-        bool(re.match(rf"step {step}: .*parameters equal", said)) for step in (4, 8) for said in ranks.said if f"step {step}: all" in said
+        bool(re.match(rf"step {step}: .*parameters equal", said))
+        for step in (4, 8)
+        for said in ranks.said
+        if f"step {step}: all" in said
     ]
     assert told == [True, False]
 
@@ -205,7 +260,9 @@ def test_all_ranks_raise_what_one_has_found(ranks: Ranks) -> None:
         one.step(torch.tensor(1.0), batch)
     for one in reversed(ranks.inspectors):
         wait_until(lambda one=one: one._watcher.raised, what="the finding of rank 0")
-        with pytest.raises(InspectionError, match=r"parameters differ at step 1: .* first 0\.bias") as caught:
+        with pytest.raises(
+            InspectionError, match=r"parameters differ at step 1: .* first 0\.bias"
+        ) as caught:
             one.step(torch.tensor(1.0), batch)
         assert caught.value.guilty_rank is None and caught.value.kind == "parameters_differ"
 
@@ -220,7 +277,11 @@ def test_a_loss_that_is_not_finite_names_rank_and_samples(ranks: Ranks, given: b
         ranks.train(lambda rank: sharded(Samples(), rank, shuffle=False), spoil=spoil, given=given)
     assert caught.value.guilty_rank == 1
     what = "input is not finite: sample 21; " if given else ""
-    assert str(caught.value) == f"loss is nan on rank 1 at step 3 (epoch 1, batch 3; {what}the batch: samples 17, 19, 21, 23)"
+    assert (
+        str(caught.value)
+        == f"loss is nan on rank 1 at step 3 (epoch 1, batch 3; {what}the batch: samples 17, 19, "
+        f"21, 23)"
+    )
 
 
 def test_a_loss_for_each_sample(ranks: Ranks) -> None:
@@ -228,17 +289,26 @@ def test_a_loss_for_each_sample(ranks: Ranks) -> None:
     ranks.inspectors[0].step(torch.tensor([1.0, float("nan"), 2.0]), torch.ones(3, 6))
     ranks.inspectors[0].step(1.5)
     ranks.close()
-    assert ranks.heard("WARNING: loss is nan on rank 0 at step 1 (own loss is not finite: place 1 of the batch)")
+    assert ranks.heard(
+        "WARNING: loss is nan on rank 0 at step 1 (own loss is not finite: place 1 of the batch)"
+    )
 
 
 def test_an_empty_batch(ranks: Ranks) -> None:
     with pytest.raises(InspectionError, match="rank 1 had an empty batch at step 5") as caught:
-        ranks.train(GOOD["sampler"], spoil=lambda rank, step, batch: batch[:0] if (rank, step) == (1, 5) else batch)
+        ranks.train(
+            GOOD["sampler"],
+            spoil=lambda rank, step, batch: batch[:0] if (rank, step) == (1, 5) else batch,
+        )
     assert caught.value.guilty_rank == 1
 
 
 def test_a_finding_is_said_once(ranks: Ranks) -> None:
-    warnings = ranks.train(GOOD["sampler"], spoil=lambda rank, step, batch: batch[:0] if rank else batch, on_finding="warn")
+    warnings = ranks.train(
+        GOOD["sampler"],
+        spoil=lambda rank, step, batch: batch[:0] if rank else batch,
+        on_finding="warn",
+    )
     empty = [text for text in warnings if "empty" in text]
     assert empty == ["rank 1 had an empty batch at step 1"]
 
@@ -253,7 +323,9 @@ def test_raise_is_for_warnings_too(ranks: Ranks) -> None:
             except InspectionError as error:
                 found.append(error.kind)
         if ranks.inspectors[0]._steps == 8:
-            wait_until(lambda: all(one._watcher.raised for one in ranks.inspectors), what="both ranks know")
+            wait_until(
+                lambda: all(one._watcher.raised for one in ranks.inspectors), what="both ranks know"
+            )
         if found:
             break
     assert found == ["overlap"] * 2
@@ -274,7 +346,9 @@ def test_sharded_parameters_are_left_out(ranks: Ranks) -> None:
     ranks._patch.setattr(torch.nn.Linear, "reset_parameters", reset)
     ranks._patch.setattr(copy, "deepcopy", _twin)
     assert ranks.train(GOOD["sampler"], change=change, on_finding="raise") == []
-    assert ranks.heard("parameters that are not compared: 1 sharded") and ranks.heard("step 8: all ranks train")
+    assert ranks.heard("parameters that are not compared: 1 sharded") and ranks.heard(
+        "step 8: all ranks train"
+    )
 
 
 def _twin(model: torch.nn.Module) -> torch.nn.Module:
@@ -294,7 +368,11 @@ def test_ranks_that_hold_different_parameters_are_not_compared(ranks: Ranks) -> 
 def test_an_inspected_model_can_be_saved_and_copied(ranks: Ranks, tmp_path: Path) -> None:
     model, _ = ranks.start(GOOD["batches"])
     torch.save(model, tmp_path / "whole.pt")
-    code = f"import torch; model = torch.load({str(tmp_path / 'whole.pt')!r}, weights_only=False); print(model(torch.ones(2, 6)).shape)"
+    code = (
+        f"import torch; model = torch.load({str(tmp_path / 'whole.pt')!r}, "
+        f"weights_only=False); "
+        f"print(model(torch.ones(2, 6)).shape)"
+    )
     done = python("-c", code, cwd=tmp_path, PYTHONPATH="")
     assert done.stdout == "torch.Size([2, 1])\n", done.stderr
     copy.deepcopy(model)(torch.ones(2, 6))
@@ -316,7 +394,9 @@ def test_a_compiled_model_has_its_own_time() -> None:
     assert not compiled._forward_pre_hooks, "the model is as it was"
 
 
-def test_a_single_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     model = torch.nn.Linear(6, 1)
     with DDPInspector(model, DataLoader(Samples(40), 4), every=2) as alone:
@@ -324,29 +404,45 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
             alone.step(model(batch).mean(), batch)
     said = capsys.readouterr().err
     assert "[inspector] one process, no other ranks" in said
-    assert "[inspector] rank 0 of 1: 40 samples, 10 batches an epoch, SequentialSampler, first indices 0, 1, 2, 3" in said
-    assert re.search(r"step 10: rank 0: 4 samples, loss -?\d", said) and "WARNING" not in said and "parameters" not in said
+    assert (
+        "[inspector] rank 0 of 1: 40 samples, 10 batches an epoch, SequentialSampler, first "
+        "indices 0, 1, 2, 3" in said
+    )
+    assert (
+        re.search(r"step 10: rank 0: 4 samples, loss -?\d", said)
+        and "WARNING" not in said
+        and "parameters" not in said
+    )
     with pytest.raises(InspectionError, match="nan"), DDPInspector(model) as alone:
         alone.step(float("nan"))
 
 
-def test_ranks_without_a_process_group_train_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_a_process_group_train_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
     DDPInspector(torch.nn.Linear(6, 1)).close()
-    assert "WARNING: rank 2 trains alone: WORLD_SIZE is 4, but there is no process group" in capsys.readouterr().err
+    assert (
+        "WARNING: rank 2 trains alone: WORLD_SIZE is 4, but there is no process group"
+        in capsys.readouterr().err
+    )
 
 
 def test_events_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> None:
     monkeypatch.setenv("DUET_RUN_DIR", str(tmp_path))
     ranks.train(SAME["no sampler"][0])
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events[:2]] == ["inspection"] * 2 and [e.get("rank") for e in events[:2]] == [0, 1]
+    assert [e["event"] for e in events[:2]] == ["inspection"] * 2 and [
+        e.get("rank") for e in events[:2]
+    ] == [0, 1]
     (warning,) = [e for e in events if e["event"] == "warning"]
     assert warning["kind"] == "overlap" and "train on the same samples" in warning["text"]
 
 
-def test_a_run_directory_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> None:
+def test_a_run_directory_that_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ranks
+) -> None:
     (tmp_path / "events.jsonl").mkdir()
     monkeypatch.setenv("DUET_RUN_DIR", str(tmp_path))
     assert ranks.train(GOOD["sampler"]) == []
@@ -354,7 +450,12 @@ def test_a_run_directory_that_can_not_be_written(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"on_finding": "stop"}, "'auto', 'warn', 'raise'"), ({"every": -1}, "0 or more"), ({"slow": 1.0}, "more than 1")]
+    ("options", "said"),
+    [
+        ({"on_finding": "stop"}, "'auto', 'warn', 'raise'"),
+        ({"every": -1}, "0 or more"),
+        ({"slow": 1.0}, "more than 1"),
+    ],
 )
 def test_wrong_options(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

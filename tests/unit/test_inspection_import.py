@@ -1,4 +1,5 @@
-"""Under the launcher `training.inspector` and `duet_inspector` are there, and a project's own `training` stays its own."""
+"""Under the launcher `training.inspector` and `duet_inspector` are there, and a project's own
+`training` stays its own."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
     env = clean_environment()
     del env["PYTHONPATH"]
     run = [sys.executable, str(ROOT / "lib/run_script.py"), str(ranks), str(script)]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     found = dict(line.split(": ") for line in done.stdout.splitlines())
     assert found["training"] == {
@@ -46,7 +49,9 @@ def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
     assert found["training.inspector"] == OURS
     assert found["duet_inspector"] == f"{ROOT}/lib/pythonpath/duet_inspector/__init__.py"
     assert found["training.mine"] == (str(folder / "mine.py") if own != "none" else "None")
-    assert (found["tests"], found["train"]) == ("None", "None"), "nothing else of ours can be imported"
+    assert (found["tests"], found["train"]) == ("None", "None"), (
+        "nothing else of ours can be imported"
+    )
 
 
 def test_both_names_are_the_same_code_and_need_nothing_else_of_ours(tmp_path: Path) -> None:
@@ -62,5 +67,10 @@ print(sorted(name for name in sys.modules if name.split(".")[0] == "training"))
 """
     env = clean_environment(PYTHONPATH=f"{ROOT}/lib/pythonpath")
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, [f"{ROOT}/training/inspector/inspector.py", "['training']"]), done.stderr
+    done = subprocess.run(
+        run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (
+        0,
+        [f"{ROOT}/training/inspector/inspector.py", "['training']"],
+    ), done.stderr

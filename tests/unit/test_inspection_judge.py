@@ -1,4 +1,5 @@
-"""What rank 0 makes of the ranks' reports of a training that takes long: slow ranks, and one whose data has ended."""
+"""What rank 0 makes of the ranks' reports of a training that takes long: slow ranks, and one whose
+data has ended."""
 
 from __future__ import annotations
 
@@ -16,13 +17,28 @@ class Told:
 
     def __init__(self, world: int = 2) -> None:
         self.board, self.found, self.now = SharedStore(OwnStore(), 0, world), list[Finding](), 100.0
-        self.judge = Judge(self.board, lambda *_, **__: None, self.found.append, every=100, slow=1.3, patience_s=60, disjoint=True)
+        self.judge = Judge(
+            self.board,
+            lambda *_, **__: None,
+            self.found.append,
+            every=100,
+            slow=1.3,
+            patience_s=60,
+            disjoint=True,
+        )
 
     def after(self, seconds: float, *states: dict[str, Any]) -> list[Finding]:
         """What is found when the ranks' states have been looked at so long later."""
         self.now += seconds
         for rank, changes in enumerate(states):
-            state = {"step": 0, "in_step": False, "ended": "", "broken": False, "laps": 0, "times": None}
+            state = {
+                "step": 0,
+                "in_step": False,
+                "ended": "",
+                "broken": False,
+                "laps": 0,
+                "times": None,
+            }
             self.board.put(f"state/{rank}", state | changes)
         self.found.clear()
         self.judge.look(self.now)
@@ -49,7 +65,10 @@ def test_a_slow_rank_is_told_when_it_stays_slow() -> None:
     assert told.after(1, *pace(50, quick, quick, slow)) == [], "the same window"
     (found,) = told.after(1, *pace(100, quick, quick, slow))
     assert (found.kind, found.rank) == ("straggler", 2)
-    assert "rank 2 is slow: 45.0 ms of its own in a step, 33.0 of them until its data is there; the others 12.0 ms" in found.text
+    assert (
+        "rank 2 is slow: 45.0 ms of its own in a step, 33.0 of them until its data is there; the "
+        "others 12.0 ms" in found.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,10 +80,17 @@ def test_a_slow_rank_is_told_when_it_stays_slow() -> None:
         ("of a millisecond", (1.4, 0.1, 2.0), (1.4, 0.1, 2.0)),
     ],
 )
-def test_a_rank_that_is_not_slow(why: str, first: tuple[float, float, float], second: tuple[float, float, float]) -> None:
+def test_a_rank_that_is_not_slow(
+    why: str, first: tuple[float, float, float], second: tuple[float, float, float]
+) -> None:
     told = Told()
     other = (1.0, 0.1, first[2]) if first[0] < 2 else (12.0, 1.0, first[2])
-    assert told.after(1, *pace(50, other, first)) + told.after(1, *pace(100, other, second)) + told.after(1, *pace(150, other, other)) == []
+    assert (
+        told.after(1, *pace(50, other, first))
+        + told.after(1, *pace(100, other, second))
+        + told.after(1, *pace(150, other, other))
+        == []
+    )
 
 
 WAITS = {"step": 48, "in_step": True}
@@ -77,7 +103,11 @@ def test_a_rank_without_data_is_named_while_others_wait() -> None:
     assert told.after(4, WAITS, ENDED, WAITS) == []
     (found,) = told.after(2, WAITS, ENDED, WAITS)
     assert (found.kind, found.rank, found.step) == ("no_data", 1, 48)
-    assert found.text == "rank 1 has no more data: its loader ended after step 48, and ranks 0, 2 wait for it in step 49"
+    assert (
+        found.text
+        == "rank 1 has no more data: its loader ended after step 48, and ranks 0, 2 wait for it in "
+        "step 49"
+    )
 
 
 def test_who_has_failed_in_its_step_needs_no_proof_of_patience() -> None:
@@ -94,7 +124,9 @@ def test_who_has_failed_in_its_step_needs_no_proof_of_patience() -> None:
         ("both have ended", ENDED | {"step": 47}, ENDED),
     ],
 )
-def test_a_rank_that_nobody_waits_for(why: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_a_rank_that_nobody_waits_for(
+    why: str, first: dict[str, Any], second: dict[str, Any]
+) -> None:
     told = Told()
     assert told.after(0, first, second) + told.after(100, first, second) == [], why
 
@@ -102,13 +134,27 @@ def test_a_rank_that_nobody_waits_for(why: str, first: dict[str, Any], second: d
 def test_ranks_that_go_on_wait_for_nobody() -> None:
     """The others' collectives are answered (Join)."""
     told = Told()
-    assert [f for step in range(48, 80) for f in told.after(3, {"step": step, "in_step": True}, ENDED)] == []
+    assert [
+        f for step in range(48, 80) for f in told.after(3, {"step": step, "in_step": True}, ENDED)
+    ] == []
 
 
 def test_epochs_of_different_length_are_told_at_the_start() -> None:
     told = Told()
-    facts = {"dataset": 80, "sampler": "S", "first": [], "structure": "", "compared": 1, "left_out": "", "names": [], "wrapped": True}
+    facts = {
+        "dataset": 80,
+        "sampler": "S",
+        "first": [],
+        "structure": "",
+        "compared": 1,
+        "left_out": "",
+        "names": [],
+        "wrapped": True,
+    }
     for rank, batches in enumerate((20, 19)):
         told.board.put(f"start/{rank}", facts | {"batches": batches})
     (found,) = told.after(0)
-    assert (found.kind, found.rank) == ("uneven", 1) and "rank 1 has 19 batches an epoch, others up to 20" in found.text
+    assert (found.kind, found.rank) == (
+        "uneven",
+        1,
+    ) and "rank 1 has 19 batches an epoch, others up to 20" in found.text

@@ -1,4 +1,5 @@
-"""Which samples a step was made of, by what the loader's sampler drew; and the checksums of parameters."""
+"""Which samples a step was made of, by what the loader's sampler drew; and the checksums of
+parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def watched(made: Any) -> sample_tracker.SamplerTrace:
     return drawn
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize(
+    "workers",
+    [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 1, "persistent_workers": True}],
+)
 def test_every_batch_has_its_indices(workers: dict[str, Any]) -> None:
     made = loader(**workers)
     drawn = watched(made)
@@ -42,7 +46,9 @@ def test_every_batch_has_its_indices(workers: dict[str, Any]) -> None:
         assert drawn.exhausted
     sample_tracker.unwatch(made, drawn)
     assert type(made.batch_sampler) is torch.utils.data.BatchSampler
-    assert len(drawn.first) == 3 and sorted(i for batch in drawn.first for i in batch) == list(range(10))
+    assert len(drawn.first) == 3 and sorted(i for batch in drawn.first for i in batch) == list(
+        range(10)
+    )
 
 
 def test_a_loop_that_is_left_early() -> None:
@@ -66,7 +72,9 @@ def test_a_step_of_several_batches_has_no_indices() -> None:
 
 @pytest.mark.parametrize(("sampler", "known"), [("distributed", True), ("random", False)])
 def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
-    more = {"sampler": DistributedSampler(Numbers(), 2, 1, seed=5), "shuffle": None} if known else {}
+    more = (
+        {"sampler": DistributedSampler(Numbers(), 2, 1, seed=5), "shuffle": None} if known else {}
+    )
     made = loader(**more)
     running = iter(made)
     state = torch.get_rng_state()
@@ -74,7 +82,9 @@ def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
     drawn.begun(3)
     assert torch.equal(state, torch.get_rng_state())
     for number, batch in enumerate(running):
-        assert drawn.took(len(batch)) == ((3, number + 1, [int(v) for v in batch[:, 0]]) if known else None)
+        assert drawn.took(len(batch)) == (
+            (3, number + 1, [int(v) for v in batch[:, 0]]) if known else None
+        )
     for batch in made:
         taken = drawn.took(len(batch))
         assert taken and taken[0] == 4 and taken[2] == [int(v) for v in batch[:, 0]]
@@ -114,7 +124,10 @@ def test_digests_are_of_the_content() -> None:
     assert len(set(ours)) == 4 and sample_tracker.digests([table.flip(0)], 4) == ours[::-1]
     table[2] = 0
     assert len(sample_tracker.digests(table, 4)) == 3, "silence is no sample of its own"
-    assert sample_tracker.digests(torch.tensor(1.0), 1) == [] and sample_tracker.digests(["text"], 1) == []
+    assert (
+        sample_tracker.digests(torch.tensor(1.0), 1) == []
+        and sample_tracker.digests(["text"], 1) == []
+    )
     assert len(set(sample_tracker.digests(torch.randn(2, 3, dtype=torch.complex64), 2))) == 2
 
 
@@ -124,14 +137,31 @@ def test_fingerprints_tell_datasets_apart() -> None:
             self.files = files
 
     names = [f"{n}.wav" for n in range(100)]
-    assert sample_tracker.fingerprint(Files(names)) == sample_tracker.fingerprint(Files(list(names)))
+    assert sample_tracker.fingerprint(Files(names)) == sample_tracker.fingerprint(
+        Files(list(names))
+    )
     parts = [sample_tracker.fingerprint(Files(names[rank::2])) for rank in range(2)]
-    subsets = [sample_tracker.fingerprint(torch.utils.data.Subset(Files(names), range(rank, 100, 2))) for rank in range(2)]
-    tensors = [sample_tracker.fingerprint(torch.utils.data.TensorDataset(torch.arange(n, n + 9))) for n in range(2)]
+    subsets = [
+        sample_tracker.fingerprint(torch.utils.data.Subset(Files(names), range(rank, 100, 2)))
+        for rank in range(2)
+    ]
+    tensors = [
+        sample_tracker.fingerprint(torch.utils.data.TensorDataset(torch.arange(n, n + 9)))
+        for n in range(2)
+    ]
     assert len({*parts, *subsets, *tensors, sample_tracker.fingerprint(Files(names))}) == 7
 
 
-TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64]
+TYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -1,4 +1,5 @@
-"""One start of real, small processes: what the supervisor does about those that fail, finish, stay, or can not be ended."""
+"""One start of real, small processes: what the supervisor does about those that fail, finish, stay,
+or can not be ended."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ sys.path.insert(0, {str(ROOT)!r})
 from training.core.heartbeat import Heartbeat
 beat = Heartbeat(Path(sys.argv[1]) / "heartbeat" / "rank0.bin", 0).beat
 """
-GLOO = "op.preamble.length <= op.nbytes 8 vs 4"  # as an abort of an earlier start has left it in the log
+# as an abort of an earlier start has left it in the log
+GLOO = "op.preamble.length <= op.nbytes 8 vs 4"
 Start = Callable[[str], Attempt]
 
 
@@ -60,27 +62,41 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
     def make(code: str) -> Attempt:
-        monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)])
+        monkeypatch.setattr(
+            local_ranks,
+            "command",
+            lambda *_: [sys.executable, "-c", RANK + textwrap.dedent(code), str(run.path)],
+        )
         return Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
 
     return make
 
 
-# ── the words of an earlier start ────────────────────────────────────────────────────────────────────────────────────
+# ── the words of an earlier start
+# ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_an_earlier_start_has_said_decides_nothing(run: RunDir, start: Start) -> None:
     run.rank_log(0).write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{GLOO}\n")
-    tried = start("beat('forward'); print('a word of this one', flush=True); os.kill(os.getpid(), signal.SIGABRT)")
+    tried = start(
+        "beat('forward'); print('a word of this one', flush=True); os.kill(os.getpid(), "
+        "signal.SIGABRT)"
+    )
     outcome = tried.go()
-    assert outcome.guilty == (0, -signal.SIGABRT) and outcome.death and outcome.death.kind == rank_exit.DIED
+    assert (
+        outcome.guilty == (0, -signal.SIGABRT)
+        and outcome.death
+        and outcome.death.kind == rank_exit.DIED
+    )
     record = failure_report.failure(outcome, run, PLAN)
     assert (record["cause"], record["kind"], record["rank"]) == ("unknown", "died", 0)
     assert record["evidence"] == ["a word of this one"]
 
 
 def test_what_this_start_says_decides(run: RunDir, start: Start) -> None:
-    outcome = start(f"beat('forward'); print({GLOO!r}, flush=True); os.kill(os.getpid(), signal.SIGABRT)").go()
+    outcome = start(
+        f"beat('forward'); print({GLOO!r}, flush=True); os.kill(os.getpid(), signal.SIGABRT)"
+    ).go()
     assert outcome.death and outcome.death.kind == "desync"
 
 
@@ -88,7 +104,9 @@ def test_under_torchrun_a_rank_s_own_log_is_of_another_start(run: RunDir) -> Non
     run.rank_log(0).write_text("CUDA out of memory\n")
     log = run.ranks / "torchrun.log"
     log.write_text("earlier\nnow\n")
-    record = failure_report.failure(Outcome(guilty=(0, 1), here=(0, 1), log_from={log: len("earlier\n")}), run, PLAN)
+    record = failure_report.failure(
+        Outcome(guilty=(0, 1), here=(0, 1), log_from={log: len("earlier\n")}), run, PLAN
+    )
     assert (record["evidence"], record["log"]) == (["now"], str(log))
 
 
@@ -98,34 +116,58 @@ def test_files_of_an_earlier_start_and_of_a_larger_world_go(run: RunDir) -> None
         for name in ("error.json", "stacks", "ended", "sock", "log"):
             (run.ranks / f"rank{rank}.{name}").write_text("{}")
     spawn.remove_stale(run, LocalRanks(range(1), 2))
-    assert [b.rank for b in read_all(run.heartbeats)] == [1], "that of another machine of this start stays"
+    assert [b.rank for b in read_all(run.heartbeats)] == [1], (
+        "that of another machine of this start stays"
+    )
     assert sorted(p.name for p in run.ranks.iterdir()) == [
-        *("rank0.log", "rank1.ended", "rank1.error.json", "rank1.log", "rank1.sock", "rank1.stacks", "rank2.log", "rank3.log"),
+        *(
+            "rank0.log",
+            "rank1.ended",
+            "rank1.error.json",
+            "rank1.log",
+            "rank1.sock",
+            "rank1.stacks",
+            "rank2.log",
+            "rank3.log",
+        ),
     ]
 
 
-# ── ranks that have finished and stay ────────────────────────────────────────────────────────────────────────────────
+# ── ranks that have finished and stay
+# ────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
 def test_a_rank_that_has_finished_and_does_not_leave_is_ended(
-    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
+    run: RunDir,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: Exit,
 ) -> None:
     """What it has trained is done; a stopped run is not taken for a finished one."""
     monkeypatch.setattr(timeouts, "CLOSING_S", 0.1)
-    write_json(run.summary, {"status": "done" if code == Exit.DONE else "stopped", "exit_code": int(code)})
+    write_json(
+        run.summary, {"status": "done" if code == Exit.DONE else "stopped", "exit_code": int(code)}
+    )
     outcome = start("beat('finished'); time.sleep(3600)").go()
     assert outcome.ended == [(0, -signal.SIGKILL)] and outcome.guilty is None and not outcome.killed
     assert failure_report.exit_code(outcome) == code
     said = capfd.readouterr().err
-    why = r"and the process does not leave \(a thread that is no daemon, or what it does at exit\): ended"
+    why = (
+        r"and the process does not leave \(a thread that is no daemon, or what it does at "
+        r"exit\): ended"
+    )
     assert re.search(rf"rank 0: finished since \d s, {why}", said), said
 
 
-# ── errors of what watches ───────────────────────────────────────────────────────────────────────────────────────────
+# ── errors of what watches
+# ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_error_beside_the_training_is_said_once_and_ends_nothing(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_beside_the_training_is_said_once_and_ends_nothing(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     tried, passes = start("beat('forward'); sys.stdin.read(); time.sleep(3600)"), []
 
     def fails() -> None:
@@ -136,7 +178,10 @@ def test_an_error_beside_the_training_is_said_once_and_ends_nothing(start: Start
 
     tried.each_pass = fails
     assert tried.go().guilty == (0, -signal.SIGKILL) and len(passes) >= 3
-    text = "noting how far the run is has failed, and nothing else with it: OSError: [Errno 23] Too many open files in system"
+    text = (
+        "noting how far the run is has failed, and nothing else with it: OSError: [Errno 23] "
+        "Too many open files in system"
+    )
     assert capfd.readouterr().err.count(text) == 1
 
 
@@ -148,15 +193,23 @@ def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
     outcome = start("beat('forward'); os.kill(os.getpid(), signal.SIGKILL)").go()
     assert outcome.guilty == (0, -signal.SIGKILL) and outcome.phases == {0: "step 0: forward"}
     said = capfd.readouterr().err
-    assert "telling of the failure has failed" in said and "looking for what ranks have left behind has failed" in said
+    assert (
+        "telling of the failure has failed" in said
+        and "looking for what ranks have left behind has failed" in said
+    )
 
 
-# ── the order of the ends ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── the order of the ends
+# ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    monkeypatch.setattr(local_ranks, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"])
+def test_of_two_ends_seen_at_once_the_earlier_one_counts(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    monkeypatch.setattr(
+        local_ranks, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(3600)"]
+    )
     tried = Attempt(run, PLAN, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     def kill_both() -> None:
@@ -171,7 +224,8 @@ def test_of_two_ends_seen_at_once_the_earlier_one_counts(run: RunDir, monkeypatc
     assert outcome.ended == [(first, -9), (1 - first, -9)] and outcome.guilty == (first, -9)
 
 
-# ── what tidies up after a rank ────────────────────────────────────────────────────────────────────────────────────────
+# ── what tidies up after a rank
+# ────────────────────────────────────────────────────────────────────────────────────────
 
 SHARED = """
 from multiprocessing import get_context, shared_memory
@@ -191,7 +245,12 @@ beat("finished")
     ],
 )
 def test_shared_memory_of_a_rank_does_not_outlive_it(
-    run: RunDir, start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, ending: str, ended: int
+    run: RunDir,
+    start: Start,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    ended: int,
 ) -> None:
     monkeypatch.setattr(timeouts, "CLOSING_S", 0.1)
     outcome = start(SHARED.format(ending)).go()
@@ -202,7 +261,8 @@ def test_shared_memory_of_a_rank_does_not_outlive_it(
     assert "left behind" not in said
 
 
-# ── ranks that can not be ended ──────────────────────────────────────────────────────────────────────────────────────
+# ── ranks that can not be ended
+# ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Unkillable:
@@ -219,22 +279,42 @@ class FakeChild(spawn.Child):
         assert number == signal.SIGKILL
 
 
-def test_a_rank_that_not_even_sigkill_ends_is_left(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_not_even_sigkill_ends_is_left(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
     monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
-    monkeypatch.setattr(timeouts.procfs, "read_process", lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}))
+    monkeypatch.setattr(
+        timeouts.procfs,
+        "read_process",
+        lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
+    )
     tried.each_pass = tried._kill
     outcome = tried.go()
-    text = f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel (nfs_wait_bit_killable)"
+    text = (
+        f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel "
+        f"(nfs_wait_bit_killable)"
+    )
     assert outcome.blocked == text and text in capfd.readouterr().err
 
 
 def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir) -> None:
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
-    facts = {"cause": "unknown", "kind": "died", "rank": 0, "status": -9, "step": 3, "phase": "", "summary": "killed", "time": 0.0}
-    outcome = Outcome(guilty=(0, -9), blocked="rank 1 (pid 7) can not be ended: it is blocked in the kernel")
+    facts = {
+        "cause": "unknown",
+        "kind": "died",
+        "rank": 0,
+        "status": -9,
+        "step": 3,
+        "phase": "",
+        "summary": "killed",
+        "time": 0.0,
+    }
+    outcome = Outcome(
+        guilty=(0, -9), blocked="rank 1 (pid 7) can not be ended: it is blocked in the kernel"
+    )
     tried = Recovery(run, plan)
     assert tried.choose(facts, outcome) is None
     assert tried.given_up.startswith("not restarted: rank 1 (pid 7) can not be ended")

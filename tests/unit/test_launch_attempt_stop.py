@@ -1,4 +1,5 @@
-"""A start that is asked to stop: what its ranks may still do, how long they get, and that nothing is started again."""
+"""A start that is asked to stop: what its ranks may still do, how long they get, and that nothing
+is started again."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-# ── asked to stop ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── asked to stop
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
     """Two ranks; `rank`, `beat`, and `sleep()` until it is ended."""
 
     def go(code: str, *, script: bool, stop: int = 0) -> Outcome:
-        begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace("beat =", "rank = int(os.environ['RANK'])\nbeat =")
+        begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace(
+            "beat =", "rank = int(os.environ['RANK'])\nbeat ="
+        )
         begin += "sleep = lambda: time.sleep(600)\n"
         command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
         monkeypatch.setattr(local_ranks, "command", lambda *_: command)
@@ -64,19 +68,46 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
 @pytest.mark.parametrize(
     ("end", "stop", "code", "told"),
     [
-        ("lambda *_: os._exit(0)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0, 1 ended with status 0"),
-        ("lambda *_: os._exit(rank)", signal.SIGTERM, Exit.PREEMPTED, ": rank 0 ended with status 0; rank 1 left with status 1"),
+        (
+            "lambda *_: os._exit(0)",
+            signal.SIGTERM,
+            Exit.PREEMPTED,
+            ": rank 0, 1 ended with status 0",
+        ),
+        (
+            "lambda *_: os._exit(rank)",
+            signal.SIGTERM,
+            Exit.PREEMPTED,
+            ": rank 0 ended with status 0; rank 1 left with status 1",
+        ),
         ("signal.SIG_DFL", signal.SIGUSR1, Exit.PREEMPTED, ": rank 0, 1 killed by SIGUSR1"),
-        ("lambda *_: os._exit(0)", signal.SIGINT, Exit.INTERRUPTED, ": rank 0, 1 ended with status 0"),
+        (
+            "lambda *_: os._exit(0)",
+            signal.SIGINT,
+            Exit.INTERRUPTED,
+            ": rank 0, 1 ended with status 0",
+        ),
     ],
 )
 def test_a_script_that_was_asked_to_stop_has_not_failed(
-    run: RunDir, handlers: None, pair: Callable[..., Outcome], end: str, stop: int, code: Exit, told: str
+    run: RunDir,
+    handlers: None,
+    pair: Callable[..., Outcome],
+    end: str,
+    stop: int,
+    code: Exit,
+    told: str,
 ) -> None:
     """Nor has it finished: who has ended it decides the code, its own status is shown."""
-    body = f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
+    body = (
+        f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
+    )
     outcome = pair(body, script=True, stop=stop)
-    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (None, False, code)
+    assert (outcome.guilty, outcome.killed, failure_report.exit_code(outcome)) == (
+        None,
+        False,
+        code,
+    )
     assert failure_report.statuses(outcome) == told
 
 
@@ -90,7 +121,9 @@ def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
     monkeypatch.undo()
 
 
-def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(pair: Callable[..., Outcome]) -> None:
+def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(
+    pair: Callable[..., Outcome],
+) -> None:
     both = pair("sys.exit(75)", script=True)
     assert both.guilty is None and failure_report.exit_code(both) == Exit.PREEMPTED
 
@@ -114,17 +147,28 @@ def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
     assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked, not killed"
     assert failure_report.exit_code(outcome) == status
     record = failure_report.failure(outcome, run, PLAN)
-    assert record["kind"] == "asked" and record["summary"].startswith("rank 1 was asked to stop and left without the others")
+    assert record["kind"] == "asked" and record["summary"].startswith(
+        "rank 1 was asked to stop and left without the others"
+    )
 
 
-# ── how long ranks get ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── how long ranks get
+# ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("guilty", "seconds"),
-    [((1, -signal.SIGKILL), 1.0), ((1, -signal.SIGSEGV), 1.0), ((1, -signal.SIGABRT), 3.0), ((1, 1), 3.0), ((None, 0), 3.0)],
+    [
+        ((1, -signal.SIGKILL), 1.0),
+        ((1, -signal.SIGSEGV), 1.0),
+        ((1, -signal.SIGABRT), 3.0),
+        ((1, 1), 3.0),
+        ((None, 0), 3.0),
+    ],
 )
-def test_the_others_words_are_awaited_where_they_may_explain_something(guilty: tuple[int | None, int], seconds: float) -> None:
+def test_the_others_words_are_awaited_where_they_may_explain_something(
+    guilty: tuple[int | None, int], seconds: float
+) -> None:
     assert timeouts.grace_s(guilty) == seconds
 
 
@@ -138,7 +182,9 @@ def test_the_others_words_are_awaited_where_they_may_explain_something(guilty: t
         ("forward", 1, Exit.INTERRUPTED, 5.0),
     ],
 )
-def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, phase: str, step: int, asked: Exit, seconds: float) -> None:
+def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(
+    run: RunDir, phase: str, step: int, asked: Exit, seconds: float
+) -> None:
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in range(1, step + 1):
         writer.beat("fetch")
@@ -147,7 +193,9 @@ def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(run: RunDir, 
     assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds
 
 
-def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timeouts, "GONE_S", 0.0)
     Heartbeat(run.heartbeat(1), 1).beat("backward")
     gone = timeouts.Gone(0.0)
@@ -157,15 +205,23 @@ def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(run: RunDir, monk
     assert gone.look(read_all(run.heartbeats)) is None, "not in one look"
     found = gone.look(read_all(run.heartbeats))
     assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
-    assert found.sentence().startswith("HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since ")
+    assert found.sentence().startswith(
+        "HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since "
+    )
     patient = timeouts.Gone(3600.0)
-    assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], "not before the limit of a hang"
+    assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], (
+        "not before the limit of a hang"
+    )
 
 
-def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timeouts, "GONE_S", 0.0)
     gone = timeouts.Gone(0.0)
-    subprocess.run([sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", RANK + "beat('closing trackers')", str(run.path)], check=True
+    )
     assert gone.look(read_all(run.heartbeats)) is None
     subprocess.run([sys.executable, "-c", RANK + "beat('finished')", str(run.path)], check=True)
     assert gone.look(read_all(run.heartbeats)) is None
@@ -173,12 +229,19 @@ def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(run: RunDir, mon
 
 @pytest.mark.parametrize(
     ("phase", "step", "still"),
-    [("backward", 9, True), ("backward", 1, False), ("forward", 9, False), ("checkpoint", 9, False), ("evaluation", 9, False)],
+    [
+        ("backward", 9, True),
+        ("backward", 1, False),
+        ("forward", 9, False),
+        ("checkpoint", 9, False),
+        ("evaluation", 9, False),
+    ],
 )
 def test_only_ranks_that_wait_for_others_stand_still(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, still: bool
 ) -> None:
-    """What a frozen supervisor of another machine is judged by: a rank that evaluates is long in its phase by itself."""
+    """What a frozen supervisor of another machine is judged by: a rank that evaluates is long in
+    its phase by itself."""
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in range(1, step + 1):
         writer.beat("fetch")
@@ -191,12 +254,21 @@ def test_only_ranks_that_wait_for_others_stand_still(
     assert timeouts.still_s([], watch) == 0.0
 
 
-# ── between two attempts ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── between two attempts
+# ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")])
+@pytest.mark.parametrize(
+    ("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")]
+)
 def test_asked_to_stop_between_two_attempts(
-    run: RunDir, handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int, code: int, name: str
+    run: RunDir,
+    handlers: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+    code: int,
+    name: str,
 ) -> None:
     class Killed:
         """The first attempt, whose rank dies; the wish comes when all of it is over."""
@@ -207,9 +279,14 @@ def test_asked_to_stop_between_two_attempts(
             return Outcome(guilty=(0, -9), here=(0, -9))
 
     monkeypatch.setattr(supervisor, "Attempt", Killed)
-    monkeypatch.setattr(supervisor.prepared_cache, "changed", lambda run: os.kill(os.getpid(), number))
+    monkeypatch.setattr(
+        supervisor.prepared_cache, "changed", lambda run: os.kill(os.getpid(), number)
+    )
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
-    plan |= {"command": {"script": "launch_train.sh"}, "origins": dict.fromkeys(("out_dir", "log_dir"), "default")}
+    plan |= {
+        "command": {"script": "launch_train.sh"},
+        "origins": dict.fromkeys(("out_dir", "log_dir"), "default"),
+    }
     assert supervisor._attempts(run, plan, PostRun(run, plan), set(), "") == code
     said = capfd.readouterr().err
     assert "restarting from the beginning (1 of 2)" in said

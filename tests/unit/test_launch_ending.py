@@ -43,7 +43,13 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan(notify: str = "", *, report: bool = False, **more: Any) -> dict[str, Any]:
     config = {"notify": notify, "report": report, "tokenizer": "bytes"}
-    facts = {"created": time.time() - 75, "ranks": 2, "data": {"name": "stdlib"}, "device": {"value": "cpu"}, "log_file": "/logs/x.log"}
+    facts = {
+        "created": time.time() - 75,
+        "ranks": 2,
+        "data": {"name": "stdlib"},
+        "device": {"value": "cpu"},
+        "log_file": "/logs/x.log",
+    }
     return {"config": config, **facts, **more}
 
 
@@ -70,37 +76,75 @@ def finished(run: RunDir) -> None:
 
 
 def failed(run: RunDir, **more: Any) -> None:
-    record = {"cause": "gpu_oom", "kind": "error", "rank": 1, "summary": "OutOfMemoryError: 20 GiB", "advice": ["--device_batch_size=4"]}
+    record = {
+        "cause": "gpu_oom",
+        "kind": "error",
+        "rank": 1,
+        "summary": "OutOfMemoryError: 20 GiB",
+        "advice": ["--device_batch_size=4"],
+    }
     write_json(run.failure, record | more)
 
 
-# ── the message ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the message
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_gets_what_happened_as_data(run: RunDir, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_gets_what_happened_as_data(
+    run: RunDir, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     finished(run)
     run.report.write_text("<html>")
     tell(run, f"cat > {tmp_path}/facts; env > {tmp_path}/env; pwd > {tmp_path}/where")
     facts = json.loads((tmp_path / "facts").read_text())
-    assert (facts["name"], facts["status"], facts["exit_code"], facts["cause"], facts["rank"]) == ("a run", "finished", 0, None, None)
-    assert (facts["steps"], facts["loss"], facts["eval"]) == (12, 2.1, {"val_loss": 2.0, "val_bpb": 4.0})
+    assert (facts["name"], facts["status"], facts["exit_code"], facts["cause"], facts["rank"]) == (
+        "a run",
+        "finished",
+        0,
+        None,
+        None,
+    )
+    assert (facts["steps"], facts["loss"], facts["eval"]) == (
+        12,
+        2.1,
+        {"val_loss": 2.0, "val_bpb": 4.0},
+    )
     assert 75 <= facts["seconds"] < 100 and facts["restarts"] == 0
-    assert (facts["report"], facts["run_dir"], facts["log"]) == (str(run.report), str(run.path), "/logs/x.log")
+    assert (facts["report"], facts["run_dir"], facts["log"]) == (
+        str(run.report),
+        str(run.path),
+        "/logs/x.log",
+    )
     assert facts["title"] == "a run finished"
-    assert facts["text"].startswith("12 steps, 3.00 M tokens of stdlib in 1 min 15 s, 2 × cpu; loss 7.935 → 3.030 bits/byte; validation")
-    env = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line)
-    expected = {"STATUS": "finished", "EXIT_CODE": "0", "RUN_NAME": "a run", "RUN_DIR": str(run.path), "REPORT": str(run.report)}
+    assert facts["text"].startswith(
+        "12 steps, 3.00 M tokens of stdlib in 1 min 15 s, 2 × cpu; loss 7.935 → 3.030 bits/byte; "
+        "validation"
+    )
+    env = dict(
+        line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if "=" in line
+    )
+    expected = {
+        "STATUS": "finished",
+        "EXIT_CODE": "0",
+        "RUN_NAME": "a run",
+        "RUN_DIR": str(run.path),
+        "REPORT": str(run.report),
+    }
     expected |= {"TITLE": facts["title"], "TEXT": facts["text"]}
     assert {name: env[f"DUET_{name}"] for name in expected} == expected
     assert Path((tmp_path / "where").read_text().strip()) == Path.cwd()
     assert capfd.readouterr().err == "", "nothing is said when all is well"
 
 
-def test_nothing_of_what_happened_is_executed(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_what_happened_is_executed(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     failed(run, summary=TEXTS, cause="unknown")
     tell(run, 'printf "%s" "$DUET_TEXT" > said', 4)
-    assert (tmp_path / "said").read_text() == "rank 1: '$(touch pwned)'; \"`touch pwned`\" --x $HOME %s 训练 (exit 4)"
+    assert (
+        tmp_path / "said"
+    ).read_text() == "rank 1: '$(touch pwned)'; \"`touch pwned`\" --x $HOME %s 训练 (exit 4)"
     assert not (tmp_path / "pwned").exists()
 
 
@@ -111,17 +155,26 @@ def test_nothing_of_what_happened_is_executed(run: RunDir, tmp_path: Path, monke
         (Exit.HANG, {"cause": "hang"}, "failed", "a run failed: hang"),
         (Exit.PREEMPTED, {"cause": "preempted", "kind": "asked"}, "preempted", "a run preempted"),
         (Exit.TRAINING, {"cause": "preempted", "kind": "asked"}, "preempted", "a run preempted"),
-        (Exit.INTERRUPTED, {"cause": "interrupted", "kind": "asked"}, "stopped", "a run stopped on request"),
+        (
+            Exit.INTERRUPTED,
+            {"cause": "interrupted", "kind": "asked"},
+            "stopped",
+            "a run stopped on request",
+        ),
         (143, {"cause": "preempted", "kind": "asked"}, "preempted", "a run preempted"),
         (134, {"cause": "unknown"}, "failed", "a run failed: unknown"),
     ],
 )
-def test_how_it_ended_in_a_word(run: RunDir, code: int, record: dict[str, str], status: str, title: str) -> None:
+def test_how_it_ended_in_a_word(
+    run: RunDir, code: int, record: dict[str, str], status: str, title: str
+) -> None:
     failed(run, **record)
     facts = notification.payload(run, plan(), code, begun=True)
     assert (facts["status"], facts["title"], facts["exit_code"]) == (status, title, code)
     assert facts["text"].endswith(f"(exit {code})")
-    assert (facts["cause"], facts["rank"]) == ((record.get("cause", "gpu_oom"), 1) if status == "failed" else (None, None))
+    assert (facts["cause"], facts["rank"]) == (
+        (record.get("cause", "gpu_oom"), 1) if status == "failed" else (None, None)
+    )
 
 
 def test_stopped_between_two_starts(run: RunDir) -> None:
@@ -132,27 +185,39 @@ def test_stopped_between_two_starts(run: RunDir) -> None:
 def test_stopped_with_a_checkpoint(run: RunDir) -> None:
     finished(run)
     facts = notification.payload(run, plan(), Exit.INTERRUPTED, begun=True)
-    assert facts["status"] == "stopped" and facts["text"].startswith("stopped at step 12, checkpoint saved; 12 steps")
+    assert facts["status"] == "stopped" and facts["text"].startswith(
+        "stopped at step 12, checkpoint saved; 12 steps"
+    )
 
 
-def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(run: RunDir, tmp_path: Path) -> None:
+def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(
+    run: RunDir, tmp_path: Path
+) -> None:
     finished(run)
     failed(run)
     run.report.write_text("old")
     tell(run, f"cat > {tmp_path}/facts", Exit.CONFIG, "data is 'x' (…): no text in it")
     facts = json.loads((tmp_path / "facts").read_text())
     assert (facts["status"], facts["text"]) == ("failed", "data is 'x' (…): no text in it (exit 2)")
-    assert (facts["cause"], facts["steps"], facts["loss"], facts["eval"], facts["report"]) == (None,) * 5
+    assert (facts["cause"], facts["steps"], facts["loss"], facts["eval"], facts["report"]) == (
+        None,
+    ) * 5
 
 
-def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed(run, kind="asked", cause="interrupted")
-    monkeypatch.setattr(post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report is made"))
+    monkeypatch.setattr(
+        post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report is made")
+    )
     assert PostRun(run, plan(report=True)).report(Exit.INTERRUPTED) is False
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(run: RunDir, monkeypatch: pytest.MonkeyPatch, report: bool) -> None:
+def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, report: bool
+) -> None:
     finished(run)
     run.report.write_text("old")
     os.utime(run.report, (1, 1))
@@ -172,7 +237,9 @@ def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
         and notification.payload(run, plan(), 4, begun=True)["status"] == "failed"
     )
     run.failure.unlink()
-    assert notification.payload(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
+    assert (
+        notification.payload(run, plan(), 75, begun=True)["text"] == "no checkpoint yet (exit 75)"
+    )
 
 
 def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
@@ -182,7 +249,9 @@ def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
 
 
 def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -> None:
-    write_json(run.rank_error(0), {"type": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 0})
+    write_json(
+        run.rank_error(0), {"type": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 0}
+    )
     facts = notification.payload(run, plan(), 1, begun=True)
     assert (facts["status"], facts["cause"], facts["text"]) == (
         "failed",
@@ -192,17 +261,25 @@ def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -
 
 
 def test_strangers_get_no_secrets(run: RunDir) -> None:
-    failed(run, summary="ConnectionError: https://me:geheim@host/ token=geheim1234", advice=["curl -H 'Authorization: Bearer geheim1234'"])
+    failed(
+        run,
+        summary="ConnectionError: https://me:geheim@host/ token=geheim1234",
+        advice=["curl -H 'Authorization: Bearer geheim1234'"],
+    )
     assert "geheim" not in json.dumps(notification.payload(run, plan(), 4, begun=True))
 
 
-def test_its_words_are_in_the_log_and_not_on_the_console(run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_its_words_are_in_the_log_and_not_on_the_console(
+    run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tell(run, "echo sent; echo 'Authorization: Bearer geheim1234' >&2")
     assert log.read_text() == "notify: sent\nnotify: Authorization: …\n"
     assert capfd.readouterr().err == ""
 
 
-def test_its_failure_is_one_warning(run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_its_failure_is_one_warning(
+    run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tell(run, "echo first; echo 'curl: (6) no such host' >&2; exit 6")
     said = capfd.readouterr().err
     assert said.count("[WARNING]") == 1 == said.count("\n")
@@ -215,10 +292,15 @@ def test_a_program_that_is_not_there(run: RunDir, capfd: pytest.CaptureFixture[s
     assert "--notify has failed: left with status 127" in capfd.readouterr().err
 
 
-def test_no_shell(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_shell(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(post_run, "SHELL", "/no/sh")
     tell(run, "true")
-    assert "--notify has failed: /no/sh can not be started: No such file or directory" in capfd.readouterr().err
+    assert (
+        "--notify has failed: /no/sh can not be started: No such file or directory"
+        in capfd.readouterr().err
+    )
 
 
 def test_too_slow_is_ended_with_all_that_it_started(
@@ -233,14 +315,18 @@ def test_too_slow_is_ended_with_all_that_it_started(
     assert "--notify has failed: not done within 0.5 s: ended: waiting\n" in capfd.readouterr().err
 
 
-def test_what_it_leaves_in_the_background_keeps_nobody_waiting(run: RunDir, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_leaves_in_the_background_keeps_nobody_waiting(
+    run: RunDir, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(TOKEN, token)
     begun = time.monotonic()
     tell(run, "sleep 1000 & setsid sleep 1000 & true")
     assert time.monotonic() - begun < 10
 
 
-def test_endless_output_fills_nothing(run: RunDir, log: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_endless_output_fills_nothing(
+    run: RunDir, log: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(post_run, "NOTIFY_S", 0.5)
     tell(run, "yes 'all is well'")
     assert "not done within 0.5 s" in capfd.readouterr().err
@@ -248,7 +334,9 @@ def test_endless_output_fills_nothing(run: RunDir, log: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_asks_to_stop_skips_it(run: RunDir, tmp_path: Path, token: str, number: signal.Signals) -> None:
+def test_who_asks_to_stop_skips_it(
+    run: RunDir, tmp_path: Path, token: str, number: signal.Signals
+) -> None:
     """In a process of its own, as the supervisor: it goes on, and its status stays."""
     code = f"""
         import sys
@@ -261,12 +349,17 @@ def test_who_asks_to_stop_skips_it(run: RunDir, tmp_path: Path, token: str, numb
         sys.exit(4)
     """
     env = {**os.environ, TOKEN: token}
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.PIPE, text=True
+    )
     wait_until((tmp_path / "begun").exists)
     child.send_signal(number)
     _, said = child.communicate(timeout=20)
     assert child.returncode == 4
-    assert f"--notify has failed: {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}: ended\n" in said
+    assert (
+        f"--notify has failed: {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}: ended\n"
+        in said
+    )
 
 
 def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str) -> None:
@@ -278,13 +371,16 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
         from training.core.rundir import RunDir
         PostRun(RunDir({str(run.path)!r}), plan("setsid sleep 1000 & touch '{tmp_path}/begun'; sleep 1000")).close(0)
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, TOKEN: token})
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, TOKEN: token}
+    )
     wait_until((tmp_path / "begun").exists)
     child.kill()
     assert child.wait() == -signal.SIGKILL
 
 
-# ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the report
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> PostRun:
@@ -308,31 +404,50 @@ def test_after_a_failure_it_is_said_where_the_report_is(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with_report(run, monkeypatch, MAKES).close(4)
-    assert run.report.read_text() == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
+    assert (
+        run.report.read_text()
+        == f"{['training.cli.report', str(run.path), '--quiet']} {os.nice(0) + post_run.NICE} True"
+    )
     assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
 
 
-def test_it_is_made_once(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_is_made_once(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     end = with_report(run, monkeypatch, MAKES)
     end.report(0)
     run.report.unlink()
     end.close(0)
-    assert not run.report.exists() and capfd.readouterr().err == "", "the summary has said where it is"
+    assert not run.report.exists() and capfd.readouterr().err == "", (
+        "the summary has said where it is"
+    )
 
 
-def test_a_report_that_fails_is_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    with_report(run, monkeypatch, "print('reading'); raise ValueError('metrics.jsonl: no records')").close(0)
+def test_a_report_that_fails_is_one_warning(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with_report(
+        run, monkeypatch, "print('reading'); raise ValueError('metrics.jsonl: no records')"
+    ).close(0)
     said = capfd.readouterr().err
-    assert said.count("[") == 1 and "no report was made: left with status 1: ValueError: metrics.jsonl: no records\n" in said
+    assert (
+        said.count("[") == 1
+        and "no report was made: left with status 1: ValueError: metrics.jsonl: no records\n"
+        in said
+    )
 
 
-def test_a_killed_report_leaves_the_command_that_makes_it(run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+def test_a_killed_report_leaves_the_command_that_makes_it(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
     with_report(run, monkeypatch, "import os; os.kill(os.getpid(), 9)").close(0)
     monkeypatch.undo()
     append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
     killed, fix = log.read_text().splitlines()
     assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
-    assert fix.endswith(f"training.cli.report {shlex.quote(str(run.path))}"), "the folder has a space"
+    assert fix.endswith(f"training.cli.report {shlex.quote(str(run.path))}"), (
+        "the folder has a space"
+    )
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
@@ -342,15 +457,22 @@ def test_a_report_that_does_not_come_is_not_waited_for(
     monkeypatch.setattr(post_run, "REPORT_S", 0.5)
     monkeypatch.setattr(post_run, "PREEMPTED_S", 0.3)
     with_report(run, monkeypatch, "import time; time.sleep(1000)").close(code)
-    assert f"no report was made: not done within {'0.3' if code else '0.5'} s: ended\n" in capfd.readouterr().err
+    assert (
+        f"no report was made: not done within {'0.3' if code else '0.5'} s: ended\n"
+        in capfd.readouterr().err
+    )
 
 
-def test_no_report_where_nobody_can_write_or_wants_it(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_report_where_nobody_can_write_or_wants_it(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = with_report(run, monkeypatch, MAKES)
     end.plan["config"]["report"] = False
     end.close(0)
     end.plan["config"]["report"] = True
-    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write everywhere
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # tests may run as root, who may write everywhere
     end.close(0)
     monkeypatch.undo()
     end.begun = False

@@ -1,4 +1,5 @@
-"""The process that outlives a killed supervisor, and what it may not do: keep a finished run from ending."""
+"""The process that outlives a killed supervisor, and what it may not do: keep a finished run from
+ending."""
 
 from __future__ import annotations
 
@@ -27,10 +28,17 @@ def test_a_stopped_guardian_is_continued() -> None:
     assert time.monotonic() - began < reaper.LEAVES_S, "it left by itself"
 
 
-def test_a_guardian_that_does_not_leave_is_killed_and_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guardian_that_does_not_leave_is_killed_and_its_work_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reaper, "LEAVES_S", 0.3)
     keeper = Guardian()
-    with keeper as token, subprocess.Popen(["sleep", "1000"], env={process.TOKEN: token}, start_new_session=True) as left:
+    with (
+        keeper as token,
+        subprocess.Popen(
+            ["sleep", "1000"], env={process.TOKEN: token}, start_new_session=True
+        ) as left,
+    ):
         real = keeper._popen
         keeper._popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         keeper.__exit__()

@@ -1,4 +1,5 @@
-"""The talk of several machines' supervisors: lines over a socket, what must be the same, and strangers on the port."""
+"""The talk of several machines' supervisors: lines over a socket, what must be the same, and
+strangers on the port."""
 
 from __future__ import annotations
 
@@ -26,10 +27,13 @@ LOOPBACK = "127.0.0.1"
 
 
 def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
-    place = Topology(NODE, "flags", "", nnodes=nodes, node_rank=node, master_addr=LOOPBACK, master_port=port)
+    place = Topology(
+        NODE, "flags", "", nnodes=nodes, node_rank=node, master_addr=LOOPBACK, master_port=port
+    )
     return {
         "place": place.record(),
-        "config": {"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""} | config,
+        "config": {"seed": 1, "depth": 2, "master_port": port, "node_rank": node, "run_name": ""}
+        | config,
         "ranks": 2 * nodes,
         "local_ranks": 2,
         "launcher": {"value": "spawn"},
@@ -90,7 +94,10 @@ def over_tcp() -> tuple[JsonSocket, socket.socket]:
 
 def test_the_kernel_looks_after_a_wire_too() -> None:
     ours = over_tcp()[0].socket
-    read = [ours.getsockopt(socket.IPPROTO_TCP, option) for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)]
+    read = [
+        ours.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+    ]
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and read == [5, 2, 10_000]
 
 
@@ -107,7 +114,9 @@ def test_why_a_line_broke_is_kept_for_who_reads() -> None:
             wire.receive(None)
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"1" * (LIMIT + 100_000)])
+@pytest.mark.parametrize(
+    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"1" * (LIMIT + 100_000)]
+)
 def test_noise_is_no_message(noise: bytes) -> None:
     wire, other = wires()
     threading.Thread(target=lambda: other.sendall(noise), daemon=True).start()
@@ -155,10 +164,18 @@ def test_two_machines_meet_and_go() -> None:
     with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         team = line.go()
-        assert (list(team.ranks), team.world_size, team.port) == ([0, 1], 4, port) and team.store is not None
+        assert (list(team.ranks), team.world_size, team.port) == (
+            [0, 1],
+            4,
+            port,
+        ) and team.store is not None
     thread.join(10)
     name, theirs = out[0]
-    assert name == "a_run" and (list(theirs.ranks), theirs.port, theirs.store) == ([2, 3], port, None)
+    assert name == "a_run" and (list(theirs.ranks), theirs.port, theirs.store) == (
+        [2, 3],
+        port,
+        None,
+    )
 
 
 def test_two_machines_start_again() -> None:
@@ -180,7 +197,9 @@ def test_two_machines_start_again() -> None:
         line.gather(10)
         line.go().close()
         line.tell({"record": {"rank": 2}})
-        assert line.decide({"changes": {"device_batch_size": 4}}) == {"changes": {"device_batch_size": 4}}
+        assert line.decide({"changes": {"device_batch_size": 4}}) == {
+            "changes": {"device_batch_size": 4}
+        }
         team = line.go()
         assert team.store is not None and team.store.getsockname()[1] == team.port == line.port
         assert line.read(1) == [], "nothing of the first attempt is left"
@@ -192,7 +211,8 @@ def test_two_machines_start_again() -> None:
 
 
 def test_the_first_to_end_waits_for_the_last() -> None:
-    """Node 0 reports the end of the run when all have ended; a wish to stop reaches all of them, once."""
+    """Node 0 reports the end of the run when all have ended; a wish to stop reaches all of them,
+    once."""
     port = free_port(LOOPBACK)
 
     def heard(line: PeerLink, node: int) -> dict[str, Any]:
@@ -223,7 +243,9 @@ def test_the_first_to_end_waits_for_the_last() -> None:
     assert out == [[(signal.SIGTERM, 1), True, {"ended": 75}, False]]
 
 
-@pytest.mark.parametrize("message", [{}, {"asked": 9, "times": 1}, {"asked": "15", "times": 1}, {"asked": 15}])
+@pytest.mark.parametrize(
+    "message", [{}, {"asked": 9, "times": 1}, {"asked": "15", "times": 1}, {"asked": 15}]
+)
 def test_a_wish_from_the_network_is_one_of_the_stop_signals(message: dict[str, Any]) -> None:
     assert asked(message) is None
 
@@ -247,7 +269,8 @@ def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
 
 
 def test_a_decision_that_comes_early_is_not_lost() -> None:
-    """Node 0 may have decided before the ranks here are gone: while they are watched, or while the guilty machine is awaited."""
+    """Node 0 may have decided before the ranks here are gone: while they are watched, or while the
+    guilty machine is awaited."""
     line = Quiet()
     victim = {"rank": 1, "victim": True, "kind": "error", "node": 1}
     for message in ({"record": {"rank": 0}}, {"again": {"changes": {}}}):
@@ -276,7 +299,10 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
             return line.go()
 
     threads = [in_thread(leaves), in_thread(stays)]
-    why = f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the other side"
+    why = (
+        f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the "
+        f"other side"
+    )
     with rendezvous.Coordinator(plan(0, port, nodes=3)) as line:
         line.gather(10)
         all_here.set()
@@ -318,8 +344,19 @@ NODE_0 = f"node 0 ({LOOPBACK}, gpu-a31m)"
 @pytest.mark.parametrize(
     ("unreachable", "still_s", "cause", "why"),
     [
-        (True, 0.0, "nccl_network", "no answer of its supervisor; the network between the machines, or the machine itself"),
-        (False, 9.0, "peer_died", "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"),
+        (
+            True,
+            0.0,
+            "nccl_network",
+            "no answer of its supervisor; the network between the machines, or the machine itself",
+        ),
+        (
+            False,
+            9.0,
+            "peer_died",
+            "the machine answers, its supervisor does not: it is stopped, or waits for its "
+            "terminal or disk",
+        ),
     ],
 )
 def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, why: str) -> None:
@@ -330,10 +367,17 @@ def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, wh
     assert line.watch(still_s) == [] and not line.there(0)
 
 
-def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     line = Quiet(11.0)
     assert line.watch(0.1) == line.watch(0.1) == []
-    assert capsys.readouterr().err.count(f"{NODE_0} silent for 11 s: the machine answers, its supervisor does not") == 1
+    assert (
+        capsys.readouterr().err.count(
+            f"{NODE_0} silent for 11 s: the machine answers, its supervisor does not"
+        )
+        == 1
+    )
     JsonSocket(line.other).ping()
     assert line.read(0) == [] and line.watch(0.1) == [] and line.overdue() is None
     assert f"{NODE_0} answers again" in capsys.readouterr().err
@@ -364,9 +408,14 @@ def test_silence_that_is_sure_is_told_at_once() -> None:
 def test_a_node_that_is_not_awaited_is_refused(node: object) -> None:
     port = free_port(LOOPBACK)
     with rendezvous.Coordinator(plan(0, port)) as line:
-        assert any("are awaited here" in text for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node))
+        assert any(
+            "are awaited here" in text
+            for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node)
+        )
         assert line._refusal({"duet": 0}, 1) == ["it speaks another version of the launcher"]
-        assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == ["it belongs to another start"]
+        assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == [
+            "it belongs to another start"
+        ]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])

@@ -12,7 +12,14 @@ from training.core.errors import UserError
 from training.host import slurm_env, topology
 from training.host.placement import DEFAULT_PORT, LOCAL, NODE, RANK, LauncherOptions, Topology
 
-RANK_ENV = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
+RANK_ENV = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "2000",
+}
 NODE_ENV = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2000"}
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -26,7 +33,9 @@ STEP = {
 }
 
 
-def find(environ: dict[str, str], *, script: bool = True, gpus: bool = False, **asked: object) -> Topology:
+def find(
+    environ: dict[str, str], *, script: bool = True, gpus: bool = False, **asked: object
+) -> Topology:
     return topology.find(environ, LauncherOptions(**asked), starts_ranks=script, several_gpus=gpus)  # type: ignore[arg-type]
 
 
@@ -38,12 +47,23 @@ def problems(environ: dict[str, str], **asked: object) -> list[str]:
 
 def test_plain_is_local() -> None:
     place = find({"HOME": "/root"})
-    assert (place.kind, place.leftovers, place.sentence()) == (LOCAL, (), "mode local: nothing above us has started ranks")
+    assert (place.kind, place.leftovers, place.sentence()) == (
+        LOCAL,
+        (),
+        "mode local: nothing above us has started ranks",
+    )
 
 
 def test_torchrun_above_us() -> None:
     place = find(RANK_ENV | {"TORCHELASTIC_RUN_ID": "none"})
-    assert (place.kind, place.source, place.rank, place.local_rank, place.world_size, place.local_world_size) == (
+    assert (
+        place.kind,
+        place.source,
+        place.rank,
+        place.local_rank,
+        place.world_size,
+        place.local_world_size,
+    ) == (
         RANK,
         "torchrun",
         3,
@@ -51,7 +71,10 @@ def test_torchrun_above_us() -> None:
         4,
         2,
     )
-    assert place.sentence() == "mode rank 3 of 4: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+    assert (
+        place.sentence()
+        == "mode rank 3 of 4: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+    )
     alone = find({"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
     assert (alone.kind, alone.world_size) == (RANK, 1), "torchrun --nproc_per_node=1"
 
@@ -62,7 +85,9 @@ def test_platform_injects_ranks() -> None:
     assert place.variables() == RANK_ENV
 
 
-@pytest.mark.parametrize(("address", "local"), [("127.0.0.1", 4), ("localhost", 4), ("10.0.0.1", 0)])
+@pytest.mark.parametrize(
+    ("address", "local"), [("127.0.0.1", 4), ("localhost", 4), ("10.0.0.1", 0)]
+)
 def test_ranks_on_this_machine_are_known_only_where_all_are(address: str, local: int) -> None:
     environ = {k: v for k, v in RANK_ENV.items() if k != "LOCAL_WORLD_SIZE"}
     assert find(environ | {"MASTER_ADDR": address}).local_world_size == local
@@ -71,7 +96,14 @@ def test_ranks_on_this_machine_are_known_only_where_all_are(address: str, local:
 def test_platform_injects_nodes() -> None:
     for script in (True, False):
         place = find(NODE_ENV, script=script)
-        assert (place.kind, place.source, place.node_rank, place.nnodes, place.master_addr, place.master_port) == (
+        assert (
+            place.kind,
+            place.source,
+            place.node_rank,
+            place.nnodes,
+            place.master_addr,
+            place.master_port,
+        ) == (
             NODE,
             "platform",
             1,
@@ -79,7 +111,9 @@ def test_platform_injects_nodes() -> None:
             "10.0.0.1",
             2000,
         )
-    assert find({k: v for k, v in NODE_ENV.items() if k != "MASTER_PORT"}).master_port == DEFAULT_PORT
+    assert (
+        find({k: v for k, v in NODE_ENV.items() if k != "MASTER_PORT"}).master_port == DEFAULT_PORT
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +135,14 @@ def test_leftovers_are_not_followed_and_named(left: dict[str, str]) -> None:
 def test_slurm_task_for_each_rank() -> None:
     for script in (True, False):
         place = find(STEP, script=script)
-        assert (place.kind, place.source, place.rank, place.local_rank, place.world_size, place.local_world_size) == (
+        assert (
+            place.kind,
+            place.source,
+            place.rank,
+            place.local_rank,
+            place.world_size,
+            place.local_world_size,
+        ) == (
             RANK,
             "slurm",
             1,
@@ -134,7 +175,9 @@ def scontrol(folder: Path, node_known: bool = True) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_slurm_task_for_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_slurm_task_for_each_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
     scontrol(tmp_path, known)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     nodes = STEP | {
@@ -146,19 +189,28 @@ def test_slurm_task_for_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     place = find(nodes)
     address = "10.1.2.3" if known else "n4"
     assert (place.kind, place.node_rank, place.nnodes, place.master_addr) == (NODE, 1, 2, address)
-    assert find(nodes, script=False).kind == RANK, "train.py with a GPU or none: the task is the rank"
+    assert find(nodes, script=False).kind == RANK, (
+        "train.py with a GPU or none: the task is the rank"
+    )
     assert find(nodes, script=False, gpus=True).kind == NODE, "train.py that is given a whole node"
     assert find(nodes, master_addr="login").master_addr == "login"
 
 
-@pytest.mark.parametrize(("words", "node", "here"), [("2(x3),1", "3", 1), ("2(x3),1", "2", 2), ("4", "0", 4), ("", "0", 0), ("2", "9", 0)])
+@pytest.mark.parametrize(
+    ("words", "node", "here"),
+    [("2(x3),1", "3", 1), ("2(x3),1", "2", 2), ("4", "0", 4), ("", "0", 0), ("2", "9", 0)],
+)
 def test_tasks_of_a_node(words: str, node: str, here: int) -> None:
     environ = STEP | {"SLURM_STEP_TASKS_PER_NODE": words, "SLURM_NODEID": node}
     assert find(environ).local_world_size == (here or 2), "one node: all tasks are here"
 
 
 def test_slurm_ports_differ_by_job_and_step() -> None:
-    ports = {slurm_env.port(STEP | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}) for job in (7, 8) for step in (0, 1)}
+    ports = {
+        slurm_env.port(STEP | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})
+        for job in (7, 8)
+        for step in (0, 1)
+    }
     assert len(ports) == 4 and all(port in slurm_env.PORTS for port in ports)
 
 
@@ -169,14 +221,25 @@ def test_what_injects_wins_over_slurm_and_torchrun_over_all() -> None:
 
 def test_several_machines_by_flags() -> None:
     place = find({}, nnodes=2, node_rank=1, master_addr="a")
-    assert (place.kind, place.source, place.node_rank, place.master_port) == (NODE, "flags", 1, DEFAULT_PORT)
-    assert place.sentence() == f"mode node 1 of 2, the first is a:{DEFAULT_PORT}: 2 machines (--nnodes)"
+    assert (place.kind, place.source, place.node_rank, place.master_port) == (
+        NODE,
+        "flags",
+        1,
+        DEFAULT_PORT,
+    )
+    assert (
+        place.sentence()
+        == f"mode node 1 of 2, the first is a:{DEFAULT_PORT}: 2 machines (--nnodes)"
+    )
     assert find({}, nnodes=2, master_addr="a", master_port=5).master_port == 5
 
 
 def test_flags_that_lack_something() -> None:
     text = problems({}, nnodes=2, node_rank=2)
-    assert "nnodes is 2, but master_addr is not given" in text and "node_rank is 2, but nnodes is 2" in text
+    assert (
+        "nnodes is 2, but master_addr is not given" in text
+        and "node_rank is 2, but nnodes is 2" in text
+    )
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
@@ -189,13 +252,22 @@ def test_launcher_overrides_what_is_injected(launcher: str) -> None:
 def test_launcher_env_and_slurm() -> None:
     assert find(STEP | RANK_ENV, launcher="slurm").source == "slurm"
     assert find(STEP | RANK_ENV, launcher="env").rank == 3
-    assert problems({}, launcher="env")[0] == "RANK is '' (environment), but as asked (--launcher=env)"
+    assert (
+        problems({}, launcher="env")[0] == "RANK is '' (environment), but as asked (--launcher=env)"
+    )
     assert "SLURM_PROCID is ''" in problems({}, launcher="slurm")[0]
 
 
 def test_injected_nonsense_is_refused_with_what_to_do() -> None:
     text = problems(RANK_ENV | {"RANK": "4"})
-    assert text[0] == "RANK is 4 (environment), but WORLD_SIZE is 4" and "--launcher=spawn" in text[-1]
-    assert problems(RANK_ENV | {"LOCAL_RANK": "one"})[0].startswith("LOCAL_RANK is 'one' (environment)")
-    assert "MASTER_PORT is missing" in problems({k: v for k, v in RANK_ENV.items() if k != "MASTER_PORT"})[0]
+    assert (
+        text[0] == "RANK is 4 (environment), but WORLD_SIZE is 4" and "--launcher=spawn" in text[-1]
+    )
+    assert problems(RANK_ENV | {"LOCAL_RANK": "one"})[0].startswith(
+        "LOCAL_RANK is 'one' (environment)"
+    )
+    assert (
+        "MASTER_PORT is missing"
+        in problems({k: v for k, v in RANK_ENV.items() if k != "MASTER_PORT"})[0]
+    )
     assert problems(NODE_ENV | {"RANK": "2"})[0] == "RANK is 2 (environment), but WORLD_SIZE is 2"

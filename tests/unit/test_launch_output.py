@@ -1,4 +1,5 @@
-"""A rank's output on its way into files: all of it, in whole chunks, as a terminal would show it."""
+"""A rank's output on its way into files: all of it, in whole chunks, as a terminal would show
+it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ def through(log: Path, tmp_path: Path) -> Callable[..., RankOutput]:
 
 
 def test_every_byte_goes_to_the_ranks_log_and_the_console(
-    through: Callable[..., RankOutput], log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    through: Callable[..., RankOutput],
+    log: Path,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     pieces = [b"one\ntw", b"o\n\xff\xfe\n", b" 10 %\r 50 %", b"\r100 %\n", b"last"]
     through(*pieces)
@@ -60,15 +64,21 @@ def test_every_byte_goes_to_the_ranks_log_and_the_console(
     ],
     ids=["line ends", "a bar that was wiped out", "colours", "empty lines"],
 )
-def test_the_log_gets_what_a_terminal_shows(through: Callable[..., RankOutput], log: Path, written: bytes, kept: str) -> None:
+def test_the_log_gets_what_a_terminal_shows(
+    through: Callable[..., RankOutput], log: Path, written: bytes, kept: str
+) -> None:
     through(written)
     assert log.read_text() == kept
 
 
-def test_many_lines_are_one_write(through: Callable[..., RankOutput], log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_lines_are_one_write(
+    through: Callable[..., RankOutput], log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes: list[int] = []
     original = os.write
-    monkeypatch.setattr(console.os, "write", lambda fd, data: (writes.append(fd), original(fd, data))[1])
+    monkeypatch.setattr(
+        console.os, "write", lambda fd, data: (writes.append(fd), original(fd, data))[1]
+    )
     through(b"a line of it\n" * 4000)
     assert log.stat().st_size == 52_000 and len(writes) == 2, "the pipe's and the log's"
 
@@ -86,22 +96,29 @@ def test_the_rank_need_not_wait_for_each_read(through: Callable[..., RankOutput]
 
 
 TRACEBACK = (
-    b'Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "a.py", line 3, in work\nValueError: planted\n'
+    b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
+    b'"a.py", line 3, in work\nValueError: planted\n'
 )
 
 
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
-def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(through: Callable[..., RankOutput], cut: int) -> None:
+def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(
+    through: Callable[..., RankOutput], cut: int
+) -> None:
     made = through(b"step 1\n", TRACEBACK[:cut], shown=False, still=True)
     assert made.thread() == ""
     made.close()
-    made = through(b"step 1\n", TRACEBACK[:cut], TRACEBACK[cut:], TRACEBACK, shown=False, still=True)
+    made = through(
+        b"step 1\n", TRACEBACK[:cut], TRACEBACK[cut:], TRACEBACK, shown=False, still=True
+    )
     assert made.thread() == "Exception in thread Thread-1 (work): ValueError: planted"
     assert made.thread() == made.thread(ended=True) == ""
     made.close()
 
 
-def test_what_the_console_shows_anyway_is_not_told_again(through: Callable[..., RankOutput]) -> None:
+def test_what_the_console_shows_anyway_is_not_told_again(
+    through: Callable[..., RankOutput],
+) -> None:
     made = through(TRACEBACK, still=True)
     assert made.thread(ended=True) == ""
     made.close()

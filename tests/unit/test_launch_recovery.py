@@ -24,16 +24,35 @@ KILL = -signal.SIGKILL
 def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> dict[str, Any]:
     """Of two ranks with 16 sequences of 32 tokens per step."""
     load = memory.StepWorkload(
-        depth=1, sequences=size, seq_len=32, vocab=256, bf16=False, compiled=False, cuda=False, ranks=2, total_tokens=512
+        depth=1,
+        sequences=size,
+        seq_len=32,
+        vocab=256,
+        bf16=False,
+        compiled=False,
+        cuda=False,
+        ranks=2,
+        total_tokens=512,
     )
-    values = {"depth": 1, "max_seq_len": 32, "total_batch_size": 512, "device_batch_size": size, "num_workers": workers} | config
+    values = {
+        "depth": 1,
+        "max_seq_len": 32,
+        "total_batch_size": 512,
+        "device_batch_size": size,
+        "num_workers": workers,
+    } | config
     return {
         "config": values,
         "origins": dict.fromkeys(values, "default"),
         "place": {"node_rank": 0, "nnodes": 1},
         "launch": "a1b2",
         "retries": {"value": retries, "reason": "as asked"},
-        "batch": {"device_sequences": size, "seq_len": 32, "world_size": 2, "accumulation": 8 // size},
+        "batch": {
+            "device_sequences": size,
+            "seq_len": 32,
+            "world_size": 2,
+            "accumulation": 8 // size,
+        },
         "device_batch_size": {"value": size, "reason": "as asked"},
         "static_graph": {"value": False, "reason": "not asked for"},
         "memory": memory.estimate(load).record() | {"free_bytes": 1 << 30, "load": vars(load)},
@@ -62,17 +81,30 @@ def beat_at(run: RunDir, step: int, phase: str = "forward") -> None:
 
 
 def record(**facts: Any) -> dict[str, Any]:
-    shown = {"cause": "unknown", "kind": "died", "rank": 1, "status": KILL, "step": 23, "phase": "step 23: forward", "where": None}
+    shown = {
+        "cause": "unknown",
+        "kind": "died",
+        "rank": 1,
+        "status": KILL,
+        "step": 23,
+        "phase": "step 23: forward",
+        "where": None,
+    }
     return shown | {"summary": "killed by SIGKILL", "time": 0.0} | facts
 
 
-def test_a_restart_is_said_and_noted_with_what_it_costs(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_restart_is_said_and_noted_with_what_it_costs(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     tried = Recovery(run, plan())
     assert os.environ["DUET_ATTEMPT"] == "1"
     write_json(run.failure, {"cause": "unknown"})
     assert tried.again(record(), Outcome())
     said = capfd.readouterr().err
-    assert "rank 1 failed in 'step 23: forward': killed by SIGKILL; restarting from step 20 (1 of 2), 3 steps lost\n" in said
+    assert (
+        "rank 1 failed in 'step 23: forward': killed by SIGKILL; restarting from step 20 (1 of 2), "
+        "3 steps lost\n" in said
+    )
     assert said.count("[") == said.count("[WARNING]") == 1, "one message"
     (event,) = read_records(run.events)
     assert 0 <= event.pop("seconds_lost") < 5 and event.pop("time")
@@ -92,7 +124,9 @@ def test_training_again_is_noted_once(run: RunDir, capfd: pytest.CaptureFixture[
     tried.look()
     beat_at(run, 21)
     tried.look()
-    assert not [r for r in read_records(run.events) if r["event"] == "recovered"], "the first step is not done yet"
+    assert not [r for r in read_records(run.events) if r["event"] == "recovered"], (
+        "the first step is not done yet"
+    )
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in (21, 22):
         writer.beat("forward")
@@ -129,35 +163,51 @@ def test_the_end_tells_of_every_restart(run: RunDir) -> None:
     ]
 
 
-def test_a_change_stands_in_the_plan_that_the_ranks_read(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_change_stands_in_the_plan_that_the_ranks_read(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     held = plan()
     write_json(run.plan, held)
     assert Recovery(run, held).again(record(cause="gpu_oom", kind="error"), Outcome())
     written = read_json(run.plan) or {}
     assert written["config"]["device_batch_size"] == held["config"]["device_batch_size"] == 4
     (event,) = read_records(run.events)
-    assert event["text"] == "gpu_oom at step 23: started again from step 20, device_batch_size 8 → 4"
-    assert "restarting from step 20, 3 steps lost, with device_batch_size 8 → 4" in capfd.readouterr().err
+    assert (
+        event["text"] == "gpu_oom at step 23: started again from step 20, device_batch_size 8 → 4"
+    )
+    assert (
+        "restarting from step 20, 3 steps lost, with device_batch_size 8 → 4"
+        in capfd.readouterr().err
+    )
 
 
 def test_why_nothing_is_tried_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     write_json(run.failure, {"cause": "unknown"})
     tried = Recovery(run, plan())
     assert not tried.again(record(kind="error", status=1), Outcome())
-    assert tried.given_up == "not restarted: an error of the code comes back" and not capfd.readouterr().err
-    assert [r["text"] for r in read_records(run.events)] == ["not restarted: an error of the code comes back"]
+    assert (
+        tried.given_up == "not restarted: an error of the code comes back"
+        and not capfd.readouterr().err
+    )
+    assert [r["text"] for r in read_records(run.events)] == [
+        "not restarted: an error of the code comes back"
+    ]
     assert run.failure.exists()
     assert tried.again(record(), Outcome())
     assert not tried.again(record(), Outcome())
     assert tried.given_up == "given up: the second failure at step 23"
 
 
-def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(
+    run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert not Recovery(run, plan()).again(record(), Outcome(asked=Exit.PREEMPTED))
     assert capfd.readouterr().err == "" and not list(read_records(run.events))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
 def test_asked_to_stop_in_a_pause(
     run: RunDir,
     handlers: None,
@@ -169,7 +219,9 @@ def test_asked_to_stop_in_a_pause(
     """failure.json goes, so that nobody takes it for the end of the run."""
     monkeypatch.setattr(recovery_policy, "PAUSES_S", (3600.0,))
     select = stop_signals.select.select
-    monkeypatch.setattr(stop_signals.select, "select", lambda *args: (os.kill(os.getpid(), number), select(*args)))
+    monkeypatch.setattr(
+        stop_signals.select, "select", lambda *args: (os.kill(os.getpid(), number), select(*args))
+    )
     write_json(run.failure, {"cause": "peer_died"})
     tried = Recovery(run, plan())
     assert not tried.again(record(cause="peer_died", kind="error"), Outcome())
@@ -181,11 +233,14 @@ def test_asked_to_stop_in_a_pause(
     assert not run.failure.exists()
 
 
-# ── on several machines ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── on several machines
+# ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_another_machine_follows_in_its_own_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+def test_another_machine_follows_in_its_own_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
     """Where it sees the disk of node 0, the ranks' plan there is node 0's to change."""
     monkeypatch.setenv("DUET_ATTEMPT", "")
     run, own = RunDir(tmp_path / "run", 1), plan() | {"place": {"node_rank": 1, "nnodes": 2}}
@@ -193,8 +248,16 @@ def test_another_machine_follows_in_its_own_plan(tmp_path: Path, monkeypatch: py
     write_json(run.own_plan, own)
     write_json(run.plan, plan() if shared else own)
     write_json(run.failure, {"cause": "gpu_oom"})
-    Recovery(run, own).follow({"changes": {"device_batch_size": 4, "data": "/etc"}, "why": "rank 1 was out of memory with 8"}, record())
-    sizes = [(read_json(path) or {})["config"]["device_batch_size"] for path in (run.own_plan, run.plan)]
+    Recovery(run, own).follow(
+        {
+            "changes": {"device_batch_size": 4, "data": "/etc"},
+            "why": "rank 1 was out of memory with 8",
+        },
+        record(),
+    )
+    sizes = [
+        (read_json(path) or {})["config"]["device_batch_size"] for path in (run.own_plan, run.plan)
+    ]
     assert sizes == [4, 8 if shared else 4]
     assert "data" not in own["config"], "what comes from a network changes nothing else"
     assert os.environ["DUET_ATTEMPT"] == "2" and not run.failure.exists()
@@ -205,7 +268,11 @@ def test_machines_without_the_checkpoints_are_not_started_again(run: RunDir) -> 
     two = plan() | {"place": {"node_rank": 0, "nnodes": 2}}
     apart = Recovery(run, two)
     assert not apart.again(record(), Outcome())
-    assert apart.given_up == "not restarted: node 1 can not see the checkpoints: several machines start again on a common disk only"
+    assert (
+        apart.given_up
+        == "not restarted: node 1 can not see the checkpoints: several machines start again on a "
+        "common disk only"
+    )
     seen = RunDir(run.path, 1)
     seen.create()
     write_json(seen.own_plan, two)

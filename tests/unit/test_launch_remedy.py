@@ -17,15 +17,37 @@ from training.launcher.recovery_policy import Failure, GiveUp, Restart, changed_
 KILL, BUS, SEGV, ABORT = -signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT
 
 
-def died(status: int = KILL, step: int = 23, saved: int = 20, rank: int | None = 1, changed: bool = False) -> Failure:
-    return Failure("unknown", "died", rank, status, step, saved, f"step {step}: forward", "killed by SIGKILL", changed)
+def died(
+    status: int = KILL, step: int = 23, saved: int = 20, rank: int | None = 1, changed: bool = False
+) -> Failure:
+    return Failure(
+        "unknown",
+        "died",
+        rank,
+        status,
+        step,
+        saved,
+        f"step {step}: forward",
+        "killed by SIGKILL",
+        changed,
+    )
 
 
-def error(cause: str, step: int = 23, saved: int = 20, rank: int | None = 1, changed: bool = False) -> Failure:
-    return Failure(cause, "error", rank, 1, step, saved, f"step {step}: forward", "SomeError: text", changed)
+def error(
+    cause: str, step: int = 23, saved: int = 20, rank: int | None = 1, changed: bool = False
+) -> Failure:
+    return Failure(
+        cause, "error", rank, 1, step, saved, f"step {step}: forward", "SomeError: text", changed
+    )
 
 
-def hang(kind: str = "hang", phase: str = "step 23: forward", rank: int | None = 1, step: int = 23, changed: bool = False) -> Failure:
+def hang(
+    kind: str = "hang",
+    phase: str = "step 23: forward",
+    rank: int | None = 1,
+    step: int = 23,
+    changed: bool = False,
+) -> Failure:
     return Failure("hang", kind, rank, 0, step, 20, phase, "HANG", changed)
 
 
@@ -43,14 +65,20 @@ CODE = "an error of the code comes back"
         *((hang(kind), FIRST) for kind in ("hang", "stopped", "blocked", "error")),
         (hang(rank=None), FIRST),
         *((hang(kind), GiveUp(CODE)) for kind in ("desync", "uneven")),
-        *((error(cause), Restart(1, pause_s=1.0)) for cause in ("peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout")),
+        *(
+            (error(cause), Restart(1, pause_s=1.0))
+            for cause in ("peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout")
+        ),
         (error("dataloader_worker_died"), FIRST),
         (error("unknown"), GiveUp(CODE)),
         (error("config_error"), GiveUp("the ranks would refuse it again")),
         (error("too_many_open_files"), GiveUp(CODE)),
         (Failure("preempted", "asked", None, 0, 3, 0, "", "stopped at once"), GiveUp("")),
         (error("nan_loss"), GiveUp("the same data would give the same loss again")),
-        (error("ddp_params_mismatch"), GiveUp("the ranks' parameters have come apart, which a restart does not explain")),
+        (
+            error("ddp_params_mismatch"),
+            GiveUp("the ranks' parameters have come apart, which a restart does not explain"),
+        ),
         (error("cuda_device_assert"), GiveUp(CODE)),
         (error("gpu_hardware"), GiveUp("a broken GPU stays broken")),
         (error("disk_full"), GiveUp("a full disk stays full")),
@@ -67,16 +95,21 @@ def test_nothing_is_tried_nor_said_where_nobody_asked_for_restarts(failure: Fail
 
 
 def test_a_machine_that_aborts_with_words_of_a_broken_gpu_is_not_tried_again() -> None:
-    broken = Failure("gpu_hardware", "died", 0, ABORT, 5, 0, "step 5: backward", "killed by SIGABRT")
+    broken = Failure(
+        "gpu_hardware", "died", 0, ABORT, 5, 0, "step 5: backward", "killed by SIGABRT"
+    )
     assert remedy(broken, plan(), []) == GiveUp("a broken GPU stays broken")
 
 
-# ── how often ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── how often
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_second_equal_failure_at_a_step_is_the_last() -> None:
     assert remedy(died(), plan(), [died()]) == GiveUp("the second failure at step 23")
-    assert remedy(died(), plan(retries=9), [died(), died(step=22)]) == GiveUp("the second failure at step 23")
+    assert remedy(died(), plan(retries=9), [died(), died(step=22)]) == GiveUp(
+        "the second failure at step 23"
+    )
 
 
 @pytest.mark.parametrize("other", [died(SEGV), died(step=22), died(rank=0), hang()], ids=str)
@@ -91,11 +124,14 @@ def test_the_same_failure_after_a_change_counts_as_new() -> None:
 def test_restarts_in_a_row_are_bounded() -> None:
     said = GiveUp("2 restarts in a row brought no progress (retries is 2: as asked)")
     assert remedy(died(step=25), plan(), [died(), died(step=24)]) == said
-    assert remedy(died(step=24), plan(retries=1), [died()]) == GiveUp("1 restart in a row brought no progress (retries is 1: as asked)")
+    assert remedy(died(step=24), plan(retries=1), [died()]) == GiveUp(
+        "1 restart in a row brought no progress (retries is 1: as asked)"
+    )
 
 
 def test_progress_begins_the_count_again() -> None:
-    """A checkpoint at or after the step where it had failed is progress; trained steps that are lost again are none."""
+    """A checkpoint at or after the step where it had failed is progress; trained steps that are
+    lost again are none."""
     before = [died(step=23, saved=20), died(step=24, saved=20)]
     assert remedy(died(step=31, saved=25), plan(), before) == Restart(1)
     assert isinstance(remedy(died(step=29, saved=20), plan(), before), GiveUp)
@@ -105,25 +141,35 @@ def test_progress_begins_the_count_again() -> None:
 
 def test_a_failure_before_the_first_step_after_a_restart_is_no_progress() -> None:
     """The rank stands at the checkpoint then, which has not moved."""
-    assert remedy(died(step=20, saved=20), plan(), [died(step=20, saved=20)]) == GiveUp("the second failure at step 20")
+    assert remedy(died(step=20, saved=20), plan(), [died(step=20, saved=20)]) == GiveUp(
+        "the second failure at step 20"
+    )
 
 
 def test_pauses_grow_for_failures_of_the_network_only() -> None:
     network = [error("peer_died", step=step) for step in (21, 22, 24, 25)]
-    pauses = [r.pause_s for n in range(4) if isinstance(r := remedy(network[n], plan(retries=9), network[:n]), Restart)]
+    pauses = [
+        r.pause_s
+        for n in range(4)
+        if isinstance(r := remedy(network[n], plan(retries=9), network[:n]), Restart)
+    ]
     assert pauses == [1.0, 5.0, 15.0, 15.0]
     assert remedy(died(step=30), plan(retries=9), network) == Restart(5)
 
 
-# ── cures ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cures ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_out_of_memory_takes_the_next_smaller_batch_that_divides() -> None:
     chosen = remedy(error("gpu_oom"), plan(), [])
     assert isinstance(chosen, Restart)
     assert chosen.changes == {"device_batch_size": 4} and chosen.number == 0
-    assert chosen.says == "device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
-    odd = plan(size=14) | {"batch": {"device_sequences": 14, "seq_len": 3072, "world_size": 2, "accumulation": 1}}
+    assert (
+        chosen.says == "device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
+    )
+    odd = plan(size=14) | {
+        "batch": {"device_sequences": 14, "seq_len": 3072, "world_size": 2, "accumulation": 1}
+    }
     odd["config"] |= {"total_batch_size": 86016, "max_seq_len": 3072}
     chosen = remedy(error("gpu_oom", rank=None), odd, [])
     assert isinstance(chosen, Restart) and chosen.changes == {"device_batch_size": 7}
@@ -138,12 +184,18 @@ def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts
         now = changed_plan(now, chosen.changes, chosen.why)
         before.append(error("gpu_oom", changed=True))
     assert sizes == [4, 2, 1]
-    assert chosen == GiveUp("device_batch_size is 1 already: try a smaller --max_seq_len or --depth")
+    assert chosen == GiveUp(
+        "device_batch_size is 1 already: try a smaller --max_seq_len or --depth"
+    )
 
 
 @pytest.mark.parametrize(
     "failure",
-    [error("dataloader_worker_died"), hang(phase="step 23: fetch"), hang("stopped", "epoch 2: creating data iterator")],
+    [
+        error("dataloader_worker_died"),
+        hang(phase="step 23: fetch"),
+        hang("stopped", "epoch 2: creating data iterator"),
+    ],
     ids=str,
 )
 def test_a_failing_data_loader_gets_fewer_workers_as_the_last_resort(failure: Failure) -> None:
@@ -160,15 +212,28 @@ def test_a_failing_data_loader_gets_fewer_workers_as_the_last_resort(failure: Fa
     assert counts == [4, 2, 0]
     assert (
         isinstance(chosen, Restart)
-        and chosen.says == "num_workers 2 → 0, since the data loader has failed again; the ranks read the data themselves"
+        and chosen.says
+        == "num_workers 2 → 0, since the data loader has failed again; the ranks read the data "
+        "themselves"
     )
-    assert now["origins"]["num_workers"] == "from recovery: the data loader of rank 1 failed with 2 workers"
+    assert (
+        now["origins"]["num_workers"]
+        == "from recovery: the data loader of rank 1 failed with 2 workers"
+    )
 
 
 def test_without_workers_nothing_keeps_them_alive() -> None:
-    """A configuration with persistent workers but no workers would be refused at the next resume."""
-    chosen = remedy(error("dataloader_worker_died"), plan(workers=1, persistent_workers=True), [error("dataloader_worker_died")])
-    assert isinstance(chosen, Restart) and chosen.changes == {"num_workers": 0, "persistent_workers": False}
+    """A configuration with persistent workers but no workers would be refused at the next
+    resume."""
+    chosen = remedy(
+        error("dataloader_worker_died"),
+        plan(workers=1, persistent_workers=True),
+        [error("dataloader_worker_died")],
+    )
+    assert isinstance(chosen, Restart) and chosen.changes == {
+        "num_workers": 0,
+        "persistent_workers": False,
+    }
 
 
 def test_a_loader_that_failed_long_ago_keeps_its_workers() -> None:
@@ -177,14 +242,21 @@ def test_a_loader_that_failed_long_ago_keeps_its_workers() -> None:
 
 
 def test_a_hang_elsewhere_leaves_the_workers_alone() -> None:
-    assert remedy(hang(phase="step 23: backward"), plan(), [hang(phase="step 22: fetch", step=22)]) == Restart(2)
+    assert remedy(
+        hang(phase="step 23: backward"), plan(), [hang(phase="step 22: fetch", step=22)]
+    ) == Restart(2)
 
 
 def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
     before = plan(use_static_graph=True) | {"static_graph": {"value": True, "reason": "as asked"}}
     after = changed_plan(before, {"device_batch_size": 2}, "rank 1 was out of memory with 8")
     assert after["config"]["device_batch_size"] == after["memory"]["load"]["sequences"] == 2
-    assert after["batch"] == {"device_sequences": 2, "seq_len": 32, "world_size": 2, "accumulation": 4}
+    assert after["batch"] == {
+        "device_sequences": 2,
+        "seq_len": 32,
+        "world_size": 2,
+        "accumulation": 4,
+    }
     assert after["device_batch_size"] == {"value": 2, "reason": "rank 1 was out of memory with 8"}
     assert after["origins"]["device_batch_size"] == "from recovery: rank 1 was out of memory with 8"
     assert after["static_graph"]["value"] is False, "it is broken with accumulation"
@@ -193,20 +265,28 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
     assert before["config"]["device_batch_size"] == 8, "the plan that was given stays as it is"
 
 
-# ── who recovers at all ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── who recovers at all
+# ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("retries", "script", "started_by", "expected"),
     [
         ("auto", ENHANCED, "spawn", (2, "the default of train_dual_gpu_enhanced.sh")),
-        ("auto", LAUNCH, "spawn", (0, "--retries=N starts the ranks again after a failure of the machine")),
+        (
+            "auto",
+            LAUNCH,
+            "spawn",
+            (0, "--retries=N starts the ranks again after a failure of the machine"),
+        ),
         (3, LAUNCH, "spawn", (3, "as asked")),
         (3, LAUNCH, "torchrun", (3, "as asked")),
         (0, ENHANCED, "spawn", (0, "as asked")),
         (3, TRAIN, "env", (0, "only what has started the ranks can start them again")),
     ],
 )
-def test_the_plan_decides_how_often(retries: int | str, script: str, started_by: str, expected: tuple[int, str]) -> None:
+def test_the_plan_decides_how_often(
+    retries: int | str, script: str, started_by: str, expected: tuple[int, str]
+) -> None:
     choice = decisions.retries(Config(retries=retries), decisions.Decision(started_by, ""), script)
     assert (choice.value, choice.reason) == expected

@@ -21,8 +21,12 @@ def test_a_wish_waits_until_it_is_read() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         with wanted:
             os.kill(os.getpid(), signal.SIGUSR1)
-        assert wanted.wait(3600) == signal.SIGTERM and wanted.read() == [], "one read takes all that have come"
-    assert all(signal.getsignal(number) == signal.SIG_IGN for number in STOP_SIGNALS), "who stops is not disturbed"
+        assert wanted.wait(3600) == signal.SIGTERM and wanted.read() == [], (
+            "one read takes all that have come"
+        )
+    assert all(signal.getsignal(number) == signal.SIG_IGN for number in STOP_SIGNALS), (
+        "who stops is not disturbed"
+    )
 
 
 def test_who_was_not_asked_leaves_everything_as_it_was() -> None:

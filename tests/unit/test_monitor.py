@@ -25,7 +25,11 @@ from training.monitor.screen import View
 
 def test_planned_only(made: Made) -> None:
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["progress"]["total_steps"], seen["progress"]["eta_s"]) == ("starting", 400, None)
+    assert (seen["run"]["state"], seen["progress"]["total_steps"], seen["progress"]["eta_s"]) == (
+        "starting",
+        400,
+        None,
+    )
     assert seen["run"]["reason"].startswith("no rank yet")  # planned a while ago
     assert [r["phase"] for r in seen["ranks"]] == [None, None]
     assert "nothing heard yet" in text_of(made.run)
@@ -43,24 +47,46 @@ def test_running(made: Made) -> None:
     seen = look(made.supervisor(os.getpid()).steps(100).beats("forward", step=101).run)
     assert seen["run"]["state"] == "running"
     progress, training = seen["progress"], seen["training"]
-    assert (progress["step"], progress["total_steps"], progress["percent"], progress["epochs"]) == (100, 400, 25.0, 1)
+    assert (progress["step"], progress["total_steps"], progress["percent"], progress["epochs"]) == (
+        100,
+        400,
+        25.0,
+        1,
+    )
     assert progress["eta_s"] == pytest.approx(300 * 0.1)
     assert progress["elapsed_s"] == pytest.approx(100, abs=5)
     assert training["loss"] == pytest.approx(2 + 3 * math.exp(-100 / 30))
-    assert (training["eval_best"], training["eval_best_step"], training["eval_last"]) == (2.0, 100, 2.0)
-    assert (training["step_ms_median"], training["step_ms_p95"], training["tokens_per_s"]) == (104.5, 109.0, 38000.0)
-    assert [(r["doing"], r["alive"], r["late"]) for r in seen["ranks"]] == [("step 101: forward", True, False)] * 2
+    assert (training["eval_best"], training["eval_best_step"], training["eval_last"]) == (
+        2.0,
+        100,
+        2.0,
+    )
+    assert (training["step_ms_median"], training["step_ms_p95"], training["tokens_per_s"]) == (
+        104.5,
+        109.0,
+        38000.0,
+    )
+    assert [(r["doing"], r["alive"], r["late"]) for r in seen["ranks"]] == [
+        ("step 101: forward", True, False)
+    ] * 2
 
 
 def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
     """Recorded in nats per token; two bytes a token."""
     made.supervisor(os.getpid()).steps(100).beats("forward", step=101)
-    rundir.write_json(made.run.data, (rundir.read_json(made.run.data) or {}) | {"bytes_per_token": 2.0})
+    rundir.write_json(
+        made.run.data, (rundir.read_json(made.run.data) or {}) | {"bytes_per_token": 2.0}
+    )
     seen = look(made.run)
     recorded = 2 + 3 * math.exp(-100 / 30)
     shown = f"{recorded / math.log(2) / 2:.4f}"
-    assert (seen["training"]["loss"], seen["training"]["loss_unit"]) == (pytest.approx(recorded), "nats/token")
-    assert f"loss {shown} bits/byte" in text_of(made.run) and "val 2.0000 bits/byte" in text_of(made.run)
+    assert (seen["training"]["loss"], seen["training"]["loss_unit"]) == (
+        pytest.approx(recorded),
+        "nats/token",
+    )
+    assert f"loss {shown} bits/byte" in text_of(made.run) and "val 2.0000 bits/byte" in text_of(
+        made.run
+    )
     assert f"loss {shown} bits/byte  val 2.0000 bits/byte" in screen.one_line(seen)
     rows = run_list.screen(run_list.RunTable(made.run.path.parent).read(), View(120, 30))
     assert any(f"{shown}   2.0000" in row for row in rows), rows
@@ -69,9 +95,16 @@ def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
 def test_finished(made: Made) -> None:
     made.supervisor(dead_pid()).steps().beats(heartbeat.FINISHED, 400).summary()
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["eta_s"]) == ("finished", None, None)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["eta_s"]) == (
+        "finished",
+        None,
+        None,
+    )
     shown = text_of(made.run)
-    assert "FINISHED" in shown and "done: loss 7.935 → 3.030 bits/byte · validation 3.5000 → 1.8700 bits/byte" in shown
+    assert (
+        "FINISHED" in shown
+        and "done: loss 7.935 → 3.030 bits/byte · validation 3.5000 → 1.8700 bits/byte" in shown
+    )
 
 
 def test_failed(made: Made) -> None:
@@ -90,16 +123,29 @@ def test_stopped_at_once_is_no_failure(made: Made) -> None:
     """Ctrl-C twice."""
     made.supervisor(dead_pid()).steps()
     rundir.write_json(
-        made.run.failure, {"kind": "asked", "cause": "interrupted", "summary": "stopped on request at once", "exit_code": 130}
+        made.run.failure,
+        {
+            "kind": "asked",
+            "cause": "interrupted",
+            "summary": "stopped on request at once",
+            "exit_code": 130,
+        },
     )
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["run"]["exit_code"]) == ("stopped", "stopped on request at once", 130)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["run"]["exit_code"]) == (
+        "stopped",
+        "stopped on request at once",
+        130,
+    )
     assert seen["failure"] is None and "STOPPED" in text_of(made.run)
 
 
 def test_died(made: Made) -> None:
     """Killed with -9, all of it: nothing says so but the missing processes."""
-    writer = "import sys; from training.core.heartbeat import Heartbeat; h = Heartbeat(sys.argv[1], 0); h.step = 9; h.beat('forward')"
+    writer = (
+        "import sys; from training.core.heartbeat import Heartbeat; h = "
+        "Heartbeat(sys.argv[1], 0); h.step = 9; h.beat('forward')"
+    )
     subprocess.run([sys.executable, "-c", writer, str(made.run.heartbeat(0))], cwd=ROOT, check=True)
     made.supervisor(dead_pid()).steps()
     seen = look(made.run)
@@ -109,13 +155,17 @@ def test_died(made: Made) -> None:
 
 
 def test_a_rank_alone_keeps_the_run_alive(made: Made) -> None:
-    """Started without our supervisor, or the supervisor was killed and the rank has not noticed yet."""
+    """Started without our supervisor, or the supervisor was killed and the rank has not noticed
+    yet."""
     made.supervisor(dead_pid(), rank_pid=os.getpid()).steps()
     assert look(made.run)["run"]["state"] == "running"
 
 
 def test_torchrun_is_the_only_known_process(made: Made) -> None:
-    rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "started": made.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]})
+    rundir.write_json(
+        made.run.supervisor,
+        {"pid": dead_pid(), "started": made.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]},
+    )
     assert look(made.run)["run"]["state"] == "starting"
 
 
@@ -124,7 +174,9 @@ def test_a_look_that_fails_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("psutil.Process", fails)
-    assert host_stats.alive(os.getpid(), time.time()) and not host_stats.alive(2**22 + 1, time.time())
+    assert host_stats.alive(os.getpid(), time.time()) and not host_stats.alive(
+        2**22 + 1, time.time()
+    )
 
 
 def test_zombie_is_not_alive(made: Made) -> None:
@@ -144,13 +196,18 @@ def test_number_of_a_later_process_is_not_alive(made: Made) -> None:
 
 
 def test_resumed_run_is_not_over(made: Made) -> None:
-    """summary.json, failure.json, supervisor.json and beats of the first part are older than the plan of the second."""
+    """summary.json, failure.json, supervisor.json and beats of the first part are older than the
+    plan of the second."""
     made.steps(60).beats(heartbeat.FINISHED).summary().failure().supervisor(dead_pid())
     for file in (made.run.summary, made.run.failure):
         old(file)
     rundir.write_json(made.run.plan, made.plan | {"created": time.time() + 0.001})
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["step"]) == ("starting", None, 60)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["step"]) == (
+        "starting",
+        None,
+        60,
+    )
     assert [r["phase"] for r in seen["ranks"]] == [None, None]
 
 
@@ -174,7 +231,9 @@ def test_the_last_record_of_a_step_wins(made: Made) -> None:
     assert (seen["progress"]["step"], seen["training"]["loss"]) == (90, 9.0)
     assert (seen["training"]["eval_best"], seen["training"]["eval_best_step"]) == (2.5, 50)
     curve = seen["loss_curve"]["points"]
-    assert [p["step"] for p in curve] == list(range(1, 91)) and all(p["loss"] == 9.0 for p in curve[80:])
+    assert [p["step"] for p in curve] == list(range(1, 91)) and all(
+        p["loss"] == 9.0 for p in curve[80:]
+    )
 
 
 def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
@@ -197,14 +256,25 @@ def test_a_file_that_starts_again_is_read_again(made: Made) -> None:
     assert [p["step"] for p in watch.read()["loss_curve"]["points"]] == [1]
 
 
-def test_a_long_file_is_skimmed_without_losing_what_counts(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_file_is_skimmed_without_losing_what_counts(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = []
     for step in range(1, 20_001):
         lines.append(
-            json.dumps({"time": made.at + step * 0.001, "step": step, "loss": 2 + 3 * math.exp(-step / 3000), "step_ms": step % 97})
+            json.dumps(
+                {
+                    "time": made.at + step * 0.001,
+                    "step": step,
+                    "loss": 2 + 3 * math.exp(-step / 3000),
+                    "step_ms": step % 97,
+                }
+            )
         )
         if step % 500 == 0:
-            lines.append(json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5}))
+            lines.append(
+                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5})
+            )
     made.run.metrics.write_text("\n".join(lines) + "\n")
     size = made.run.metrics.stat().st_size
     assert size > jsonl.WHOLE
@@ -223,20 +293,41 @@ def test_a_long_file_is_skimmed_without_losing_what_counts(made: Made, monkeypat
     assert skimmed.read()["progress"]["step"] == 20_001
 
 
-def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_file_is_searched_piece_by_piece(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = []
     for step in range(1, 20_001):
-        lines.append(json.dumps({"time": made.at + step * 0.001, "step": step, "loss": 2 + 3 * math.exp(-step / 3000), "step_ms": 1.0}))
+        lines.append(
+            json.dumps(
+                {
+                    "time": made.at + step * 0.001,
+                    "step": step,
+                    "loss": 2 + 3 * math.exp(-step / 3000),
+                    "step_ms": 1.0,
+                }
+            )
+        )
         if step % 500 == 0:
-            lines.append(json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5}))
+            lines.append(
+                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5})
+            )
     made.run.metrics.write_text("\n".join(lines) + "\n")
     whole = look(made.run)
-    for name, size in (("WHOLE", 1 << 14), ("END", 1 << 13), ("SEARCHED", 1 << 16), ("BLOCK", 1 << 15)):
+    for name, size in (
+        ("WHOLE", 1 << 14),
+        ("END", 1 << 13),
+        ("SEARCHED", 1 << 16),
+        ("BLOCK", 1 << 15),
+    ):
         monkeypatch.setattr(jsonl, name, size)
     watch = state.RunWatch(made.run)
     first = watch.read()
     assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}
-    assert first["training"]["eval_best_step"] > 1500 and first["loss_curve"]["points"][0]["step"] < 200
+    assert (
+        first["training"]["eval_best_step"] > 1500
+        and first["loss_curve"]["points"][0]["step"] < 200
+    )
     looks = 1
     while (seen := watch.read())["training"]["eval_best_step"] != 1500:
         looks += 1
@@ -244,7 +335,9 @@ def test_a_very_long_file_is_searched_piece_by_piece(made: Made, monkeypatch: py
     assert looks > 5
     while not watch._history._tail.searched:
         seen = watch.read()
-    assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))  # none at the border of two pieces is lost
+    assert sorted(watch._history.evaluations) == list(
+        range(500, 20_001, 500)
+    )  # none at the border of two pieces is lost
     assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
 
 
@@ -260,7 +353,9 @@ def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
 # Ranks, warnings, GPUs
 
 
-def test_late_rank_is_marked_only_while_running(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_rank_is_marked_only_while_running(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made.supervisor(os.getpid()).steps(10).beats(ranks=[0])
     with monkeypatch.context() as patched:
         now, wall = time.monotonic_ns(), time.time()
@@ -284,33 +379,59 @@ def test_warnings_are_shown_and_cleaned(made: Made) -> None:
 
 
 def gpu(index: int, *processes: gpus.GpuProcess) -> gpus.Gpu:
-    return gpus.Gpu(index, f"GPU-{index}", "NVIDIA GeForce RTX 5090", 32 * GIB, 4 * GIB, 97, 71, 431.2, (12, 0), processes)
+    return gpus.Gpu(
+        index,
+        f"GPU-{index}",
+        "NVIDIA GeForce RTX 5090",
+        32 * GIB,
+        4 * GIB,
+        97,
+        71,
+        431.2,
+        (12, 0),
+        processes,
+    )
 
 
 def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = made.plan | {"device": {"value": "cuda", "reason": "-"}, "gpus": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}]}
+    plan = made.plan | {
+        "device": {"value": "cuda", "reason": "-"},
+        "gpus": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}],
+    }
     rundir.write_json(made.run.plan, plan)
     made.supervisor(os.getpid()).steps(5)
     worker = subprocess.Popen(["sleep", "60"])  # a child of a rank belongs to the run too
     try:
         found = (
-            gpu(0, gpus.GpuProcess(1, 2 * GIB, "bob", "jupyter"), gpus.GpuProcess(os.getpid(), 21 * GIB, "ann", "python")),
+            gpu(
+                0,
+                gpus.GpuProcess(1, 2 * GIB, "bob", "jupyter"),
+                gpus.GpuProcess(os.getpid(), 21 * GIB, "ann", "python"),
+            ),
             gpu(1, gpus.GpuProcess(worker.pid, None)),
             gpus.Gpu(2, "GPU-2", "NVIDIA A2", None, None, None, None, None),
         )
         monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory(found, "3"))
         seen = look(made.run)
-        assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [[False, True], [True], []]
+        assert [[p["this_run"] for p in g["processes"]] for g in seen["gpus"]] == [
+            [False, True],
+            [True],
+            [],
+        ]
         shown, wide = text_of(made.run), text_of(made.run, 120)
     finally:
         worker.kill()
         worker.wait()
-    assert re.search(rf"0\* RTX 5090 +97 % +28\.0 / 32\.0 +71 °C +431 W +\*{os.getpid()} 21\.0, bob 1", shown)
+    assert re.search(
+        rf"0\* RTX 5090 +97 % +28\.0 / 32\.0 +71 °C +431 W +\*{os.getpid()} 21\.0, bob 1", shown
+    )
     assert f"*rank 1 {os.getpid()} 21.0, bob 1 2.0" in wide
     assert re.search(r"2  A2 +- +- / - +- +-", shown)
 
 
-def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
     released = threading.Event()
 
@@ -327,9 +448,15 @@ def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(made: Made, mon
     assert "Xid 79" in watch.read(PATIENCE_S)["gpus_reason"]
 
 
-def test_many_ranks_on_few_rows_show_the_worst_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path / "experiments" / "wide", ranks=64).supervisor(os.getpid()).steps(10).beats()
+def test_many_ranks_on_few_rows_show_the_worst_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (
+        Made(tmp_path / "experiments" / "wide", ranks=64).supervisor(os.getpid()).steps(10).beats()
+    )
     seen = look(made.run)
     seen["ranks"][41] |= {"late": True, "beat_age_s": 99.0, "doing": "barrier: end of epoch"}
     shown = "\n".join(screen.screen(seen, View(80, 24)))
-    assert re.search(r"\n +41 .* 99\.0 s LATE  barrier: end of epoch\n", shown) and re.search(r"the other (\d+) ranks, \1 alive", shown)
+    assert re.search(r"\n +41 .* 99\.0 s LATE  barrier: end of epoch\n", shown) and re.search(
+        r"the other (\d+) ranks, \1 alive", shown
+    )

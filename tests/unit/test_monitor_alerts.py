@@ -36,28 +36,49 @@ def texts(seen: dict[str, Any]) -> list[str]:
 
 def gpu(**facts: Any) -> dict[str, Any]:
     ours = {"pid": 1, "user": "ann", "command": "python", "used_bytes": 21 * GIB, "this_run": True}
-    usual = {"index": 1, "in_plan": True, "use_percent": 100, "power_w": 431.0, "power_limit_w": 575.0, "temperature_c": 70}
+    usual = {
+        "index": 1,
+        "in_plan": True,
+        "use_percent": 100,
+        "power_w": 431.0,
+        "power_limit_w": 575.0,
+        "temperature_c": 70,
+    }
     return usual | {"throttle_reasons": [], "processes": [ours]} | facts
 
 
 def test_a_healthy_run_needs_no_attention(healthy: dict[str, Any]) -> None:
-    healthy["gpus"] = [gpu(), gpu(index=2, in_plan=False, processes=[], use_percent=0, power_w=10.0)]
+    healthy["gpus"] = [
+        gpu(),
+        gpu(index=2, in_plan=False, processes=[], use_percent=0, power_w=10.0),
+    ]
     assert texts(healthy) == []
 
 
 @pytest.mark.parametrize("limit", [575.0, None])
-def test_full_use_at_idle_power_without_a_step_is_a_collective(healthy: dict[str, Any], limit: float | None) -> None:
+def test_full_use_at_idle_power_without_a_step_is_a_collective(
+    healthy: dict[str, Any], limit: float | None
+) -> None:
     healthy["gpus"] = [gpu(power_w=70.0, power_limit_w=limit)]
     assert texts(healthy) == []  # steps are made
     healthy["time_unix_s"] += 89
-    assert texts(healthy) == [STANDS, "GPU 1: 100 % use at 70 W and no step for 90 s: stuck in a collective"]
+    assert texts(healthy) == [
+        STANDS,
+        "GPU 1: 100 % use at 70 W and no step for 90 s: stuck in a collective",
+    ]
     healthy["gpus"] = [gpu(power_w=431.0)]  # it works hard
     assert texts(healthy) == [STANDS]
     healthy["gpus"] = [gpu(use_percent=0, power_w=60.0)]
-    assert texts(healthy) == [STANDS, "GPU 1: 0 % use and no step for 90 s: its rank does not come to the GPU"]
+    assert texts(healthy) == [
+        STANDS,
+        "GPU 1: 0 % use and no step for 90 s: its rank does not come to the GPU",
+    ]
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "checkpoint", "gather state", "epoch 2: creating data iterator", "sample"])
+@pytest.mark.parametrize(
+    "phase",
+    ["evaluation", "checkpoint", "gather state", "epoch 2: creating data iterator", "sample"],
+)
 def test_long_phases_are_no_alarm(healthy: dict[str, Any], phase: str) -> None:
     healthy["gpus"] = [gpu(power_w=70.0)]
     healthy["time_unix_s"] += 89
@@ -73,11 +94,26 @@ def test_slow_steps_are_no_alarm(healthy: dict[str, Any]) -> None:
 
 
 def test_heat_and_strangers(healthy: dict[str, Any]) -> None:
-    stranger = {"pid": 77, "user": "bob", "command": "jupyter", "used_bytes": 2 * GIB, "this_run": False}
+    stranger = {
+        "pid": 77,
+        "user": "bob",
+        "command": "jupyter",
+        "used_bytes": 2 * GIB,
+        "this_run": False,
+    }
     mine = gpu()["processes"]
     healthy["gpus"] = [
-        gpu(throttle_reasons=["slowed down for heat (hardware)"], temperature_c=93, processes=[*mine, stranger]),
-        gpu(index=2, in_plan=False, processes=[stranger], throttle_reasons=["slowed down by the hardware"]),  # not ours: not our business
+        gpu(
+            throttle_reasons=["slowed down for heat (hardware)"],
+            temperature_c=93,
+            processes=[*mine, stranger],
+        ),
+        gpu(
+            index=2,
+            in_plan=False,
+            processes=[stranger],
+            throttle_reasons=["slowed down by the hardware"],
+        ),  # not ours: not our business
     ]
     assert texts(healthy) == [
         "GPU 1: slowed down for heat (hardware), 93 °C",
@@ -86,7 +122,9 @@ def test_heat_and_strangers(healthy: dict[str, Any]) -> None:
 
 
 def test_a_standstill_says_who_is_where_and_nothing_of_the_time_left(made: Made) -> None:
-    made.supervisor(os.getpid()).steps(100).beats("backward", 101, ranks=[0]).beats("forward", 101, ranks=[1])
+    made.supervisor(os.getpid()).steps(100).beats("backward", 101, ranks=[0]).beats(
+        "forward", 101, ranks=[1]
+    )
     assert look(made.run)["progress"]["eta_s"] is not None
     made.step(100, 2.0, at=made.at + 10, compute_ms=[40.0, 99.0])
     seen = look(made.run)
@@ -102,14 +140,19 @@ def test_slow_rank_is_named(made: Made) -> None:
     assert texts(look(made.run)) == []  # too early to say
     for step in range(40, 110):
         made.step(step, 2.0, compute_ms=[40.0, 62.0])
-    assert any(t.startswith("rank 1 needs 62 ms for its data and forward pass, the others 40 ms") for t in texts(look(made.run)))
+    assert any(
+        t.startswith("rank 1 needs 62 ms for its data and forward pass, the others 40 ms")
+        for t in texts(look(made.run))
+    )
     assert "! rank 1 needs 62 ms" in text_of(made.run)
     for step in range(110, 300):
         made.step(step, 2.0, compute_ms=[40.0, 41.0])
     assert not any("needs" in t for t in texts(look(made.run)))
 
 
-@pytest.mark.parametrize(("name", "said"), [("ram", "memory"), ("shm", "/dev/shm"), ("disk", "disk")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("ram", "memory"), ("shm", "/dev/shm"), ("disk", "disk")]
+)
 def test_full(healthy: dict[str, Any], name: str, said: str) -> None:
     healthy["system"] |= {f"{name}_used_bytes": 99 * GIB, f"{name}_total_bytes": 100 * GIB}
     assert texts(healthy) == [f"{said} is nearly full: 99.0 of 100.0 GiB"]
@@ -118,7 +161,10 @@ def test_full(healthy: dict[str, Any], name: str, said: str) -> None:
 def test_clock_that_was_set_back_and_nan(healthy: dict[str, Any]) -> None:
     healthy["time_unix_s"] -= 3601
     healthy["training"] |= {"loss": float("nan"), "loss_is_finite": False}
-    assert texts(healthy) == ["the loss is nan", "the last step is 3600 s in the future: this machine's clock was set back"]
+    assert texts(healthy) == [
+        "the loss is nan",
+        "the last step is 3600 s in the future: this machine's clock was set back",
+    ]
 
 
 def test_of_an_ended_run_nothing_is_urgent(healthy: dict[str, Any]) -> None:
@@ -128,9 +174,21 @@ def test_of_an_ended_run_nothing_is_urgent(healthy: dict[str, Any]) -> None:
 
 
 def test_a_driver_is_asked_for_what_alerts_need(nvidia: Callable[..., dict[str, str]]) -> None:
-    code = "import json; from training.host import gpus; print(json.dumps(gpus.inventory({}).gpus[1].record()))"
-    environ = os.environ | nvidia(POWER_LIMIT=575, POWER="400,70", USE="97,100", FAN=33, REASONS="1,64")
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    code = (
+        "import json; from training.host import gpus; "
+        "print(json.dumps(gpus.inventory({}).gpus[1].record()))"
+    )
+    environ = os.environ | nvidia(
+        POWER_LIMIT=575, POWER="400,70", USE="97,100", FAN=33, REASONS="1,64"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     seen = gpus.Gpu(**json.loads(done.stdout))
-    assert (seen.use_percent, seen.power_w, seen.power_limit_w, seen.fan_percent) == (100, 70.0, 575.0, 33)
+    assert (seen.use_percent, seen.power_w, seen.power_limit_w, seen.fan_percent) == (
+        100,
+        70.0,
+        575.0,
+        33,
+    )
     assert list(seen.slowdowns or ()) == ["slowed down for heat (hardware)"]

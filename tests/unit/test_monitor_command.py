@@ -35,12 +35,35 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_unknown_flags_get_the_nearest_match(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--intervall", "5", "--jsn", "-x", "--frobnicate", "7", "--interval=0.01", "--once=yes")
-    assert "--intervall is not a known flag" in text and "try:     ./monitor_training.sh --interval=5" in text
-    assert "./monitor_training.sh --json\n" in text and "-x is not" in text and "--help" in text and "6 problems" in text
+def test_unknown_flags_get_the_nearest_match(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(
+        capsys,
+        "--intervall",
+        "5",
+        "--jsn",
+        "-x",
+        "--frobnicate",
+        "7",
+        "--interval=0.01",
+        "--once=yes",
+    )
     assert (
-        "--interval is '0.01'" in text and "from 0.2 to 3600" in text and "--interval=0.2" in text and "--once has the value 'yes'" in text
+        "--intervall is not a known flag" in text
+        and "try:     ./monitor_training.sh --interval=5" in text
+    )
+    assert (
+        "./monitor_training.sh --json\n" in text
+        and "-x is not" in text
+        and "--help" in text
+        and "6 problems" in text
+    )
+    assert (
+        "--interval is '0.01'" in text
+        and "from 0.2 to 3600" in text
+        and "--interval=0.2" in text
+        and "--once has the value 'yes'" in text
     )
 
 
@@ -51,7 +74,10 @@ def test_wrong_interval(home: Path, capsys: pytest.CaptureFixture[str], value: s
 
 def test_no_run_yet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys)
-    assert f"there is no run in {home}/experiments yet" in text and "./train_dual_gpu.sh configs/dual_gpu/quickstart.py" in text
+    assert (
+        f"there is no run in {home}/experiments yet" in text
+        and "./train_dual_gpu.sh configs/dual_gpu/quickstart.py" in text
+    )
 
 
 def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +85,9 @@ def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no such file" in said(capsys, "--log=missing.log")
     assert "no such file" in said(capsys, "--log=nul\0byte.log")
     assert "not a file" in said(capsys, f"--log={home}")
-    assert f"try:     ./monitor_training.sh --run={made.run.path}" in said(capsys, f"--log={made.run.path}")
+    assert f"try:     ./monitor_training.sh --run={made.run.path}" in said(
+        capsys, f"--log={made.run.path}"
+    )
     assert "both given" in said(capsys, f"--log={made.log}", "--run=one")
     assert f"try:     ./monitor_training.sh --log={made.log}" in said(capsys, str(made.log))
     assert "--run=one" in said(capsys, "--run=oen")
@@ -78,22 +106,43 @@ def test_paths_that_can_not_be(home: Path, capsys: pytest.CaptureFixture[str], p
 def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
     made.supervisor(dead_pid()).summary()
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([COMMAND, f"--run={made.run.path}", flag], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 3 and "can not be written: No space left on device" in done.stderr and "Traceback" not in done.stderr
-    closed = subprocess.run(
-        ["bash", "-c", f"exec {shlex.quote(str(COMMAND))} '--run={made.run.path}' {flag} >&-"], capture_output=True, text=True, check=False
+        done = subprocess.run(
+            [COMMAND, f"--run={made.run.path}", flag],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (
+        done.returncode == 3
+        and "can not be written: No space left on device" in done.stderr
+        and "Traceback" not in done.stderr
     )
-    assert closed.returncode == 2 and "standard output is closed" in closed.stderr and "Traceback" not in closed.stderr
+    closed = subprocess.run(
+        ["bash", "-c", f"exec {shlex.quote(str(COMMAND))} '--run={made.run.path}' {flag} >&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        closed.returncode == 2
+        and "standard output is closed" in closed.stderr
+        and "Traceback" not in closed.stderr
+    )
 
 
-def test_logs_of_others_and_of_runs_that_are_gone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_others_and_of_runs_that_are_gone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = Made(home / "experiments" / "one")
     logs = {name: home / f"{name}.log" for name in ("empty", "foreign", "moved", "gone")}
     logs["empty"].touch()
     logs["foreign"].write_text("epoch 1\nthe run directory: is elsewhere\nstep 7 loss 0.25\n")
     logs["moved"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/one\n")
     logs["gone"].write_text("[INFO] 2026-11-21 03:00:00 run directory: /elsewhere/two\n")
-    found = {name: options.find(options.parse([f"--log={log}"]), home) for name, log in logs.items()}
+    found = {
+        name: options.find(options.parse([f"--log={log}"]), home) for name, log in logs.items()
+    }
     assert {name: run and run.path for name, (run, _) in found.items()} == {
         "empty": None,
         "foreign": None,
@@ -110,14 +159,22 @@ def test_logs_of_others_and_of_runs_that_are_gone(home: Path, capsys: pytest.Cap
     ("flags", "words"),
     [
         (["--all", "--run=x"], "--all shows every run, --run a single one"),
-        (["--follow-exit", "--json"], "--follow-exit waits for the end of one run; with --json it looks only once"),
+        (
+            ["--follow-exit", "--json"],
+            "--follow-exit waits for the end of one run; with --json it looks only once",
+        ),
         (["--follow-exit", "--all"], "which run's end counts is not known"),
         (["--prometheus=0"], "a port from 1 to 65535"),
         (["--prometheus=http"], "--prometheus is 'http'"),
-        (["--prometheus=9400", "--once"], "--prometheus answers as long as it runs, --once looks only once"),
+        (
+            ["--prometheus=9400", "--once"],
+            "--prometheus answers as long as it runs, --once looks only once",
+        ),
     ],
 )
-def test_flags_that_contradict_each_other(home: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
+def test_flags_that_contradict_each_other(
+    home: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
     assert words in said(capsys, *flags)
 
 
@@ -125,7 +182,12 @@ def test_the_last_run_that_a_log_names(home: Path) -> None:
     first, second = Made(home / "experiments" / "first"), Made(home / "experiments" / "second run")
     log = home / "both.log"
     line = "[INFO] 2026-11-21 03:00:00 run directory: {}\n"
-    log.write_text(line.format(first.run.path) + line.format(second.run.path) + " run directory: nowhere\n" + "x" * 100_000)
+    log.write_text(
+        line.format(first.run.path)
+        + line.format(second.run.path)
+        + " run directory: nowhere\n"
+        + "x" * 100_000
+    )
     run, shown = options.find(options.parse([f"--log={log}"]), home)
     assert (run.path, shown) == (second.run.path, log)
 
@@ -144,38 +206,62 @@ def test_once_and_json_write_nothing(made: Made) -> None:
     made.supervisor(os.getpid()).steps(50).beats().summary()
 
     def content() -> dict[Path, tuple[int, bytes]]:
-        return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in made.run.path.parent.parent.rglob("*") if p.is_file()}
+        return {
+            p: (p.stat().st_mtime_ns, p.read_bytes())
+            for p in made.run.path.parent.parent.rglob("*")
+            if p.is_file()
+        }
 
     before = content()
     once = program(f"--run={made.run.path}", "--once")
-    assert (once.returncode, once.stderr) == (0, "") and "\x1b" not in once.stdout and "FINISHED" in once.stdout
+    assert (
+        (once.returncode, once.stderr) == (0, "")
+        and "\x1b" not in once.stdout
+        and "FINISHED" in once.stdout
+    )
     assert len(once.stdout.splitlines()) <= 24 and max(map(len, once.stdout.splitlines())) <= 80
     answer = program(f"--log={made.log}", "--json")
     value = json.loads(answer.stdout)
-    assert (answer.returncode, value["schema_version"], value["run"]["state"]) == (0, state.SCHEMA_VERSION, "finished")
+    assert (answer.returncode, value["schema_version"], value["run"]["state"]) == (
+        0,
+        state.SCHEMA_VERSION,
+        "finished",
+    )
     assert content() == before
 
 
 def test_output_that_is_not_utf8_gets_ascii(made: Made) -> None:
     made.steps(50).summary()
-    assert program(f"--run={made.run.path}", "--once", PYTHONIOENCODING="latin-1", COLUMNS="100").stdout.isascii()
+    assert program(
+        f"--run={made.run.path}", "--once", PYTHONIOENCODING="latin-1", COLUMNS="100"
+    ).stdout.isascii()
 
 
 def test_errors_of_the_program(made: Made) -> None:
     answer = program("--run=/nowhere", "--once")
     assert (answer.returncode, answer.stdout) == (2, "") and "[ERROR]" in answer.stderr
     helped = program("--help", "--nonsense")
-    assert helped.returncode == 0 and helped.stdout.startswith("Watch a training run") and "--interval=S" in helped.stdout
+    assert (
+        helped.returncode == 0
+        and helped.stdout.startswith("Watch a training run")
+        and "--interval=S" in helped.stdout
+    )
 
 
 def test_not_a_terminal_gets_lines_until_the_run_has_ended(made: Made) -> None:
     supervisor = subprocess.Popen(["sleep", "600"])
     made.supervisor(supervisor.pid).steps(10)
-    with subprocess.Popen([COMMAND, f"--run={made.run.path}", "--interval=0.2"], stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        [COMMAND, f"--run={made.run.path}", "--interval=0.2"], stdout=subprocess.PIPE, text=True
+    ) as watching:
         try:
             assert watching.stdout is not None
             first = watching.stdout.readline()
-            assert "small run  running  step 10/400  loss 4.1496" in first and first.isprintable() is False and "\x1b" not in first
+            assert (
+                "small run  running  step 10/400  loss 4.1496" in first
+                and first.isprintable() is False
+                and "\x1b" not in first
+            )
             made.summary()
             supervisor.kill()
             supervisor.wait()
@@ -207,5 +293,8 @@ def test_follow_exit_returns_the_status_of_the_run(made: Made, end: str, status:
 
 
 def test_torch_is_never_imported() -> None:
-    code = "import sys, training.cli.monitor, training.monitor.terminal; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, training.cli.monitor, training.monitor.terminal; sys.exit('torch' in "
+        "sys.modules or 'numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

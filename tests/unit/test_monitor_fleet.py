@@ -38,7 +38,10 @@ def test_living_runs_come_first(runs: Path) -> None:
         ("failed", "failed"),
         ("finished", "finished"),
     ]
-    assert seen["system"]["ram_total_bytes"] and seen["schema_version"] == seen["runs"][0]["schema_version"]
+    assert (
+        seen["system"]["ram_total_bytes"]
+        and seen["schema_version"] == seen["runs"][0]["schema_version"]
+    )
 
 
 def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) -> None:
@@ -63,24 +66,34 @@ def test_the_table_fits(runs: Path, width: int, height: int) -> None:
 
 def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
     for number in range(30):
-        Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(dead_pid()).summary()
+        Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(
+            dead_pid()
+        ).summary()
     seen = RunTable(tmp_path / "experiments").read()
     for marked in (0, 15, 29):
         shown = "\n".join(run_list.screen(seen, View(80, 16), marked))
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
 
 
-def test_a_living_run_is_shown_however_old_it_is(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_run_is_shown_however_old_it_is(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_list, "MOST", 1)
     every = RunTable(runs)
     for _ in range(2):
         seen = every.read()
-        assert [r["run"]["name"] for r in seen["runs"]] == ["living", "failed"] and seen["runs_there"] == 3
+        assert [r["run"]["name"] for r in seen["runs"]] == ["living", "failed"] and seen[
+            "runs_there"
+        ] == 3
     assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(run_list.screen(seen, View(80, 24)))
 
 
 def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None:
-    for name in ("图像恢复_五号", "quickstart_of_the_long_night_20261121_031906", "quickstart_of_the_long_night_20261121_032227"):
+    for name in (
+        "图像恢复_五号",
+        "quickstart_of_the_long_night_20261121_031906",
+        "quickstart_of_the_long_night_20261121_032227",
+    ):
         Made(tmp_path / "experiments" / name).supervisor(dead_pid()).steps(40).summary()
     lines = run_list.screen(RunTable(tmp_path / "experiments").read(), View(80, 24))
     rows = [line for line in lines if "FINISHED" in line]
@@ -90,7 +103,11 @@ def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None
 
 def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert monitor.main(["--all", "--json"]) == 0
-    assert [r["run"]["name"] for r in json.loads(capsys.readouterr().out)["runs"]] == ["living", "failed", "finished"]
+    assert [r["run"]["name"] for r in json.loads(capsys.readouterr().out)["runs"]] == [
+        "living",
+        "failed",
+        "finished",
+    ]
     (runs / "living" / "supervisor.json").unlink()
     for beat in (runs / "living" / "heartbeat").glob("*"):
         beat.unlink()
@@ -98,13 +115,17 @@ def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_no_run_at_all_is_an_empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_at_all_is_an_empty_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("training.core.project.ROOT", tmp_path)
     assert monitor.main(["--all", "--once"]) == 0
     assert "0 runs, 0 alive" in capsys.readouterr().out
 
 
-def test_a_run_is_opened_and_left(tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]) -> None:
+def test_a_run_is_opened_and_left(
+    tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]
+) -> None:
     command = copied(tmp_path / "project")
     experiments = command.parent / "experiments"
     Made(experiments / "first").supervisor(os.getpid()).steps(100).beats()
@@ -116,6 +137,8 @@ def test_a_run_is_opened_and_left(tmp_path: Path, copied: Callable[[Path], Path]
     person.child.send("\r")
     person.until(lambda: "Duet  second" in person.sees and "FINISHED" in person.sees)
     person.child.send("\x1b")
-    person.until(lambda: "2 runs, 1 alive" in person.sees and "> second" in person.sees)  # still marked
+    person.until(
+        lambda: "2 runs, 1 alive" in person.sees and "> second" in person.sees
+    )  # still marked
     person.child.send("q")
     assert person.left() == (0, None)

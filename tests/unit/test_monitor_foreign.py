@@ -47,7 +47,15 @@ def parts(seen: dict[str, Any], section: str, *names: str) -> tuple[Any, ...]:
 EVAL = ("eval_name", "eval_unit", "eval_last", "eval_best", "eval_best_step")
 # name: source, (step, total, epoch), loss, evaluation, number of points, first and last point
 LOGS: dict[str, tuple[Any, ...]] = {
-    "torchtitan.log": ("torchtitan", (30, 40, None), 4.2231, ("val_loss", None, 4.3512, 4.3512, 30), 4, (1, 8.1309), (30, 4.2231)),
+    "torchtitan.log": (
+        "torchtitan",
+        (30, 40, None),
+        4.2231,
+        ("val_loss", None, 4.3512, 4.3512, 30),
+        4,
+        (1, 8.1309),
+        (30, 4.2231),
+    ),
     "nanochat.log": (
         "nanochat",
         (250, 21400, 1),
@@ -57,18 +65,98 @@ LOGS: dict[str, tuple[Any, ...]] = {
         (0, 11.090355),
         (250, 5.880012),
     ),
-    "nanogpt.log": ("nanoGPT", (250, None, None), 6.1503, ("val_loss", None, 6.1987, 6.1987, 250), 4, (0, 10.9886), (250, 6.1503)),
-    "megatron.log": ("Megatron", (102, 500000, None), 9.7, ("val_loss", None, 9.812, 9.812, 102), 3, (100, 11.7), (102, 9.7)),
-    "kair.log": ("KAIR", (1600, None, 4), 0.011, ("val_psnr", "dB", 31.05, 31.2, 1200), 4, (200, 0.041), (1600, 0.011)),
+    "nanogpt.log": (
+        "nanoGPT",
+        (250, None, None),
+        6.1503,
+        ("val_loss", None, 6.1987, 6.1987, 250),
+        4,
+        (0, 10.9886),
+        (250, 6.1503),
+    ),
+    "megatron.log": (
+        "Megatron",
+        (102, 500000, None),
+        9.7,
+        ("val_loss", None, 9.812, 9.812, 102),
+        3,
+        (100, 11.7),
+        (102, 9.7),
+    ),
+    "kair.log": (
+        "KAIR",
+        (1600, None, 4),
+        0.011,
+        ("val_psnr", "dB", 31.05, 31.2, 1200),
+        4,
+        (200, 0.041),
+        (1600, 0.011),
+    ),
     "basicsr.log": ("BasicSR", (200, None, 0), 0.015, (None,) * 5, 2, (100, 0.019), (200, 0.015)),
-    "duet.log": ("Duet", (100, None, 1), 2.3456, ("val_bpb", "bits/byte", 1.2345, 1.2345, 100), 2, (1, 5.5491), (100, 2.3456)),
-    "deepspeed.log": ("DeepSpeed", (20, None, None), 2.1111, (None,) * 5, 2, (10, 2.3456), (20, 2.1111)),
+    "duet.log": (
+        "Duet",
+        (100, None, 1),
+        2.3456,
+        ("val_bpb", "bits/byte", 1.2345, 1.2345, 100),
+        2,
+        (1, 5.5491),
+        (100, 2.3456),
+    ),
+    "deepspeed.log": (
+        "DeepSpeed",
+        (20, None, None),
+        2.1111,
+        (None,) * 5,
+        2,
+        (10, 2.3456),
+        (20, 2.1111),
+    ),
     "imagenet.log": (None, (2500, 5005, 1), 6.1, (None,) * 5, 5, (0, 7.1), (7505, 6.1)),
-    "keras.log": ("Keras", (469, 938, 2), 0.39, ("val_loss", None, 0.41, 0.41, 938), 4, (1, 2.412), (1407, 0.39)),
-    "metrics.csv": (None, (149, None, 1), 1.72, ("val_loss", None, 1.66, 1.66, 199), 3, (49, 2.512), (149, 1.72)),
-    "huggingface_file.log": ("Hugging Face Trainer", (40, 40, 2), 3.899, ("eval_loss", None, 3.9, 3.9, 20), 8, (5, 3.901), (40, 3.899)),
-    "huggingface_pty.log": ("Hugging Face Trainer", (40, 40, 2), 3.899, ("eval_loss", None, 3.9, 3.9, 20), 8, (5, 3.901), (40, 3.899)),
-    "lightning_running.log": ("Lightning", (450, 1000, 3), 0.123, (None,) * 5, 2, (3400, 0.13), (3450, 0.123)),
+    "keras.log": (
+        "Keras",
+        (469, 938, 2),
+        0.39,
+        ("val_loss", None, 0.41, 0.41, 938),
+        4,
+        (1, 2.412),
+        (1407, 0.39),
+    ),
+    "metrics.csv": (
+        None,
+        (149, None, 1),
+        1.72,
+        ("val_loss", None, 1.66, 1.66, 199),
+        3,
+        (49, 2.512),
+        (149, 1.72),
+    ),
+    "huggingface_file.log": (
+        "Hugging Face Trainer",
+        (40, 40, 2),
+        3.899,
+        ("eval_loss", None, 3.9, 3.9, 20),
+        8,
+        (5, 3.901),
+        (40, 3.899),
+    ),
+    "huggingface_pty.log": (
+        "Hugging Face Trainer",
+        (40, 40, 2),
+        3.899,
+        ("eval_loss", None, 3.9, 3.9, 20),
+        8,
+        (5, 3.901),
+        (40, 3.899),
+    ),
+    "lightning_running.log": (
+        "Lightning",
+        (450, 1000, 3),
+        0.123,
+        (None,) * 5,
+        2,
+        (3400, 0.13),
+        (3450, 0.123),
+    ),
     "lightning_tqdm_file.log": (
         "Lightning",
         (100, 100, 2),
@@ -78,9 +166,33 @@ LOGS: dict[str, tuple[Any, ...]] = {
         (5, 7.23),
         (300, 5.37e-05),
     ),
-    "lightning_tqdm_pty.log": ("Lightning", (50, 50, 1), 0.0346, ("val_loss", None, 0.138, 0.138, 100), 30, (5, 7.23), (150, 0.0346)),
-    "lightning_rich_pty.log": ("Lightning", (50, 50, 1), 0.035, ("val_loss", None, 0.138, 0.138, 120), 20, (3, 13.825), (150, 0.035)),
-    "lightning_rich_file.log": ("Lightning", (100, 100, 2), 0.0, ("val_loss", None, 0.0, 0.0, 300), 1, (300, 0.0), (300, 0.0)),
+    "lightning_tqdm_pty.log": (
+        "Lightning",
+        (50, 50, 1),
+        0.0346,
+        ("val_loss", None, 0.138, 0.138, 100),
+        30,
+        (5, 7.23),
+        (150, 0.0346),
+    ),
+    "lightning_rich_pty.log": (
+        "Lightning",
+        (50, 50, 1),
+        0.035,
+        ("val_loss", None, 0.138, 0.138, 120),
+        20,
+        (3, 13.825),
+        (150, 0.035),
+    ),
+    "lightning_rich_file.log": (
+        "Lightning",
+        (100, 100, 2),
+        0.0,
+        ("val_loss", None, 0.0, 0.0, 300),
+        1,
+        (300, 0.0),
+        (300, 0.0),
+    ),
 }
 
 
@@ -104,8 +216,14 @@ def test_of_a_framework(name: str, fixture: Any) -> None:
 
 def test_what_else_torchtitan_tells(fixture: Any) -> None:
     training = look(fixture("torchtitan.log"))["training"]
-    assert (training["grad_norm"], training["mfu"], training["lr"]) == (4.5432, pytest.approx(0.0273), None)
-    assert training["memory_bytes"] == int(4.2 * (1 << 30))  # of a training step, not of the evaluation after it
+    assert (training["grad_norm"], training["mfu"], training["lr"]) == (
+        4.5432,
+        pytest.approx(0.0273),
+        None,
+    )
+    assert training["memory_bytes"] == int(
+        4.2 * (1 << 30)
+    )  # of a training step, not of the evaluation after it
     assert (training["tokens_per_s"], training["tokens_per_s_of"]) == (
         12150.0,
         "device",
@@ -117,7 +235,11 @@ def test_what_else_torchtitan_tells(fixture: Any) -> None:
 def test_what_else_nanochat_tells(fixture: Any) -> None:
     seen = look(fixture("nanochat.log", ago_s=0))
     training, progress = seen["training"], seen["progress"]
-    assert (training["loss_unit"], training["tokens_per_s"], training["tokens_per_s_of"]) == ("nats/token", 1_089_000.0, "run")
+    assert (training["loss_unit"], training["tokens_per_s"], training["tokens_per_s_of"]) == (
+        "nats/token",
+        1_089_000.0,
+        "run",
+    )
     assert training["mfu"] == pytest.approx(0.473)
     assert (training["step_ms_median"], training["step_ms_p95"]) == (481.5, 24000.11)
     assert (progress["elapsed_s"], progress["eta_s"]) == (120.0, pytest.approx(169.7 * 60))
@@ -126,14 +248,23 @@ def test_what_else_nanochat_tells(fixture: Any) -> None:
 def test_what_else_megatron_tells(fixture: Any) -> None:
     seen = look(fixture("megatron.log", ago_s=0))
     training = seen["training"]  # rank 7, the last stage, tells the loss; the memory is rank 0's
-    assert (training["lr"], training["grad_norm"], training["step_ms_median"]) == (1.2e-06, 2.493, 1810.0)
+    assert (training["lr"], training["grad_norm"], training["step_ms_median"]) == (
+        1.2e-06,
+        2.493,
+        1810.0,
+    )
     assert (training["memory_bytes"], training["loss_unit"]) == (7622 << 20, "nats/token")
-    assert seen["progress"]["eta_s"] == pytest.approx((500_000 - 102) * 2.0)  # two seconds a step by the clock
+    assert seen["progress"]["eta_s"] == pytest.approx(
+        (500_000 - 102) * 2.0
+    )  # two seconds a step by the clock
 
 
 def test_what_else_the_others_tell(fixture: Any) -> None:
     basicsr = look(fixture("basicsr.log", ago_s=0))
-    assert (basicsr["progress"]["eta_s"], basicsr["training"]["step_ms_median"]) == (((24 + 2) * 60 + 3) * 60 + 4, 600.0)
+    assert (basicsr["progress"]["eta_s"], basicsr["training"]["step_ms_median"]) == (
+        ((24 + 2) * 60 + 3) * 60 + 4,
+        600.0,
+    )
     own = look(fixture("duet.log"))["training"]
     assert (own["lr"], own["tokens_per_s"], own["loss_unit"]) == (2e-4, 34500.0, "nats/token")
     trainer = look(fixture("huggingface_file.log"))["training"]
@@ -142,7 +273,9 @@ def test_what_else_the_others_tell(fixture: Any) -> None:
 
 def test_a_bar_that_counts_within_an_epoch_says_so(fixture: Any) -> None:
     progress = look(fixture("lightning_running.log", ago_s=0))["progress"]
-    assert parts({"p": progress}, "p", "scope", "step", "total_steps", "percent", "epoch", "epochs") == ("epoch", 450, 1000, 45.0, 3, None)
+    assert parts(
+        {"p": progress}, "p", "scope", "step", "total_steps", "percent", "epoch", "epochs"
+    ) == ("epoch", 450, 1000, 45.0, 3, None)
     assert (progress["elapsed_s"], progress["eta_s"]) == (12.0, 15.0)
     assert look(fixture("nanochat.log"))["progress"]["scope"] == "run"
 
@@ -151,36 +284,84 @@ def test_a_loss_that_is_no_number_is_shown_as_such(fixture: Any) -> None:
     seen = look(fixture("plain.log", ago_s=0))
     assert math.isnan(seen["training"]["loss"]) and seen["training"]["loss_is_finite"] is False
     assert [step for step, _ in curve(seen)] == [10, 20, 30] and math.isnan(curve(seen)[-1][1])
-    assert (seen["run"]["source"], [a["text"] for a in seen["alerts"]][:1]) == (None, ["the loss is nan"])
+    assert (seen["run"]["source"], [a["text"] for a in seen["alerts"]][:1]) == (
+        None,
+        ["the loss is nan"],
+    )
 
 
-@pytest.mark.parametrize("line", ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"])
+@pytest.mark.parametrize(
+    "line",
+    ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"],
+)
 def test_a_loss_that_is_no_number_is_seen_between_others(line: str) -> None:
     fact = line_parser.parse(line)
-    assert fact and (fact.step, fact.total, fact.lr) == (3, 30, 0.1) and fact.loss is not None and not math.isfinite(fact.loss)
+    assert (
+        fact
+        and (fact.step, fact.total, fact.lr) == (3, 30, 0.1)
+        and fact.loss is not None
+        and not math.isfinite(fact.loss)
+    )
 
 
 def test_without_any_step_the_curve_goes_over_the_log(tmp_path: Path) -> None:
     log = tmp_path / "no bar.log"
-    log.write_text("".join(f"{{'loss': {3 - i / 10:.1f}, 'learning_rate': 5e-05, 'epoch': {i / 10}}}\n" for i in range(4)))
+    log.write_text(
+        "".join(
+            f"{{'loss': {3 - i / 10:.1f}, 'learning_rate': 5e-05, 'epoch': {i / 10}}}\n"
+            for i in range(4)
+        )
+    )
     seen = look(log)
     assert seen["progress"]["step"] is None and seen["progress"]["epoch"] == 0.3
-    assert (seen["loss_curve"]["over"], [loss for _, loss in curve(seen)]) == ("place in the log", [3.0, 2.9, 2.8, 2.7])
+    assert (seen["loss_curve"]["over"], [loss for _, loss in curve(seen)]) == (
+        "place in the log",
+        [3.0, 2.9, 2.8, 2.7],
+    )
 
 
 LINES: dict[str, dict[str, Any]] = {
-    "step 00949 (17.0%) | loss: 3.334347 | lrm: 1.00 | dt: 326ms | tok/sec: 402,440 | mfu: 4.9% | epoch: 1 | remaining: 1493s    ": {
-        **{"step": 949, "percent": 17.0, "total": None, "step_ms": 326.0, "mfu": 0.049, "eta_s": 1493.0, "tokens_per_s": 402440.0},
+    "step 00949 (17.0%) | loss: 3.334347 | lrm: 1.00 | dt: 326ms | tok/sec: 402,440 | mfu: 4.9% | "
+    "epoch: 1 | remaining: 1493s    ": {
+        **{
+            "step": 949,
+            "percent": 17.0,
+            "total": None,
+            "step_ms": 326.0,
+            "mfu": 0.049,
+            "eta_s": 1493.0,
+            "tokens_per_s": 402440.0,
+        },
     },
     "step     3 | loss: 9.632192 | lr 1.2e-05 | norm: 3.2000 | dt: 340.10ms | tok/sec: 1540000.12": {
         "step": 3,
         "lr": 1.2e-05,
         "grad_norm": 3.2,
     },
-    "Epoch [1/10], Step [100/600], Loss: 0.2311": {"epoch": 1, "epochs": 10, "step": 100, "total": 600, "loss": 0.2311},
-    "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.450000": {"epoch": 1, "step": 640, "total": 60000, "loss": 0.45, "whole_epoch": True},
+    "Epoch [1/10], Step [100/600], Loss: 0.2311": {
+        "epoch": 1,
+        "epochs": 10,
+        "step": 100,
+        "total": 600,
+        "loss": 0.2311,
+    },
+    "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.450000": {
+        "epoch": 1,
+        "step": 640,
+        "total": 60000,
+        "loss": 0.45,
+        "whole_epoch": True,
+    },
     "training:  10%|█         | 1.0k/10.0k [1:00:00<9:00:00, 3.60s/it, loss=2.31]": {
-        **{"step": 1000, "total": 10000, "elapsed_s": 3600.0, "eta_s": 32400.0, "step_ms": 3600.0, "loss": 2.31, "source": "tqdm"},
+        **{
+            "step": 1000,
+            "total": 10000,
+            "elapsed_s": 3600.0,
+            "eta_s": 32400.0,
+            "step_ms": 3600.0,
+            "loss": 2.31,
+            "source": "tqdm",
+        },
     },
     "450it [00:12, 36.1it/s]": {"step": 450, "total": None, "elapsed_s": 12.0},
     "938/938 ━━━━━━━━━━━━━━━━━━━━ 5s 5ms/step - accuracy: 0.8712 - loss: 0.4212": {
@@ -190,9 +371,17 @@ LINES: dict[str, dict[str, Any]] = {
         "step_ms": 5.0,
     },
     "[default3]:step 10 loss 0.2": {"rank": 3, "step": 10, "loss": 0.2},
-    "[rank 0] step=10, train_loss=0.5, val_loss=0.6": {"rank": 0, "loss": 0.5, "scores": {"val_loss": 0.6}},
+    "[rank 0] step=10, train_loss=0.5, val_loss=0.6": {
+        "rank": 0,
+        "loss": 0.5,
+        "scores": {"val_loss": 0.6},
+    },
     "2026-01-02 03:04:05,678 INFO: step = 1,200, loss = -inf": {"step": 1200, "loss": -math.inf},
-    "Epochs:  30%|███       | 3/10 [00:10<00:20,  3.00s/it]": {"step": None, "epoch": 3, "epochs": 10},
+    "Epochs:  30%|███       | 3/10 [00:10<00:20,  3.00s/it]": {
+        "step": None,
+        "epoch": 3,
+        "epochs": 10,
+    },
 }
 
 
@@ -211,7 +400,8 @@ def test_a_line(line: str) -> None:
         "  0%|          | 0/4 [00:00<?, ?it/s]\x1b[A",
         "Downloading model-00001 of 00004 at a later date",
         "[transformers] `loss_type=None` was set in the config but it is unrecognized.",
-        "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', 'epoch': '2'}",
+        "{'train_runtime': '5.122', 'train_steps_per_second': '7.81', 'train_loss': '3.903', "
+        "'epoch': '2'}",
         "GET /index.html 200 512",
     ],
 )

@@ -1,4 +1,5 @@
-"""Logs that no launcher of ours made, while they grow, end, break: states and what of the file is read."""
+"""Logs that no launcher of ours made, while they grow, end, break: states and what of the file is
+read."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from training.monitor.log_watch import SILENT, LogWatch
 
 PATIENCE_S = 0.05
 STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))
-CRASH = 'Traceback (most recent call last):\n  File "train.py", line 5, in <module>\n    main()\nRuntimeError: CUDA error: out of memory\n'
+CRASH = (
+    'Traceback (most recent call last):\n  File "train.py", line 5, in <module>\n    '
+    "main()\nRuntimeError: CUDA error: out of memory\n"
+)
 
 
 def look(log: Path) -> dict[str, Any]:
@@ -45,14 +49,30 @@ def verdict(log: Path) -> tuple[str, str | None]:
 
 ENDS = {
     "Training completed\n": ("finished", None),
-    "[rank0]:[titan] 2025-02-10 12:00:00,123 - root - INFO - Training completed\n": ("finished", None),
+    "[rank0]:[titan] 2025-02-10 12:00:00,123 - root - INFO - Training completed\n": (
+        "finished",
+        None,
+    ),
     "`Trainer.fit` stopped: `max_steps=150` reached.\n": ("finished", None),
-    "{'train_runtime': '5.1', 'train_loss': '3.9', 'epoch': '2'}\n\r100%|███| 110/110 [00:01<00:00, 9.0it/s]\n": ("finished", None),
-    "Peak memory usage: 100.00MiB\nTotal training time: 5.00m\nMinimum validation bpb: 0.9500\n": ("finished", None),
+    "{'train_runtime': '5.1', 'train_loss': '3.9', 'epoch': '2'}\n\r100%|███| 110/110 "
+    "[00:01<00:00, 9.0it/s]\n": (
+        "finished",
+        None,
+    ),
+    "Peak memory usage: 100.00MiB\nTotal training time: 5.00m\nMinimum validation bpb: 0.9500\n": (
+        "finished",
+        None,
+    ),
     CRASH: ("failed", "RuntimeError: CUDA error: out of memory"),
-    "[rank1]: " + CRASH.replace("\n", "\n[rank1]: ", 3): ("failed", "rank 1: RuntimeError: CUDA error: out of memory"),
+    "[rank1]: " + CRASH.replace("\n", "\n[rank1]: ", 3): (
+        "failed",
+        "rank 1: RuntimeError: CUDA error: out of memory",
+    ),
     CRASH
-    + CRASH.replace("RuntimeError: CUDA error: out of memory", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "): (
+    + CRASH.replace(
+        "RuntimeError: CUDA error: out of memory",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    ): (
         "failed",
         "RuntimeError: CUDA error: out of memory",
     ),
@@ -78,7 +98,10 @@ def test_what_goes_on_has_not_ended(end: str, tmp_path: Path) -> None:
 
 def test_silent_says_since_when(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
-    seen, since = look(log)["run"], time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(log.stat().st_mtime))
+    seen, since = (
+        look(log)["run"],
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(log.stat().st_mtime)),
+    )
     assert (seen["state"], seen["ended_unix_s"]) == (SILENT, pytest.approx(log.stat().st_mtime))
     assert seen["reason"] == f"nothing new since {since}, 10:00 ago, and nothing says how it ended"
 
@@ -91,10 +114,19 @@ def test_running_while_its_lines_come_rarely(tmp_path: Path) -> None:
 
 def test_running_while_a_process_writes_to_it(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS + CRASH)
-    with log.open("a") as file, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=file) as writer:
+    with (
+        log.open("a") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=file
+        ) as writer,
+    ):
         seen = look(log)["run"]
         assert seen["state"] == "running"
-        assert seen["reason"] == f"RuntimeError: CUDA error: out of memory; but a process still writes to the log (pid {writer.pid})"
+        assert (
+            seen["reason"]
+            == f"RuntimeError: CUDA error: out of memory; but a process still writes to the log "
+            f"(pid {writer.pid})"
+        )
         writer.communicate(b"\n")
     os.utime(log, (time.time() - 600,) * 2)
     assert verdict(log)[0] == "failed"
@@ -102,7 +134,12 @@ def test_running_while_a_process_writes_to_it(tmp_path: Path) -> None:
 
 def test_who_only_reads_it_does_not_keep_it_alive(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
-    with log.open("rb") as file, subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=file) as reader:
+    with (
+        log.open("rb") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"], stdin=file
+        ) as reader,
+    ):
         assert verdict(log)[0] == SILENT
         reader.kill()
 
@@ -117,12 +154,20 @@ def test_later_looks_read_what_is_new(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("step 110 loss 1.50\nstep 120 lo")
     seen = watch.read(PATIENCE_S)
-    assert (seen["run"]["state"], seen["progress"]["step"], seen["training"]["loss"]) == ("running", 110, 1.5)
+    assert (seen["run"]["state"], seen["progress"]["step"], seen["training"]["loss"]) == (
+        "running",
+        110,
+        1.5,
+    )
     assert seen["training"]["last_step_unix_s"] == pytest.approx(log.stat().st_mtime)
     with log.open("a") as file:
         file.write("ss 1.25\n")
     seen = watch.read(PATIENCE_S)
-    assert (seen["progress"]["step"], seen["training"]["loss"], len(seen["loss_curve"]["points"])) == (120, 1.25, 12)
+    assert (
+        seen["progress"]["step"],
+        seen["training"]["loss"],
+        len(seen["loss_curve"]["points"]),
+    ) == (120, 1.25, 12)
 
 
 def test_a_bar_is_read_before_its_line_ends(tmp_path: Path) -> None:
@@ -139,7 +184,11 @@ def test_a_bar_is_read_before_its_line_ends(tmp_path: Path) -> None:
 
 def test_a_run_that_was_started_again_repeats_steps(tmp_path: Path) -> None:
     seen = look(made(tmp_path, STEPS + "step 60 loss 9.0\nstep 70 loss 8.0\n"))
-    assert [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]][-3:] == [(50, 2.5), (60, 9.0), (70, 8.0)]
+    assert [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]][-3:] == [
+        (50, 2.5),
+        (60, 9.0),
+        (70, 8.0),
+    ]
     assert (seen["progress"]["step"], seen["training"]["loss"]) == (70, 8.0)
 
 
@@ -152,7 +201,10 @@ def test_another_file_starts_anew(how: str, tmp_path: Path) -> None:
         log.rename(tmp_path / "some.log.1")
     log.write_text("step 1 loss 7.00\n")
     seen = watch.read(PATIENCE_S)
-    assert (seen["progress"]["step"], [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]]) == (1, [(1, 7.0)])
+    assert (
+        seen["progress"]["step"],
+        [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]],
+    ) == (1, [(1, 7.0)])
 
 
 def test_a_log_that_is_removed_leaves_what_was_known(tmp_path: Path) -> None:
@@ -161,16 +213,30 @@ def test_a_log_that_is_removed_leaves_what_was_known(tmp_path: Path) -> None:
     watch.read(PATIENCE_S)
     log.unlink()
     seen = watch.read(PATIENCE_S)
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["step"]) == (SILENT, "the log is gone", 100)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["progress"]["step"]) == (
+        SILENT,
+        "the log is gone",
+        100,
+    )
     log.write_text("step 1 loss 7.00\n")
     assert watch.read(PATIENCE_S)["progress"]["step"] == 1
 
 
 def test_ranks_that_talk_at_once(tmp_path: Path) -> None:
-    both = "".join(f"[rank1]: step {n} loss {n}.5\n[rank0]: step {n} loss {n}.0\n" for n in (1, 2, 3))
-    assert [(p["step"], p["loss"]) for p in look(made(tmp_path, both))["loss_curve"]["points"]] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    third = both.replace("[rank0]", "[rank3]").replace("[rank1]", "[rank2]")  # without rank 0: the first that is seen
-    assert [(p["step"], p["loss"]) for p in look(made(tmp_path, third))["loss_curve"]["points"]] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+    both = "".join(
+        f"[rank1]: step {n} loss {n}.5\n[rank0]: step {n} loss {n}.0\n" for n in (1, 2, 3)
+    )
+    assert [(p["step"], p["loss"]) for p in look(made(tmp_path, both))["loss_curve"]["points"]] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    third = both.replace("[rank0]", "[rank3]").replace(
+        "[rank1]", "[rank2]"
+    )  # without rank 0: the first that is seen
+    assert [
+        (p["step"], p["loss"]) for p in look(made(tmp_path, third))["loss_curve"]["points"]
+    ] == [(1, 1.5), (2, 2.5), (3, 3.5)]
 
 
 # Any size, any encoding
@@ -185,7 +251,11 @@ def test_a_long_log_is_sampled_and_its_end_is_read(tmp_path: Path) -> None:
     assert log.stat().st_size > 7 * text_module.WHOLE
     seen = look(log)
     points = [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]]
-    assert not seen["log"]["read_whole"] and seen["progress"]["step"] == 199_999 and seen["training"]["eval_last"] == 0.5
+    assert (
+        not seen["log"]["read_whole"]
+        and seen["progress"]["step"] == 199_999
+        and seen["training"]["eval_last"] == 0.5
+    )
     assert len(points) > 150 and points[-1][0] == 199_999 and points[0][0] < 2_000
     assert max(b[0] - a[0] for a, b in itertools.pairwise(points)) < 4_000  # no hole in the middle
     assert all(loss == pytest.approx(1 + 1000 / (step + 1000), abs=0.3) for step, loss in points)
@@ -193,10 +263,18 @@ def test_a_long_log_is_sampled_and_its_end_is_read(tmp_path: Path) -> None:
 
 def test_a_bar_on_a_line_without_end(tmp_path: Path) -> None:
     log = tmp_path / "some.log"
-    bars = (f"\r{n // 1000:3}%|███▊      | {n}/100000 [00:10<00:12, 30.78it/s, loss={2 - n / 100000:.5f}]" for n in range(100_000))
+    bars = (
+        f"\r{n // 1000:3}%|███▊      | {n}/100000 [00:10<00:12, 30.78it/s, "
+        f"loss={2 - n / 100000:.5f}]"
+        for n in range(100_000)
+    )
     log.write_text("".join(bars))
     seen = look(log)
-    assert (seen["run"]["source"], seen["progress"]["step"], seen["progress"]["total_steps"]) == ("tqdm", 99_999, 100_000)
+    assert (seen["run"]["source"], seen["progress"]["step"], seen["progress"]["total_steps"]) == (
+        "tqdm",
+        99_999,
+        100_000,
+    )
     assert len(seen["log"]["last_lines"]) == 1 and seen["log"]["last_lines"][0].startswith(" 99%")
 
 
@@ -213,7 +291,11 @@ def test_a_line_of_many_megabytes_is_read_in_bounds(tmp_path: Path) -> None:
 def test_encodings(encoding: str, tmp_path: Path) -> None:
     log = made(tmp_path, STEPS.encode(encoding))
     seen = look(log)
-    assert (seen["progress"]["step"], seen["training"]["loss"], len(seen["loss_curve"]["points"])) == (100, 2.0, 10)
+    assert (
+        seen["progress"]["step"],
+        seen["training"]["loss"],
+        len(seen["loss_curve"]["points"]),
+    ) == (100, 2.0, 10)
     assert seen["log"]["last_lines"][-1] == "step 100 loss 2.00"
 
 
@@ -242,9 +324,15 @@ def test_a_hole_at_the_start(tmp_path: Path) -> None:
 
 def test_no_progress(tmp_path: Path) -> None:
     seen = look(made(tmp_path, "GET /index.html 200\nGET /other.html 404\n", ago_s=0))
-    assert (seen["run"]["state"], seen["run"]["reason"], seen["run"]["source"]) == ("running", "no progress lines recognised", None)
+    assert (seen["run"]["state"], seen["run"]["reason"], seen["run"]["source"]) == (
+        "running",
+        "no progress lines recognised",
+        None,
+    )
     assert seen["log"]["last_lines"] == ["GET /index.html 200", "GET /other.html 404"]
-    assert verdict(made(tmp_path, "GET /index.html 200\n"))[1].startswith("no progress lines recognised; nothing new since ")  # type: ignore[union-attr]
+    assert verdict(made(tmp_path, "GET /index.html 200\n"))[1].startswith(
+        "no progress lines recognised; nothing new since "
+    )  # type: ignore[union-attr]
 
 
 def test_empty(tmp_path: Path) -> None:
@@ -267,7 +355,12 @@ def test_what_can_not_be_read(what: str, tmp_path: Path) -> None:
         os.mkfifo(path)
     with pytest.raises(UserError) as raised:
         LogWatch(path)
-    words = {"folder": "a folder", "missing": "No such file or directory", "pipe": "not a file", "\0": "no name of a file"}
+    words = {
+        "folder": "a folder",
+        "missing": "No such file or directory",
+        "pipe": "not a file",
+        "\0": "no name of a file",
+    }
     assert raised.value.problems[0].what == f"--log is {str(path)!r}: {words[what]}"
 
 

@@ -1,4 +1,5 @@
-"""The dashboard, the alerts and the documentation of `--prometheus`: against what is told, and by a real Prometheus."""
+"""The dashboard, the alerts and the documentation of `--prometheus`: against what is told, and by a
+real Prometheus."""
 
 from __future__ import annotations
 
@@ -27,11 +28,17 @@ FOLDER = ROOT / "docs" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "duet.json").read_text())
 PANELS: list[dict[str, Any]] = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
 VARIABLES: dict[str, dict[str, Any]] = {v["name"]: v for v in DASHBOARD["templating"]["list"]}
-EXPRESSIONS = sorted({t["expr"] for p in PANELS for t in p["targets"]} | {a["expr"] for a in DASHBOARD["annotations"]["list"]})
+EXPRESSIONS = sorted(
+    {t["expr"] for p in PANELS for t in p["targets"]}
+    | {a["expr"] for a in DASHBOARD["annotations"]["list"]}
+)
 SCRAPES_S = 12.0  # 60 scrapes: all that any expression looks back
 COLUMNS = 24  # of Grafana's grid
 NAME = 'a "quoted"\nrun, Größe {1} \\ end'
-installed = pytest.mark.skipif(not (shutil.which("prometheus") and shutil.which("promtool")), reason="prometheus is not installed")
+installed = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")),
+    reason="prometheus is not installed",
+)
 
 
 def test_the_table_of_the_documentation_is_what_is_told() -> None:
@@ -42,7 +49,10 @@ def test_the_table_of_the_documentation_is_what_is_told() -> None:
 
 @pytest.mark.parametrize("file", ["duet.json", "alerts.yml", "../prometheus.md"])
 def test_no_metric_is_named_that_does_not_exist(file: str) -> None:
-    named = set(re.findall(r"\bduet_[a-z0-9_]+", (FOLDER / file).read_text())) - {"duet_gpu_", "duet_host_"}
+    named = set(re.findall(r"\bduet_[a-z0-9_]+", (FOLDER / file).read_text())) - {
+        "duet_gpu_",
+        "duet_host_",
+    }
     assert named and named <= {m.name for m in prom_metrics.METRICS}
 
 
@@ -50,8 +60,12 @@ def test_names_follow_the_conventions() -> None:
     every = [m.name for m in prom_metrics.METRICS]
     assert len(every) == len(set(every))
     for m in prom_metrics.METRICS:
-        assert (m.kind == "counter") == m.name.endswith("_total") and (m.kind == "info") == m.name.endswith("_info")
-        assert not re.search(r"_(ms|percent|minutes|gib|mb|count)(_|$)", m.name) and m.help.endswith(".")
+        assert (m.kind == "counter") == m.name.endswith("_total") and (
+            m.kind == "info"
+        ) == m.name.endswith("_info")
+        assert not re.search(
+            r"_(ms|percent|minutes|gib|mb|count)(_|$)", m.name
+        ) and m.help.endswith(".")
 
 
 # The dashboard
@@ -59,25 +73,43 @@ def test_names_follow_the_conventions() -> None:
 
 def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
     every = DASHBOARD["panels"]
-    assert len({p["id"] for p in every}) == len(every) == len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in every})
+    assert (
+        len({p["id"] for p in every})
+        == len(every)
+        == len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in every})
+    )
     taken: dict[tuple[int, int], str] = {}
     for p in every:
         g = p["gridPos"]
         assert g["w"] > 0 and g["h"] > 0 and g["x"] >= 0 and g["x"] + g["w"] <= COLUMNS
-        for cell in itertools.product(range(g["x"], g["x"] + g["w"]), range(g["y"], g["y"] + g["h"])):
+        for cell in itertools.product(
+            range(g["x"], g["x"] + g["w"]), range(g["y"], g["y"] + g["h"])
+        ):
             assert cell not in taken, f"{p['title']} lies on {taken[cell]}"
             taken[cell] = p["title"]
-    assert set(taken) == set(itertools.product(range(COLUMNS), range(max(y for _, y in taken) + 1)))  # no holes either
+    assert set(taken) == set(
+        itertools.product(range(COLUMNS), range(max(y for _, y in taken) + 1))
+    )  # no holes either
 
 
 def test_what_grafana_needs_to_import_it() -> None:
-    assert DASHBOARD["id"] is None and 8 <= len(DASHBOARD["uid"]) <= 40 and DASHBOARD["schemaVersion"] >= 36
-    assert VARIABLES["datasource"]["type"] == "datasource" and VARIABLES["run"]["multi"] and VARIABLES["run"]["includeAll"]
+    assert (
+        DASHBOARD["id"] is None
+        and 8 <= len(DASHBOARD["uid"]) <= 40
+        and DASHBOARD["schemaVersion"] >= 36
+    )
+    assert (
+        VARIABLES["datasource"]["type"] == "datasource"
+        and VARIABLES["run"]["multi"]
+        and VARIABLES["run"]["includeAll"]
+    )
     source = {"type": "prometheus", "uid": "${datasource}"}
     assert all(v["datasource"] == source for v in VARIABLES.values() if v["type"] == "query")
     assert all(a["datasource"] == source for a in DASHBOARD["annotations"]["list"])
     for p in PANELS:
-        assert p["datasource"] == source and p["targets"] and p["fieldConfig"]["defaults"]["unit"], p["title"]
+        assert (
+            p["datasource"] == source and p["targets"] and p["fieldConfig"]["defaults"]["unit"]
+        ), p["title"]
         assert all(t["datasource"] == source for t in p["targets"])
         assert len({t["refId"] for t in p["targets"]}) == len(p["targets"])
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))) - {"__all", "__rate_interval"}
@@ -90,7 +122,14 @@ def test_what_grafana_needs_to_import_it() -> None:
 
 
 def promtool(*argv: str, text: str | None = None) -> str:
-    done = subprocess.run(["promtool", *argv], input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        ["promtool", *argv],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     return done.stdout
 
@@ -106,11 +145,15 @@ def test_promtool_finds_nothing_wrong(made: Made) -> None:
     finally:
         exporter.close()
     rules = len(re.findall("- alert:", (FOLDER / "alerts.yml").read_text()))
-    assert f"SUCCESS: {rules} rules found" in promtool("check", "config", str(FOLDER / "prometheus.yml"))
+    assert f"SUCCESS: {rules} rules found" in promtool(
+        "check", "config", str(FOLDER / "prometheus.yml")
+    )
 
 
 def series(name: str, values: str, **labels: str) -> dict[str, str]:
-    inside = ",".join(f"{k}={json.dumps(v)}" for k, v in (labels | {"job": "duet", "instance": "host:1"}).items())
+    inside = ",".join(
+        f"{k}={json.dumps(v)}" for k, v in (labels | {"job": "duet", "instance": "host:1"}).items()
+    )
     return {"series": f"{name}{{{inside}}}", "values": values}
 
 
@@ -119,7 +162,10 @@ def alerts(at: str, name: str, *expected: dict[str, Any]) -> dict[str, Any]:
     listed = []
     for e in expected:
         said = {key: e[key] for key in ("summary", "description") if key in e}
-        labels = {k: v for k, v in e.items() if k not in said} | {"job": "duet", "instance": "host:1"}
+        labels = {k: v for k, v in e.items() if k not in said} | {
+            "job": "duet",
+            "instance": "host:1",
+        }
         listed.append({"exp_labels": labels, "exp_annotations": said})
     return {"eval_time": at, "alertname": name, "exp_alerts": listed}
 
@@ -130,12 +176,28 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     shows = "./monitor_training.sh shows"
     failed = {"run": "bad", "state": "failed", "severity": "critical", "summary": "bad failed"}
     failed["description"] = f"{shows} the rest. Cause: gpu_oom, rank 1."
-    died = {"run": "gone", "state": "died", "severity": "critical", "summary": "gone died", "description": f"{shows} the rest."}
+    died = {
+        "run": "gone",
+        "state": "died",
+        "severity": "critical",
+        "summary": "gone died",
+        "description": f"{shows} the rest.",
+    }
     stuck = {"run": "stuck", "severity": "critical", "summary": "stuck: no step for 10m 0s"}
     stuck["description"] = f"{shows} what each rank is doing. Longest in its phase: rank 1."
-    late = {"run": "stuck", "rank": "1", "severity": "warning", "summary": "stuck: rank 1 has been in one phase for over a minute"}
+    late = {
+        "run": "stuck",
+        "rank": "1",
+        "severity": "warning",
+        "summary": "stuck: rank 1 has been in one phase for over a minute",
+    }
     lost = {"run": "nan", "severity": "critical", "summary": "nan: the loss is NaN"}
-    hot = {"gpu": "1", "reason": "too hot", "severity": "warning", "summary": "host:1: GPU 1 is slowed down: too hot"}
+    hot = {
+        "gpu": "1",
+        "reason": "too hot",
+        "severity": "warning",
+        "summary": "host:1: GPU 1 is slowed down: too hot",
+    }
     gone = {"severity": "warning", "summary": "the monitor at host:1 does not answer"}
     test = {
         "rule_files": [str(FOLDER / "alerts.yml")],
@@ -144,11 +206,20 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
             {
                 "interval": "1m",
                 "input_series": [
-                    *(series("duet_last_step_timestamp_seconds", "0x2000", run=run) for run in ("stuck", "done")),
-                    *(series("duet_run_state", v, run=run, state="running") for run, v in (("stuck", "1x2000"), ("done", "0x2000"))),
+                    *(
+                        series("duet_last_step_timestamp_seconds", "0x2000", run=run)
+                        for run in ("stuck", "done")
+                    ),
+                    *(
+                        series("duet_run_state", v, run=run, state="running")
+                        for run, v in (("stuck", "1x2000"), ("done", "0x2000"))
+                    ),
                     series("duet_rank_heartbeat_age_seconds", "1x20", run="stuck", rank="0"),
                     series("duet_rank_heartbeat_age_seconds", "10+60x20", run="stuck", rank="1"),
-                    *(series("duet_rank_late", v, run="stuck", rank=r) for r, v in (("0", "0x20"), ("1", "1x20"))),
+                    *(
+                        series("duet_rank_late", v, run="stuck", rank=r)
+                        for r, v in (("0", "0x20"), ("1", "1x20"))
+                    ),
                     series("duet_run_state", "1x2000", run="bad", state="failed"),
                     series("duet_run_failure_info", "1x2000", run="bad", cause="gpu_oom", rank="1"),
                     series("duet_run_end_timestamp_seconds", "0x2000", run="bad"),
@@ -183,8 +254,13 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
-    """The address of a Prometheus that scrapes, five times a second, a run that goes on; with the configuration of the documentation."""
-    other, state, looks = of_samples(made), everything(made), itertools.count(1)  # of the machine the newest is believed
+    """The address of a Prometheus that scrapes, five times a second, a run that goes on; with the
+    configuration of the documentation."""
+    other, state, looks = (
+        of_samples(made),
+        everything(made),
+        itertools.count(1),
+    )  # of the machine the newest is believed
     state["run"]["name"], state["failure"] = NAME, {"cause": "gpu_oom", "rank": 1}
 
     def read() -> list[RunState]:
@@ -207,9 +283,15 @@ def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
         assert changed
     (tmp_path / "prometheus.yml").write_text(config)
     shutil.copy(FOLDER / "alerts.yml", tmp_path)
-    argv = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"]
+    argv = [
+        "prometheus",
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/tsdb",
+    ]
     with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen([*argv, f"--web.listen-address={HOST}:{port}"], stdout=log, stderr=log)
+        server = subprocess.Popen(
+            [*argv, f"--web.listen-address={HOST}:{port}"], stdout=log, stderr=log
+        )
     try:
         yield f"http://{HOST}:{port}"
     finally:
@@ -219,7 +301,9 @@ def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
 
 
 def ask(address: str, path: str, **query: str) -> Any:
-    with urllib.request.urlopen(f"{address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(
+        f"{address}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S
+    ) as answer:
         return json.load(answer)["data"]
 
 
@@ -233,7 +317,9 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
             return False
 
     # As Grafana fills them in for "All".
-    filled = {f"${name}": VARIABLES[name]["allValue"] for name in ("run", "instance")} | {"$__rate_interval": "4s"}
+    filled = {f"${name}": VARIABLES[name]["allValue"] for name in ("run", "instance")} | {
+        "$__rate_interval": "4s"
+    }
     silent = {e: re.sub(r"\$\w+", lambda match: filled[match[0]], e) for e in EXPRESSIONS}
 
     def answered() -> bool:
@@ -249,8 +335,15 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
     except AssertionError:
         pytest.fail(f"without an answer: {silent}")
     counted = [e for e in EXPRESSIONS if "duet_samples" in e]
-    of_runs = [ask(prometheus, "query", query=re.sub(r"\$\w+", lambda match: filled[match[0]], e))["result"] for e in counted]
-    assert counted and all({r["metric"]["run"] for r in found} == {NAME, VIDEO_RUN} for found in of_runs), "either kind of run has a speed"
+    of_runs = [
+        ask(prometheus, "query", query=re.sub(r"\$\w+", lambda match: filled[match[0]], e))[
+            "result"
+        ]
+        for e in counted
+    ]
+    assert counted and all(
+        {r["metric"]["run"] for r in found} == {NAME, VIDEO_RUN} for found in of_runs
+    ), "either kind of run has a speed"
     for name, expected in (("run", [NAME, VIDEO_RUN]), ("instance", None)):
         match = re.fullmatch(r"label_values\((\w+), (\w+)\)", VARIABLES[name]["definition"])
         assert match and VARIABLES[name]["query"]["query"] == match[0]

@@ -18,7 +18,16 @@ PAGE_UP, UP, DOWN, HOME, END = "\x1b[5~", "\x1b[A", "\x1bOB", "\x1b[H", "\x1b[F"
 
 
 def test_bytes_become_names() -> None:
-    assert terminal.names_of(b"qQ\x1b[A\x1bOB\x1b[5~\r+\x1b") == ["q", "q", "up", "down", "page up", "return", "+", "escape"]
+    assert terminal.names_of(b"qQ\x1b[A\x1bOB\x1b[5~\r+\x1b") == [
+        "q",
+        "q",
+        "up",
+        "down",
+        "page up",
+        "return",
+        "+",
+        "escape",
+    ]
     assert terminal.names_of(b"\x1b[200;5~\xff") == ["\x1b[200;5~", "ÿ"]  # unknown: no key of ours
     assert terminal.names_of(b"\x1b[[A") == ["\x1b[[a"]  # F1 of the Linux console is no `a`
     for cut in (b"\x1b", b"\x1b[", b"\x1b[5", b"\x1bO", b"l\x1b[1;"):
@@ -96,13 +105,18 @@ def test_the_log_scrolls_and_follows(made: Made, sit: Callable[..., Person]) -> 
     person.until(lambda: "line 501 of the log" in person.sees)
     with made.log.open("a") as file:
         file.write("line 502 \x1b[31mof\x1b[2J the log\n")
-    person.until(lambda: "line 502 of the log" in person.sees)  # at the end it follows, and foreign escapes do nothing
+    person.until(
+        lambda: "line 502 of the log" in person.sees
+    )  # at the end it follows, and foreign escapes do nothing
 
 
 def test_diagnosis_of_a_failed_run(made: Made, sit: Callable[..., Person]) -> None:
     made.supervisor(dead_pid())
     made.run.rank_log(0).write_text("step 7\n")
-    made.run.rank_log(1).write_text("step 7\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total\n")
+    made.run.rank_log(1).write_text(
+        "step 7\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has "
+        "a total\n"
+    )
     person = sit(rows=40, columns=120)
     person.until(lambda: "q quit" in person.sees)
     person.child.send("a")
@@ -132,15 +146,28 @@ def test_a_diagnosis_that_is_left_is_ended(made: Made, sit: Callable[..., Person
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_gpu_details(made: Made, sit: Callable[..., Person], nvidia: Callable[..., dict[str, str]]) -> None:
-    facts = {"USE": "97,100", "POWER": "431,70", "POWER_LIMIT": 575, "TEMPERATURE": "71,93", "FAN": 40, "REASONS": "1,64"}
+def test_gpu_details(
+    made: Made, sit: Callable[..., Person], nvidia: Callable[..., dict[str, str]]
+) -> None:
+    facts = {
+        "USE": "97,100",
+        "POWER": "431,70",
+        "POWER_LIMIT": 575,
+        "TEMPERATURE": "71,93",
+        "FAN": 40,
+        "REASONS": "1,64",
+    }
     processes = f"{os.getpid()}:21.5;{os.getppid()}:2"
     environ = nvidia(COUNT=2, NAME="NVIDIA GeForce RTX 5090", PROCESSES=processes, **facts)
     person = sit(rows=40, columns=120, **environ)
     person.until(lambda: "RTX 5090" in person.sees)
     person.child.send("g")
     person.until(lambda: "431 W of 575 W" in person.sees)
-    assert "70 W of 575 W" in person.sees and "fan 40 %" in person.sees and "slowed down for heat (hardware)" in person.sees
+    assert (
+        "70 W of 575 W" in person.sees
+        and "fan 40 %" in person.sees
+        and "slowed down for heat (hardware)" in person.sees
+    )
     assert re.search(rf"process +{os.getpid()} +21\.5 GiB +rank \d", person.sees)
     assert re.search(rf"process +{os.getppid()} +2\.0 GiB +stranger", person.sees)
 

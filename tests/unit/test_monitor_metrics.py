@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
-from tests.unit.metrics_told import RUN, VIDEO_RUN, Serving, everything, exporters, get, names, of, of_samples, told, value
+from tests.unit.metrics_told import (
+    RUN,
+    VIDEO_RUN,
+    Serving,
+    everything,
+    exporters,
+    get,
+    names,
+    of,
+    of_samples,
+    told,
+    value,
+)
 from tests.unit.monitor_runs import GIB, Made, dead_pid, look
 from training.core import heartbeat
 from training.host import gpus
@@ -21,27 +33,62 @@ def test_all_that_is_known_of_a_run(made: Made) -> None:
     state = everything(made)
     seen = of(state)
     run = {"run": RUN}
-    assert value(seen, "duet_run_info", **run, script="train_dual_gpu.sh", device="cpu", precision="bf16", state="running") == 1
+    assert (
+        value(
+            seen,
+            "duet_run_info",
+            **run,
+            script="train_dual_gpu.sh",
+            device="cpu",
+            precision="bf16",
+            state="running",
+        )
+        == 1
+    )
     assert [value(seen, "duet_run_state", **run, state=s) for s in prom_metrics.STATES] == [
         float(s == "running") for s in prom_metrics.STATES
     ]
-    assert (value(seen, "duet_step", **run), value(seen, "duet_total_steps", **run), value(seen, "duet_epoch", **run)) == (101, 400, 1)
+    assert (
+        value(seen, "duet_step", **run),
+        value(seen, "duet_total_steps", **run),
+        value(seen, "duet_epoch", **run),
+    ) == (101, 400, 1)
     assert (value(seen, "duet_loss", **run), value(seen, "duet_mfu_ratio", **run)) == (2.25, 0.41)
     assert value(seen, "duet_eval_best", **run, name="val_bpb", unit="bits/byte") == 2.0
-    assert value(seen, "duet_step_seconds", **run, quantile="0.5") == pytest.approx(0.1045, abs=0.001)
+    assert value(seen, "duet_step_seconds", **run, quantile="0.5") == pytest.approx(
+        0.1045, abs=0.001
+    )
     assert value(seen, "duet_step_seconds", **run, quantile="0.95") == pytest.approx(0.109)
     assert value(seen, "duet_tokens_total", **run) == 101 * 4096
     assert value(seen, "duet_eta_seconds", **run) == pytest.approx(299 * 0.1, rel=0.01)
     assert value(seen, "duet_checkpoint_step", **run) == 100
-    assert value(seen, "duet_last_step_timestamp_seconds", **run) == pytest.approx(state["training"]["last_step_unix_s"])
-    assert value(seen, "duet_rank_phase_info", **run, rank="1", phase="epoch #: creating data iterator") == 1
-    assert (value(seen, "duet_rank_alive", **run, rank="1"), value(seen, "duet_rank_late", **run, rank="1")) == (1, 0)
-    assert (value(seen, "duet_rank_own_seconds", **run, rank="1"), value(seen, "duet_rank_step", **run, rank="1")) == (0.07, 101)
+    assert value(seen, "duet_last_step_timestamp_seconds", **run) == pytest.approx(
+        state["training"]["last_step_unix_s"]
+    )
+    assert (
+        value(
+            seen, "duet_rank_phase_info", **run, rank="1", phase="epoch #: creating data iterator"
+        )
+        == 1
+    )
+    assert (
+        value(seen, "duet_rank_alive", **run, rank="1"),
+        value(seen, "duet_rank_late", **run, rank="1"),
+    ) == (1, 0)
+    assert (
+        value(seen, "duet_rank_own_seconds", **run, rank="1"),
+        value(seen, "duet_rank_step", **run, rank="1"),
+    ) == (0.07, 101)
     assert value(seen, "duet_gpu_use_ratio", gpu="1") == pytest.approx(0.97)
     assert value(seen, "duet_gpu_memory_used_bytes", gpu="0") == 100 * GIB
-    assert (value(seen, "duet_gpu_power_limit_watts", gpu="0"), value(seen, "duet_gpu_fan_ratio", gpu="0")) == (700.0, 0.3)
+    assert (
+        value(seen, "duet_gpu_power_limit_watts", gpu="0"),
+        value(seen, "duet_gpu_fan_ratio", gpu="0"),
+    ) == (700.0, 0.3)
     assert [value(seen, "duet_gpu_in_plan", **run, gpu=g) for g in "01"] == [1, 0]
-    assert [value(seen, "duet_gpu_throttled", gpu="1", reason=r) for r in ("too hot", "power limit")] == [1, 1]
+    assert [
+        value(seen, "duet_gpu_throttled", gpu="1", reason=r) for r in ("too hot", "power limit")
+    ] == [1, 1]
     assert value(seen, "duet_gpu_throttled", gpu="0", reason="") == 0
     assert value(seen, "duet_host_cpu_use_ratio") == 0.375
 
@@ -49,17 +96,30 @@ def test_all_that_is_known_of_a_run(made: Made) -> None:
 def test_a_task_that_counts_samples(made: Made) -> None:
     seen = of(everything(made), of_samples(made))
     run = {"run": VIDEO_RUN}
-    assert (value(seen, "duet_samples_total", **run), value(seen, "duet_samples_per_second", **run)) == (100 * 16, 3.27)
-    assert value(seen, "duet_samples_total", run=RUN) is None, "of a run that counts tokens nobody knows samples"
-    assert value(seen, "duet_tokens_total", **run) is value(seen, "duet_tokens_per_second", **run) is None
+    assert (
+        value(seen, "duet_samples_total", **run),
+        value(seen, "duet_samples_per_second", **run),
+    ) == (100 * 16, 3.27)
+    assert value(seen, "duet_samples_total", run=RUN) is None, (
+        "of a run that counts tokens nobody knows samples"
+    )
+    assert (
+        value(seen, "duet_tokens_total", **run)
+        is value(seen, "duet_tokens_per_second", **run)
+        is None
+    )
     assert value(seen, "duet_eval_best", **run, name="val_psnr", unit="dB") == 29.0
-    assert value(seen, "duet_total_steps", **run) == 300, "as its start has said: such a task has no data.json"
+    assert value(seen, "duet_total_steps", **run) == 300, (
+        "as its start has said: such a task has no data.json"
+    )
 
 
 def test_every_metric_can_be_told(made: Made) -> None:
     other, state = of_samples(made), everything(made)
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
-    expected = {m.name for m in prom_metrics.METRICS} - ({"duet_warnings_total"} if "warnings" not in state["run"] else set())
+    expected = {m.name for m in prom_metrics.METRICS} - (
+        {"duet_warnings_total"} if "warnings" not in state["run"] else set()
+    )
     assert names(of(other, state)) >= expected - {"duet_run_end_timestamp_seconds"}
     made.supervisor(dead_pid()).beats(heartbeat.FINISHED, 400).summary()
     assert "duet_run_end_timestamp_seconds" in names(of(look(made.run)))
@@ -68,14 +128,34 @@ def test_every_metric_can_be_told(made: Made) -> None:
 def test_what_is_unknown_is_absent_and_never_0(made: Made) -> None:
     state = look(made.run)
     state["gpus"] = host_stats.gpu_records(
-        gpus.GpuInventory((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""), set(), set()
+        gpus.GpuInventory((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""),
+        set(),
+        set(),
     )
     state["gpus"][0]["throttle_reasons"] = None
     seen = of(state)
-    training = ("loss", "eval", "learning_rate", "grad_norm", "tokens", "step_seconds", "mfu", "eta", "epoch", "last_step", "checkpoint")
+    training = (
+        "loss",
+        "eval",
+        "learning_rate",
+        "grad_norm",
+        "tokens",
+        "step_seconds",
+        "mfu",
+        "eta",
+        "epoch",
+        "last_step",
+        "checkpoint",
+    )
     assert not [n for n in names(seen) if n.startswith(tuple(f"duet_{word}" for word in training))]
-    assert {n for n in names(seen) if n.startswith("duet_gpu")} == {"duet_gpu_info", "duet_gpu_in_plan"}
-    assert not [n for n in names(seen) if n.startswith("duet_rank_")] and value(seen, "duet_step", run=RUN) == 0
+    assert {n for n in names(seen) if n.startswith("duet_gpu")} == {
+        "duet_gpu_info",
+        "duet_gpu_in_plan",
+    }
+    assert (
+        not [n for n in names(seen) if n.startswith("duet_rank_")]
+        and value(seen, "duet_step", run=RUN) == 0
+    )
     assert "duet_host_cpu_use_ratio" not in names(seen)  # the first look
 
 
@@ -84,7 +164,11 @@ def test_after_the_end(made: Made) -> None:
     seen = of(look(made.run))
     assert value(seen, "duet_run_failure_info", run=RUN, cause="gpu_oom", rank="1") == 1
     assert value(seen, "duet_run_state", run=RUN, state="failed") == 1
-    assert not names(seen) & {"duet_rank_heartbeat_age_seconds", "duet_eta_seconds", "duet_gpu_in_plan"}
+    assert not names(seen) & {
+        "duet_rank_heartbeat_age_seconds",
+        "duet_eta_seconds",
+        "duet_gpu_in_plan",
+    }
 
 
 def test_a_loss_that_is_no_number_is_told(made: Made) -> None:
@@ -95,14 +179,18 @@ def test_a_loss_that_is_no_number_is_told(made: Made) -> None:
     assert value(of(look(made.run)), "duet_loss", run=RUN) == float("inf")
 
 
-@pytest.mark.parametrize("name", ['a "quoted" \\ run', "two\nlines\\n", "Größe {x=1} 🚀", "bytes \udcff", ""])
+@pytest.mark.parametrize(
+    "name", ['a "quoted" \\ run', "two\nlines\\n", "Größe {x=1} 🚀", "bytes \udcff", ""]
+)
 def test_names_arrive_as_they_are(made: Made, serving: Serving, name: str) -> None:
     state = look(made.run)
     state["run"]["name"] = name
     exporter = serving(lambda: [state])
     as_text = name.replace("\udcff", "?")
     assert value(told(get(exporter)[2]), "duet_step", run=as_text) == 0
-    kind, body = get(exporter, Accept="application/openmetrics-text; version=1.0.0, text/plain;q=0.5")[1:]
+    kind, body = get(
+        exporter, Accept="application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
+    )[1:]
     assert kind.startswith("application/openmetrics-text")
     samples = [s for family in open_families(body) for s in family.samples]
     assert {s.labels["run"] for s in samples if s.name == "duet_step"} == {as_text}
@@ -112,14 +200,21 @@ def test_openmetrics_has_all_of_it_too(made: Made, serving: Serving) -> None:
     state = everything(made)
     exporter = serving(lambda: [state])
     body = get(exporter, Accept="application/openmetrics-text")[2]
-    assert {s.name for family in open_families(body) for s in family.samples} == names(told(get(exporter)[2]))
+    assert {s.name for family in open_families(body) for s in family.samples} == names(
+        told(get(exporter)[2])
+    )
 
 
 def test_several_runs_and_two_of_one_name(tmp_path: Path) -> None:
     first, second = Made(tmp_path / "a" / "same").steps(3), Made(tmp_path / "b" / "same").steps(5)
     third = Made(tmp_path / "b" / "third").steps(7)
     states = [look(m.run) for m in (first, second, third)]
-    whole = {"time_unix_s": states[0]["time_unix_s"] + 1000, "runs": states, "gpus": [], "system": {"cpu_cores": 96}}
+    whole = {
+        "time_unix_s": states[0]["time_unix_s"] + 1000,
+        "runs": states,
+        "gpus": [],
+        "system": {"cpu_cores": 96},
+    }
     seen = of(*states, whole)
     assert [value(seen, "duet_step", run=str(m.run.path)) for m in (first, second)] == [3, 5]
     assert (value(seen, "duet_step", run="third"), value(seen, "duet_host_cpu_cores")) == (7, 96)
@@ -130,7 +225,11 @@ def test_a_run_takes_the_place_of_another(tmp_path: Path, serving: Serving) -> N
     assert get(exporter) == (200, "text/plain; version=0.0.4; charset=utf-8", "")
     for name in ("first", "second"):
         exporter.update([look(Made(tmp_path / name).run)])
-        assert {dict(labels)["run"] for metric, labels in told(get(exporter)[2]) if metric == "duet_step"} == {name}
+        assert {
+            dict(labels)["run"]
+            for metric, labels in told(get(exporter)[2])
+            if metric == "duet_step"
+        } == {name}
 
 
 def test_a_counter_never_goes_back(made: Made, serving: Serving) -> None:

@@ -1,4 +1,5 @@
-"""`--prometheus`: how the server answers, and how it lives and ends. Real requests, real signals."""
+"""`--prometheus`: how the server answers, and how it lives and ends. Real requests, real
+signals."""
 
 from __future__ import annotations
 
@@ -45,13 +46,21 @@ def test_pages(made: Made, serving: Serving) -> None:
     status, kind, body = get(exporter, "/")
     assert (status, kind) == (200, "text/html; charset=utf-8") and 'href="/metrics"' in body
     assert "<script>" not in body and "&lt;script&gt;alert(1)&lt;/script&gt;: starting" in body
-    assert [get(exporter, path)[0] for path in ("/metrics?x=1", "/nothing", "/metrics/..")] == [200, 404, 404]
+    assert [get(exporter, path)[0] for path in ("/metrics?x=1", "/nothing", "/metrics/..")] == [
+        200,
+        404,
+        404,
+    ]
     assert get(exporter, method="HEAD")[::2] == (200, "") and get(exporter, method="POST")[0] == 501
 
 
 def test_no_other_machine_can_ask(serving: Serving) -> None:
     port = serving().port
-    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+    listening = {
+        c.laddr.ip
+        for c in psutil.Process().net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+    }
     assert listening == {"127.0.0.1"}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=PATIENCE_S)
@@ -82,7 +91,10 @@ def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
     other = int(problem.fixes[0].rpartition("=")[2])
     first.close()
     first.close()
-    for port in (other, first.port):  # the advice works, and a port that was given back is free at once
+    for port in (
+        other,
+        first.port,
+    ):  # the advice works, and a port that was given back is free at once
         exporter = Exporter(port)
         exporter.start()
         exporter.close()
@@ -92,7 +104,9 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UserError) as caught:
         Exporter(0).start()
-    assert caught.value.code == Exit.RESOURCES and "prometheus-client" in caught.value.problems[0].what
+    assert (
+        caught.value.code == Exit.RESOURCES and "prometheus-client" in caught.value.problems[0].what
+    )
 
 
 PROGRAM = """
@@ -107,7 +121,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -> None:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -122,7 +138,12 @@ def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -
             there = Exporter(port)
             before = told(get(there)[2])
             made.step(7, 2.0)
-            wait_until(lambda: value(told(get(there)[2]), "duet_step", run=RUN) == 7, PATIENCE_S, "a new look", every_s=0.1)
+            wait_until(
+                lambda: value(told(get(there)[2]), "duet_step", run=RUN) == 7,
+                PATIENCE_S,
+                "a new look",
+                every_s=0.1,
+            )
             assert value(before, "duet_step", run=RUN) == 0
             with socket.create_connection((HOST, port)):  # a client that says nothing keeps nobody
                 process.send_signal(number)
@@ -134,11 +155,25 @@ def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -
 
 def test_nohup_is_respected_and_an_event_ends_it(made: Made) -> None:
     code = PROGRAM.replace("0.2)", "0.2, stop)").replace(
-        "watch =", "import os, signal, threading; stop = threading.Event(); threading.Timer(0.3, stop.set).start()\nwatch ="
+        "watch =",
+        "import os, signal, threading; stop = threading.Event(); threading.Timer(0.3, "
+        "stop.set).start()\nwatch =",
     )
     code += "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, threading.active_count())\n"
-    argv = ["bash", "-c", 'trap "" HUP; exec "$@"', "bash", sys.executable, "-c", code, str(made.run.path), "0"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    argv = [
+        "bash",
+        "-c",
+        'trap "" HUP; exec "$@"',
+        "bash",
+        sys.executable,
+        "-c",
+        code,
+        str(made.run.path),
+        "0",
+    ]
+    done = subprocess.run(
+        argv, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "True 1\n")
 
 

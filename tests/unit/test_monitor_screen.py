@@ -31,7 +31,12 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize(
-    "garbage", [*GARBAGE, b'{"pid": -5, "started": 1e99, "ranks": [3, {"rank": 1e9, "pid": "x"}], "created": "now", "step": 1e400}\n']
+    "garbage",
+    [
+        *GARBAGE,
+        b'{"pid": -5, "started": 1e99, "ranks": [3, {"rank": 1e9, "pid": "x"}], "created": "now", '
+        b'"step": 1e400}\n',
+    ],
 )
 def test_damaged_files_are_never_a_traceback(made: Made, garbage: bytes) -> None:
     made.supervisor(os.getpid()).steps(20).beats().summary().failure()
@@ -54,10 +59,15 @@ def test_damaged_files_are_never_a_traceback(made: Made, garbage: bytes) -> None
     check_size(look(made.run), 80, 24)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (20, 4), (40, 10), (60, 16), (80, 24), (120, 40), (300, 90)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(1, 1), (20, 4), (40, 10), (60, 16), (80, 24), (120, 40), (300, 90)]
+)
 def test_every_state_fits_every_size(tmp_path: Path, width: int, height: int) -> None:
     for count in (1, 2, 9):
-        made = Made(tmp_path / f"{count}" / "a very long name of a run 训练运行 with wide letters", ranks=count)
+        made = Made(
+            tmp_path / f"{count}" / "a very long name of a run 训练运行 with wide letters",
+            ranks=count,
+        )
         check_size(look(made.run), width, height)
         made.supervisor(os.getpid()).steps(60).beats()
         made.run.event("warning", text="w" * 500)
@@ -102,25 +112,54 @@ def test_80x24_holds_everything(made: Made) -> None:
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (200, 50)])
 @pytest.mark.parametrize("plain", [False, True])
 def test_two_gpus_as_a_person_sees_them(
-    made: Made, sit: Callable[..., Person], nvidia: Callable[..., dict[str, str]], columns: int, rows: int, plain: bool
+    made: Made,
+    sit: Callable[..., Person],
+    nvidia: Callable[..., dict[str, str]],
+    columns: int,
+    rows: int,
+    plain: bool,
 ) -> None:
-    rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}, "gpus": [{"uuid": UUID_0}, {"uuid": UUID_1}]})
+    rundir.write_json(
+        made.run.plan,
+        made.plan
+        | {
+            "device": {"value": "cuda", "reason": "-"},
+            "gpus": [{"uuid": UUID_0}, {"uuid": UUID_1}],
+        },
+    )
     for step in range(101, 160):
         made.step(step, 2.0, mfu=0.412, compute_ms=[40.0, 41.0], memory_bytes=[21 * GIB, 21 * GIB])
     (made.run.checkpoints / "step_00000100").mkdir()
     processes = f"{os.getpid()}:21.5;{os.getppid()}:2"  # a stranger is on GPU 1
-    facts = {"USE": "97,100", "POWER": "431,70", "POWER_LIMIT": 575, "TEMPERATURE": "71,93", "REASONS": "1,64"}
+    facts = {
+        "USE": "97,100",
+        "POWER": "431,70",
+        "POWER_LIMIT": 575,
+        "TEMPERATURE": "71,93",
+        "REASONS": "1,64",
+    }
     environ = nvidia(COUNT=2, NAME="NVIDIA GeForce RTX 5090", PROCESSES=processes, **facts)
     more = {"NO_COLOR": "1"} if plain else {}
     person = sit(*(["--ascii"] if plain else []), rows=rows, columns=columns, **environ, **more)
     stranger = re.compile(r"1\* RTX 5090 +100 % .* 70 W +\S+ \d+ 2\.0")
     parts = ("CHECKPOINT", "last words", "/dev/shm")  # of a screen that is painted to its end
-    person.until(lambda: bool(stranger.search(person.sees)) and "CPU load" not in person.sees and all(p in person.sees for p in parts))
+    person.until(
+        lambda: (
+            bool(stranger.search(person.sees))
+            and "CPU load" not in person.sees
+            and all(p in person.sees for p in parts)
+        )
+    )
     seen = [line.rstrip() for line in person.screen.display]
     assert seen[0].startswith("Duet  small run") and re.search(r"RUNNING  \d\d:\d\d:\d\d$", seen[0])
-    assert any(re.search(r"0\* RTX 5090 +97 % .* 431 W +\*(rank \d )?\d+ 21\.5", line) for line in seen)
+    assert any(
+        re.search(r"0\* RTX 5090 +97 % .* 431 W +\*(rank \d )?\d+ 21\.5", line) for line in seen
+    )
     shown = "\n".join(seen)
-    assert "! GPU 1: slowed down for heat (hardware), 93" in shown and "that is not of this run" in shown
+    assert (
+        "! GPU 1: slowed down for heat (hardware), 93" in shown
+        and "that is not of this run" in shown
+    )
     for word in (
         "step 159 of 400",
         "loss 2.0000",
@@ -134,7 +173,12 @@ def test_two_gpus_as_a_person_sees_them(
         "forward",
     ):
         assert word in shown, word
-    assert "CHECKPOINT" in shown and "step_00000100" in shown and "last words" in shown and "/dev/shm" in shown
+    assert (
+        "CHECKPOINT" in shown
+        and "step_00000100" in shown
+        and "last words" in shown
+        and "/dev/shm" in shown
+    )
     assert all(len(line) <= columns for line in seen) and seen[rows - 1].startswith("q quit")
     if columns == 200:
         assert "tok/s" in shown and "OWN WORK" in shown and "21.0 GiB" in shown
@@ -150,8 +194,14 @@ def test_ascii_has_no_other_character(made: Made) -> None:
 
 def test_advice_is_whole_at_any_width(made: Made) -> None:
     """It is there to be read and pasted."""
-    advice = "./duet diagnose 'experiments/a run with a long name of many words' --lang=en   # asks for the cause again"
-    rundir.write_json(made.run.failure, {"cause": "unknown", "rank": 1, "summary": "s " * 60, "exit_code": 4, "advice": [advice]})
+    advice = (
+        "./duet diagnose 'experiments/a run with a long name of many words' --lang=en   # "
+        "asks for the cause again"
+    )
+    rundir.write_json(
+        made.run.failure,
+        {"cause": "unknown", "rank": 1, "summary": "s " * 60, "exit_code": 4, "advice": [advice]},
+    )
     for width in (60, 80, 120, 160):
         shown = screen.screen(look(made.run), View(width, 40))
         assert max(map(term_text.cells, shown)) <= width

@@ -16,13 +16,23 @@ from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import state
 
 KAIR = Path(__file__).parents[1] / "fixtures" / "foreign" / "kair.log"
-SCRIPT = {"path": "main_train_vrt.py", "args": ["--dist", "True"], "python": "/usr/bin/python3", "python_reason": "as asked"}
+SCRIPT = {
+    "path": "main_train_vrt.py",
+    "args": ["--dist", "True"],
+    "python": "/usr/bin/python3",
+    "python_reason": "as asked",
+}
 STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10))
 
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Made:
-    made = Made(tmp_path / "experiments" / "main_train_vrt_20261121_030000", script=SCRIPT, config={}, task=None)
+    made = Made(
+        tmp_path / "experiments" / "main_train_vrt_20261121_030000",
+        script=SCRIPT,
+        config={},
+        task=None,
+    )
     return made.supervisor(os.getpid())
 
 
@@ -36,9 +46,17 @@ def print_of(made: Made, name: str, text: str) -> Path:
 def test_before_it_has_told_anything_it_runs_without_a_step(ours: Made) -> None:
     print_of(ours, "rank0.log", "loading\n")
     seen = look(ours.run)
-    assert (seen["run"]["state"], seen["run"]["program"], seen["run"]["source"]) == ("running", "main_train_vrt.py", None)
-    assert seen["progress"]["step"] is None and seen["progress"]["elapsed_s"] == pytest.approx(100, abs=30)
-    assert "no step yet" in text_of(ours.run) and "train_dual_gpu.sh · main_train_vrt.py · 2 ranks" in text_of(ours.run)
+    assert (seen["run"]["state"], seen["run"]["program"], seen["run"]["source"]) == (
+        "running",
+        "main_train_vrt.py",
+        None,
+    )
+    assert seen["progress"]["step"] is None and seen["progress"]["elapsed_s"] == pytest.approx(
+        100, abs=30
+    )
+    assert "no step yet" in text_of(
+        ours.run
+    ) and "train_dual_gpu.sh · main_train_vrt.py · 2 ranks" in text_of(ours.run)
 
 
 def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
@@ -47,15 +65,29 @@ def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
     seen, shown = look(ours.run), text_of(ours.run, 120, 40)
     assert seen["run"]["source"] == "KAIR" and "main_train_vrt.py (KAIR)" in shown
     assert seen["progress"]["step"] and f"step {seen['progress']['step']:,}" in shown
-    assert seen["training"]["loss"] == pytest.approx(seen["loss_curve"]["points"][-1]["loss"]) and "│" in shown
+    assert (
+        seen["training"]["loss"] == pytest.approx(seen["loss_curve"]["points"][-1]["loss"])
+        and "│" in shown
+    )
     plain = program(f"--run={ours.run.path}", "--json")
-    assert f'"step": {seen["progress"]["step"]}' in plain.stdout and '"source": "KAIR"' in plain.stdout
+    assert (
+        f'"step": {seen["progress"]["step"]}' in plain.stdout and '"source": "KAIR"' in plain.stdout
+    )
 
 
-@pytest.mark.parametrize(("name", "other"), [("rank1.log", "rank0.log"), ("torchrun.log", "torchrun.log")])
+@pytest.mark.parametrize(
+    ("name", "other"), [("rank1.log", "rank0.log"), ("torchrun.log", "torchrun.log")]
+)
 def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, other: str) -> None:
     if name == "torchrun.log":  # nobody knows the ranks' processes
-        rundir.write_json(ours.run.supervisor, {"pid": os.getpid(), "started": ours.at + 1, "ranks": [{"rank": None, "pid": os.getpid()}]})
+        rundir.write_json(
+            ours.run.supervisor,
+            {
+                "pid": os.getpid(),
+                "started": ours.at + 1,
+                "ranks": [{"rank": None, "pid": os.getpid()}],
+            },
+        )
     watch = state.RunWatch(ours.run)
     print_of(ours, other, "loading\n")
     assert watch.read()["progress"]["step"] is None
@@ -63,7 +95,11 @@ def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, 
     assert watch.read()["progress"]["step"] == 100
     print_of(ours, name, "step 110 loss 1.5\n")
     seen = watch.read()
-    assert (seen["progress"]["step"], seen["training"]["loss"], len(seen["loss_curve"]["points"])) == (110, 1.5, 11)
+    assert (
+        seen["progress"]["step"],
+        seen["training"]["loss"],
+        len(seen["loss_curve"]["points"]),
+    ) == (110, 1.5, 11)
     assert seen["run"]["state"] == "running"
 
 
@@ -71,28 +107,48 @@ def test_of_an_ended_one_the_last_figures_stay(ours: Made) -> None:
     print_of(ours, "rank0.log", STEPS)
     ours.supervisor(dead_pid()).failure()
     seen = look(ours.run)
-    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["eta_s"]) == ("failed", 100, None)
+    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["eta_s"]) == (
+        "failed",
+        100,
+        None,
+    )
 
 
 @pytest.mark.parametrize(("ago_s", "told"), [(200, False), (700, True)])
 def test_a_script_that_seldom_tells_is_no_standstill(ours: Made, ago_s: float, told: bool) -> None:
-    """Every hundredth step, of a second each: what counts is how often it has told something until now."""
+    """Every hundredth step, of a second each: what counts is how often it has told something until
+    now."""
     slow = "".join(f"step {n} loss 2.5 dt: 1000.0ms\n" for n in range(100, 1100, 100))
     log = print_of(ours, "rank0.log", slow)
     os.utime(log, (time.time() - ago_s,) * 2)
     seen = look(ours.run)
     assert seen["training"]["told_every_s"] == pytest.approx(100)
     said = [a["text"] for a in seen["alerts"] if "step" in a["text"]]
-    assert len(said) == told and all(re.fullmatch(r"no step for 7\d\d s", text) for text in said), said
+    assert len(said) == told and all(re.fullmatch(r"no step for 7\d\d s", text) for text in said), (
+        said
+    )
     assert "nothing heard" not in text_of(ours.run), "a script's ranks have no heartbeat"
 
 
 def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
-    line = "26-11-22 03:{minute}:00.000 : <epoch:  0, iter: {step:7,d}, lr:4.000e-04> G_loss: 1.5e-01 \n"
-    average = "26-11-22 03:12:30.000 : <epoch:  0, iter:       2 Average PSNR: 17.66 dB; SSIM: 0.6793; PSNR_Y: 19.27 dB; SSIM_Y: 0.8268\n"
-    log.write_text(line.format(minute=11, step=1) + line.format(minute=12, step=2) + average + line.format(minute=13, step=3))
-    written = datetime(2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc).timestamp()  # where clocks show six hours less than UTC
+    line = (
+        "26-11-22 03:{minute}:00.000 : <epoch:  0, iter: {step:7,d}, lr:4.000e-04> G_loss: "
+        "1.5e-01 \n"
+    )
+    average = (
+        "26-11-22 03:12:30.000 : <epoch:  0, iter:       2 Average PSNR: 17.66 dB; SSIM: "
+        "0.6793; PSNR_Y: 19.27 dB; SSIM_Y: 0.8268\n"
+    )
+    log.write_text(
+        line.format(minute=11, step=1)
+        + line.format(minute=12, step=2)
+        + average
+        + line.format(minute=13, step=3)
+    )
+    written = datetime(
+        2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc
+    ).timestamp()  # where clocks show six hours less than UTC
     os.utime(log, (written, written))
     told = LogMetrics(log)
     told.read(written)

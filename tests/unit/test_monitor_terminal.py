@@ -22,9 +22,13 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
     rows = person.screen.display
     assert rows[0].startswith("Duet  small run") and re.search(r"RUNNING  \d\d:\d\d:\d\d$", rows[0])
     assert "step 100 of 400  25.0 %" in rows[2] and rows[2].startswith("█")
-    assert re.match(r" +0 +\d+ +7 +[\d.]+ s  step 7: forward", next(r for r in rows if "forward" in r))
+    assert re.match(
+        r" +0 +\d+ +7 +[\d.]+ s  step 7: forward", next(r for r in rows if "forward" in r)
+    )
     assert rows[23].startswith("q quit")
-    assert person.screen.buffer[0][len("Duet  ")].bold and any(cell.fg != "default" for cell in person.screen.buffer[0].values())
+    assert person.screen.buffer[0][len("Duet  ")].bold and any(
+        cell.fg != "default" for cell in person.screen.buffer[0].values()
+    )
 
     made.step(101, 1.2345)  # news appear by themselves
     person.until(lambda: "loss 1.2345" in person.sees and "step 101 of 400" in person.sees)
@@ -32,11 +36,19 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
 
     person.resize(40, 120)
     person.until(lambda: person.screen.display[39].startswith("q quit"))
-    assert re.search(r"RUNNING  \d\d:\d\d:\d\d$", person.screen.display[0]) and len(person.screen.display[0]) == 120
+    assert (
+        re.search(r"RUNNING  \d\d:\d\d:\d\d$", person.screen.display[0])
+        and len(person.screen.display[0]) == 120
+    )
     assert person.sees.count("q quit") == 1 and "(ends " in person.sees
 
     person.resize(12, 50)
-    person.until(lambda: person.screen.display[0].startswith("Duet  ") and person.screen.display[11].startswith("q quit"))
+    person.until(
+        lambda: (
+            person.screen.display[0].startswith("Duet  ")
+            and person.screen.display[11].startswith("q quit")
+        )
+    )
     assert "RUNNING" in person.screen.display[0] and person.sees.count("Duet  ") == 1
 
     person.child.send("x")  # any other key does nothing
@@ -46,8 +58,12 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
     assert person.raw.index(b"\x1b[?1049h") < person.raw.index(b"\x1b[?1049l")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_give_the_terminal_back(sit: Callable[..., Person], number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_signals_give_the_terminal_back(
+    sit: Callable[..., Person], number: int, status: int
+) -> None:
     person = sit()
     person.until(lambda: "q quit" in person.sees)
     before = person.screen.cursor.hidden
@@ -62,7 +78,9 @@ def test_ctrl_c_and_ctrl_z_on_the_keyboard(sit: Callable[..., Person]) -> None:
     person.child.sendcontrol("z")
     person.until(lambda: not person.screen.cursor.hidden)  # the shell would have its terminal again
     person.child.kill(signal.SIGCONT)
-    person.until(lambda: person.screen.cursor.hidden and person.screen.display[23].startswith("q quit"))
+    person.until(
+        lambda: person.screen.cursor.hidden and person.screen.display[23].startswith("q quit")
+    )
     person.child.sendcontrol("c")
     assert person.left() == (130, None)
     assert not person.screen.cursor.hidden
@@ -80,7 +98,11 @@ def test_ends_by_itself_with_a_last_screen(made: Made, sit: Callable[..., Person
         rank.wait()
     assert person.left() == (0, None)
     assert not person.screen.cursor.hidden
-    assert "FINISHED" in person.screen.display[0] and "done: loss" in person.sees and person.sees.isascii()
+    assert (
+        "FINISHED" in person.screen.display[0]
+        and "done: loss" in person.sees
+        and person.sees.isascii()
+    )
 
 
 def test_stays_after_the_end_until_it_is_left(made: Made, sit: Callable[..., Person]) -> None:

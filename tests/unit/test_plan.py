@@ -1,4 +1,5 @@
-"""The plan: what is decided and written, what is refused with exit 3, and that a dry run touches nothing."""
+"""The plan: what is decided and written, what is refused with exit 3, and that a dry run touches
+nothing."""
 
 from __future__ import annotations
 
@@ -33,9 +34,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
 
     def has(*free_gib: float, processes: tuple[GpuProcess, ...] = ()) -> None:
-        cards = [Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(f * GIB), 0, 40, 70.0, (12, 0), processes) for n, f in enumerate(free_gib)]
+        cards = [
+            Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(f * GIB), 0, 40, 70.0, (12, 0), processes)
+            for n, f in enumerate(free_gib)
+        ]
         monkeypatch.setattr(
-            planner.gpus, "inventory", lambda environ: GpuInventory(tuple(cards), f"{len(cards)} on this machine", "580", "13.0")
+            planner.gpus,
+            "inventory",
+            lambda environ: GpuInventory(
+                tuple(cards), f"{len(cards)} on this machine", "580", "13.0"
+            ),
         )
 
     return has
@@ -51,7 +59,15 @@ def make(
     *args: str, script: str = SIMPLE, env: dict[str, str] | None = None, ranks: int | None = None
 ) -> tuple[Request, dict[str, Any], Any]:
     started = (
-        {} if ranks is None else {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        {}
+        if ranks is None
+        else {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
     )
     return planner.make(script, list(args), started | (env or {}))
 
@@ -69,21 +85,46 @@ def commands(problems: list[Problem]) -> list[str]:
     return [f for p in problems for f in p.fixes if f.startswith(("./", "python"))]
 
 
-# ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── decisions
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_everything_a_later_stage_needs_is_in_it(machine: Callable[..., None], in_project: None) -> None:
+def test_everything_a_later_stage_needs_is_in_it(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 31)
     _, plan, checks = make(BALANCED, "--seed=7", env={"NCCL_TIMEOUT": "9"})
     assert plan["schema_version"] == 1
     assert plan["command"] == {"script": SIMPLE, "args": [BALANCED, "--seed=7"], "cwd": str(ROOT)}
     assert set(plan["config"]) == set(plan["origins"]) == set(FIELDS)
-    assert (plan["config"]["seed"], plan["origins"]["seed"]) == (7, "from --seed on the command line")
-    assert (plan["config_file"], plan["ranks"], plan["resume"], plan["master_port"]) == (BALANCED, 2, False, 0)
-    decided = {n: plan[n]["value"] for n in ("device", "precision", "compile", "device_batch_size", "launcher")}
-    assert decided == {"device": "cuda", "precision": "bf16", "compile": True, "device_batch_size": 12, "launcher": "spawn"}
+    assert (plan["config"]["seed"], plan["origins"]["seed"]) == (
+        7,
+        "from --seed on the command line",
+    )
+    assert (plan["config_file"], plan["ranks"], plan["resume"], plan["master_port"]) == (
+        BALANCED,
+        2,
+        False,
+        0,
+    )
+    decided = {
+        n: plan[n]["value"]
+        for n in ("device", "precision", "compile", "device_batch_size", "launcher")
+    }
+    assert decided == {
+        "device": "cuda",
+        "precision": "bf16",
+        "compile": True,
+        "device_batch_size": 12,
+        "launcher": "spawn",
+    }
     assert all(plan[n]["reason"] for n in decided)
-    assert plan["batch"] == {"device_sequences": 12, "seq_len": 2048, "world_size": 2, "accumulation": 1}
+    assert plan["batch"] == {
+        "device_sequences": 12,
+        "seq_len": 2048,
+        "world_size": 2,
+        "accumulation": 1,
+    }
     assert plan["memory"]["free_bytes"] == 31 * GIB
     assert plan["memory"]["needed_bytes"] > plan["memory"]["total_bytes"] > 10 * GIB
     assert [g["name"] for g in plan["gpus"]] == ["Card 0", "Card 1"]
@@ -92,7 +133,9 @@ def test_everything_a_later_stage_needs_is_in_it(machine: Callable[..., None], i
     assert json.loads(json.dumps(plan))["config"] == plan["config"]
 
 
-def test_the_same_input_gives_the_same_plan_from_both_scripts(machine: Callable[..., None], in_project: None) -> None:
+def test_the_same_input_gives_the_same_plan_from_both_scripts(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 31)
     plans = [make(BALANCED, script=s)[1] for s in (SIMPLE, ENHANCED)]
     for plan in plans:
@@ -102,7 +145,9 @@ def test_the_same_input_gives_the_same_plan_from_both_scripts(machine: Callable[
     assert plans[0] == plans[1]
 
 
-def test_an_automatic_device_batch_is_a_number_in_the_plan(machine: Callable[..., None], in_project: None) -> None:
+def test_an_automatic_device_batch_is_a_number_in_the_plan(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 12)
     _, plan, _ = make(BALANCED, "--device_batch_size=auto")
     size = plan["config"]["device_batch_size"]
@@ -112,7 +157,9 @@ def test_an_automatic_device_batch_is_a_number_in_the_plan(machine: Callable[...
     assert any(f"device_batch_size {size}: the fastest of" in s for s in plan["text"])
 
 
-def test_the_sentences_carry_the_reasons_and_the_promise(machine: Callable[..., None], in_project: None) -> None:
+def test_the_sentences_carry_the_reasons_and_the_promise(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 31)
     text = "\n".join(make(BALANCED)[1]["text"])
     for part in (
@@ -127,9 +174,13 @@ def test_the_sentences_carry_the_reasons_and_the_promise(machine: Callable[..., 
         assert part in text
 
 
-def test_ranks_that_share_too_few_cores_are_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_too_few_cores_are_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 2)
-    notes = make("8", "--device=cpu", "--depth=1", "--total_batch_size=98304", script=LAUNCH)[1]["notes"]
+    notes = make("8", "--device=cpu", "--depth=1", "--total_batch_size=98304", script=LAUNCH)[1][
+        "notes"
+    ]
     assert "CPU: 8 ranks share 2 CPU cores: it works, slowly" in notes
 
 
@@ -138,7 +189,9 @@ def test_a_wish_that_is_not_fulfilled_is_told(home: Path) -> None:
     assert make(*wish, script=ENHANCED)[1]["static_graph"]["value"] is True
     _, plan, _ = make(*wish, "--total_batch_size=49152", script=ENHANCED)
     assert plan["static_graph"]["value"] is False
-    assert any(n.startswith("use_static_graph: torch's static graph is broken") for n in plan["notes"])
+    assert any(
+        n.startswith("use_static_graph: torch's static graph is broken") for n in plan["notes"]
+    )
 
 
 def test_a_busy_gpu_with_room_is_a_warning(machine: Callable[..., None], in_project: None) -> None:
@@ -153,7 +206,9 @@ def test_our_own_process_is_no_stranger(machine: Callable[..., None], in_project
     assert all(c.status == "ok" for c in make(BALANCED)[2])
 
 
-def test_what_is_chosen_for_the_memory_stands_in_the_plan(machine: Callable[..., None], in_project: None) -> None:
+def test_what_is_chosen_for_the_memory_stands_in_the_plan(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 31)
     _, plan, checks = make("configs/dual_gpu/aggressive.py")
     blocks, chunks = plan["activation_checkpointing"], plan["loss_chunks"]
@@ -164,12 +219,23 @@ def test_what_is_chosen_for_the_memory_stands_in_the_plan(machine: Callable[...,
     assert "costs about " in said
     assert plan["memory"]["load"]["blocks"] == blocks["value"]
     assert all(c.status != "error" for c in checks)
-    assert plan["config"]["activation_checkpointing"] == "auto", "a resumed run decides again, on its own machine"
-    _, asked, _ = make("configs/dual_gpu/aggressive.py", "--activation_checkpointing=20", "--loss_chunks=4")
-    assert (asked["activation_checkpointing"], asked["loss_chunks"]["value"]) == ({"value": 20, "reason": "as asked"}, 4)
+    assert plan["config"]["activation_checkpointing"] == "auto", (
+        "a resumed run decides again, on its own machine"
+    )
+    _, asked, _ = make(
+        "configs/dual_gpu/aggressive.py", "--activation_checkpointing=20", "--loss_chunks=4"
+    )
+    assert (asked["activation_checkpointing"], asked["loss_chunks"]["value"]) == (
+        {"value": 20, "reason": "as asked"},
+        4,
+    )
 
 
-@pytest.mark.parametrize("more", [["--activation_checkpointing=none"], ["--activation_checkpointing=3", "--loss_chunks=2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [["--activation_checkpointing=none"], ["--activation_checkpointing=3", "--loss_chunks=2"]],
+    ids=" ".join,
+)
 def test_settings_that_do_not_fit_are_refused_with_some_that_do(
     more: list[str], machine: Callable[..., None], in_project: None, shell: Shell
 ) -> None:
@@ -185,20 +251,29 @@ def test_settings_that_do_not_fit_are_refused_with_some_that_do(
         make(*args, script=script)
 
 
-# ── a machine that can not do it: exit 3, and advice that works ──────────────────────────────────────────────────────
+# ── a machine that can not do it: exit 3, and advice that works
+# ──────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("more", [[], ["--device=cuda"], ["--device", "cuda"], ["--seed", "7"]], ids=" ".join)
-def test_too_few_gpus(more: list[str], machine: Callable[..., None], in_project: None, shell: Shell) -> None:
+@pytest.mark.parametrize(
+    "more", [[], ["--device=cuda"], ["--device", "cuda"], ["--seed", "7"]], ids=" ".join
+)
+def test_too_few_gpus(
+    more: list[str], machine: Callable[..., None], in_project: None, shell: Shell
+) -> None:
     machine()
     problems = lacking(BALANCED, *more)
     assert "2 GPUs are needed, 0 visible: 0 on this machine" in problems[0].what
     found = [shell.read(c) for c in commands(problems)]
-    assert [(r.config_file, r.config.device) for r in found] == [(Path("configs/dual_gpu/quickstart.py"), "auto")], "no hours on a CPU"
+    assert [(r.config_file, r.config.device) for r in found] == [
+        (Path("configs/dual_gpu/quickstart.py"), "auto")
+    ], "no hours on a CPU"
 
 
 @pytest.mark.parametrize("script", [SIMPLE, LAUNCH])
-def test_the_gpus_that_are_there_are_offered(script: str, machine: Callable[..., None], in_project: None, shell: Shell) -> None:
+def test_the_gpus_that_are_there_are_offered(
+    script: str, machine: Callable[..., None], in_project: None, shell: Shell
+) -> None:
     machine(31)
     args = ["2"] * (script == LAUNCH) + [BALANCED, "--seed=7"]
     problems = lacking(*args, script=script)
@@ -209,9 +284,13 @@ def test_the_gpus_that_are_there_are_offered(script: str, machine: Callable[...,
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["--device_batch_size=12"], ["--device-batch-size", "12"], ["--device_batch_size=auto"]], ids=" ".join
+    "more",
+    [[], ["--device_batch_size=12"], ["--device-batch-size", "12"], ["--device_batch_size=auto"]],
+    ids=" ".join,
 )
-def test_too_little_gpu_memory(more: list[str], machine: Callable[..., None], in_project: None, shell: Shell) -> None:
+def test_too_little_gpu_memory(
+    more: list[str], machine: Callable[..., None], in_project: None, shell: Shell
+) -> None:
     machine(31, 1, processes=(GpuProcess(4711, GIB, "alice", "python other.py"),))
     problems = lacking(BALANCED, *more)
     assert len(problems) == 1
@@ -223,8 +302,14 @@ def test_too_little_gpu_memory(more: list[str], machine: Callable[..., None], in
         assert shell.read(command).config != before, "advice to do the same again"
 
 
-@pytest.mark.parametrize("more", [[], ["--device_batch_size=8"], ["--depth", "12"], ["--depth=12", "--device_batch_size=4"]], ids=" ".join)
-def test_too_little_host_memory(more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--device_batch_size=8"], ["--depth", "12"], ["--depth=12", "--device_batch_size=4"]],
+    ids=" ".join,
+)
+def test_too_little_host_memory(
+    more: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
     monkeypatch.setattr(decisions.cgroups, "available_memory", lambda: 9 * GIB)
     asked = ["--device=cpu", "--activation_checkpointing=none", *more]
     problems = lacking(*asked, script=ENHANCED)
@@ -235,7 +320,9 @@ def test_too_little_host_memory(more: list[str], home: Path, monkeypatch: pytest
         make(*args, script=script)  # raises when it does not fit or divide
 
 
-def test_everything_that_is_missing_is_told_at_once(machine: Callable[..., None], in_project: None, tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_told_at_once(
+    machine: Callable[..., None], in_project: None, tmp_path: Path
+) -> None:
     machine(2, 1)
     (tmp_path / "file").touch()
     problems = lacking(BALANCED, f"--out_dir={tmp_path}/file", f"--log_dir={tmp_path}/file/logs")
@@ -243,7 +330,9 @@ def test_everything_that_is_missing_is_told_at_once(machine: Callable[..., None]
     assert all(p.fixes for p in problems)
 
 
-def test_a_dry_run_shows_what_is_missing_instead(machine: Callable[..., None], in_project: None) -> None:
+def test_a_dry_run_shows_what_is_missing_instead(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine()
     _, plan, checks = make(BALANCED, "--dry_run")
     text = planner.describe(plan, checks)

@@ -28,7 +28,8 @@ def folders(home: Path, tmp_path: Path) -> list[str]:
     return [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
 
 
-# ── what is written ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is written
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def written(*args: str, script: str = ENHANCED) -> Path:
@@ -47,14 +48,25 @@ def test_the_run_directory_of_a_plan(folders: list[str], write: Write, tmp_path:
     assert run.parent == tmp_path / "runs"
     assert run.name.startswith("my config_20")
     assert sorted(p.name for p in run.iterdir()) == sorted(
-        ["plan.json", "preflight.json", "launch.argv", "launch.env", "heartbeat", "ranks", "checkpoints"]
+        [
+            "plan.json",
+            "preflight.json",
+            "launch.argv",
+            "launch.env",
+            "heartbeat",
+            "ranks",
+            "checkpoints",
+        ]
     )
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["run_name"], plan["run_dir"], plan["config"]["seed"]) == (run.name, str(run), 3)
     assert Path(plan["log_file"]).parent == tmp_path / "logs"
     assert Path(plan["log_file"]).name.startswith("train_dual_gpu_enhanced_20")
     assert Path(plan["log_file"]).read_text() == ""
-    assert {c["name"] for c in json.loads((run / "preflight.json").read_text())["checks"]} >= {"host memory", "run folder"}
+    assert {c["name"] for c in json.loads((run / "preflight.json").read_text())["checks"]} >= {
+        "host memory",
+        "run folder",
+    }
 
 
 def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
@@ -71,17 +83,30 @@ def test_the_command_survives_any_character(home: Path, tmp_path: Path) -> None:
 
 def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> None:
     asked, plan, checks = planner.make(
-        ENHANCED, ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"], {"OMP_NUM_THREADS": "3"}
+        ENHANCED,
+        ["--device=cpu", "--depth=1", f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"],
+        {"OMP_NUM_THREADS": "3"},
     )
     run = writer.write(plan, checks, asked, rendezvous.ask).path
     assert not [v for v in nul(run / "launch.env") if v.startswith("OMP_NUM_THREADS")]
-    assert {"name": "OMP_NUM_THREADS", "value": "3", "why": "your own value stays", "origin": "kept"} in plan["variables"]
+    assert {
+        "name": "OMP_NUM_THREADS",
+        "value": "3",
+        "why": "your own value stays",
+        "origin": "kept",
+    } in plan["variables"]
 
 
-def test_two_runs_within_a_second_do_not_share_anything(folders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_within_a_second_do_not_share_anything(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer.time, "strftime", lambda form: "20261121_040000")
     runs = [written(*folders) for _ in range(3)]
-    assert [r.name for r in runs] == ["run_20261121_040000", "run_20261121_040000_2", "run_20261121_040000_3"]
+    assert [r.name for r in runs] == [
+        "run_20261121_040000",
+        "run_20261121_040000_2",
+        "run_20261121_040000_3",
+    ]
     logs = [json.loads((r / "plan.json").read_text())["log_file"] for r in runs]
     assert len(set(logs)) == 3
 
@@ -91,7 +116,11 @@ def test_a_resumed_run_stays_where_it_is(folders: list[str], tmp_path: Path) -> 
     again = written(*folders, "--resume=mine")
     assert again == run
     plan = json.loads((run / "plan.json").read_text())
-    assert (plan["resume"], plan["config"]["seed"], plan["origins"]["seed"]) == (True, 5, "from resumed run mine")
+    assert (plan["resume"], plan["config"]["seed"], plan["origins"]["seed"]) == (
+        True,
+        5,
+        "from resumed run mine",
+    )
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
@@ -120,7 +149,14 @@ def test_a_run_that_is_still_running_is_not_resumed(folders: list[str], tmp_path
 
 
 def test_the_whole_plan_for_people(home: Path) -> None:
-    _, plan, checks = make("--device=cpu", "--depth=1", "--max-seq-len=1536", "--dry_run", script=ENHANCED, env={"WANDB_MODE": "offline"})
+    _, plan, checks = make(
+        "--device=cpu",
+        "--depth=1",
+        "--max-seq-len=1536",
+        "--dry_run",
+        script=ENHANCED,
+        env={"WANDB_MODE": "offline"},
+    )
     text = planner.describe(plan, checks)
     lines = text.splitlines()
     assert lines[0] == "Plan (dry run: nothing is launched, nothing was written)"
@@ -132,7 +168,11 @@ def test_the_whole_plan_for_people(home: Path) -> None:
     assert shown["wandb_mode"].endswith("WANDB_MODE in the environment")
     assert shown["seed"].endswith("default")
     for v in plan["variables"]:
-        assert [x for x in lines if x.startswith(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")]
+        assert [
+            x
+            for x in lines
+            if x.startswith(f"  {v['name']}={v['value']}   {v['origin']}: {v['why']}")
+        ]
     assert not any(home.iterdir())
 
 
@@ -145,11 +185,21 @@ def test_the_plan_is_announced(folders: list[str], capsys: pytest.CaptureFixture
     assert "set OMP_NUM_THREADS=" in err
 
 
-# ── as a program ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── as a program
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def plan_program(*args: str, cwd: Path, **variables: str) -> Any:
-    return python("-m", "training.cli.plan", ENHANCED, "--device=cpu", "--depth=1", *args, cwd=cwd, **variables)
+    return python(
+        "-m",
+        "training.cli.plan",
+        ENHANCED,
+        "--device=cpu",
+        "--depth=1",
+        *args,
+        cwd=cwd,
+        **variables,
+    )
 
 
 def test_it_prints_the_run_directory_and_nothing_else(tmp_path: Path) -> None:
@@ -170,11 +220,17 @@ def test_it_prints_the_run_directory_and_nothing_else(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
-def test_problems_go_to_standard_error_and_nothing_is_made(args: list[str], code: int, tmp_path: Path) -> None:
+def test_problems_go_to_standard_error_and_nothing_is_made(
+    args: list[str], code: int, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
-    defaults = [f for f in ("--out_dir=runs", "--log_dir=logs") if f.partition("=")[0] not in args[0]]
-    done = python("-m", "training.cli.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path)
+    defaults = [
+        f for f in ("--out_dir=runs", "--log_dir=logs") if f.partition("=")[0] not in args[0]
+    ]
+    done = python(
+        "-m", "training.cli.plan", ENHANCED, "--device=cpu", *defaults, *args, cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
     assert f"nothing was launched (exit {code})" in done.stderr
@@ -195,5 +251,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 def test_a_data_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     (tmp_path / name).write_text("some text")
-    done = plan_program("--out_dir=runs", "--log_dir=logs", "--run_name=r", f"--data={name}", cwd=tmp_path)
+    done = plan_program(
+        "--out_dir=runs", "--log_dir=logs", "--run_name=r", f"--data={name}", cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,5 @@
-"""The plan of an option file: which GPUs its gpu_ids mean, what is known of its data, how its batch follows from the ranks."""
+"""The plan of an option file: which GPUs its gpu_ids mean, what is known of its data, how its batch
+follows from the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ GIB = 1 << 30
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """CUDA_VISIBLE_DEVICES chooses among them, as the driver's answer is read."""
-    cards = [Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0)) for n in range(4)]
+    cards = [
+        Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, 31 * GIB, 0, 40, 70.0, (12, 0)) for n in range(4)
+    ]
 
     def look(environ: dict[str, str]) -> GpuInventory:
         chosen, reason = visible(cards, environ.get(VISIBLE))
@@ -41,8 +44,19 @@ def file(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         for number in range(6):
             Image.new("RGB", (64, 48)).save(folder / f"{number:06d}.png")
-    data = {"dataroot_gt": f"{tmp_path}/video", "num_frame": 3, "gt_size": 32, "dataloader_batch_size": 2}
-    options = {"task": "a", "model": "vrt", "gpu_ids": [2, 3], "datasets": {"train": data}, "netG": {"net_type": "recurrent"}}
+    data = {
+        "dataroot_gt": f"{tmp_path}/video",
+        "num_frame": 3,
+        "gt_size": 32,
+        "dataloader_batch_size": 2,
+    }
+    options = {
+        "task": "a",
+        "model": "vrt",
+        "gpu_ids": [2, 3],
+        "datasets": {"train": data},
+        "netG": {"net_type": "recurrent"},
+    }
     path = tmp_path / "options.json"
     path.write_text(json.dumps(options | {"train": {"total_iter": 3}}))
     return path
@@ -50,12 +64,16 @@ def file(tmp_path: Path) -> Path:
 
 def made(file: Path, ranks: int, **environ: str) -> dict[str, Any]:
     return planner.make(
-        "launch_train.sh", [str(ranks), str(file), f"--log_dir={file.parent}/logs", f"--out_dir={file.parent}/runs"], environ
+        "launch_train.sh",
+        [str(ranks), str(file), f"--log_dir={file.parent}/logs", f"--out_dir={file.parent}/runs"],
+        environ,
     )[1]
 
 
 def chosen(plan: dict[str, Any]) -> list[str]:
-    return [v["value"] for v in plan["variables"] if v["name"] == VISIBLE and v["origin"] == "set here"]
+    return [
+        v["value"] for v in plan["variables"] if v["name"] == VISIBLE and v["origin"] == "set here"
+    ]
 
 
 def test_gpu_ids_count_for_a_single_process(four_gpus: None, file: Path) -> None:
@@ -83,7 +101,22 @@ def test_what_the_plan_says_of_it(four_gpus: None, file: Path) -> None:
 
 def test_the_first_launch_of_all_has_no_packages_yet(file: Path, home: Path) -> None:
     """The request is checked by whatever Python there is, before an environment is made."""
-    script = [sys.executable, "-S", str(ROOT / "lib/run_module.py"), "training.cli.check_request", "launch_train.sh", "2", str(file)]
-    fine, wrong = (subprocess.run([*script, *more], capture_output=True, text=True, check=False) for more in ((), ("--num_frame=9",)))
+    script = [
+        sys.executable,
+        "-S",
+        str(ROOT / "lib/run_module.py"),
+        "training.cli.check_request",
+        "launch_train.sh",
+        "2",
+        str(file),
+    ]
+    fine, wrong = (
+        subprocess.run([*script, *more], capture_output=True, text=True, check=False)
+        for more in ((), ("--num_frame=9",))
+    )
     assert (fine.returncode, fine.stderr) == (0, "")
-    assert wrong.returncode == 2 and "num_frame is 9" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert (
+        wrong.returncode == 2
+        and "num_frame is 9" in wrong.stderr
+        and "Traceback" not in wrong.stderr
+    )

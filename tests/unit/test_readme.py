@@ -12,7 +12,11 @@ from training.core.errors import EXIT_MEANING
 from training.plan.cli_args import SCRIPTS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"(?:^    (?:\$ )?|`)(\./(?:train_dual_gpu|train_dual_gpu_enhanced|launch_train)\.sh[^`\n]*)", README, re.MULTILINE)
+COMMANDS = re.findall(
+    r"(?:^    (?:\$ )?|`)(\./(?:train_dual_gpu|train_dual_gpu_enhanced|launch_train)\.sh[^`\n]*)",
+    README,
+    re.MULTILINE,
+)
 
 
 def test_exit_codes() -> None:
@@ -22,7 +26,9 @@ def test_exit_codes() -> None:
 
 def test_configs() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
-    assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py")}
+    assert {row[0] for row in rows} == {
+        p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py")
+    }
     for name, *shown in rows:
         values, _ = loader.load(ROOT / f"configs/dual_gpu/{name}.py")
         fields = ("depth", "device_batch_size", "total_batch_size", "max_seq_len")
@@ -44,7 +50,13 @@ def test_commands_have_known_flags(command: str) -> None:
         return
     script = words[0].removeprefix("./")
     assert script in SCRIPTS
-    own = words[1 : words.index("--")] if "--" in words else words[1:]  # what follows is for a script of the reader's
+    own = (
+        words[1 : words.index("--")] if "--" in words else words[1:]
+    )  # what follows is for a script of the reader's
     assert not flags.parse([w for w in own if w != "CONFIG"]).problems
     if "--script" not in own:
-        assert all((ROOT / word).exists() for word in own if word.endswith(".py") and not word.startswith("--"))
+        assert all(
+            (ROOT / word).exists()
+            for word in own
+            if word.endswith(".py") and not word.startswith("--")
+        )

@@ -1,4 +1,5 @@
-"""The page of one run: what it holds, that nothing in it can break it, and that it is made whatever is missing."""
+"""The page of one run: what it holds, that nothing in it can break it, and that it is made whatever
+is missing."""
 
 from __future__ import annotations
 
@@ -48,7 +49,18 @@ def test_what_it_holds(whole: Made) -> None:
     ):
         assert said in page.text, said
     charts = [facts["id"] for facts in page.all("figure")]
-    expected = ["loss", "val_bpb", "memory", "tokens_per_s", "step_ms", "lr", "grad_norm", "timeline", "balance", "phases"]
+    expected = [
+        "loss",
+        "val_bpb",
+        "memory",
+        "tokens_per_s",
+        "step_ms",
+        "lr",
+        "grad_norm",
+        "timeline",
+        "balance",
+        "phases",
+    ]
     assert charts == [f"chart-{name}" for name in expected]
     assert len(page.all("svg")) == len(charts), "a picture of each, also without JavaScript"
 
@@ -63,18 +75,34 @@ def test_it_needs_nothing_from_outside(whole: Made) -> None:
     page = page_of(whole)
     reader = read(page)
     assert not reader.all("link") and not reader.all("iframe")
-    assert not [facts for tag, facts in reader.elements if facts.get("src") or (facts.get("href") or "#")[0] != "#"]
+    assert not [
+        facts
+        for tag, facts in reader.elements
+        if facts.get("src") or (facts.get("href") or "#")[0] != "#"
+    ]
     (policy,) = [m["content"] for m in reader.all("meta") if m.get("http-equiv")]
-    assert policy and policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-inline'; img-src data:" in policy
+    assert (
+        policy
+        and policy.startswith("default-src 'none'; script-src 'sha256-")
+        and "unsafe-inline'; img-src data:" in policy
+    )
     assert "unsafe" not in policy.split(";")[1]
-    assert not re.search(r"@import|url\((?!#)", page[page.index("<style>") : page.index("</style>")])
+    assert not re.search(
+        r"@import|url\((?!#)", page[page.index("<style>") : page.index("</style>")]
+    )
 
 
 def test_the_program_is_compressed_and_the_policy_knows_it(whole: Made) -> None:
     page = page_of(whole)
-    packed = re.search(r'<script type="application/gzip" id="program">([A-Za-z0-9+/=]+)</script>', page)
-    assert packed and gzip.decompress(base64.b64decode(packed[1])).decode() == chart_render.program()
-    assert base64.b64encode(hashlib.sha256(chart_render.program().encode()).digest()).decode() in page
+    packed = re.search(
+        r'<script type="application/gzip" id="program">([A-Za-z0-9+/=]+)</script>', page
+    )
+    assert (
+        packed and gzip.decompress(base64.b64decode(packed[1])).decode() == chart_render.program()
+    )
+    assert (
+        base64.b64encode(hashlib.sha256(chart_render.program().encode()).digest()).decode() in page
+    )
     assert len(packed[1]) < len(chart_render.program()) / 2
 
 
@@ -85,19 +113,32 @@ def test_a_page_without_a_curve_has_pictures_only(tmp_path: Path) -> None:
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:
     config = CONFIG | {"wandb_run": EVIL, EVIL: EVIL}
-    made = trained(planned(tmp_path / "experiments" / "evil", run_name=EVIL, config=config, origins={"depth": EVIL}, notes=[EVIL]))
+    made = trained(
+        planned(
+            tmp_path / "experiments" / "evil",
+            run_name=EVIL,
+            config=config,
+            origins={"depth": EVIL},
+            notes=[EVIL],
+        )
+    )
     made.summary(sample=EVIL)
     event(made, "warning", 3.0, text=EVIL)
     event(made, "verdict", 4.0, text=EVIL, kind=EVIL)
     event(made, EVIL, 5.0)
     made.step(121, 1.0, **{EVIL: 1.0})
-    rundir.write_json(made.run.preflight, {"checks": [{"name": EVIL, "status": EVIL, "text": EVIL, "fixes": [EVIL]}]})
+    rundir.write_json(
+        made.run.preflight,
+        {"checks": [{"name": EVIL, "status": EVIL, "text": EVIL, "fixes": [EVIL]}]},
+    )
     page = page_of(made)
     reader = read(page)
     assert not reader.all("img") and len(reader.all("script")) == 3
     assert page.count("</script") == 3
     assert "onerror=alert(1)" in reader.text, "it can be read"
-    stored = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    stored = re.search(
+        r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL
+    )
     assert stored and EVIL in json.dumps(json.loads(stored[1])).encode().decode("unicode_escape")
 
 
@@ -117,12 +158,19 @@ def test_secrets_are_not_shown(whole: Made) -> None:
 def test_a_failed_run_shows_its_card(whole: Made) -> None:
     whole.failure()
     page = read(page_of(whole))
-    assert "quick failed" in page.text and "gpu_oom: CUDA out of memory" in page.text and "--device_batch_size=8" in page.text
+    assert (
+        "quick failed" in page.text
+        and "gpu_oom: CUDA out of memory" in page.text
+        and "--device_batch_size=8" in page.text
+    )
     assert [facts for facts in page.all("div") if facts.get("class") == "card"]
     assert "原因" in page_of(whole, "zh")
 
 
-@pytest.mark.parametrize("content", ["{}", '{"cause": 1, "evidence": 3, "phases": [], "advice": null}', '{"cause": "hang", "wai'])
+@pytest.mark.parametrize(
+    "content",
+    ["{}", '{"cause": 1, "evidence": 3, "phases": [], "advice": null}', '{"cause": "hang", "wai'],
+)
 def test_a_strange_failure_file(whole: Made, content: str) -> None:
     whole.run.failure.write_text(content)
     assert "quick" in read(page_of(whole)).text
@@ -137,7 +185,10 @@ def test_a_run_that_failed_before_its_first_step(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_says_so(whole: Made) -> None:
     whole.supervisor(os.getpid())
     page = read(page_of(whole))
-    assert "quick running" in page.text and "This run has not ended: the report shows it as of" in page.text
+    assert (
+        "quick running" in page.text
+        and "This run has not ended: the report shows it as of" in page.text
+    )
 
 
 def test_a_run_that_died(whole: Made) -> None:
@@ -147,19 +198,35 @@ def test_a_run_that_died(whole: Made) -> None:
 
 
 def test_a_script_of_somebody(tmp_path: Path) -> None:
-    made = planned(tmp_path / "experiments" / "mine", script={"path": "main.py", "args": []}, config={"hang_timeout": 60})
-    rundir.write_json(made.run.summary, {"status": "done", "ranks": 2, "seconds": 3.5, "exit_code": 0})
+    made = planned(
+        tmp_path / "experiments" / "mine",
+        script={"path": "main.py", "args": []},
+        config={"hang_timeout": 60},
+    )
+    rundir.write_json(
+        made.run.summary, {"status": "done", "ranks": 2, "seconds": 3.5, "exit_code": 0}
+    )
     event(made, "warning", 2.0, text="rank 1 is late")
     page = read(page_of(made))
-    assert "script main.py" in page.text and "what it measures is in the logs of its ranks" in page.text and "Exit code 0" in page.text
+    assert (
+        "script main.py" in page.text
+        and "what it measures is in the logs of its ranks" in page.text
+        and "Exit code 0" in page.text
+    )
     assert [facts["id"] for facts in page.all("figure")] == ["chart-timeline"]
     made.run.ranks.mkdir(exist_ok=True)
-    told = "".join(f"step {n} loss {3 - n / 100} lr 0.1\nval loss {3 - n / 90}\n" for n in range(1, 51))
+    told = "".join(
+        f"step {n} loss {3 - n / 100} lr 0.1\nval loss {3 - n / 90}\n" for n in range(1, 51)
+    )
     (made.run.ranks / "rank0.log").write_text(told)
     page = read(page_of(made))
-    assert {"chart-loss", "chart-lr", "chart-timeline"} <= {facts["id"] for facts in page.all("figure")}
+    assert {"chart-loss", "chart-lr", "chart-timeline"} <= {
+        facts["id"] for facts in page.all("figure")
+    }
     assert "its figures are those that its output tells" in page.text
-    assert "time" not in {facts.get("data-axis") for facts in page.all("button")}, "no line tells a time"
+    assert "time" not in {facts.get("data-axis") for facts in page.all("button")}, (
+        "no line tells a time"
+    )
 
 
 def test_losses_that_are_no_numbers_can_be_seen(whole: Made) -> None:
@@ -167,22 +234,46 @@ def test_losses_that_are_no_numbers_can_be_seen(whole: Made) -> None:
     whole.step(122, float("inf"))
     page = page_of(whole)
     assert "2 steps without a finite loss (×)" in page
-    stored = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    stored = re.search(
+        r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL
+    )
     assert stored
     (loss,) = [chart for chart in json.loads(stored[1]) if chart["id"] == "loss"]
-    assert [s for s, n in zip(loss["columns"]["step"], loss["columns"]["series"], strict=True) if n == -1] == [121, 122]
+    assert [
+        s
+        for s, n in zip(loss["columns"]["step"], loss["columns"]["series"], strict=True)
+        if n == -1
+    ] == [121, 122]
 
 
 def test_restarts_are_attempts_on_the_timeline(whole: Made) -> None:
     event(whole, "failure", 15.0, cause="hang", rank=0, text="stood still")
-    event(whole, "restart", 15.1, attempt=2, seconds_lost=3.0, text="hang at step 100: started again from step 80")
+    event(
+        whole,
+        "restart",
+        15.1,
+        attempt=2,
+        seconds_lost=3.0,
+        text="hang at step 100: started again from step 80",
+    )
     event(whole, "start", 20.0, step=80, total_steps=400, world_size=2)
     event(whole, "recovered", 21.0, attempt=2, step=81, seconds=9.0)
     seen = timeline.timeline_chart(run.read_run(whole.run))
     assert seen
     rows = list(zip(*(seen.columns[key] for key in ("lane", "kind")), strict=True))
-    assert {lane for lane, _ in rows} >= {"start 1", "start 2", "restarts", "failures", "checkpoints"}
-    assert {("start 1", "training"), ("start 1", "evaluation"), ("start 2", "start-up"), ("start 2", "training")} <= {*rows}
+    assert {lane for lane, _ in rows} >= {
+        "start 1",
+        "start 2",
+        "restarts",
+        "failures",
+        "checkpoints",
+    }
+    assert {
+        ("start 1", "training"),
+        ("start 1", "evaluation"),
+        ("start 2", "start-up"),
+        ("start 2", "training"),
+    } <= {*rows}
     assert "started again from step 80" in page_of(whole)
 
 
@@ -208,20 +299,34 @@ def test_without_vl_convert_there_are_tables(whole: Made, monkeypatch: pytest.Mo
     assert "loss, smoothed" in page.text and len(page.all("figure")) == 10
 
 
-def test_a_chart_that_can_not_be_drawn_is_said(whole: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_that_can_not_be_drawn_is_said(
+    whole: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(chart: object) -> str:
         raise ValueError("no such mark\nat line 3")
 
     monkeypatch.setattr(chart_render, "picture", fails)
     page = read(page_of(whole))
-    assert "A chart could not be drawn. Loss: no such mark" in page.text and len(page.all("figure")) == 10
+    assert (
+        "A chart could not be drawn. Loss: no such mark" in page.text
+        and len(page.all("figure")) == 10
+    )
 
 
-@pytest.mark.parametrize("missing", ["plan", "metrics", "events", "data", "preflight", "heartbeats"])
 @pytest.mark.parametrize(
-    "content", [None, b'\xff\xfe\x00[[[{"time": 1, "st', b'{"config": 3, "gpus": 1, "batch": {"a": 1}, "checks": [1]}\n[1]\n']
+    "missing", ["plan", "metrics", "events", "data", "preflight", "heartbeats"]
 )
-def test_a_missing_or_broken_file_is_no_traceback(whole: Made, missing: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b'\xff\xfe\x00[[[{"time": 1, "st',
+        b'{"config": 3, "gpus": 1, "batch": {"a": 1}, "checks": [1]}\n[1]\n',
+    ],
+)
+def test_a_missing_or_broken_file_is_no_traceback(
+    whole: Made, missing: str, content: bytes | None
+) -> None:
     path: Path = getattr(whole.run, missing)
     if path.is_dir():
         path /= "rank0.bin"
@@ -256,7 +361,9 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
 def test_of_many_ranks_those_that_differ_are_shown(tmp_path: Path) -> None:
     made = planned(tmp_path / "experiments" / "many", ranks=40)
     for step in range(1, 61):
-        made.step(step, 2.0, compute_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)])
+        made.step(
+            step, 2.0, compute_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)]
+        )
     chart = run_charts.balance(run.read_run(made.run))
     assert chart and len(chart.legend) == run_charts.RANKS and "rank 17" in dict(chart.legend)
     assert "the 8 of 40 ranks that differ most" in chart.note
@@ -272,7 +379,9 @@ def test_the_program_is_kept_for_the_next_time(tmp_path: Path) -> None:
     assert chart_render.program(place) == "kept"
     nowhere = tmp_path / "file"
     nowhere.write_text("no folder")
-    assert chart_render.program({"XDG_CACHE_HOME": str(nowhere)}) == source, "a cache that can not be written is no reason to stop"
+    assert chart_render.program({"XDG_CACHE_HOME": str(nowhere)}) == source, (
+        "a cache that can not be written is no reason to stop"
+    )
 
 
 def loss_of(made: Made) -> charts.Chart:
@@ -282,7 +391,11 @@ def loss_of(made: Made) -> charts.Chart:
 
 
 def marked(chart: charts.Chart, of: int) -> list[int]:
-    return [step for step, series in zip(chart.columns["step"], chart.columns["series"], strict=True) if series == of]
+    return [
+        step
+        for step, series in zip(chart.columns["step"], chart.columns["series"], strict=True)
+        if series == of
+    ]
 
 
 @pytest.fixture
@@ -299,7 +412,9 @@ def resumed(tmp_path: Path) -> Made:
     for step in range(41, 81):
         made.step(step, 3.0 - step / 100, at=made.at + 4 + (step - 40) / 10)
     event(made, "end", 9.0, step=80, exit_code=0)
-    rundir.write_json(made.run.summary, {"status": "done", "exit_code": 0, "steps": 80, "time": made.at + 9.0})
+    rundir.write_json(
+        made.run.summary, {"status": "done", "exit_code": 0, "steps": 80, "time": made.at + 9.0}
+    )
     return made
 
 
@@ -310,28 +425,52 @@ def test_a_resumed_run_counts_from_its_first_start_without_the_pause(resumed: Ma
     assert seen.lasted_s == pytest.approx(6 + 9)
     text = read(page_of(resumed)).text
     first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
-    assert f"started {first} · took 0:15 min without pauses · 2 starts" in text and "in 2 starts, without pauses" in text
+    assert (
+        f"started {first} · took 0:15 min without pauses · 2 starts" in text
+        and "in 2 starts, without pauses" in text
+    )
     assert max(loss_of(resumed).columns["time"]) == pytest.approx(6 + 8, abs=0.1)
     chart = timeline.timeline_chart(seen)
     assert chart and "15 in all without pauses" in chart.note
     ends = [to * 1.0 for to in chart.columns["to"] if to is not None]
     assert max(ends) == pytest.approx(15, abs=0.1), "seconds, not days"
-    bars = dict(zip(zip(chart.columns["lane"], chart.columns["kind"], strict=True), chart.columns["lasts"], strict=True))
-    assert bars["start 2", "start-up"] == pytest.approx(4, abs=0.1), "from its launch, not from the end of the first"
+    bars = dict(
+        zip(
+            zip(chart.columns["lane"], chart.columns["kind"], strict=True),
+            chart.columns["lasts"],
+            strict=True,
+        )
+    )
+    assert bars["start 2", "start-up"] == pytest.approx(4, abs=0.1), (
+        "from its launch, not from the end of the first"
+    )
     assert "nothing ran for 2 d 23:59 h" in chart.columns["text"]
 
 
 def test_a_killed_start_leaves_a_pause_too_and_a_restart_none(resumed: Made) -> None:
-    lines = [line for line in resumed.run.events.read_text().splitlines() if '"step": 40, "exit_code"' not in line]
+    lines = [
+        line
+        for line in resumed.run.events.read_text().splitlines()
+        if '"step": 40, "exit_code"' not in line
+    ]
     resumed.run.events.write_text("\n".join(lines) + "\n")
     ((since, until),) = run.read_run(resumed.run).pauses
     assert since == pytest.approx(resumed.at - 72 * 3600 + 6) and until == pytest.approx(resumed.at)
     at = [(1.0, "start"), (60.0, "failure"), (90.0, "restart"), (200.0, "start")]
-    assert restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5) == []
+    assert (
+        restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
+        == []
+    )
 
 
 def test_the_step_that_failed_is_on_the_loss_curve(whole: Made) -> None:
-    facts = {"cause": "nan_loss", "rank": 1, "summary": "loss is nan", "step": 121, "time": whole.at + 20}
+    facts = {
+        "cause": "nan_loss",
+        "rank": 1,
+        "summary": "loss is nan",
+        "step": 121,
+        "time": whole.at + 20,
+    }
     rundir.write_json(whole.run.failure, facts)
     chart = loss_of(whole)
     assert marked(chart, charts.NO_NUMBER) == [121] and "× at step 121: nan_loss" in chart.note
@@ -353,13 +492,24 @@ def test_an_axis_of_one_value_shows_that_value(tmp_path: Path) -> None:
     assert layer["encoding"]["y"]["scale"]["domain"] == pytest.approx([3.435, 3.575], abs=0.001)
 
 
-@pytest.mark.parametrize(("pace", "said"), [(1.4, "No rank stands out: the slowest one, rank 1, needs 40 %"), (1.02, "The ranks are even")])
+@pytest.mark.parametrize(
+    ("pace", "said"),
+    [
+        (1.4, "No rank stands out: the slowest one, rank 1, needs 40 %"),
+        (1.02, "The ranks are even"),
+    ],
+)
 def test_what_chance_can_do_is_no_slow_rank(tmp_path: Path, pace: float, said: str) -> None:
-    assert said in read(page_of(trained(planned(tmp_path / "experiments" / "even"), pace=pace))).text
+    assert (
+        said in read(page_of(trained(planned(tmp_path / "experiments" / "even"), pace=pace))).text
+    )
 
 
 def test_a_few_steps_call_nobody_slow(tmp_path: Path) -> None:
-    assert "Too few steps to call a rank slow" in read(page_of(trained(planned(tmp_path / "experiments" / "few"), 10, pace=3.0))).text
+    assert (
+        "Too few steps to call a rank slow"
+        in read(page_of(trained(planned(tmp_path / "experiments" / "few"), 10, pace=3.0))).text
+    )
 
 
 def test_what_the_ranks_said_where_no_supervisor_was(whole: Made) -> None:
@@ -367,13 +517,28 @@ def test_what_the_ranks_said_where_no_supervisor_was(whole: Made) -> None:
     old(whole.run.supervisor, 10)
     whole.run.ranks.mkdir(exist_ok=True)
     facts = {"guilty_rank": 1, "where": "net.py:7", "phase": "step 120: forward"}
-    lost = {"rank": 0, "type": "RuntimeError", "message": "Connection closed by peer [127.0.0.1]:4242", "time": whole.at + 20}
-    rundir.write_json(whole.run.rank_error(1), facts | {"rank": 1, "type": "ZeroDivisionError", "message": EVIL, "time": whole.at + 21})
+    lost = {
+        "rank": 0,
+        "type": "RuntimeError",
+        "message": "Connection closed by peer [127.0.0.1]:4242",
+        "time": whole.at + 20,
+    }
+    rundir.write_json(
+        whole.run.rank_error(1),
+        facts | {"rank": 1, "type": "ZeroDivisionError", "message": EVIL, "time": whole.at + 21},
+    )
     rundir.write_json(whole.run.rank_error(0), facts | lost | {"guilty_rank": 0})
     page = read(page_of(whole))
     card = page.text[page.text.index("Cause ") :]
-    assert card.index(f"ZeroDivisionError: {EVIL}") < card.index("rank 1, in step 120: forward") < card.index("net.py:7")
+    assert (
+        card.index(f"ZeroDivisionError: {EVIL}")
+        < card.index("rank 1, in step 120: forward")
+        < card.index("net.py:7")
+    )
     assert "rank 0: RuntimeError: Connection closed by peer" in card and "quick died" in page.text
-    rundir.write_json(whole.run.rank_error(1), facts | {"rank": 1, "type": "ZeroDivisionError", "message": EVIL, "time": whole.at - 9})
+    rundir.write_json(
+        whole.run.rank_error(1),
+        facts | {"rank": 1, "type": "ZeroDivisionError", "message": EVIL, "time": whole.at - 9},
+    )
     whole.run.rank_error(0).unlink()
     assert "ZeroDivisionError" not in page_of(whole), "of an earlier start"

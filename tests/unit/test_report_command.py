@@ -38,7 +38,11 @@ def problems(root: Path, *argv: str) -> list[str]:
 
 
 def test_one_run(root: Path) -> None:
-    for word in ("first_run", str(root / "experiments/first_run"), str(root / "experiments/first_run") + "/"):
+    for word in (
+        "first_run",
+        str(root / "experiments/first_run"),
+        str(root / "experiments/first_run") + "/",
+    ):
         chosen = options.parse([word], root)
         assert chosen.out == root / "experiments/first_run/report.html"
     assert options.parse(["latest"], root).out.parent.name == "second_run"
@@ -47,7 +51,10 @@ def test_one_run(root: Path) -> None:
 
 
 def test_where_a_comparison_goes(root: Path) -> None:
-    assert options.parse(["first_run", "second_run"], root).out == root / "experiments/comparison_first_run_second_run.html"
+    assert (
+        options.parse(["first_run", "second_run"], root).out
+        == root / "experiments/comparison_first_run_second_run.html"
+    )
     for name in ("a" * 90, "odd name"):
         trained(planned(root / "experiments" / name), 1)
         place = options.parse(["first_run", name], root).out.name
@@ -55,7 +62,16 @@ def test_where_a_comparison_goes(root: Path) -> None:
 
 
 def test_all_problems_at_once(root: Path) -> None:
-    said = problems(root, "frist_run", "second_run", "second_run", "--uot=x.html", "--lang=fr", "--quiet=1", "--out")
+    said = problems(
+        root,
+        "frist_run",
+        "second_run",
+        "second_run",
+        "--uot=x.html",
+        "--lang=fr",
+        "--quiet=1",
+        "--out",
+    )
     assert len(said) == 6
     together = "\n".join(said)
     for part in (
@@ -89,7 +105,9 @@ def test_the_command(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == f"{run}/report.html\n"
     page = (run / "report.html").read_text()
     assert "first_run" in read(page).text
-    assert [path.name for path in run.iterdir() if "report" in path.name] == ["report.html"], "no temporary file is left"
+    assert [path.name for path in run.iterdir() if "report" in path.name] == ["report.html"], (
+        "no temporary file is left"
+    )
     assert command.main([str(run), "--quiet"]) == 0
     assert capfd.readouterr().out == ""
 
@@ -100,7 +118,11 @@ def test_as_the_supervisor_calls_it(root: Path) -> None:
     done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run / "nothing"))
-    assert done.returncode == Exit.CONFIG and "no report (exit 2)" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == Exit.CONFIG
+        and "no report (exit 2)" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,14 +133,26 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[..., object]) -> None:
     run = root / "experiments/first_run"
     here = Path(options.__file__).resolve().parents[3]
-    done = on_small_disk(str(here / "lib/run_module.py"), "training.cli.report", str(run), "--out=page.html", options="size=64k")
+    done = on_small_disk(
+        str(here / "lib/run_module.py"),
+        "training.cli.report",
+        str(run),
+        "--out=page.html",
+        options="size=64k",
+    )
     assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
     assert "page.html can not be written: No space left on device" in done.stderr  # type: ignore[attr-defined]
 
 
 def test_no_torch_and_no_numpy() -> None:
-    modules = "training.cli.report, training.monitor.report.compare_page, training.monitor.report.run_page"
-    code = f"import sys, {modules}; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pandas')))"
+    modules = (
+        "training.cli.report, training.monitor.report.compare_page, "
+        "training.monitor.report.run_page"
+    )
+    code = (
+        f"import sys, {modules}; print(*sorted(m for m in sys.modules if m.split('.')[0] in "
+        f"('torch', 'numpy', 'pandas')))"
+    )
     done = python("-c", code)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
@@ -143,8 +177,14 @@ def test_a_comparison(pair: tuple[Made, Made]) -> None:
         "2.12.0",
     ):
         assert said in reader.text, said
-    differences = reader.text[reader.text.index("What is configured differently") : reader.text.index("Curves Move")]
-    assert "depth 3 6" in differences and "tensorboard true false" in differences and "embedding_lr" not in differences
+    differences = reader.text[
+        reader.text.index("What is configured differently") : reader.text.index("Curves Move")
+    ]
+    assert (
+        "depth 3 6" in differences
+        and "tensorboard true false" in differences
+        and "embedding_lr" not in differences
+    )
     best = page[page.index('class="n best"') :]
     assert best.startswith('class="n best">1.8000<'), "the lower one, of the longer run"
     names = [facts["data-name"] for facts in reader.all("button") if "data-name" in facts]
@@ -156,7 +196,10 @@ def test_equal_runs_have_no_differences_and_no_best(tmp_path: Path) -> None:
     for one in made:
         one.summary()
     page = comparison(*made)
-    assert "No difference: every field has the same value." in page and "No difference, as far as the plans know." in page
+    assert (
+        "No difference: every field has the same value." in page
+        and "No difference, as far as the plans know." in page
+    )
     assert page.count("/experiments/same") > 1, "runs of one name are told apart by their place"
 
 
@@ -189,7 +232,9 @@ def test_in_a_comparison_what_is_no_number_belongs_to_its_run(pair: tuple[Made, 
     pair[1].step(81, float("nan"))
     page = comparison(*pair)
     assert "× deep: a loss that is no finite number (step 81)" in page
-    stored = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    stored = re.search(
+        r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL
+    )
     assert stored
     (loss,) = [chart for chart in json.loads(stored[1]) if chart["id"] == "loss"]
     (layer,) = [layer for layer in loss["spec"]["layer"] if layer["mark"].get("shape") == "cross"]
@@ -197,7 +242,11 @@ def test_in_a_comparison_what_is_no_number_belongs_to_its_run(pair: tuple[Made, 
 
 
 def test_more_runs_than_colours_are_told_apart_by_dashes(tmp_path: Path) -> None:
-    page = comparison(*(trained(planned(tmp_path / "experiments" / f"run{i}"), 30) for i in range(10)))
+    page = comparison(
+        *(trained(planned(tmp_path / "experiments" / f"run{i}"), 30) for i in range(10))
+    )
     keys = [facts["style"] for facts in read(page).all("i") if facts.get("class") == "key"]
-    assert len(set(keys)) == len(keys) == 10 and "repeating-linear-gradient(90deg,var(--c1)" in (keys[8] or "")
+    assert len(set(keys)) == len(keys) == 10 and "repeating-linear-gradient(90deg,var(--c1)" in (
+        keys[8] or ""
+    )
     assert '"strokeDash":{"field":"series"' in page

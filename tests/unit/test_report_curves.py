@@ -1,4 +1,5 @@
-"""What metrics.jsonl becomes: exact for a short run, extremes for a long one, nothing lost that somebody would look for."""
+"""What metrics.jsonl becomes: exact for a short run, extremes for a long one, nothing lost that
+somebody would look for."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ def written(path: Path, records: list[dict[str, Any]]) -> Metrics:
 
 
 def step(number: int, loss: float | None = 2.0, **more: Any) -> dict[str, Any]:
-    return {"time": 1000.0 + number, "step": number, "epoch": 1, "loss": loss, "tokens": number * 64, **more}
+    return {
+        "time": 1000.0 + number,
+        "step": number,
+        "epoch": 1,
+        "loss": loss,
+        "tokens": number * 64,
+        **more,
+    }
 
 
 def steps_of(metrics: Metrics, key: str = "loss") -> list[int]:
@@ -35,8 +43,15 @@ def test_a_short_run_is_exact(made: Made) -> None:
     loss = metrics.curves["loss"].points
     assert [place.step for place, _ in loss] == list(range(1, 101))
     assert loss[49][1] == 2 + 3 * math.exp(-50 / 30)
-    assert loss[49][0].tokens == 50 * 4096 and loss[49][0].time_s == pytest.approx(made.first_step - made.at + 5, abs=0.01)
-    assert (metrics.steps, metrics.stretch, metrics.last["step"], metrics.first["step"]) == (100, 1, 100, 1)
+    assert loss[49][0].tokens == 50 * 4096 and loss[49][0].time_s == pytest.approx(
+        made.first_step - made.at + 5, abs=0.01
+    )
+    assert (metrics.steps, metrics.stretch, metrics.last["step"], metrics.first["step"]) == (
+        100,
+        1,
+        100,
+        1,
+    )
     assert metrics.best("val_bpb") == (100, 2.0)
     assert metrics.median("step_ms") == 105, "the first step, 101, is left out as in summary.json"
 
@@ -50,7 +65,9 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> None:
     assert len(curve.points) <= POINTS and metrics.steps == 20_000
     values = {place.step: value for place, value in curve.points}
     assert values[7_777] == 91.0 and values[12_345] == -4.0, "spikes must not vanish"
-    assert all(losses[number] == value for number, value in values.items()), "every point is a real one"
+    assert all(losses[number] == value for number, value in values.items()), (
+        "every point is a real one"
+    )
     assert curve.bad == 2 and {place.step // 100 for place, _ in curve.marks} == {150}
     assert curve.marks[0][1] == "NaN"
     assert list(values) == sorted(values)
@@ -58,7 +75,9 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> None:
 
 
 def test_what_comes_later_in_the_file_wins(tmp_path: Path) -> None:
-    first = [step(n, 5.0) for n in range(1, 31)] + [{"time": 1.0, "step": 30, "val_bpb": 9.0, "eval_ms": 1.0}]
+    first = [step(n, 5.0) for n in range(1, 31)] + [
+        {"time": 1.0, "step": 30, "val_bpb": 9.0, "eval_ms": 1.0}
+    ]
     again = [step(n, 1.0) for n in range(21, 26)] + [{"time": 2.0, "step": 20, "val_bpb": 0.1}]
     metrics = written(tmp_path / "m.jsonl", [*first, *again])
     assert steps_of(metrics) == list(range(1, 26))
@@ -71,20 +90,41 @@ def test_broken_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     good = [json.dumps(step(n)).encode() for n in range(1, 6)]
     path.write_bytes(
-        b"\n".join([good[0], b'{"time": 1, "st', good[1], b"\xff\xfe\x00", b"[1, 2]", b"null", good[2], b"", good[3], good[4][:30]])
+        b"\n".join(
+            [
+                good[0],
+                b'{"time": 1, "st',
+                good[1],
+                b"\xff\xfe\x00",
+                b"[1, 2]",
+                b"null",
+                good[2],
+                b"",
+                good[3],
+                good[4][:30],
+            ]
+        )
     )
     assert steps_of(Metrics(path)) == [1, 2, 3, 4]
 
 
 def test_values_of_any_kind(tmp_path: Path) -> None:
-    odd = [step(1, None), step(2, 1.0, lr="fast"), step(4, 10**400), {"step": "5", "loss": 1.0}, step(6, 2.0, note={"a": 1})]
+    odd = [
+        step(1, None),
+        step(2, 1.0, lr="fast"),
+        step(4, 10**400),
+        {"step": "5", "loss": 1.0},
+        step(6, 2.0, note={"a": 1}),
+    ]
     metrics = written(tmp_path / "m.jsonl", odd)
     assert metrics.curves["loss"].points[0][1] == 1.0 and steps_of(metrics) == [2, 6]
     assert set(metrics.curves) == {"loss"}
 
 
 def test_lists_are_one_curve_a_rank(tmp_path: Path) -> None:
-    rows = [step(n, compute_ms=[10.0 + n, 20.0], memory_bytes=[None, 5e8]) for n in range(1, 40)] + [step(40, compute_ms=[50.0, 20.0, 7.0])]
+    rows = [
+        step(n, compute_ms=[10.0 + n, 20.0], memory_bytes=[None, 5e8]) for n in range(1, 40)
+    ] + [step(40, compute_ms=[50.0, 20.0, 7.0])]
     metrics = written(tmp_path / "m.jsonl", rows)
     assert [len(curve.points) for curve in metrics.by_rank["compute_ms"]] == [40, 40, 1]
     assert metrics.peak("memory_bytes") == 5e8 and not metrics.by_rank["memory_bytes"][0].points
@@ -102,12 +142,16 @@ def test_the_smoothed_curve(tmp_path: Path) -> None:
     rows = [step(n, 100.0 if n in (1, 50) else 2.0) for n in range(1, 101)]
     curve = written(tmp_path / "m.jsonl", rows).curves["loss"]
     assert curve.window == 5
-    assert [value for _, value in curve.smoothed()] == [100.0] + [2.0] * 99, "it begins where the values do, a spike does not show"
+    assert [value for _, value in curve.smoothed()] == [100.0] + [2.0] * 99, (
+        "it begins where the values do, a spike does not show"
+    )
     assert {value for _, value in curve.smoothed(ends=False)} == {2.0}
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000])
-def test_blocks_of_any_size_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_blocks_of_any_size_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     path = tmp_path / "m.jsonl"
     for n in range(1, 50):
         append_json(path, step(n, n / 3))
@@ -125,7 +169,13 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_more_is_better_for_some_figures(tmp_path: Path) -> None:
-    rows = [step(1), *({"time": 1.0, "step": n, "val_loss": 1.0 / n, "val_psnr": v} for n, v in ((1, 30.0), (2, 33.0), (3, 31.0)))]
+    rows = [
+        step(1),
+        *(
+            {"time": 1.0, "step": n, "val_loss": 1.0 / n, "val_psnr": v}
+            for n, v in ((1, 30.0), (2, 33.0), (3, 31.0))
+        ),
+    ]
     metrics = written(tmp_path / "m.jsonl", [rows[0], rows[1], step(2), rows[2], step(3), rows[3]])
     assert metrics.scores == ["val_psnr", "val_loss"]
     assert metrics.best("val_psnr") == (2, 33.0) and metrics.best("val_loss") == (3, 1.0 / 3)

@@ -1,4 +1,5 @@
-"""The report of other tasks than gpt: their unit, their scores, their own options; and beside runs of text."""
+"""The report of other tasks than gpt: their unit, their scores, their own options; and beside runs
+of text."""
 
 from __future__ import annotations
 
@@ -42,16 +43,35 @@ def test_what_a_run_of_samples_holds(video: Made) -> None:
         assert said in seen.text, said
     assert "tokens/s" not in seen.text and "nats" not in seen.text
     assert [i["alt"] for i in seen.all("img")] == ["clip_0.png"]
-    names = ("loss", "val_psnr", "val_ssim", "samples_per_s", "step_ms", "lr", "grad_norm", "timeline")
+    names = (
+        "loss",
+        "val_psnr",
+        "val_ssim",
+        "samples_per_s",
+        "step_ms",
+        "lr",
+        "grad_norm",
+        "timeline",
+    )
     assert figures_of(page) == [f"chart-{name}" for name in names]
     axes = [button.get("data-axis") for button in seen.all("button") if "data-axis" in button]
-    assert axes == ["step", "time", "tokens"] and ">samples</button>" in page and ">tokens</button>" not in page
+    assert (
+        axes == ["step", "time", "tokens"]
+        and ">samples</button>" in page
+        and ">tokens</button>" not in page
+    )
 
 
 def test_the_score_of_the_input_is_a_line_beside_that_of_the_result(video: Made) -> None:
     chart = next(c for c in run_charts.small(run.read_run(video.run)) if c and c.id == "val_psnr")
     assert chart.legend == [("psnr", 2), ("input", 0)] and chart.unit == "dB"
-    values = dict(zip(zip(chart.columns["series"], chart.columns["step"], strict=True), chart.columns["y"], strict=True))
+    values = dict(
+        zip(
+            zip(chart.columns["series"], chart.columns["step"], strict=True),
+            chart.columns["y"],
+            strict=True,
+        )
+    )
     assert (values[0, 100], values[1, 100]) == (29.0, 25.31)
     assert chart.columns["tokens"][:2] == [800, 1600], "samples"
 
@@ -59,20 +79,40 @@ def test_the_score_of_the_input_is_a_line_beside_that_of_the_result(video: Made)
 def test_options_of_the_task_stand_among_the_configuration(video: Made) -> None:
     page = page_of(video)
     shown = page[page.index('id="configuration"') :]
-    assert shown.index(">dataroot_gt<") < shown.index(">embed_dim<") < shown.index("<details") < shown.index(">gt_size<")
+    assert (
+        shown.index(">dataroot_gt<")
+        < shown.index(">embed_dim<")
+        < shown.index("<details")
+        < shown.index(">gt_size<")
+    )
     assert "quick.py:3" in shown and "channels of its features (channels)" in shown
 
 
 def test_a_task_of_somebody(tmp_path: Path) -> None:
-    task = {"name": "mine", "unit": "samples", "file": "/somewhere/mine.py", "options": {"depth": 3, "scale": "2"}}
-    made = Made(tmp_path / "experiments" / "mine", task=task, config={"task": "/somewhere/mine.py"}, origins={"depth": "from mine.py"})
+    task = {
+        "name": "mine",
+        "unit": "samples",
+        "file": "/somewhere/mine.py",
+        "options": {"depth": 3, "scale": "2"},
+    }
+    made = Made(
+        tmp_path / "experiments" / "mine",
+        task=task,
+        config={"task": "/somewhere/mine.py"},
+        origins={"depth": "from mine.py"},
+    )
     for step in range(1, 5):
         made.step(step, 1.0 / step)
         made.scores(step, val_loss=1.0 / step, val_wer=0.5 - step / 10, val_top_acc=step / 10)
     page = read(page_of(made))
     assert "task mine" in page.text and "data " not in page.text.split("started")[0]
-    assert "best: 0.1000 at step 4 (less is better)" in page.text and "best: 0.4000 at step 4 (more is better)" in page.text
-    assert "transformer blocks" not in page.text and "larger" not in page.text, "the help of a field that has the same name"
+    assert (
+        "best: 0.1000 at step 4 (less is better)" in page.text
+        and "best: 0.4000 at step 4 (more is better)" in page.text
+    )
+    assert "transformer blocks" not in page.text and "larger" not in page.text, (
+        "the help of a field that has the same name"
+    )
     loss = run_charts.loss(run.read_run(made.run))
     assert loss and loss.unit == "" and [name for name, _ in loss.legend] == ["loss", "validation"]
 
@@ -81,16 +121,26 @@ def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "clips", task=VIDEO)
     for step in range(1, 30):
         own = {"clips": step * 2, "clips_per_s": 2.5}
-        rundir.append_json(made.run.metrics, {"time": made.first_step + step, "step": step, "loss": 1.0, "step_ms": 800.0, **own})
+        rundir.append_json(
+            made.run.metrics,
+            {"time": made.first_step + step, "step": step, "loss": 1.0, "step_ms": 800.0, **own},
+        )
     page = page_of(made)
-    assert figures_of(page)[:3] == ["chart-loss", "chart-clips_per_s", "chart-step_ms"] and "chart-clips" not in figures_of(page)
+    assert figures_of(page)[:3] == [
+        "chart-loss",
+        "chart-clips_per_s",
+        "chart-step_ms",
+    ] and "chart-clips" not in figures_of(page)
     assert "Speed 2.5 clips/s, median" in read(page).text and ">clips</button>" in page
     loss = run_charts.loss(run.read_run(made.run))
     assert loss and loss.columns["tokens"][:2] == [2, 4]
 
 
 def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
-    other = restoring(tmp_path / "experiments" / "other", task=VIDEO | {"options": {**VIDEO["options"], "embed_dim": 24}})
+    other = restoring(
+        tmp_path / "experiments" / "other",
+        task=VIDEO | {"options": {**VIDEO["options"], "embed_dim": 24}},
+    )
     other.scores(101, val_psnr=30.5, val_ssim=0.91, val_psnr_input=25.31)
     other.step(101, 0.001)
     text = trained(planned(tmp_path / "experiments" / "text"))
@@ -98,11 +148,17 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
     page = comparison(video, other, text)
     ids = figures_of(page)
     assert ids[:4] == ["chart-loss", "chart-loss_1", "chart-val_psnr", "chart-val_ssim"]
-    assert {"chart-tokens_per_s", "chart-samples_per_s", "chart-val_bpb"} <= set(ids) and "chart-val_psnr_input" not in ids
+    assert {"chart-tokens_per_s", "chart-samples_per_s", "chart-val_bpb"} <= set(
+        ids
+    ) and "chart-val_psnr_input" not in ids
     seen = read(page)
     assert "Loss of video_restoration" in seen.text and "Loss of gpt nats/token" in seen.text
-    assert ">samples</button>" not in page and ">tokens</button>" not in page, "no axis that both have"
-    assert [facts for tag, facts in seen.elements if tag == "td" and facts.get("class") == "n best"], "of the two that can be compared"
+    assert ">samples</button>" not in page and ">tokens</button>" not in page, (
+        "no axis that both have"
+    )
+    assert [
+        facts for tag, facts in seen.elements if tag == "td" and facts.get("class") == "n best"
+    ], "of the two that can be compared"
     best = page[page.index("<table") : page.index("</table>")].split("</tr>")
     assert [row.count('class="n best"') for row in best[1:4]] == [0, 2, 0], (
         "psnr and ssim of the other one; no loss is compared with the text's"
@@ -110,11 +166,22 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
     differ = page[page.index('id="differences"') : page.index('id="curves"')]
     assert ">embed_dim<" in differ and ">16<" in differ and ">24<" in differ
     same = compare_page.page([run.read_run(made.run) for made in (video, other)], "en")
-    assert same.counted == "samples" and ">embed_dim<" in same.html() and ">gt_size<" not in same.html()
+    assert (
+        same.counted == "samples"
+        and ">embed_dim<" in same.html()
+        and ">gt_size<" not in same.html()
+    )
 
 
 @pytest.mark.parametrize(
-    "task", ["gpt", 3, [], {"name": "x.py", "file": 3, "unit": "</script>", "options": [1]}, {"options": {"a": {"b": 1}}}]
+    "task",
+    [
+        "gpt",
+        3,
+        [],
+        {"name": "x.py", "file": 3, "unit": "</script>", "options": [1]},
+        {"options": {"a": {"b": 1}}},
+    ],
 )
 def test_whatever_a_plan_says_of_its_task(tmp_path: Path, task: object) -> None:
     made = trained(planned(tmp_path / "experiments" / "odd"))

@@ -1,4 +1,5 @@
-"""What a user asks for: every mistake of one command told at once, with advice that works when it is pasted."""
+"""What a user asks for: every mistake of one command told at once, with advice that works when it
+is pasted."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def make_run(folder: Path, name: str, **config: object) -> RunDir:
     return run
 
 
-# ── a sound request ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a sound request
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", ["conservative", "balanced", "aggressive", "quickstart"])
@@ -59,7 +61,11 @@ def test_the_ready_configs_pass_on_two_ranks(name: str, script: str, home: Path)
 def test_both_dual_gpu_scripts_read_the_same_from_the_same_input(home: Path) -> None:
     args = [f"--config={CONFIGS / 'balanced.py'}", "--seed=7"]
     simple, enhanced = ask(*args, script=SIMPLE), ask(*args, script=ENHANCED)
-    assert (simple.config, simple.origins, simple.ranks) == (enhanced.config, enhanced.origins, enhanced.ranks)
+    assert (simple.config, simple.origins, simple.ranks) == (
+        enhanced.config,
+        enhanced.origins,
+        enhanced.ranks,
+    )
     assert ask(args[0].partition("=")[2], "--seed=7").config == enhanced.config
 
 
@@ -70,8 +76,17 @@ def test_the_enhanced_script_needs_no_config(home: Path) -> None:
 
 def test_the_original_authors_example_command(home: Path) -> None:
     # 16 × 1536 × 2 is all of 49152.
-    found = ask("--device_batch_size=16", "--total_batch_size=49152", "--num_iterations=50", "--eval_every=25")
-    assert (found.config.device_batch_size, found.config.num_iterations, found.config.eval_every) == (16, 50, 25)
+    found = ask(
+        "--device_batch_size=16",
+        "--total_batch_size=49152",
+        "--num_iterations=50",
+        "--eval_every=25",
+    )
+    assert (
+        found.config.device_batch_size,
+        found.config.num_iterations,
+        found.config.eval_every,
+    ) == (16, 50, 25)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 1024])
@@ -80,23 +95,45 @@ def test_any_number_of_processes(n: int, home: Path) -> None:
 
 
 def test_ranks_that_somebody_else_has_started(home: Path) -> None:
-    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    environ = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }
     found = request.read(TRAIN, ["--total_batch_size=49152"], environ)
     assert (found.ranks, found.local_ranks, found.place.rank) == (4, 2, 3)
     assert request.read(TRAIN, [], {}).local_ranks == 1
     told = request.read(LAUNCH, ["3", "--total_batch_size=49152"], environ)
-    assert told.ranks == 4 and told.notes == ["3 processes were asked for, 4 ranks are started already"]
+    assert told.ranks == 4 and told.notes == [
+        "3 processes were asked for, 4 ranks are started already"
+    ]
     for typed in ("2", "4"):
         assert request.read(LAUNCH, [typed, "--total_batch_size=49152"], environ).notes == []
 
 
 def test_how_many_ranks_are_here_where_nobody_says(home: Path) -> None:
-    environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1"}
-    assert [request.read(TRAIN, ["--total_batch_size=49152"], environ, gpus=n).local_ranks for n in (0, 2, 8)] == [2, 2, 4]
+    environ = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    assert [
+        request.read(TRAIN, ["--total_batch_size=49152"], environ, gpus=n).local_ranks
+        for n in (0, 2, 8)
+    ] == [2, 2, 4]
 
 
 def test_a_node_of_several_starts_its_own_share(home: Path) -> None:
-    by_flags = request.read(LAUNCH, ["2", "--nnodes=2", "--node_rank=1", "--master_addr=h", "--total_batch_size=49152"], {})
+    by_flags = request.read(
+        LAUNCH,
+        ["2", "--nnodes=2", "--node_rank=1", "--master_addr=h", "--total_batch_size=49152"],
+        {},
+    )
     assert (by_flags.ranks, by_flags.local_ranks) == (4, 2)
     injected = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}
     assert request.read(TRAIN, ["--total_batch_size=49152"], injected, gpus=2).local_ranks == 2
@@ -114,11 +151,24 @@ def test_a_launcher_in_a_rank_is_refused(home: Path) -> None:
     }
     with pytest.raises(UserError, match="this is rank 0 of the run /runs/outer"):
         request.read(LAUNCH, ["2"], environ)
-    assert request.read(LAUNCH, ["2", "--launcher=spawn", "--total_batch_size=24576"], environ).place.kind == "local"
+    assert (
+        request.read(
+            LAUNCH, ["2", "--launcher=spawn", "--total_batch_size=24576"], environ
+        ).place.kind
+        == "local"
+    )
 
 
-def test_a_problem_of_all_ranks_is_said_by_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+def test_a_problem_of_all_ranks_is_said_by_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     for rank, said in (("0", False), ("1", True)):
         with pytest.raises(UserError) as caught:
             request.read(TRAIN, ["--depht=3"], environ | {"RANK": rank})
@@ -138,11 +188,14 @@ def test_default_folders_stand_in_the_project_named_ones_where_the_user_stands(
     assert ask(f"--out_dir={tmp_path}/x").experiments == tmp_path / "x"
 
 
-# ── mistakes: value, origin, what is allowed, and what to do ─────────────────────────────────────────────────────────
+# ── mistakes: value, origin, what is allowed, and what to do
+# ─────────────────────────────────────────────────────────
 
 
 def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) -> None:
-    config = write("bad config.py", "depth = 'twelve'\nimport os\nunknown_field = 1\nmatrix_lr = -1.0\n")
+    config = write(
+        "bad config.py", "depth = 'twelve'\nimport os\nunknown_field = 1\nmatrix_lr = -1.0\n"
+    )
     problems = wrong(
         config,
         "--depht=12",
@@ -166,7 +219,8 @@ def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) 
         "device is 'tpu' (from --device on the command line)",
         "compile is 'maybe' (from TORCH_COMPILE in the environment)",
         "retries is '-1' (from DUET_RETRIES in the environment), too small",
-        "total_batch_size 24577 (from --total_batch_size on the command line) does not divide by device_batch_size 8 (default)",
+        "total_batch_size 24577 (from --total_batch_size on the command line) does not divide by "
+        "device_batch_size 8 (default)",
         "data is 'missing.txt' (from --data on the command line): no such file",
         "run_name is 'a/b' (from --run_name on the command line)",
     ]
@@ -178,24 +232,57 @@ def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) 
 
 
 MISTAKES = [
-    (["--depth=0"], "depth is '0' (from --depth on the command line)", "a whole number from 1 to 256 (blocks)"),
-    (["--depth", "x"], "depth is 'x' (from --depth on the command line)", "a whole number from 1 to 256 (blocks)"),
-    (["--max-seq-len=4"], "max_seq_len is '4' (from --max-seq-len on the command line)", "a whole number from 8"),
-    (["--device-batch-size", "few"], "device_batch_size is 'few' (from --device-batch-size on the", "a whole number from 1"),
-    (["--total_batch_size=1e5"], "total_batch_size is '1e5' (from --total_batch_size on", "a whole number from 1"),
-    (["--precision=fp8"], "precision is 'fp8' (from --precision on the command line)", "one of auto, bf16, fp32"),
+    (
+        ["--depth=0"],
+        "depth is '0' (from --depth on the command line)",
+        "a whole number from 1 to 256 (blocks)",
+    ),
+    (
+        ["--depth", "x"],
+        "depth is 'x' (from --depth on the command line)",
+        "a whole number from 1 to 256 (blocks)",
+    ),
+    (
+        ["--max-seq-len=4"],
+        "max_seq_len is '4' (from --max-seq-len on the command line)",
+        "a whole number from 8",
+    ),
+    (
+        ["--device-batch-size", "few"],
+        "device_batch_size is 'few' (from --device-batch-size on the",
+        "a whole number from 1",
+    ),
+    (
+        ["--total_batch_size=1e5"],
+        "total_batch_size is '1e5' (from --total_batch_size on",
+        "a whole number from 1",
+    ),
+    (
+        ["--precision=fp8"],
+        "precision is 'fp8' (from --precision on the command line)",
+        "one of auto, bf16, fp32",
+    ),
     (
         ["--persistent_workers"],
-        "persistent_workers is on (from --persistent_workers on the command line) but num_workers is 0",
+        "persistent_workers is on (from --persistent_workers on the command line) but num_workers "
+        "is 0",
         "needs workers",
     ),
     (["--config=a.toml"], "config a.toml does not exist", "a .py or .json file"),
-    (["--data=a.parquet"], "data is 'a.parquet' (from --data on the command line): no such file", ".txt or .jsonl"),
+    (
+        ["--data=a.parquet"],
+        "data is 'a.parquet' (from --data on the command line): no such file",
+        ".txt or .jsonl",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("args", "what", "allowed"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
-def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("args", "what", "allowed"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES]
+)
+def test_a_mistake_alone_is_one_problem(
+    args: list[str], what: str, allowed: str, home: Path
+) -> None:
     problem = only(wrong(*args))
     assert problem.what.startswith(what)
     assert allowed in problem.allowed
@@ -218,7 +305,9 @@ def test_a_mistake_alone_is_one_problem(args: list[str], what: str, allowed: str
     ],
     ids=" ".join,
 )
-def test_suggestions_are_whole_commands_that_are_accepted(args: list[str], home: Path, shell: Shell) -> None:
+def test_suggestions_are_whole_commands_that_are_accepted(
+    args: list[str], home: Path, shell: Shell
+) -> None:
     make_run(home / "experiments", "taken")
     (home / "a file.txt").write_text("text")
     fixes = only(wrong(*args)).fixes
@@ -227,7 +316,9 @@ def test_suggestions_are_whole_commands_that_are_accepted(args: list[str], home:
         shell.read(fix)
 
 
-def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(home: Path, write: Write) -> None:
+def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(
+    home: Path, write: Write
+) -> None:
     # 24576 is nowhere in this config, so it must not be said that it does not divide.
     config = write("c.py", "device_batch_size = 12\nmax_seq_len = 2048\ntotal_batch_size = 2**15\n")
     assert only(wrong(config)).what == "c.py:3: total_batch_size: not a plain value"
@@ -241,7 +332,9 @@ def test_two_configs_are_one_too_many(home: Path, write: Write) -> None:
     assert "'b.py' is one argument too many" in only(wrong(f"--config={a}", b)).what
 
 
-def test_the_simple_script_wants_a_config(home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+def test_the_simple_script_wants_a_config(
+    home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
     monkeypatch.setattr(cli_args, "ROOT", ROOT)
     monkeypatch.chdir(ROOT)
     problem = only(wrong(script=SIMPLE))
@@ -256,7 +349,7 @@ def test_a_resumed_run_needs_no_config_whoever_asks_for_it(home: Path) -> None:
     assert ask(script=SIMPLE, env={"DUET_RESUME": "r1"}).resume_from is not None
 
 
-# ── N ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── N ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("word", ["0", "two", "1025", "-1", "1.5", "2x", "", "²", "9" * 5000])
@@ -267,7 +360,9 @@ def test_a_number_of_processes_that_is_none(word: str, home: Path, write: Write)
     assert "from 1 to 1024" in problem.allowed or word == "-1"
 
 
-def test_the_number_of_processes_is_missing(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_is_missing(
+    home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = only(wrong(script=LAUNCH))
     assert problem.what == "the number of processes is missing"
     assert problem.allowed == "a whole number from 1 to 1024: how many processes to start"
@@ -279,14 +374,18 @@ def test_the_number_of_processes_is_missing(home: Path, shell: Shell, monkeypatc
     assert "balanced.py" in forgotten[0].what and "first argument" in forgotten[0].what
 
 
-# ── the batch ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the batch
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_batch_that_does_not_divide(home: Path, write: Write, shell: Shell) -> None:
-    config = write("my config.py", "device_batch_size = 16\ntotal_batch_size = 49152\nmax_seq_len = 2048\n")
+    config = write(
+        "my config.py", "device_batch_size = 16\ntotal_batch_size = 49152\nmax_seq_len = 2048\n"
+    )
     problem = only(wrong(config, "--seed", "7", script=SIMPLE))
     assert problem.what == (
-        "total_batch_size 49152 (from my config.py:2) does not divide by device_batch_size 16 (from my config.py:1) "
+        "total_batch_size 49152 (from my config.py:2) does not divide by device_batch_size 16 "
+        "(from my config.py:1) "
         "× max_seq_len 2048 (from my config.py:3) × 2 ranks = 65536"
     )
     assert problem.allowed == "a multiple of 65536 tokens"
@@ -294,19 +393,27 @@ def test_a_batch_that_does_not_divide(home: Path, write: Write, shell: Shell) ->
         "./train_dual_gpu.sh 'my config.py' --seed 7 --total_batch_size=65536",
         "./train_dual_gpu.sh 'my config.py' --seed 7 --device_batch_size=12",
     ]
-    sizes = [(r.config.total_batch_size, r.config.device_batch_size, r.config.seed) for r in map(shell.read, problem.fixes)]
+    sizes = [
+        (r.config.total_batch_size, r.config.device_batch_size, r.config.seed)
+        for r in map(shell.read, problem.fixes)
+    ]
     assert sizes == [(65536, 16, 7), (49152, 12, 7)]
 
 
 @pytest.mark.parametrize("script", [SIMPLE, ENHANCED, LAUNCH, TRAIN])
-def test_the_suggested_batches_pass_when_pasted(script: str, home: Path, write: Write, shell: Shell) -> None:
+def test_the_suggested_batches_pass_when_pasted(
+    script: str, home: Path, write: Write, shell: Shell
+) -> None:
     chance = random.Random(script)
     config = write("it's a\tconfig.py", f"data = '{write('a.txt', 'text')}'\n")
     forms = ["--{}={}", "--{} {}"]
     pasted = 0
     for _ in range(40):
         ranks = {SIMPLE: 2, ENHANCED: 2, TRAIN: 1}.get(script) or chance.randint(1, 9)
-        sizes = {"device-batch-size": chance.choice([1, 3, 8, 14, "auto"]), "max_seq_len": chance.choice([64, 100, 1536])}
+        sizes = {
+            "device-batch-size": chance.choice([1, 3, 8, 14, "auto"]),
+            "max_seq_len": chance.choice([64, 100, 1536]),
+        }
         sizes["total_batch_size"] = chance.randint(1, 300_000)
         args = [str(ranks)] * (script == LAUNCH) + [config]
         for name, value in sizes.items():
@@ -316,7 +423,11 @@ def test_the_suggested_batches_pass_when_pasted(script: str, home: Path, write: 
         except UserError as error:
             for fix in only(error.problems).fixes:
                 # Pasting costs a process: bash for a few, its rules by shlex for the others.
-                found = shell.read(fix) if pasted < 6 else ask(*shlex.split(fix)[2 if script == TRAIN else 1 :], script=script)
+                found = (
+                    shell.read(fix)
+                    if pasted < 6
+                    else ask(*shlex.split(fix)[2 if script == TRAIN else 1 :], script=script)
+                )
                 pasted += 1
                 assert found.ranks == ranks
                 assert found.config.max_seq_len == sizes["max_seq_len"]
@@ -331,7 +442,8 @@ def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell:
     assert [shell.read(f).config.total_batch_size for f in problem.fixes] == [24576, 27648]
 
 
-# ── the user's own command again ─────────────────────────────────────────────────────────────────────────────────────
+# ── the user's own command again
+# ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -341,13 +453,31 @@ def test_an_automatic_device_batch_needs_a_total_that_divides(home: Path, shell:
         ([], {"depth": 2}, "./train_dual_gpu_enhanced.sh --depth=2"),
         (["--depth=3"], {"depth": 2}, "./train_dual_gpu_enhanced.sh --depth=2"),
         (["--depth", "3", "c.py"], {"depth": 2}, "./train_dual_gpu_enhanced.sh c.py --depth=2"),
-        (["--max-seq-len", "3"], {"max_seq_len": 2}, "./train_dual_gpu_enhanced.sh --max_seq_len=2"),
-        (["--max-seq-len=3", "--seed=1"], {"max_seq_len": 2}, "./train_dual_gpu_enhanced.sh --seed=1 --max_seq_len=2"),
-        (["--dry_run", "c.py"], {"depth": 2}, "./train_dual_gpu_enhanced.sh --dry_run c.py --depth=2"),
-        (["a b.py", "--data=it's"], {}, "./train_dual_gpu_enhanced.sh 'a b.py' '--data=it'\"'\"'s'"),
+        (
+            ["--max-seq-len", "3"],
+            {"max_seq_len": 2},
+            "./train_dual_gpu_enhanced.sh --max_seq_len=2",
+        ),
+        (
+            ["--max-seq-len=3", "--seed=1"],
+            {"max_seq_len": 2},
+            "./train_dual_gpu_enhanced.sh --seed=1 --max_seq_len=2",
+        ),
+        (
+            ["--dry_run", "c.py"],
+            {"depth": 2},
+            "./train_dual_gpu_enhanced.sh --dry_run c.py --depth=2",
+        ),
+        (
+            ["a b.py", "--data=it's"],
+            {},
+            "./train_dual_gpu_enhanced.sh 'a b.py' '--data=it'\"'\"'s'",
+        ),
     ],
 )
-def test_the_command_with_changes(args: list[str], changes: dict[str, object], expected: str) -> None:
+def test_the_command_with_changes(
+    args: list[str], changes: dict[str, object], expected: str
+) -> None:
     assert command(ENHANCED, args, **changes) == expected
 
 
@@ -357,21 +487,44 @@ def test_the_command_of_the_entry_point() -> None:
 
 def test_a_rebuilt_command_means_the_same(shell: Shell) -> None:
     chance = random.Random(3)
-    words = ["a b", "it's", 'say "x"', "$HOME", "`id`", "a\nb", "*", "训练", "", "--", "~", "!x", "#c", "a\\b", ";", "\t"]
+    words = [
+        "a b",
+        "it's",
+        'say "x"',
+        "$HOME",
+        "`id`",
+        "a\nb",
+        "*",
+        "训练",
+        "",
+        "--",
+        "~",
+        "!x",
+        "#c",
+        "a\\b",
+        ";",
+        "\t",
+    ]
     for _ in range(10):
-        args = [chance.choice(words) if chance.random() < 0.5 else f"--data={chance.choice(words)}" for _ in range(6)]
+        args = [
+            chance.choice(words) if chance.random() < 0.5 else f"--data={chance.choice(words)}"
+            for _ in range(6)
+        ]
         assert shell.paste(command(ENHANCED, args)) == (ENHANCED, args)
         script, changed = shell.paste(command(ENHANCED, args, seed=7))
         assert (script, changed) == (ENHANCED, [*args, "--seed=7"])
 
 
-# ── as a program ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── as a program
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
     good = python("-m", "training.cli.check_request", LAUNCH, "2", "--depth=3", cwd=tmp_path)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
-    bad = python("-m", "training.cli.check_request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1")
+    bad = python(
+        "-m", "training.cli.check_request", LAUNCH, "zwei", "--depht=3", cwd=tmp_path, DUET_TYPO="1"
+    )
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.count("[ERROR]") == 4
     assert bad.stderr.endswith("3 problems; nothing was launched (exit 2)\n")
@@ -382,7 +535,14 @@ def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
 def test_it_runs_before_anything_is_installed(tmp_path: Path) -> None:
     # -S: without site-packages, as on a fresh machine.
     code = (
-        "import sys, os; from training.cli import check_request; sys.argv = ['x', 'launch_train.sh', '2']; sys.exit(check_request.main())"
+        "import sys, os; from training.cli import check_request; sys.argv = ['x', "
+        "'launch_train.sh', '2']; sys.exit(check_request.main())"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env=clean_environment(), capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, b"")

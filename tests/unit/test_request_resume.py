@@ -17,7 +17,7 @@ from tests.unit.conftest import (
 from tests.unit.test_request import Write, make_run
 from training.core.errors import UserError
 
-# ── resume ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── resume ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_resumed_run_keeps_its_configuration(home: Path, write: Write) -> None:
@@ -52,7 +52,11 @@ def test_ways_to_name_the_run_to_resume(home: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_resume(home: Path) -> None:
     problem = only(wrong("--resume=latest"))
-    assert problem.what == f"resume is 'latest' (from --resume on the command line), but there is no run in {home}/experiments"
+    assert (
+        problem.what
+        == f"resume is 'latest' (from --resume on the command line), but there is no run in "
+        f"{home}/experiments"
+    )
     assert problem.allowed == "a run directory"
 
 
@@ -60,7 +64,9 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     for n in range(5):
         make_run(home / "experiments", f"r{n}", depth=n + 1)
     problem = only(wrong("--resume=nosuch", "--seed=1"))
-    assert problem.what.startswith("resume is 'nosuch' (from --resume on the command line): no run there")
+    assert problem.what.startswith(
+        "resume is 'nosuch' (from --resume on the command line): no run there"
+    )
     assert problem.fixes == [f"./{ENHANCED} --seed=1 --resume=r{n}" for n in (4, 3, 2)]
     make_run(home / "experiments", "r5 of a user")
     for fix in only(wrong("--resume=nosuch", "--seed=1")).fixes:
@@ -68,14 +74,20 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
     inside = only(wrong(f"--resume={home}/experiments/r3/checkpoints/step_00000400")).fixes
     assert inside == [f"./{ENHANCED} --resume=r3"]
     assert only(wrong("--resume=yes")).fixes == [f"./{ENHANCED} --resume=latest"]
-    assert "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
+    assert (
+        "(from DUET_RESUME in the environment)" in only(wrong(env={"DUET_RESUME": "nosuch"})).what
+    )
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {']
+)
 def test_a_run_with_a_damaged_plan_can_not_be_resumed(content: str, home: Path) -> None:
     run = make_run(home / "experiments", "r1")
     run.plan.write_text(content)
-    assert only(wrong("--resume=r1")).what.startswith("resume is 'r1' (from --resume on the command line)")
+    assert only(wrong("--resume=r1")).what.startswith(
+        "resume is 'r1' (from --resume on the command line)"
+    )
 
 
 def test_a_value_of_the_resumed_run_that_is_none_any_more(home: Path) -> None:
@@ -83,7 +95,8 @@ def test_a_value_of_the_resumed_run_that_is_none_any_more(home: Path) -> None:
     assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
 
 
-# ── run_name ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── run_name
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", ["a", "run.1_B-2", "训练", "x" * 128])
@@ -92,7 +105,23 @@ def test_good_run_names(name: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a b", "a/b", "../a", ".", "..", ".hidden", "-x", "a\nb", "a;b", "$(x)", "a'b", "a\\b", "x" * 129, "训" * 128]
+    "name",
+    [
+        "a b",
+        "a/b",
+        "../a",
+        ".",
+        "..",
+        ".hidden",
+        "-x",
+        "a\nb",
+        "a;b",
+        "$(x)",
+        "a'b",
+        "a\\b",
+        "x" * 129,
+        "训" * 128,
+    ],
 )
 def test_bad_run_names(name: str, home: Path) -> None:
     problem = only(wrong(f"--run_name={name}"))
@@ -105,7 +134,10 @@ def test_a_run_name_that_is_taken(home: Path, shell: Shell) -> None:
     problem = only(wrong("--run_name=mine"))
     assert f"{home}/experiments/mine is there already" in problem.what
     found = [shell.read(fix) for fix in problem.fixes]
-    assert [(f.resume_from and f.resume_from.name, f.config.run_name) for f in found] == [("mine", "mine"), (None, "mine_2")]
+    assert [(f.resume_from and f.resume_from.name, f.config.run_name) for f in found] == [
+        ("mine", "mine"),
+        (None, "mine_2"),
+    ]
     # Resuming it under its own name is no clash.
     assert ask("--resume=mine", "--run_name=mine").resume_from is not None
 
@@ -120,12 +152,15 @@ def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path, shell: Sh
             shell.read(fix)
 
 
-# ── names no file system takes ───────────────────────────────────────────────────────────────────────────────────────
+# ── names no file system takes
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("flag", ["data", "config", "resume"])
 @pytest.mark.parametrize(
-    "path", ["x" * 300, "x/" * 3000, "~nosuchuser/x", "a\nb", "caf\udce9"], ids=["name", "path", "user", "line", "bytes"]
+    "path",
+    ["x" * 300, "x/" * 3000, "~nosuchuser/x", "a\nb", "caf\udce9"],
+    ids=["name", "path", "user", "line", "bytes"],
 )
 def test_a_path_that_can_not_be(flag: str, path: str, home: Path) -> None:
     problem = only(wrong(f"--{flag}={path}.py" if flag == "config" else f"--{flag}={path}"))

@@ -25,16 +25,32 @@ SHAPE = {"depth": 2, "vocab": 320, "max_seq_len": 64}
 def prepared(folder: Path, text: str, name: str = "a", **chosen: Any) -> PreparedCorpus:
     file = folder / f"{name}.txt"
     file.write_text(text)
-    return ensure(CorpusSource(name, (file,), file.stat().st_size), "text", folder / "cache", **chosen)
+    return ensure(
+        CorpusSource(name, (file,), file.stat().st_size), "text", folder / "cache", **chosen
+    )
 
 
-def checkpoint(run: rundir.RunDir, data: PreparedCorpus | None = None, step: int = 3, **changes: Any) -> Path:
+def checkpoint(
+    run: rundir.RunDir, data: PreparedCorpus | None = None, step: int = 3, **changes: Any
+) -> Path:
     folder = run.checkpoints / manifest.folder_name(step)
     folder.mkdir(parents=True)
-    facts = {"step": step, "epoch": 0, "used": 8, "shape": SHAPE, "optimizer": "muon", "world_size": 2, "bytes": 0, "sha256": ""}
+    facts = {
+        "step": step,
+        "epoch": 0,
+        "used": 8,
+        "shape": SHAPE,
+        "optimizer": "muon",
+        "world_size": 2,
+        "bytes": 0,
+        "sha256": "",
+    }
     facts |= {"data": {}, "tokenizer": "bytes"}
     if data:
-        facts |= {"data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)}, "tokenizer": identity(data)}
+        facts |= {
+            "data": {"folder": Path(data.folder).name, "tokens_sha256": content(data)},
+            "tokenizer": identity(data),
+        }
     manifest.write(folder, facts | changes)
     return folder
 
@@ -58,7 +74,10 @@ def test_the_same_model_goes_on(run: rundir.RunDir) -> None:
 def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
     checkpoint(run)
     with pytest.raises(UserError) as caught:
-        resume_checks.check_model(request_for(run, optimizer="adamw"), {**SHAPE, "depth": 4, "vocab": 512, "optimizer": "adamw"})
+        resume_checks.check_model(
+            request_for(run, optimizer="adamw"),
+            {**SHAPE, "depth": 4, "vocab": 512, "optimizer": "adamw"},
+        )
     problem = only(caught.value.problems)
     assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
     assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
@@ -73,15 +92,23 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(asked_for, SHAPE)
     problem = only(caught.value.problems)
-    assert problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}" and "leave --task out" in problem.fixes[0]
+    assert (
+        problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}"
+        and "leave --task out" in problem.fixes[0]
+    )
 
 
 def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
-    changed = "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
-    assert resume_checks.check_model(asked_for, asked_for.options) == ["run has no checkpoint yet: it begins again at step 0", changed]
+    changed = (
+        "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
+    )
+    assert resume_checks.check_model(asked_for, asked_for.options) == [
+        "run has no checkpoint yet: it begins again at step 0",
+        changed,
+    ]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
     assert resume_checks.check_model(asked_for, asked_for.options) == [changed]
 
@@ -112,9 +139,16 @@ def changes(config: Config, resumed: Values) -> list[str]:
 
 
 def test_changes_are_listed_and_inexact_ones_marked() -> None:
-    old: Values = {"seed": (1, "x"), "depth": (12, "x"), "num_iterations": (5, "x"), "eval_every": (7, "x")}
+    old: Values = {
+        "seed": (1, "x"),
+        "depth": (12, "x"),
+        "num_iterations": (5, "x"),
+        "eval_every": (7, "x"),
+    }
     assert changes(Config(seed=1, eval_every=7, num_iterations=9), old) == []
-    assert changes(Config(seed=1, eval_every=8), old) == ["changed in the resumed run: eval_every 7 → 8"]
+    assert changes(Config(seed=1, eval_every=8), old) == [
+        "changed in the resumed run: eval_every 7 → 8"
+    ]
     (note,) = changes(Config(seed=2, eval_every=7), old)
     assert "seed 1 → 2; not what the run would have been without the stop" in note
 
@@ -122,34 +156,77 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
 def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_been() -> None:
     mark = "; not what the run would have been without the stop"
     changed = {
-        name: next(v for v in ("fp32", 0.125, 3, True, False) if type(v) is type(getattr(Config(), name)) and v != getattr(Config(), name))
+        name: next(
+            v
+            for v in ("fp32", 0.125, 3, True, False)
+            if type(v) is type(getattr(Config(), name)) and v != getattr(Config(), name)
+        )
         for name in FIELDS
-        if name not in resume_checks.SILENT and isinstance(getattr(Config(), name), (str, int, float))
+        if name not in resume_checks.SILENT
+        and isinstance(getattr(Config(), name), (str, int, float))
     }
-    said = {n for n, v in changed.items() if changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)}
+    said = {
+        n
+        for n, v in changed.items()
+        if changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)
+    }
     assert said >= {
-        *("seed", "total_batch_size", "dropout", "matrix_lr", "embedding_lr", "unembedding_lr", "weight_decay", "grad_clip"),
-        *("warmup_ratio", "warmdown_ratio", "final_lr_frac", "find_unused_parameters", "use_static_graph"),
+        *(
+            "seed",
+            "total_batch_size",
+            "dropout",
+            "matrix_lr",
+            "embedding_lr",
+            "unembedding_lr",
+            "weight_decay",
+            "grad_clip",
+        ),
+        *(
+            "warmup_ratio",
+            "warmdown_ratio",
+            "final_lr_frac",
+            "find_unused_parameters",
+            "use_static_graph",
+        ),
     }
     assert not said & (resume_checks.HARMLESS | resume_checks.DECIDED)
-    assert not (resume_checks.HARMLESS | resume_checks.DECIDED | resume_checks.SILENT) - set(FIELDS), "a field that was renamed"
+    assert not (resume_checks.HARMLESS | resume_checks.DECIDED | resume_checks.SILENT) - set(
+        FIELDS
+    ), "a field that was renamed"
     for name in resume_checks.DECIDED:
-        assert changes(replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}), "it is listed all the same"
+        assert changes(
+            replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}
+        ), "it is listed all the same"
 
 
 def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDir) -> None:
     def plan(**changed: Any) -> dict[str, Any]:
-        values = {"device": "cpu", "precision": "bf16", "compile": False, "loss_chunks": 1, "activation_checkpointing": 2} | changed
+        values = {
+            "device": "cpu",
+            "precision": "bf16",
+            "compile": False,
+            "loss_chunks": 1,
+            "activation_checkpointing": 2,
+        } | changed
         size = values.pop("device_batch_size", 4)
-        made = {name: {"value": value, "reason": "as it came"} for name, value in values.items() if name != "torch"}
-        return made | {"torch": values.get("torch", "2.13.0"), "config": {"device_batch_size": size, "precision": "auto"}}
+        made = {
+            name: {"value": value, "reason": "as it came"}
+            for name, value in values.items()
+            if name != "torch"
+        }
+        return made | {
+            "torch": values.get("torch", "2.13.0"),
+            "config": {"device_batch_size": size, "precision": "auto"},
+        }
 
     assert resume_checks.decided_otherwise(None, plan()) == []
     assert resume_checks.decided_otherwise(run, plan()) == []
     run.create()
     rundir.write_json(run.plan, plan())
     assert resume_checks.decided_otherwise(run, plan()) == []
-    assert resume_checks.decided_otherwise(run, plan(activation_checkpointing=0)) == [], "the same arithmetic"
+    assert resume_checks.decided_otherwise(run, plan(activation_checkpointing=0)) == [], (
+        "the same arithmetic"
+    )
     for name, value, shown in (
         ("device", "cuda", "device cpu → cuda"),
         ("precision", "fp32", "precision bf16 → fp32"),
@@ -163,24 +240,39 @@ def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDi
         ]
 
 
-def test_the_same_tokens_from_another_file_are_the_same_data(run: rundir.RunDir, tmp_path: Path) -> None:
+def test_the_same_tokens_from_another_file_are_the_same_data(
+    run: rundir.RunDir, tmp_path: Path
+) -> None:
     checkpoint(run, prepared(tmp_path, "some text " * 100))
     assert resume_checks.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
-    assert "its epoch begins anew" in resume_checks.check_data(run, prepared(tmp_path, "other text " * 100, "b"))
+    assert "its epoch begins anew" in resume_checks.check_data(
+        run, prepared(tmp_path, "other text " * 100, "b")
+    )
 
 
-def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(run: rundir.RunDir, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(
+    run: rundir.RunDir, tmp_path: Path
+) -> None:
     pytest.importorskip("tokenizers")
     first = prepared(tmp_path, "some text, and more of it " * 100, chosen="bpe", vocab_size=270)
     checkpoint(run, first)
     assert resume_checks.check_data(run, first) == ""
-    other = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen="bpe", vocab_size=270)
+    other = prepared(
+        tmp_path, "quite other words that merge otherwise " * 100, "b", chosen="bpe", vocab_size=270
+    )
     with pytest.raises(UserError) as caught:
         resume_checks.check_data(run, other)
     fix = only(caught.value.problems).fixes[0]
     assert fix == f"--tokenizer={Path(first.folder) / 'tokenizer.json'}"
-    loaded = prepared(tmp_path, "quite other words that merge otherwise " * 100, "b", chosen=fix.removeprefix("--tokenizer="))
-    assert "begins anew" in resume_checks.check_data(run, loaded), "the advice works: other data, the same tokens"
+    loaded = prepared(
+        tmp_path,
+        "quite other words that merge otherwise " * 100,
+        "b",
+        chosen=fix.removeprefix("--tokenizer="),
+    )
+    assert "begins anew" in resume_checks.check_data(run, loaded), (
+        "the advice works: other data, the same tokens"
+    )
 
 
 def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
@@ -190,4 +282,6 @@ def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path:
     rundir.write_json(run.data, asdict(data))
     assert prepared_cache.changed(run) == ""
     data.train[0].write_bytes(b"12")
-    assert str(data.train[0]) in prepared_cache.changed(run) and "has 2 bytes" in prepared_cache.changed(run)
+    assert str(data.train[0]) in prepared_cache.changed(
+        run
+    ) and "has 2 bytes" in prepared_cache.changed(run)

@@ -1,4 +1,5 @@
-"""Which run --resume means, and what a resume that ends before its first step leaves: the run as it was."""
+"""Which run --resume means, and what a resume that ends before its first step leaves: the run as it
+was."""
 
 from __future__ import annotations
 
@@ -24,24 +25,49 @@ Write = Callable[..., str]
 
 
 def run_of(
-    home: Path, name: str, config: str | None = None, *, steps: int = 0, status: str = "", age_s: float = 0.0, **values: Any
+    home: Path,
+    name: str,
+    config: str | None = None,
+    *,
+    steps: int = 0,
+    status: str = "",
+    age_s: float = 0.0,
+    **values: Any,
 ) -> RunDir:
     """A run of a config, planned `age_s` seconds ago, with the end that it has."""
     run = RunDir(home / "experiments" / name)
     run.create()
     created = time.time() - 1000 - age_s
     command = {"script": SIMPLE, "args": [], "cwd": str(home)}
-    plan = {"created": created, "config_file": config, "command": command, "config": {"device": "cpu", "num_iterations": 400} | values}
-    rundir.write_json(run.plan, plan | {"ranks": 2, "origins": {"out_dir": "default", "log_dir": "default"}})
+    plan = {
+        "created": created,
+        "config_file": config,
+        "command": command,
+        "config": {"device": "cpu", "num_iterations": 400} | values,
+    }
+    rundir.write_json(
+        run.plan, plan | {"ranks": 2, "origins": {"out_dir": "default", "log_dir": "default"}}
+    )
     os.utime(run.plan, (created, created))
     if steps:
         folder = run.checkpoints / manifest.folder_name(steps)
         folder.mkdir()
-        facts = {"step": steps, "epoch": 0, "used": 0, "shape": {}, "optimizer": "muon", "world_size": 2, "bytes": 0, "sha256": ""}
+        facts = {
+            "step": steps,
+            "epoch": 0,
+            "used": 0,
+            "shape": {},
+            "optimizer": "muon",
+            "world_size": 2,
+            "bytes": 0,
+            "sha256": "",
+        }
         manifest.write(folder, facts | {"data": {}, "tokenizer": "bytes"})
         rundir.append_json(run.metrics, {"time": created + 10, "step": steps, "loss": 2.0})
     if status:
-        rundir.write_json(run.summary, {"status": status, "steps": steps, "time": created + 20, "exit_code": 0})
+        rundir.write_json(
+            run.summary, {"status": status, "steps": steps, "time": created + 20, "exit_code": 0}
+        )
     return run
 
 
@@ -58,13 +84,17 @@ def pasted(line: str) -> str:
 
 @pytest.fixture
 def configs(write: Write) -> tuple[str, str]:
-    return write("my configs/quick.py", "num_iterations = 400\n"), write("other.py", "num_iterations = 50\n")
+    return write("my configs/quick.py", "num_iterations = 400\n"), write(
+        "other.py", "num_iterations = 50\n"
+    )
 
 
 # A finished run.
 
 
-def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(home: Path, shell: Shell) -> None:
+def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(
+    home: Path, shell: Shell
+) -> None:
     run = run_of(home, "demo run", steps=400, status="done")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     first, more = answer("--resume=demo run", "--seed=3")
@@ -83,7 +113,9 @@ def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(home:
         ("done", "--num_epochs=2", {"num_iterations": 0, "num_epochs": 1}),
     ],
 )
-def test_what_has_more_to_train_goes_on(status: str, asked: str, config: dict[str, int], home: Path) -> None:
+def test_what_has_more_to_train_goes_on(
+    status: str, asked: str, config: dict[str, int], home: Path
+) -> None:
     run = run_of(home, "demo", steps=400, status=status, **config)
     run.event("start", step=0, steps_per_epoch=400)
     found = ask("--resume=demo", *filter(None, [asked]), script=SIMPLE)
@@ -99,15 +131,21 @@ def test_a_run_that_ends_by_epochs_is_finished_too(home: Path) -> None:
 
 def test_every_way_to_start_answers_and_the_check_of_the_machine_still_checks(home: Path) -> None:
     run_of(home, "demo", steps=400, status="done")
-    assert answer("--resume=demo", script=TRAIN)[1].startswith("    to train longer: python train.py ")
-    assert answer("2", "--resume=demo", script=LAUNCH)[1].startswith("    to train longer: ./launch_train.sh 2 ")
+    assert answer("--resume=demo", script=TRAIN)[1].startswith(
+        "    to train longer: python train.py "
+    )
+    assert answer("2", "--resume=demo", script=LAUNCH)[1].startswith(
+        "    to train longer: ./launch_train.sh 2 "
+    )
     assert answer("--resume=demo", script=ENHANCED) and ask("--resume=demo", "--check").check
 
 
 # latest
 
 
-def test_latest_is_the_newest_unfinished_run_of_that_config(home: Path, configs: tuple[str, str]) -> None:
+def test_latest_is_the_newest_unfinished_run_of_that_config(
+    home: Path, configs: tuple[str, str]
+) -> None:
     quick, other = configs
     run_of(home, "newest", other, steps=20, status="stopped")
     run_of(home, "done", quick, steps=400, status="done", age_s=10)
@@ -128,37 +166,69 @@ def test_a_resumed_run_is_still_one_of_its_config(home: Path, configs: tuple[str
     assert ask("--resume=demo", script=SIMPLE).config_name() == str(home / configs[0])
 
 
-def test_only_finished_runs_of_a_config_are_listed_and_that_is_no_error(home: Path, configs: tuple[str, str], shell: Shell) -> None:
+def test_only_finished_runs_of_a_config_are_listed_and_that_is_no_error(
+    home: Path, configs: tuple[str, str], shell: Shell
+) -> None:
     quick, other = configs
     run_of(home, "a", quick, steps=400, status="done", age_s=5)
     run_of(home, "b", quick, steps=400, status="done")
     run_of(home, "c", other, steps=20, status="stopped")
     first, *rows = answer(quick, "--resume=latest")
-    assert "is finished" in first and ["--resume=b" in rows[0], "--resume=a" in rows[1], len(rows)] == [True, True, 2]
+    assert "is finished" in first and [
+        "--resume=b" in rows[0],
+        "--resume=a" in rows[1],
+        len(rows),
+    ] == [True, True, 2]
     assert all("quick.py, finished: step 400 of 400, 20" in row for row in rows)
     found = [shell.read(pasted(row)) for row in rows]
-    assert [(f.resume_from and f.resume_from.name, f.config.num_iterations) for f in found] == [("b", 800), ("a", 800)]
+    assert [(f.resume_from and f.resume_from.name, f.config.num_iterations) for f in found] == [
+        ("b", 800),
+        ("a", 800),
+    ]
 
 
-def test_without_a_run_of_the_config_those_that_are_there_are_listed(home: Path, configs: tuple[str, str], shell: Shell) -> None:
+def test_without_a_run_of_the_config_those_that_are_there_are_listed(
+    home: Path, configs: tuple[str, str], shell: Shell
+) -> None:
     quick, other = configs
     run_of(home, "stopped one", other, steps=20, status="stopped")
     run_of(home, "done", None, steps=400, status="done", age_s=5)
     problem = only(wrong(quick, "--resume=latest", script=SIMPLE))
     assert f"there is no run of {quick} in {home}/experiments" in problem.what
-    assert "# other.py, stopped: step 20 of 400, 20" in problem.fixes[0] and "finished: step 400 of 400" in problem.fixes[1]
+    assert (
+        "# other.py, stopped: step 20 of 400, 20" in problem.fixes[0]
+        and "finished: step 400 of 400" in problem.fixes[1]
+    )
     found = [shell.read(fix) for fix in problem.fixes]
-    assert [(f.resume_from and f.resume_from.name, f.config.num_iterations) for f in found] == [("stopped one", 400), ("done", 800)]
+    assert [(f.resume_from and f.resume_from.name, f.config.num_iterations) for f in found] == [
+        ("stopped one", 400),
+        ("done", 800),
+    ]
 
 
 def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: str) -> None:
-    run_of(home, "own", steps=9, status="done", task=str(home / line), num_iterations=0, num_epochs=1, total_batch_size=8)
+    run_of(
+        home,
+        "own",
+        steps=9,
+        status="done",
+        task=str(home / line),
+        num_iterations=0,
+        num_epochs=1,
+        total_batch_size=8,
+    )
     plan = rundir.read_json(home / "experiments/own/plan.json") or {}
-    rundir.write_json(home / "experiments/own/plan.json", plan | {"task": {"name": "my line", "file": str(home / line), "options": {}}})
+    rundir.write_json(
+        home / "experiments/own/plan.json",
+        plan | {"task": {"name": "my line", "file": str(home / line), "options": {}}},
+    )
     old(home / "experiments/own/plan.json", 500)
     run_of(home, "gpt", steps=100, status="stopped", age_s=900)
     found = ask("--resume=latest", script=SIMPLE)
-    assert found.resume_from is not None and (found.resume_from.name, found.kind.name) == ("gpt", "gpt")
+    assert found.resume_from is not None and (found.resume_from.name, found.kind.name) == (
+        "gpt",
+        "gpt",
+    )
 
 
 # A resume keeps the end before it until it has one of its own.
@@ -167,7 +237,9 @@ def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: s
 def resume(made: Made, created: float) -> None:
     """As the plan of a resume does it."""
     writer._keep_before(made.run)
-    rundir.write_json(made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}})
+    rundir.write_json(
+        made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}}
+    )
 
 
 def ended(made: Made) -> Made:
@@ -182,25 +254,50 @@ def test_the_old_end_is_kept_and_not_shown_while_the_resumed_run_lives(made: Mad
     resume(ended(made), time.time() - 3)
     made.at = time.time() - 3
     made.supervisor(os.getpid())
-    rundir.write_json(made.run.supervisor, (rundir.read_json(made.run.supervisor) or {}) | {"started": time.time()})
+    rundir.write_json(
+        made.run.supervisor,
+        (rundir.read_json(made.run.supervisor) or {}) | {"started": time.time()},
+    )
     assert made.run.summary.exists() and made.run.report.exists() and not made.run.data.exists()
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["summary"], seen["progress"]["total_steps"]) == ("starting", None, 800)
+    assert (seen["run"]["state"], seen["summary"], seen["progress"]["total_steps"]) == (
+        "starting",
+        None,
+        800,
+    )
     assert run_files.ended(made.run) is None and report_run.read_run(made.run).summary == {}
 
 
-def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end(made: Made) -> None:
+def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end(
+    made: Made,
+) -> None:
     resume(ended(made), time.time() - 3)
-    rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []})
+    rundir.write_json(
+        made.run.supervisor,
+        {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []},
+    )
     seen = look(made.run)
-    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["total_steps"]) == ("finished", 60, 60)
-    assert report_run.read_run(made.run).state["run"]["state"] == "finished" and report_run.read_run(made.run).data["total_steps"] == 400
+    assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["total_steps"]) == (
+        "finished",
+        60,
+        60,
+    )
+    assert (
+        report_run.read_run(made.run).state["run"]["state"] == "finished"
+        and report_run.read_run(made.run).data["total_steps"] == 400
+    )
     assert (run_files.ended(made.run) or {})["summary"] == "the run has finished"
     assert standing.read_plan(made.run) == made.plan
     resume(made, time.time())  # the next one keeps the same
-    assert rundir.read_json(made.run.plan_before) == made.plan and (rundir.read_json(made.run.data_before) or {})["total_steps"] == 400
+    assert (
+        rundir.read_json(made.run.plan_before) == made.plan
+        and (rundir.read_json(made.run.data_before) or {})["total_steps"] == 400
+    )
     assert writer.give_back(made.run) and not writer.give_back(made.run)
-    assert rundir.read_json(made.run.plan) == made.plan and (rundir.read_json(made.run.data) or {})["total_steps"] == 400
+    assert (
+        rundir.read_json(made.run.plan) == made.plan
+        and (rundir.read_json(made.run.data) or {})["total_steps"] == 400
+    )
 
 
 def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell: Shell) -> None:
@@ -214,7 +311,10 @@ def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell
     made.steps(60).summary(status="stopped", steps=60)
     reason = look(made.run)["run"]["reason"]
     script, args = shell.paste(reason.partition("to resume: ")[2])
-    assert (script, args) == ("launch_train.sh", ["2", f"--out_dir={folder}", f"--resume={made.run.name}"])
+    assert (script, args) == (
+        "launch_train.sh",
+        ["2", f"--out_dir={folder}", f"--resume={made.run.name}"],
+    )
     page = run_page.page(report_run.read_run(made.run), "en").html()
     assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, "pasted, it starts the same"
 
@@ -222,8 +322,13 @@ def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell
 def test_a_resume_that_died_after_a_step_died(made: Made) -> None:
     resume(ended(made), time.time() - 3)
     made.step(61, 2.0, at=time.time())
-    rundir.write_json(made.run.supervisor, {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []})
-    assert look(made.run)["run"]["state"] == "died" and standing.plan_file(made.run) == made.run.plan
+    rundir.write_json(
+        made.run.supervisor,
+        {"pid": dead_pid(), "host": os.uname().nodename, "started": time.time(), "ranks": []},
+    )
+    assert (
+        look(made.run)["run"]["state"] == "died" and standing.plan_file(made.run) == made.run.plan
+    )
 
 
 def test_a_new_end_replaces_the_old_one(made: Made) -> None:
@@ -231,15 +336,24 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
     resume(ended(made), created)
     made.failure()
     made.run.forget_before(created)
-    assert made.run.failure.exists() and not made.run.summary.exists() and not made.run.plan_before.exists()
+    assert (
+        made.run.failure.exists()
+        and not made.run.summary.exists()
+        and not made.run.plan_before.exists()
+    )
     assert look(made.run)["run"]["state"] == "failed"
 
 
-def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(home: Path, configs: tuple[str, str]) -> None:
+def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(
+    home: Path, configs: tuple[str, str]
+) -> None:
     later = run_of(home, "later", configs[0], steps=100, status="stopped")
     run_of(home, "older", configs[0], steps=50, status="stopped", age_s=30)
     planned = later.plan.stat().st_mtime
-    rundir.write_json(later.plan, (rundir.read_json(later.plan) or {}) | {"schema_version": 99, "duet_version": "9.1"})
+    rundir.write_json(
+        later.plan,
+        (rundir.read_json(later.plan) or {}) | {"schema_version": 99, "duet_version": "9.1"},
+    )
     os.utime(later.plan, (planned, planned))
     for wanted in ("later", "latest"):
         with pytest.raises(UserError) as caught:
@@ -250,4 +364,6 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(home: Path, c
     run_of(home, "newest", configs[0], steps=20, status="stopped", age_s=-10)
     found = ask("--resume=latest", script=SIMPLE).resume_from
     assert found and found.name == "newest", "an older run of another version is in nobody's way"
-    assert "no run there" in only(wrong("--resume=oldr", script=SIMPLE)).what, "another mistake is not hidden by it"
+    assert "no run there" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
+        "another mistake is not hidden by it"
+    )

@@ -1,4 +1,5 @@
-"""The rooms of the house: what there is, who imports whom, and that the documentation shows the same."""
+"""The rooms of the house: what there is, who imports whom, and that the documentation shows the
+same."""
 
 from __future__ import annotations
 
@@ -13,15 +14,50 @@ import pytest
 
 from tests.unit.conftest import ROOT
 
-ROOMS = ["core", "config", "host", "data", "tasks", "inspector", "diagnose", "plan", "trainer", "watchdog", "launcher", "monitor", "cli"]
+ROOMS = [
+    "core",
+    "config",
+    "host",
+    "data",
+    "tasks",
+    "inspector",
+    "diagnose",
+    "plan",
+    "trainer",
+    "watchdog",
+    "launcher",
+    "monitor",
+    "cli",
+]
 # What a function may import: what loads one of these, at whatever depth …
-HEAVY = {"torch", "numpy", "PIL", "psutil", "pynvml", "tqdm", "prometheus_client", "wandb", "difflib", "netrc"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "PIL",
+    "psutil",
+    "pynvml",
+    "tqdm",
+    "prometheus_client",
+    "wandb",
+    "difflib",
+    "netrc",
+}
 # … and these modules of ours, for one reason each.
 LATER = {
-    "advice, when something is wrong: a good command is answered sooner": ["config.foreign_names", "config.meant", "plan.corrections"],
+    "advice, when something is wrong: a good command is answered sooner": [
+        "config.foreign_names",
+        "config.meant",
+        "plan.corrections",
+    ],
     "a fault is injected on purpose": ["config.fault_spec", "trainer.inject"],
     "after a failure, or for somebody else's log: patterns are compiled": [
-        *("diagnose.card", "diagnose.log_analysis", "diagnose.log_parsers.log_metrics", "diagnose.root_cause", "diagnose.scan"),
+        *(
+            "diagnose.card",
+            "diagnose.log_analysis",
+            "diagnose.log_parsers.log_metrics",
+            "diagnose.root_cause",
+            "diagnose.scan",
+        ),
         "diagnose.source",
     ],
     "only --check asks": [
@@ -29,29 +65,57 @@ LATER = {
         *(f"plan.preflight.{n}" for n in ("data_checks", "gpu_health", "host_checks", "versions")),
     ],
     "one kind of task, and a plan is of one kind": [
-        *("tasks.gpt.memory", "tasks.gpt.planning", "tasks.gpt.step", "tasks.sample_plan", "tasks.video_restoration.kair.loader"),
+        *(
+            "tasks.gpt.memory",
+            "tasks.gpt.planning",
+            "tasks.gpt.step",
+            "tasks.sample_plan",
+            "tasks.video_restoration.kair.loader",
+        ),
     ],
     "a rank that our launcher has started plans nothing": ["cli.draft", "plan.writer"],
     "the heartbeat says 'importing torch' before": [
-        *("tasks", "trainer.error_file", "trainer.metrics_writer", "trainer.prepared_cache", "trainer.summary"),
+        *(
+            "tasks",
+            "trainer.error_file",
+            "trainer.metrics_writer",
+            "trainer.prepared_cache",
+            "trainer.summary",
+        ),
     ],
     "Ctrl-C is no traceback from the first moment on": [
-        *("core.log", "core.rundir", "monitor.report.chart_render", "monitor.report.options", "tasks.video_restoration.making"),
+        *(
+            "core.log",
+            "core.rundir",
+            "monitor.report.chart_render",
+            "monitor.report.options",
+            "tasks.video_restoration.making",
+        ),
     ],
-    "one of several things that this entry does": ["launcher.supervisor", "monitor.attach", "monitor.terminal", "plan.option_help"],
+    "one of several things that this entry does": [
+        "launcher.supervisor",
+        "monitor.attach",
+        "monitor.terminal",
+        "plan.option_help",
+    ],
     "only who wants W&B waits for it": ["host.wandb_login"],
 }
 FILES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in (ROOT / "training").rglob("*.py")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "training").rglob("*.py")
 }
 
 
 def imports(module: str) -> Iterator[tuple[str, int]]:
-    """Modules of ours that a module imports, at any depth, with the line; not those that only type checkers see."""
+    """Modules of ours that a module imports, at any depth, with the line; not those that only type
+    checkers see."""
     path = FILES[module]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     types = {
-        id(n) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test) for n in ast.walk(test)
+        id(n)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
+        for n in ast.walk(test)
     }
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
@@ -60,7 +124,9 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name in FILES)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            above = (
+                package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            )
             base = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 found = f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base
@@ -72,12 +138,25 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
 def at_once(module: str) -> set[str]:
     """What importing it imports, at the first depth; of somebody else's the name."""
     tree, found = ast.parse(FILES[module].read_text(encoding="utf-8")), set()
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)}
-    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in inside}
+    inside = {
+        id(n)
+        for f in ast.walk(tree)
+        if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for n in ast.walk(f)
+    }
+    lines = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in inside
+    }
     found |= {other for other, line in imports(module) if line in lines}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in inside:
-            found |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module or ""}
+            found |= (
+                {alias.name for alias in node.names}
+                if isinstance(node, ast.Import)
+                else {node.module or ""}
+            )
     return found | ({module.rpartition(".")[0]} if module.count(".") > 1 else set())
 
 
@@ -98,9 +177,17 @@ def room(module: str) -> str:
 
 
 def test_each_entry_is_a_package_that_says_what_belongs_there() -> None:
-    entries = sorted(p.name for p in (ROOT / "training").iterdir() if p.name not in ("__init__.py", "__pycache__"))
+    entries = sorted(
+        p.name
+        for p in (ROOT / "training").iterdir()
+        if p.name not in ("__init__.py", "__pycache__")
+    )
     assert entries == sorted(ROOMS)
-    assert [r for r in ROOMS if not ast.get_docstring(ast.parse(FILES[f"training.{r}"].read_text(encoding="utf-8")))] == []
+    assert [
+        r
+        for r in ROOMS
+        if not ast.get_docstring(ast.parse(FILES[f"training.{r}"].read_text(encoding="utf-8")))
+    ] == []
 
 
 def test_imports_go_up_the_list_only() -> None:
@@ -115,8 +202,11 @@ def test_imports_go_up_the_list_only() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    # A package's own file may be imported by what is in it: `training` itself holds nothing but its version.
-    graph = {module: {other for other, _ in imports(module) if other != "training"} for module in FILES}
+    # A package's own file may be imported by what is in it: `training` itself holds nothing but its
+    # version.
+    graph = {
+        module: {other for other, _ in imports(module) if other != "training"} for module in FILES
+    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -128,14 +218,25 @@ def test_functions_import_only_what_keeps_a_start_short() -> None:
     wrong, used = [], set()
     for module, path in FILES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        inside = {n.lineno: n for f in functions for n in ast.walk(f) if isinstance(n, (ast.Import, ast.ImportFrom))}
+        functions = [
+            n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        inside = {
+            n.lineno: n
+            for f in functions
+            for n in ast.walk(f)
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+        }
         ours = [(other, line) for other, line in imports(module) if line in inside]
         theirs = [
             (name, line)
             for line, node in inside.items()
             if line not in {at for _, at in ours}
-            for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+            for name in (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
         ]
         for other, line in [*ours, *theirs]:
             used.add(other)
@@ -146,9 +247,15 @@ def test_functions_import_only_what_keeps_a_start_short() -> None:
 
 
 def test_the_inspector_imports_nothing_else_of_ours() -> None:
-    """It also runs where `training` is somebody else's package (lib/run_script.py); the helpers of a rank do not."""
+    """It also runs where `training` is somebody else's package (lib/run_script.py); the helpers of
+    a rank do not."""
     own = [m for m in FILES if room(m) == "inspector" and m != "training.inspector.distributed"]
-    assert {other for module in own for other, _ in imports(module) if room(other) not in ("inspector", "")} == set()
+    assert {
+        other
+        for module in own
+        for other, _ in imports(module)
+        if room(other) not in ("inspector", "")
+    } == set()
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])

@@ -1,4 +1,5 @@
-"""What lib/run_script.py and training/trainer/flight_recorder_server.py do in somebody's process: nothing that its script could notice."""
+"""What lib/run_script.py and training/trainer/flight_recorder_server.py do in somebody's process:
+nothing that its script could notice."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ print(later.names.count("torch.distributed.distributed_c10d"), finder in sys.met
 """
 
 
-@pytest.mark.parametrize(("ends", "said"), [("pass", ""), ("raise ValueError('of another torch')", "ValueError: of another torch")])
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [("pass", ""), ("raise ValueError('of another torch')", "ValueError: of another torch")],
+)
 def test_an_import_is_watched_and_not_disturbed(tmp_path: Path, ends: str, said: str) -> None:
     package = tmp_path / "torch/distributed"
     package.mkdir(parents=True)
@@ -68,8 +72,12 @@ def with_server(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
     monkeypatch.setattr(flight_recorder_server.atexit, "register", lambda *_: None)
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")])
-def test_why_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")]
+)
+def test_why_there_is_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
     def refuses(path: str) -> None:
         raise RuntimeError(text)
 

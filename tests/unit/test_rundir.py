@@ -17,7 +17,9 @@ from training.core.rundir import RunDir
 
 def test_the_names_are_fixed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
-    found = {name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"}
+    found = {
+        name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"
+    }
     assert found == {
         "own": ".",
         "own_plan": "plan.json",
@@ -61,7 +63,13 @@ def test_create_makes_the_folders_and_reading_does_not(tmp_path: Path) -> None:
 
 
 def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
-    value = {"loss": 0.1 + 0.2, "name": 'a "quote"\n训练', "none": None, "list": [1, [2]], "big": 1 << 62}
+    value = {
+        "loss": 0.1 + 0.2,
+        "name": 'a "quote"\n训练',
+        "none": None,
+        "list": [1, [2]],
+        "big": 1 << 62,
+    }
     rundir.write_json(tmp_path / "x.json", value)
     assert rundir.read_json(tmp_path / "x.json") == value
     assert (tmp_path / "x.json").read_bytes().endswith(b"\n")
@@ -71,14 +79,18 @@ def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_a_node_has_a_folder_of_its_own_for_what_it_decides_and_sees(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run", 2)
     run.create()
-    own = {path.relative_to(run.path).parts[0] for path in (run.own_plan, run.argv, run.env, run.preflight, run.supervisor, run.failure)}
+    own = {
+        path.relative_to(run.path).parts[0]
+        for path in (run.own_plan, run.argv, run.env, run.preflight, run.supervisor, run.failure)
+    }
     assert own == {"node2"} and run.own.is_dir()
     common = {run.plan, run.metrics, run.events, run.checkpoints, run.heartbeat(3), run.rank_log(3)}
     assert not any("node2" in str(path) for path in common)
 
 
 def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path: Path) -> None:
-    # A data file from an old disk: its name reaches plan.json, data.json and index.json as a lone surrogate.
+    # A data file from an old disk: its name reaches plan.json, data.json and index.json as a lone
+    # surrogate.
     name = os.fsdecode(b"caf\xe9.txt")
     rundir.write_json(tmp_path / "x.json", {"data": name})
     assert rundir.read_json(tmp_path / "x.json") == {"data": name}
@@ -87,7 +99,9 @@ def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.json"
     rundir.write_json(path, {"old": True})
 
@@ -100,7 +114,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(failing: str, tmp_p
         def opened(*args: object, **kwargs: object) -> object:
             file = real(*args, **kwargs)  # type: ignore[call-overload]
             real_close = file.close
-            return type("Full", (), {"__enter__": lambda s: s, "__exit__": lambda s, *a: real_close(), "write": full})()
+            return type(
+                "Full",
+                (),
+                {"__enter__": lambda s: s, "__exit__": lambda s, *a: real_close(), "write": full},
+            )()
 
         monkeypatch.setattr(os, "fdopen", opened)
     else:
@@ -120,7 +138,9 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
         "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL);"
         "rundir.write_json(Path(sys.argv[1]), {'new': True})"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=clean_environment(), check=False
+    )
     assert done.returncode == -9
     assert rundir.read_json(path) == {"old": True}
 
@@ -137,7 +157,12 @@ def test_several_processes_append_whole_records(tmp_path: Path) -> None:
         "import sys; from training.core.rundir import RunDir; run = RunDir(sys.argv[1]);"
         f"[run.event('tick', who=int(sys.argv[2]), n=n, text='x' * 500) for n in range({each})]"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(w)], env=clean_environment()) for w in range(3)]
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(w)], env=clean_environment()
+        )
+        for w in range(3)
+    ]
     assert [w.wait(60) for w in writers] == [0, 0, 0]
     lines = run.events.read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -20,19 +20,35 @@ def settings(found: Request) -> dict[str, object]:
 
 @pytest.mark.parametrize("suffix", ["py", "json"])
 def test_a_saved_configuration_is_the_same_again(suffix: str, home: Path) -> None:
-    wanted = ask(QUICKSTART, "--seed=5", "--matrix_lr=-0.0", '--notify=echo "it\'s" done', "--debug", f"--save_config=my plan.{suffix}")
+    wanted = ask(
+        QUICKSTART,
+        "--seed=5",
+        "--matrix_lr=-0.0",
+        '--notify=echo "it\'s" done',
+        "--debug",
+        f"--save_config=my plan.{suffix}",
+    )
     wanted.save()
     wanted.save()  # the same content is no problem
     again = ask(f"my plan.{suffix}")
     assert settings(again) == settings(wanted) and again.config.seed == 5 and again.config.debug
     text = (home / f"my plan.{suffix}").read_text()
     assert "from" not in text and "--seed on the command line" in text and f"{QUICKSTART}:4" in text
-    assert not {"run_name", "resume", "launcher"} & {line.strip(' "').partition(" ")[0].rstrip('":') for line in text.splitlines()}
+    assert not {"run_name", "resume", "launcher"} & {
+        line.strip(' "').partition(" ")[0].rstrip('":') for line in text.splitlines()
+    }
 
 
 @pytest.mark.parametrize("suffix", ["py", "json"])
 def test_that_of_a_users_own_task_too(suffix: str, home: Path, line: str) -> None:
-    wanted = ask("2", f"--task={line}", "--width=4", "--title=a b", f"--save_config=own.{suffix}", script=LAUNCH)
+    wanted = ask(
+        "2",
+        f"--task={line}",
+        "--width=4",
+        "--title=a b",
+        f"--save_config=own.{suffix}",
+        script=LAUNCH,
+    )
     wanted.save()
     assert settings(ask("2", f"own.{suffix}", script=LAUNCH)) == settings(wanted)
 
@@ -50,12 +66,31 @@ def test_nothing_is_overwritten(home: Path) -> None:
 @pytest.mark.parametrize("script", [ENHANCED, TRAIN])
 def test_nothing_is_started(script: str, home: Path) -> None:
     module = "training.cli.plan" if script == ENHANCED else None
-    program = [str(ROOT / "lib/run_module.py"), module, script] if module else [str(ROOT / "train.py")]
-    done = python(*program, QUICKSTART, "--out_dir=runs", "--log_dir=logs", "--save_config=saved.json", cwd=home)
+    program = (
+        [str(ROOT / "lib/run_module.py"), module, script] if module else [str(ROOT / "train.py")]
+    )
+    done = python(
+        *program,
+        QUICKSTART,
+        "--out_dir=runs",
+        "--log_dir=logs",
+        "--save_config=saved.json",
+        cwd=home,
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "configuration saved in saved.json" in done.stderr and sorted(p.name for p in home.iterdir()) == ["saved.json"]
+    assert "configuration saved in saved.json" in done.stderr and sorted(
+        p.name for p in home.iterdir()
+    ) == ["saved.json"]
 
 
 def test_a_script_has_none(write: Callable[..., str]) -> None:
-    done = python(str(ROOT / "lib/run_module.py"), "training.cli.plan", LAUNCH, "2", "--save_config=x.py", "--script", write("main.py", ""))
+    done = python(
+        str(ROOT / "lib/run_module.py"),
+        "training.cli.plan",
+        LAUNCH,
+        "2",
+        "--save_config=x.py",
+        "--script",
+        write("main.py", ""),
+    )
     assert done.returncode == 2 and "--save_config means nothing with --script" in done.stderr

@@ -39,9 +39,20 @@ def all_text(error: UserError) -> str:
 
 def test_defaults_and_own_options() -> None:
     chosen = options.parse([])
-    assert (chosen.ranks, chosen.steps, chosen.rounds, chosen.json, chosen.rest, chosen.problems) == (None, 40, 3, False, [], [])
-    chosen = options.parse(["a.py", "--ranks", "4, 2,2", "--steps=7", "--depth", "3", "--rounds=1", "--json"])
-    assert (chosen.ranks, chosen.steps, chosen.rounds, chosen.json) == ((1, 2, 4), 7, 1, True), "one rank is always the reference"
+    assert (
+        chosen.ranks,
+        chosen.steps,
+        chosen.rounds,
+        chosen.json,
+        chosen.rest,
+        chosen.problems,
+    ) == (None, 40, 3, False, [], [])
+    chosen = options.parse(
+        ["a.py", "--ranks", "4, 2,2", "--steps=7", "--depth", "3", "--rounds=1", "--json"]
+    )
+    assert (chosen.ranks, chosen.steps, chosen.rounds, chosen.json) == ((1, 2, 4), 7, 1, True), (
+        "one rank is always the reference"
+    )
     assert chosen.rest == ["a.py", "--depth", "3"] and not chosen.problems
     assert options.parse(["-h"]).help
 
@@ -68,11 +79,21 @@ def test_wrong_options_say_value_and_fix(word: str, what: str, fix: str) -> None
 
 def test_no_value_and_given_twice() -> None:
     assert [p.what for p in options.parse(["--steps"]).problems] == ["--steps has no value"]
-    assert [p.what for p in options.parse(["--steps=5", "--steps=6"]).problems] == ["--steps is given twice, as '5' and '6'"]
+    assert [p.what for p in options.parse(["--steps=5", "--steps=6"]).problems] == [
+        "--steps is given twice, as '5' and '6'"
+    ]
 
 
 def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["nofile.py", "--ranks=x", "--depht=3", "--save_every=5", "--num_iterations=9", "--seed=x", "--device=cpu"]
+    argv = [
+        "nofile.py",
+        "--ranks=x",
+        "--depht=3",
+        "--save_every=5",
+        "--num_iterations=9",
+        "--seed=x",
+        "--device=cpu",
+    ]
     error = wrong(*argv)
     text = all_text(error)
     for part in (
@@ -88,13 +109,27 @@ def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixtu
     assert error.code == Exit.CONFIG and len(error.problems) == 6
     assert command.main(argv) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "6 problems; nothing was measured (exit 2)" in err and "Traceback" not in err
+    assert (
+        out == "" and "6 problems; nothing was measured (exit 2)" in err and "Traceback" not in err
+    )
 
 
-def test_more_ranks_than_gpus_is_refused_as_the_launcher_does(nvidia: Callable[..., dict[str, Any]]) -> None:
-    done = python("-m", "training.cli.scaling.__main__", QUICKSTART, "--device=cuda", "--ranks=4", **nvidia(COUNT=2))
+def test_more_ranks_than_gpus_is_refused_as_the_launcher_does(
+    nvidia: Callable[..., dict[str, Any]],
+) -> None:
+    done = python(
+        "-m",
+        "training.cli.scaling.__main__",
+        QUICKSTART,
+        "--device=cuda",
+        "--ranks=4",
+        **nvidia(COUNT=2),
+    )
     assert done.returncode == Exit.RESOURCES and done.stdout == ""
-    assert "4 GPUs are needed, 2 visible" in done.stderr and "nothing was measured (exit 3)" in done.stderr
+    assert (
+        "4 GPUs are needed, 2 visible" in done.stderr
+        and "nothing was measured (exit 3)" in done.stderr
+    )
     assert f"./duet scaling --ranks=2 {shlex.quote(str(QUICKSTART))} --device=cuda" in done.stderr
     assert "Traceback" not in done.stderr and "total_batch_size" not in done.stderr
 
@@ -107,7 +142,9 @@ print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a]
     done = python("-c", code, **nvidia(COUNT=5))
     assert done.stdout == "cuda (1, 2, 4) 4 ['--device=cuda']\n", done.stderr
     done = python("-c", code, **nvidia(COUNT=1))
-    assert done.stdout == "cpu (1, 2) 0 ['--device=cpu']\n", "one GPU and one CPU rank can not be compared"
+    assert done.stdout == "cpu (1, 2) 0 ['--device=cpu']\n", (
+        "one GPU and one CPU rank can not be compared"
+    )
 
 
 # What is held equal
@@ -115,21 +152,48 @@ print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a]
 
 def test_the_same_work_per_rank() -> None:
     made = ready(QUICKSTART, "--device=cpu", "--ranks=1,2,3")
-    assert (made.sequences, made.seq_len, made.accumulation, made.tokens_per_rank) == (16, 128, 1, 2048)
+    assert (made.sequences, made.seq_len, made.accumulation, made.tokens_per_rank) == (
+        16,
+        128,
+        1,
+        2048,
+    )
     for ranks in (1, 2, 3):
         argv = made.command(ranks, Path("/tmp/some folder"), "run7")
         line = flags.parse(argv[2:])
         assert argv[:2] == [str(ROOT / "launch_train.sh"), str(ranks)] and not line.problems
         values = {name: text for name, (text, _) in line.flags.items()}
-        assert values["total_batch_size"] == str(2048 * ranks) and values["device_batch_size"] == "16"
-        assert values["num_iterations"] == "45" and values["out_dir"] == "/tmp/some folder" and values["run_name"] == "run7"
-        assert (values["save_every"], values["eval_every"], values["sample_tokens"], values["tensorboard"]) == ("0", "0", "0", "false")
-        assert values["device"] == "cpu" and values["precision"] == made.precision and values["compile"] == "0"
+        assert (
+            values["total_batch_size"] == str(2048 * ranks) and values["device_batch_size"] == "16"
+        )
+        assert (
+            values["num_iterations"] == "45"
+            and values["out_dir"] == "/tmp/some folder"
+            and values["run_name"] == "run7"
+        )
+        assert (
+            values["save_every"],
+            values["eval_every"],
+            values["sample_tokens"],
+            values["tensorboard"],
+        ) == ("0", "0", "0", "false")
+        assert (
+            values["device"] == "cpu"
+            and values["precision"] == made.precision
+            and values["compile"] == "0"
+        )
 
 
 @pytest.mark.parametrize(
     ("total", "ranks", "accumulation"),
-    [(4096, "1,2", 1), (8192, "1,2", 2), (4096, "1,4", 1), (6144, "1,4", 1), (12288, "1,2", 3), (5000, "1,2", 1)],
+    [
+        (4096, "1,2", 1),
+        (8192, "1,2", 2),
+        (4096, "1,4", 1),
+        (6144, "1,4", 1),
+        (12288, "1,2", 3),
+        (5000, "1,2", 1),
+    ],
 )
 def test_accumulation_is_the_configs(total: int, ranks: str, accumulation: int) -> None:
     made = ready(QUICKSTART, "--device=cpu", f"--total_batch_size={total}", f"--ranks={ranks}")
@@ -138,25 +202,47 @@ def test_accumulation_is_the_configs(total: int, ranks: str, accumulation: int) 
 
 def test_an_automatic_batch_is_decided_once() -> None:
     made = ready(QUICKSTART, "--device=cpu", "--device_batch_size=auto", "--ranks=1,2")
-    assert f"--device_batch_size={made.sequences}" in made.args and "--device_batch_size=auto" not in made.args
+    assert (
+        f"--device_batch_size={made.sequences}" in made.args
+        and "--device_batch_size=auto" not in made.args
+    )
     assert made.tokens_per_rank == 2048
 
 
 def test_without_a_config_it_is_the_quickstart() -> None:
     made = ready("--device=cpu")
-    assert made.args[0] == QUICKSTART and made.config == "configs/dual_gpu/quickstart.py" and made.ranks == (1, 2)
+    assert (
+        made.args[0] == QUICKSTART
+        and made.config == "configs/dual_gpu/quickstart.py"
+        and made.ranks == (1, 2)
+    )
 
 
 def test_threads_are_one_or_the_users_own() -> None:
     assert ready(QUICKSTART, "--device=cpu").threads == 1
     own = ready(QUICKSTART, "--device=cpu", OMP_NUM_THREADS="64")
-    assert own.threads == 64 and own.share_cores(1) and "your own OMP_NUM_THREADS" in "\n".join(render.introduction(own))
+    assert (
+        own.threads == 64
+        and own.share_cores(1)
+        and "your own OMP_NUM_THREADS" in "\n".join(render.introduction(own))
+    )
 
 
 def test_variables_of_the_user_do_not_change_the_measurement(tmp_path: Path) -> None:
-    made = ready(QUICKSTART, "--device=cpu", DUET_NUM_EPOCHS="3", DUET_RESUME="latest", DUET_OUT_DIR=str(tmp_path / "no"), DUET_DEPTH="1")
+    made = ready(
+        QUICKSTART,
+        "--device=cpu",
+        DUET_NUM_EPOCHS="3",
+        DUET_RESUME="latest",
+        DUET_OUT_DIR=str(tmp_path / "no"),
+        DUET_DEPTH="1",
+    )
     values = flags.parse(made.command(2, tmp_path, "r")[2:]).flags
-    assert values["num_epochs"][0] == "0" and values["resume"][0] == "" and values["out_dir"][0] == str(tmp_path)
+    assert (
+        values["num_epochs"][0] == "0"
+        and values["resume"][0] == ""
+        and values["out_dir"][0] == str(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,14 +257,19 @@ def test_variables_of_the_user_do_not_change_the_measurement(tmp_path: Path) -> 
         (["--dry_run", "a.py"], "dry_run", ["a.py"]),
     ],
 )
-def test_a_flag_is_taken_out_however_it_was_typed(args: list[str], name: str, left: list[str]) -> None:
+def test_a_flag_is_taken_out_however_it_was_typed(
+    args: list[str], name: str, left: list[str]
+) -> None:
     assert without(args, name) == left
 
 
 def test_help_answers_without_torch() -> None:
     done = python("lib/run_module.py", "training.cli.scaling.__main__", "--help", cwd=ROOT)
     assert done.returncode == 0 and "--rounds=3" in done.stdout and "130" in done.stdout
-    code = "import sys, training.cli.scaling; print([m for m in ('torch', 'numpy', 'wandb') if m in sys.modules])"
+    code = (
+        "import sys, training.cli.scaling; print([m for m in ('torch', 'numpy', 'wandb') if m "
+        "in sys.modules])"
+    )
     assert python("-c", code).stdout == "[]\n"
 
 
@@ -186,31 +277,66 @@ def test_help_answers_without_torch() -> None:
 
 
 def test_a_users_own_task_is_measured_in_its_samples(home: Path, line: str) -> None:
-    made = ready(f"--task={line}", "--width=5", "--device=cpu", "--device_batch_size=6", "--ranks=1,2")
-    assert (made.config, made.unit, made.sequences, made.seq_len, made.tokens_per_rank) == (line, "samples", 6, 1, 6)
+    made = ready(
+        f"--task={line}", "--width=5", "--device=cpu", "--device_batch_size=6", "--ranks=1,2"
+    )
+    assert (made.config, made.unit, made.sequences, made.seq_len, made.tokens_per_rank) == (
+        line,
+        "samples",
+        6,
+        1,
+        6,
+    )
     argv = made.command(2, home, "run1")
-    assert argv[2:4] == [f"--task={line}", "--width=5"] and "--total_batch_size=12" in argv and "--device_batch_size=6" in argv
-    assert not any(word.startswith(("--sample_tokens", "--loss_chunks", "--activation_checkpointing")) for word in argv)
+    assert (
+        argv[2:4] == [f"--task={line}", "--width=5"]
+        and "--total_batch_size=12" in argv
+        and "--device_batch_size=6" in argv
+    )
+    assert not any(
+        word.startswith(("--sample_tokens", "--loss_chunks", "--activation_checkpointing"))
+        for word in argv
+    )
     assert not (home / f"{line}.ran").exists(), "what is given is not measured before"
-    assert "each rank: 6 samples × 1 accumulation step = 6 samples per step, whatever their number (weak scaling)" in render.introduction(
-        made
+    assert (
+        "each rank: 6 samples × 1 accumulation step = 6 samples per step, whatever their number "
+        "(weak scaling)" in render.introduction(made)
     )
 
 
 def test_its_total_gives_the_accumulation(home: Path, line: str) -> None:
-    made = ready(f"--task={line}", "--device=cpu", "--device_batch_size=2", "--total_batch_size=12", "--ranks=1,2")
+    made = ready(
+        f"--task={line}",
+        "--device=cpu",
+        "--device_batch_size=2",
+        "--total_batch_size=12",
+        "--ranks=1,2",
+    )
     assert (made.accumulation, made.tokens_per_rank) == (3, 6)
 
 
 def test_its_config_file_names_it(home: Path, line: str) -> None:
-    (home / "my.py").write_text(f"task = {line!r}\ndevice = 'cpu'\ndevice_batch_size = 3\nwidth = 7\n")
+    (home / "my.py").write_text(
+        f"task = {line!r}\ndevice = 'cpu'\ndevice_batch_size = 3\nwidth = 7\n"
+    )
     made = ready("my.py")
-    assert (made.config, made.unit, made.sequences, made.tokens_per_rank) == ("my.py", "samples", 3, 3)
+    assert (made.config, made.unit, made.sequences, made.tokens_per_rank) == (
+        "my.py",
+        "samples",
+        3,
+        3,
+    )
     assert made.command(1, home, "run1")[2] == "my.py"
 
 
 def test_an_automatic_batch_of_any_task_is_decided_once(home: Path, line: str) -> None:
-    made = ready(f"--task={line}", "--device=cpu", "--device_batch_size=auto", "--total_batch_size=12", "--ranks=1,2")
+    made = ready(
+        f"--task={line}",
+        "--device=cpu",
+        "--device_batch_size=auto",
+        "--total_batch_size=12",
+        "--ranks=1,2",
+    )
     assert made.sequences == 6 and "--device_batch_size=6" in made.args and made.accumulation == 1
 
 

@@ -1,4 +1,5 @@
-"""The scaling check after the measurement: what counts of a run, verdicts, what limits it, the report."""
+"""The scaling check after the measurement: what counts of a run, verdicts, what limits it, the
+report."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def write_run(folder: Path, first_end: float, step_ms: float, steps: int) -> lis
     run.path.mkdir()
     for step in range(1, steps + 1):
         slow = 900.0 if step <= experiments.WARM_UP_STEPS else step_ms
-        append_json(run.metrics, {"time": first_end + step * step_ms / 1000, "step": step, "loss": 1.0, "step_ms": slow})
+        append_json(
+            run.metrics,
+            {"time": first_end + step * step_ms / 1000, "step": step, "loss": 1.0, "step_ms": slow},
+        )
         append_json(run.metrics, {"time": 0.0, "step": step, "val_loss": 1.0})
     return measure.steps(run)
 
@@ -52,12 +56,17 @@ def test_the_first_steps_do_not_count(tmp_path: Path) -> None:
 
 
 def test_runs_apart_count_while_all_of_them_train(tmp_path: Path) -> None:
-    early, late = write_run(tmp_path / "a", 100.0, 10.0, 45), write_run(tmp_path / "b", 100.1, 10.0, 45)
+    early, late = (
+        write_run(tmp_path / "a", 100.0, 10.0, 45),
+        write_run(tmp_path / "b", 100.1, 10.0, 45),
+    )
     assert measure.lateness([early, late]) == pytest.approx(0.1)
     shared = measure.together([early, late], 40)
     assert [len(run) for run in shared] == [30, 30]
     assert shared[0][0].end_s == pytest.approx(shared[1][0].end_s)
-    assert measure.together([early, write_run(tmp_path / "c", 100.3, 10.0, 45)], 40) == [], "hardly at the same time"
+    assert measure.together([early, write_run(tmp_path / "c", 100.3, 10.0, 45)], 40) == [], (
+        "hardly at the same time"
+    )
     assert measure.together([early, []], 40) == []
 
 
@@ -65,9 +74,30 @@ def test_a_failed_run_shows_its_card_or_its_own_words(tmp_path: Path) -> None:
     run, console = RunDir(tmp_path), tmp_path / "console"
     assert measure.what_happened(run, console) == ""
     console.write_text("[INFO] one\n[ERROR] 2026-11-21 the data is too small\n    allowed: more\n")
-    assert measure.what_happened(run, console) == "    │ [ERROR] 2026-11-21 the data is too small\n    │     allowed: more"
-    record = {"cause": "nan_loss", "summary": "loss is nan", "rank": 1, "phase": "step 5: forward", "where": None, "phases": {}}
-    write_json(run.failure, record | {"evidence": [], "advice": ["lower it"], "log": "x", "waiting": {}, "stacks": None, "kind": "error"})
+    assert (
+        measure.what_happened(run, console)
+        == "    │ [ERROR] 2026-11-21 the data is too small\n    │     allowed: more"
+    )
+    record = {
+        "cause": "nan_loss",
+        "summary": "loss is nan",
+        "rank": 1,
+        "phase": "step 5: forward",
+        "where": None,
+        "phases": {},
+    }
+    write_json(
+        run.failure,
+        record
+        | {
+            "evidence": [],
+            "advice": ["lower it"],
+            "log": "x",
+            "waiting": {},
+            "stacks": None,
+            "kind": "error",
+        },
+    )
     assert "nan_loss: loss is nan" in measure.what_happened(run, console)
 
 
@@ -98,46 +128,82 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     for name in ("FAILING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    return lambda: sorted((line.split() for line in (tmp_path / "calls").read_text().splitlines()), key=lambda words: int(words[0][3:]))
+    return lambda: sorted(
+        (line.split() for line in (tmp_path / "calls").read_text().splitlines()),
+        key=lambda words: int(words[0][3:]),
+    )
 
 
-def test_rounds_go_there_and_back_and_late_runs_get_more_steps(launcher: Calls, tmp_path: Path) -> None:
+def test_rounds_go_there_and_back_and_late_runs_get_more_steps(
+    launcher: Calls, tmp_path: Path
+) -> None:
     first, second = measure.all_rounds(replace(EXPERIMENT, steps=8, rounds=2))[0]
     assert first == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): None}, (
         "two runs with six of eight steps alone tell nothing"
     )
     assert second == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): 1000}
     ranks_and_steps = [(ranks, steps) for _, ranks, steps, *_ in launcher()]
-    assert ranks_and_steps == [("1", "13"), ("2", "13"), ("1", "13"), ("1", "13"), ("1", "19"), ("1", "19"), ("2", "13"), ("1", "13")]
+    assert ranks_and_steps == [
+        ("1", "13"),
+        ("2", "13"),
+        ("1", "13"),
+        ("1", "13"),
+        ("1", "19"),
+        ("1", "19"),
+        ("2", "13"),
+        ("1", "13"),
+    ]
     assert {tuple(call[3:]) for call in launcher()} == {("1", "-")}, "one thread each, on the CPU"
     assert not list(tmp_path.glob("duet-scaling-*"))
 
 
 def test_runs_apart_have_a_gpu_each(launcher: Calls) -> None:
-    _, parameters = measure.all_rounds(replace(EXPERIMENT, rounds=1, device="cuda", gpus=("GPU-a", "GPU-b")))
+    _, parameters = measure.all_rounds(
+        replace(EXPERIMENT, rounds=1, device="cuda", gpus=("GPU-a", "GPU-b"))
+    )
     assert parameters == 7
-    assert [call[3:] for call in launcher()] == [["-", "-"], ["-", "-"], ["-", "GPU-a"], ["-", "GPU-b"]]
+    assert [call[3:] for call in launcher()] == [
+        ["-", "-"],
+        ["-", "-"],
+        ["-", "GPU-a"],
+        ["-", "GPU-b"],
+    ]
 
 
-def test_a_run_that_fails_ends_the_measurement(launcher: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_fails_ends_the_measurement(
+    launcher: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("FAILING", "2")
     with pytest.raises(measure.Failed) as caught:
         measure.all_rounds(EXPERIMENT)
     (kept,) = tmp_path.glob("duet-scaling-*")
     text = str(caught.value)
     assert caught.value.code == 3 and len(launcher()) == 2
-    assert "a run with 2 ranks failed (exit 3)" in text and "[ERROR] planted" in text and str(kept) in text
+    assert (
+        "a run with 2 ranks failed (exit 3)" in text
+        and "[ERROR] planted" in text
+        and str(kept) in text
+    )
 
 
 def test_other_work_is_what_others_did_on_our_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     Times = namedtuple("Times", "user nice system irq softirq steal")
-    clock, machine, own = [10.0], [Times(5, 0, 1, 0, 0, 0), Times(5, 0, 0, 0, 0, 1), Times(900, 0, 0, 0, 0, 0)], [1.0, 0.5, 2.0, 0.5, 99.0]
+    clock, machine, own = (
+        [10.0],
+        [Times(5, 0, 1, 0, 0, 0), Times(5, 0, 0, 0, 0, 1), Times(900, 0, 0, 0, 0, 0)],
+        [1.0, 0.5, 2.0, 0.5, 99.0],
+    )
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: machine)
     monkeypatch.setattr(measure.os, "times", lambda: own)
     monkeypatch.setattr(measure.os, "sched_getaffinity", lambda pid: {0, 1})
     work = measure.BackgroundLoad()
-    clock[0], machine[0], machine[2], own[2] = 20.0, Times(14, 0, 2, 0, 0, 3), Times(999, 0, 0, 0, 0, 0), 10.0
+    clock[0], machine[0], machine[2], own[2] = (
+        20.0,
+        Times(14, 0, 2, 0, 0, 3),
+        Times(999, 0, 0, 0, 0, 0),
+        10.0,
+    )
     assert work.cores() == pytest.approx((13 - 8) / 10)
 
 
@@ -152,17 +218,29 @@ def test_bands() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "speed_up", "expected"),
-    [(2, 1.794, "below"), (2, 1.796, "in_band"), (2, 1.904, "in_band"), (2, 1.906, "better"), (4, 3.49, "below"), (16, 3.0, "no_band")],
+    [
+        (2, 1.794, "below"),
+        (2, 1.796, "in_band"),
+        (2, 1.904, "in_band"),
+        (2, 1.906, "better"),
+        (4, 3.49, "below"),
+        (16, 3.0, "no_band"),
+    ],
 )
 def test_verdict_fits_what_is_shown(ranks: int, speed_up: float, expected: str) -> None:
     assert analysis.verdict(ranks, speed_up) == expected
 
 
 def rounds(*times: tuple[float, float, float | None]) -> list[measure.Round]:
-    return [{RankLayout(1): alone, RankLayout(2): at_once, RankLayout(2, True): apart} for alone, at_once, apart in times]
+    return [
+        {RankLayout(1): alone, RankLayout(2): at_once, RankLayout(2, True): apart}
+        for alone, at_once, apart in times
+    ]
 
 
-def report(*times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT) -> analysis.ScalingReport:
+def report(
+    *times: tuple[float, float, float | None], others: float = 0.1, made: Experiment = EXPERIMENT
+) -> analysis.ScalingReport:
     return analysis.analyze(rounds(*times), made, 1_500_000, others)
 
 
@@ -170,7 +248,9 @@ def test_ratios_are_made_within_a_round() -> None:
     """A machine that becomes twice as slow from round to round measures the same."""
     one, two = report((50, 54, 52), (100, 108, 104), (200, 216, 208)).results
     assert one.speed_up == 1 and one.verdict == "reference" and one.machine_ms is None
-    assert two.speed_up == pytest.approx(1.852, abs=0.001) and two.efficiency == pytest.approx(0.926, abs=0.001)
+    assert two.speed_up == pytest.approx(1.852, abs=0.001) and two.efficiency == pytest.approx(
+        0.926, abs=0.001
+    )
     assert two.verdict == "in_band" and not two.noisy and two.step_ms == 108
     assert two.tokens_per_s == pytest.approx(2 * 4096 / 0.108)
     assert (two.machine_ms, two.exchange_ms) == (4, 4)
@@ -184,7 +264,11 @@ def test_ratios_are_made_within_a_round() -> None:
         ((50, 60, 51), "0.33 of 2 missing, mostly the exchange of gradients"),
         ((50, 60, 55), "0.33 of 2 missing, the machine and the exchange alike"),
         ((50, 50.2, 50), "nothing that can be measured"),
-        ((50, 49, 50), "nothing, they do more than as many times the work of one: an optimizer whose work the ranks share, or noise"),
+        (
+            (50, 49, 50),
+            "nothing, they do more than as many times the work of one: an optimizer whose work the "
+            "ranks share, or noise",
+        ),
     ],
 )
 def test_what_limits_it(times: tuple[float, float, float], said: str) -> None:
@@ -201,9 +285,30 @@ def judge_main(times: tuple[float, float, float]) -> str:
 def test_text() -> None:
     shown = render.text(report((50, 54, 52), (50, 54, 52)))
     header, one, two, *_ = shown.splitlines()
-    assert header.split() == ["ranks", "step", "ms", "tokens/s", "speed-up", "efficiency", "expected", "verdict"]
+    assert header.split() == [
+        "ranks",
+        "step",
+        "ms",
+        "tokens/s",
+        "speed-up",
+        "efficiency",
+        "expected",
+        "verdict",
+    ]
     assert one.split() == ["1", "50.0", "81,920", "1.00", "100.0", "%", "-", "the", "reference"]
-    assert two.split() == ["2", "54.0", "151,704", "1.85", "92.6", "%", "1.80–1.90", "in", "the", "expected", "band"]
+    assert two.split() == [
+        "2",
+        "54.0",
+        "151,704",
+        "1.85",
+        "92.6",
+        "%",
+        "1.80–1.90",
+        "in",
+        "the",
+        "expected",
+        "band",
+    ]
     assert "2 independent runs at the same time, without exchange, take 52.0 ms" in shown
     assert "1.50 M parameters, 6.0 MB per rank and step, at least 0.11 GB/s" in shown
     assert "+2.0 ms (+4 % of a step)" in shown and "note:" not in shown
@@ -211,7 +316,10 @@ def test_text() -> None:
 
 def test_ranks_that_share_cores_are_marked() -> None:
     shown = render.text(report((50, 100, 99), made=replace(EXPERIMENT, threads=2)))
-    assert "below the expected band (ranks share cores)" in shown and "2 ranks × 2 threads on 2 cores, so at most 1.00 ×" in shown
+    assert (
+        "below the expected band (ranks share cores)" in shown
+        and "2 ranks × 2 threads on 2 cores, so at most 1.00 ×" in shown
+    )
 
 
 def test_notes_on_a_busy_machine_rounds_that_differ_and_runs_that_did_not_overlap() -> None:
@@ -229,10 +337,26 @@ def test_on_gpus_other_things_are_shared() -> None:
 
 def test_json_has_units_and_a_version() -> None:
     value = json.loads(json.dumps(render.record(report((50, 54, 52)))))
-    assert value["schema_version"] == 1 and value["gradients_mb_per_rank_and_step"] == 6.0 and value["notes"] == []
+    assert (
+        value["schema_version"] == 1
+        and value["gradients_mb_per_rank_and_step"] == 6.0
+        and value["notes"] == []
+    )
     one, two = value["results"]
-    assert one["expected_speed_up_factor"] is None and one["limited_by"] is None and one["verdict"] == "reference"
-    assert two["expected_speed_up_factor"] == [1.8, 1.9] and two["machine_ms_per_step"] == 2 and two["exchange_ms_per_step"] == 2
-    assert two["speed_up_factor"] == 1.8519 and two["verdict"] == "in_band" and two["ranks_share_cores"] is False
+    assert (
+        one["expected_speed_up_factor"] is None
+        and one["limited_by"] is None
+        and one["verdict"] == "reference"
+    )
+    assert (
+        two["expected_speed_up_factor"] == [1.8, 1.9]
+        and two["machine_ms_per_step"] == 2
+        and two["exchange_ms_per_step"] == 2
+    )
+    assert (
+        two["speed_up_factor"] == 1.8519
+        and two["verdict"] == "in_band"
+        and two["ranks_share_cores"] is False
+    )
     unknown = render.record(analysis.analyze(rounds((50, 54, None)), EXPERIMENT, None, 0.0))
     assert unknown["parameters"] is None and unknown["results"][1]["limited_by"] is None

@@ -1,4 +1,5 @@
-"""A user's own program: where it belongs on the command line, and what --dry_run and --check show of it."""
+"""A user's own program: where it belongs on the command line, and what --dry_run and --check show
+of it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from training.plan import cli_args
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
-BODY = "import argparse\n\nlr = 0.1\ndevice = 'cpu'\n\ndef main():\n    pass\n\nif __name__ == '__main__':\n    main()\n"
+BODY = (
+    "import argparse\n\nlr = 0.1\ndevice = 'cpu'\n\ndef main():\n    pass\n\nif __name__ == "
+    "'__main__':\n    main()\n"
+)
 
 
 def problem(*words: str) -> Problem:
@@ -60,19 +64,34 @@ def test_the_configs_that_come_with_duet_are_no_programs() -> None:
     ("words", "command"),
     [
         (["4", "main.py"], "./launch_train.sh 4 --script main.py   # its arguments after --"),
-        (["--config=main.py", "4"], "./launch_train.sh 4 --script main.py   # its arguments after --"),
-        (["2", "main.py", "--lr", "3", "--device=cpu"], "./launch_train.sh 2 --device=cpu --script main.py -- --lr 3"),
-        (["2", "--dry_run", "main.py", "--", "-x"], "./launch_train.sh 2 --dry_run --script main.py -- -x"),
+        (
+            ["--config=main.py", "4"],
+            "./launch_train.sh 4 --script main.py   # its arguments after --",
+        ),
+        (
+            ["2", "main.py", "--lr", "3", "--device=cpu"],
+            "./launch_train.sh 2 --device=cpu --script main.py -- --lr 3",
+        ),
+        (
+            ["2", "--dry_run", "main.py", "--", "-x"],
+            "./launch_train.sh 2 --dry_run --script main.py -- -x",
+        ),
     ],
 )
-def test_a_program_in_the_place_of_a_config_is_one_problem(home: Path, write: Write, words: list[str], command: str) -> None:
+def test_a_program_in_the_place_of_a_config_is_one_problem(
+    home: Path, write: Write, words: list[str], command: str
+) -> None:
     write("main.py", BODY)
     assert problem(*words).fixes == [command]
 
 
-def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, write: Write) -> None:
+def test_duets_own_program_and_a_task_get_the_command_that_is_meant(
+    home: Path, write: Write
+) -> None:
     task = write("mine.py", "from training.tasks.base import Task\nclass Mine(Task):\n    pass\n")
-    assert problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
+    assert (
+        problem("2", task, "--width=3").fixes[0] == "./launch_train.sh 2 --width=3 --task=mine.py"
+    )
     own = cli_args.ROOT / project.ENTRYPOINT
     own.write_text(BODY)
     assert cli_args.QUICKSTART in problem("2", str(own)).fixes[0]
@@ -86,20 +105,33 @@ def test_duets_own_program_and_a_task_get_the_command_that_is_meant(home: Path, 
         (["--opt", "a.json", "--device=cpu"], "--device=cpu -- --opt a.json"),
     ],
 )
-def test_a_config_after_a_script_is_the_scripts(home: Path, write: Write, words: list[str], command: str) -> None:
+def test_a_config_after_a_script_is_the_scripts(
+    home: Path, write: Write, words: list[str], command: str
+) -> None:
     script = write("main.py", BODY)
-    assert problem("2", "--script", script, *words).fixes == [f"./launch_train.sh 2 --script main.py {command}"]
+    assert problem("2", "--script", script, *words).fixes == [
+        f"./launch_train.sh 2 --script main.py {command}"
+    ]
 
 
-@pytest.mark.parametrize("words", [["2", "--script"], ["2", "--script="], ["2", "--script", "--", "--lr=1"]])
+@pytest.mark.parametrize(
+    "words", [["2", "--script"], ["2", "--script="], ["2", "--script", "--", "--lr=1"]]
+)
 def test_a_script_without_a_name(home: Path, words: list[str]) -> None:
     found = problem(*words)
-    assert (found.code, found.what) == ("flag.no_value", "--script has no value") and "--script main.py" in found.fixes[0]
+    assert (found.code, found.what) == (
+        "flag.no_value",
+        "--script has no value",
+    ) and "--script main.py" in found.fixes[0]
 
 
 @pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])
 def test_what_would_be_done_can_be_shown(
-    home: Path, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
+    home: Path,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    action: str,
 ) -> None:
     words = ["1", action, "--device=cpu", "--script", write("main.py", BODY), "--", "--epochs=3"]
     monkeypatch.setattr("sys.argv", ["plan", LAUNCH, *words])
@@ -107,4 +139,7 @@ def test_what_would_be_done_can_be_shown(
     assert "script: main.py --epochs=3" in capsys.readouterr().out
     if action == "--check":
         monkeypatch.setattr("sys.argv", ["plan", LAUNCH, words[0], "--json", *words[1:]])
-        assert plan_command.main() == 0 and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
+        assert (
+            plan_command.main() == 0
+            and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
+        )

@@ -104,7 +104,8 @@ VIDEO = {
 
 
 def plan_of(task: str, **options: Any) -> dict[str, Any]:
-    """Of another task than gpt: none of the fields that gpt alone has, no data, no estimate of the memory."""
+    """Of another task than gpt: none of the fields that gpt alone has, no data, no estimate of the
+    memory."""
     made = plan()
     made["config"] = {name: value for name, value in made["config"].items() if shared(name)}
     made["task"] = {"name": task, "unit": "samples", "file": None, "options": options}
@@ -118,7 +119,8 @@ def test_another_task_in_its_own_words(run: RunDir, shell: Shell) -> None:
     for part in (
         "  Model      video_restoration, 0.12 M parameters\n",
         "  Trained    300 steps, 4,800 samples of data/moving in 1 min 15 s, 2 × cpu\n",
-        "  Loss       0.05231 → 0.004117; validation psnr 27.1 → 29.83 dB, ssim 0.871 → 0.9134, psnr input 25.31 dB\n",
+        "  Loss       0.05231 → 0.004117; validation psnr 27.1 → 29.83 dB, ssim 0.871 → 0.9134, "
+        "psnr input 25.31 dB\n",
         "  Speed      3.27 samples/s, 4894.6 ms per step (medians)\n",
         "      │ 4 clips\n      │   of 6 frames\n",
         "plan.json, samples/",
@@ -129,14 +131,24 @@ def test_another_task_in_its_own_words(run: RunDir, shell: Shell) -> None:
 
 
 def test_a_task_that_says_little(run: RunDir) -> None:
-    write_json(run.summary, {name: None if name == "sample" else value for name, value in VIDEO.items() if "val_" not in name})
+    write_json(
+        run.summary,
+        {
+            name: None if name == "sample" else value
+            for name, value in VIDEO.items()
+            if "val_" not in name
+        },
+    )
     text = render(run, plan_of("mine"))
     assert "Model      mine, 0.12 M" in text and "300 steps, 4,800 samples in 1 min 15 s" in text
     assert "Loss       0.05231 → 0.004117\n" in text and "Sample" not in text
     own = {name.replace("samples", "clips"): value for name, value in VIDEO.items()}
     write_json(run.summary, own)
     text = render(run, plan_of("mine"))
-    assert "300 steps, 4,800 clips in 1 min 15 s" in text and "Speed      3.27 clips/s, 4894.6 ms" in text
+    assert (
+        "300 steps, 4,800 clips in 1 min 15 s" in text
+        and "Speed      3.27 clips/s, 4894.6 ms" in text
+    )
 
 
 def test_without_a_summary_there_is_nothing_to_show(run: RunDir) -> None:
@@ -150,7 +162,9 @@ def test_what_was_not_measured_is_left_out(run: RunDir) -> None:
 
 
 def test_the_use_of_the_gpu_where_it_is_known(run: RunDir) -> None:
-    assert "331.8 ms per step, 41.3 % of the GPU's arithmetic (MFU) (medians)\n" in screen(run, plan(), mfu=0.4126)
+    assert "331.8 ms per step, 41.3 % of the GPU's arithmetic (MFU) (medians)\n" in screen(
+        run, plan(), mfu=0.4126
+    )
     for facts in ({}, {"mfu": None}):
         assert "331.8 ms per step (medians)\n" in screen(run, plan(), **facts)
 
@@ -173,14 +187,21 @@ def test_the_ends_of_a_loss_are_means(run: RunDir) -> None:
     losses = [0.045, *(0.06 - step / 10_000 + 0.01 * (-1) ** step for step in range(398)), 0.053]
     begin, end = metric_units.ends(losses)
     assert losses[0] < losses[-1] and begin > 0.055 and end < 0.03
-    assert metric_units.ends([2.0]) == (2.0, 2.0) and metric_units.ends([3.0, 2.0, 1.0]) == (3.0, 1.0)
-    assert "Loss       2.000 → 1.000 bits/byte" in screen(run, plan(), loss_begin=2 * math.log(2), loss_end=math.log(2))
+    assert metric_units.ends([2.0]) == (2.0, 2.0) and metric_units.ends([3.0, 2.0, 1.0]) == (
+        3.0,
+        1.0,
+    )
+    assert "Loss       2.000 → 1.000 bits/byte" in screen(
+        run, plan(), loss_begin=2 * math.log(2), loss_end=math.log(2)
+    )
 
 
 def test_the_time_of_a_resumed_run_is_that_of_its_last_part(run: RunDir) -> None:
     text = screen(run, plan(), begun_at=300)
     assert "400 steps, 1.64 M tokens of stdlib, steps 301 to 400 in 1 min 15 s, 2 × cpu" in text
-    assert "tokens of stdlib, all of them before this start, 2 × cpu" in screen(run, plan(), begun_at=400)
+    assert "tokens of stdlib, all of them before this start, 2 × cpu" in screen(
+        run, plan(), begun_at=400
+    )
     assert "tokens of stdlib in 1 min 15 s, 2 × cpu" in screen(run, plan(), begun_at=0)
 
 
@@ -191,7 +212,14 @@ def test_a_long_sample_is_cut(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.21, "3.2 s"), (59.4, "59.4 s"), (75.2, "1 min 15 s"), (3600, "1 h 0 min"), (90061, "25 h 1 min")]
+    ("seconds", "text"),
+    [
+        (3.21, "3.2 s"),
+        (59.4, "59.4 s"),
+        (75.2, "1 min 15 s"),
+        (3600, "1 h 0 min"),
+        (90061, "25 h 1 min"),
+    ],
 )
 def test_durations(seconds: float, text: str, run: RunDir) -> None:
     assert f" in {text}, " in screen(run, plan(), seconds=seconds)
@@ -201,20 +229,30 @@ def test_twice_as_long() -> None:
     limits = {"num_iterations": 0, "num_epochs": 0}
     assert longer(limits | {"num_iterations": 400}, 400) == {"num_iterations": 800}
     assert longer(limits | {"num_epochs": 3}, 900) == {"num_epochs": 6}
-    assert longer({"num_iterations": 400, "num_epochs": 3}, 400) == {"num_iterations": 800, "num_epochs": 6}
+    assert longer({"num_iterations": 400, "num_epochs": 3}, 400) == {
+        "num_iterations": 800,
+        "num_epochs": 6,
+    }
     assert longer(limits, 123) == {"num_iterations": 246}
 
 
 def next_line(text: str) -> str:
-    """The command that goes on: the last line from the program's name to its end, as a person copies it."""
-    found = re.search(r"(\./train\S*\.sh|\./launch\S*\.sh|python train\.py) .*$", text.rstrip().splitlines()[-1])
+    """The command that goes on: the last line from the program's name to its end, as a person
+    copies it."""
+    found = re.search(
+        r"(\./train\S*\.sh|\./launch\S*\.sh|python train\.py) .*$", text.rstrip().splitlines()[-1]
+    )
     assert found, text
     return found.group()
 
 
 @pytest.mark.parametrize("status", ["done", "stopped"])
-@pytest.mark.parametrize(("script", "ranks"), [(SIMPLE, 2), (ENHANCED, 2), (LAUNCH, 2), (LAUNCH, 1), (TRAIN, 1)])
-def test_the_last_line_pasted_resumes_this_run(script: str, ranks: int, status: str, run: RunDir, shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("script", "ranks"), [(SIMPLE, 2), (ENHANCED, 2), (LAUNCH, 2), (LAUNCH, 1), (TRAIN, 1)]
+)
+def test_the_last_line_pasted_resumes_this_run(
+    script: str, ranks: int, status: str, run: RunDir, shell: Shell
+) -> None:
     found = shell.read(next_line(screen(run, plan(script, ranks), status=status, steps=200)))
     assert found.script == script
     assert found.ranks == ranks
@@ -224,7 +262,10 @@ def test_the_last_line_pasted_resumes_this_run(script: str, ranks: int, status: 
 
 
 def test_under_torchrun_the_ranks_are_started_by_it_again(run: RunDir) -> None:
-    assert next_command(plan(TRAIN, 4), run) == "torchrun --nproc_per_node=4 train.py --resume='my run'"
+    assert (
+        next_command(plan(TRAIN, 4), run)
+        == "torchrun --nproc_per_node=4 train.py --resume='my run'"
+    )
 
 
 def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell: Shell) -> None:

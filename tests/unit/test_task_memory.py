@@ -1,5 +1,5 @@
-"""The memory of a step of any task by fake tensors: what it counts, what `device_batch_size=auto` makes of it, and what the plan says
-where it can not be measured."""
+"""The memory of a step of any task by fake tensors: what it counts, what `device_batch_size=auto`
+makes of it, and what the plan says where it can not be measured."""
 
 from __future__ import annotations
 
@@ -45,36 +45,53 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """gpus(4.0): two GPUs, so many GiB of each free."""
 
     def with_free(free: float) -> None:
-        cards = tuple(Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(free * GIB), 0, 40, 70.0, (12, 0)) for n in range(2))
-        monkeypatch.setattr(planner.gpus, "inventory", lambda environ: GpuInventory(cards, "all of them", "580", "13.0"))
+        cards = tuple(
+            Gpu(n, f"GPU-{n}", f"Card {n}", 32 * GIB, int(free * GIB), 0, 40, 70.0, (12, 0))
+            for n in range(2)
+        )
+        monkeypatch.setattr(
+            planner.gpus,
+            "inventory",
+            lambda environ: GpuInventory(cards, "all of them", "580", "13.0"),
+        )
         monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
         monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
 
     return with_free
 
 
-def question(path: str, sizes: list[int] | None, room: int | None = None, total: int = 0, **options: Any) -> Question:
+def question(
+    path: str, sizes: list[int] | None, room: int | None = None, total: int = 0, **options: Any
+) -> Question:
     spec = tasks.find(path, "")[0]
     given = {name: f.default for name, f in spec.own.items()} | options
-    return Question(spec.record(given), {"task": path, "seed": 1}, sizes, room, 2, total, bf16=False, cuda=True)
+    return Question(
+        spec.record(given), {"task": path, "seed": 1}, sizes, room, 2, total, bf16=False, cuda=True
+    )
 
 
 def plan(*args: str) -> dict[str, Any]:
     return planner.make(LAUNCH, list(args), {})[1]
 
 
-# ── what is counted ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is counted
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_every_byte_of_a_model_that_can_be_counted_by_hand(sized: str) -> None:
     load = SampleLoad(**fake_step.answer(question(sized, [100]))["load"])
     assert (load.parameters, load.gradients) == (4 * WEIGHTS, 4 * WEIGHTS)
-    assert load.optimizer == 8 * WEIGHTS + 4 * 4, "two moments, and the count of steps of each of four tensors"
-    # A sample: its 64 numbers and target, two layers of 256 forward; a little more where both directions meet in the backward pass.
+    assert load.optimizer == 8 * WEIGHTS + 4 * 4, (
+        "two moments, and the count of steps of each of four tensors"
+    )
+    # A sample: its 64 numbers and target, two layers of 256 forward; a little more where both
+    # directions meet in the backward pass.
     kept = 4 * (64 + 1 + 256 + 256)
     assert kept <= load.per_sample <= kept + 4 * (256 + 64)
     half = SampleLoad(**fake_step.answer(question(sized, [50]))["load"])
-    assert SampleStep(load).resized(50).estimate.total == pytest.approx(SampleStep(half).estimate.total, rel=0.01)
+    assert SampleStep(load).resized(50).estimate.total == pytest.approx(
+        SampleStep(half).estimate.total, rel=0.01
+    )
 
 
 def test_no_memory_is_taken_and_nothing_is_computed(sized: str) -> None:
@@ -86,16 +103,28 @@ def test_no_memory_is_taken_and_nothing_is_computed(sized: str) -> None:
 
 
 def test_the_estimate_has_what_a_step_of_several_ranks_needs() -> None:
-    load = SampleLoad(4, 100, 90, 200, fixed=10, per_sample=5, bf16=True, cuda=True, ranks=2, total=8)
+    load = SampleLoad(
+        4, 100, 90, 200, fixed=10, per_sample=5, bf16=True, cuda=True, ranks=2, total=8
+    )
     estimate = SampleStep(load).estimate
-    assert (estimate.activations, estimate.gradients, estimate.context, estimate.saved) == (30, 90, CONTEXT, 0)
+    assert (estimate.activations, estimate.gradients, estimate.context, estimate.saved) == (
+        30,
+        90,
+        CONTEXT,
+        0,
+    )
     assert estimate.total == 100 + 90 + 200 + 30 + CONTEXT
-    assert (estimate.needed, estimate.tight) == (int(estimate.total * 1.1) + GIB, int(estimate.total * 1.25) + GIB)
+    assert (estimate.needed, estimate.tight) == (
+        int(estimate.total * 1.1) + GIB,
+        int(estimate.total * 1.25) + GIB,
+    )
     gathering = SampleStep(replace(load, total=16)).estimate
     assert gathering.gradients == 180, "DDP's buckets, and beside them what gathers"
     assert SampleStep(replace(load, total=16, ranks=1)).estimate.gradients == 90
     cpu = SampleStep(replace(load, cuda=False)).estimate
-    assert (cpu.context, cpu.saved) == (0, 300), "rank 0's copy of a checkpoint lies in the same memory"
+    assert (cpu.context, cpu.saved) == (0, 300), (
+        "rank 0's copy of a checkpoint lies in the same memory"
+    )
 
 
 def test_a_constructor_that_needs_values_is_run_really(sized: str) -> None:
@@ -103,14 +132,18 @@ def test_a_constructor_that_needs_values_is_run_really(sized: str) -> None:
     assert tricky == fake_step.answer(question(sized, [100]))["load"]
 
 
-# ── which micro-batch ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which micro-batch
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_largest_that_fits_is_chosen(sized: str) -> None:
     width = 1 << 20  # 8 MB a sample
     sizes = [1, 3, 8, 20, 48, 100, 240]
     each = {
-        size: SampleStep(SampleLoad(**fake_step.answer(question(sized, [size], width=width))["load"])).estimate.needed for size in sizes
+        size: SampleStep(
+            SampleLoad(**fake_step.answer(question(sized, [size], width=width))["load"])
+        ).estimate.needed
+        for size in sizes
     }
     assert sorted(each.values()) == list(each.values())
     for best, more in itertools.pairwise(sizes):
@@ -121,8 +154,12 @@ def test_the_largest_that_fits_is_chosen(sized: str) -> None:
     assert (found["load"]["sequences"], found["fits"]) == (1, False)
 
 
-@pytest.mark.parametrize(("samples", "of", "size"), [(6400, 7, 64), (6399, 6, 32), (50, 1, 1), (10**9, 17, 1 << 16)])
-def test_without_a_total_an_epoch_keeps_its_steps(samples: int, of: int, size: int, sized: str) -> None:
+@pytest.mark.parametrize(
+    ("samples", "of", "size"), [(6400, 7, 64), (6399, 6, 32), (50, 1, 1), (10**9, 17, 1 << 16)]
+)
+def test_without_a_total_an_epoch_keeps_its_steps(
+    samples: int, of: int, size: int, sized: str
+) -> None:
     found = fake_step.answer(question(sized, None, samples=samples))
     assert (found["load"]["sequences"], found["of"]) == (size, of)
 
@@ -143,44 +180,80 @@ def test_auto_is_decided_by_the_gpus_room(sized: str, gpus: Callable[[float], No
         made = plan(*wide)
         chosen[free] = made["batch"]["device_sequences"]
         size, total = chosen[free], made["memory"]["needed_bytes"]
-        assert made["config"]["device_batch_size"] == made["device_batch_size"]["value"] == size and 10000 % size == 0
+        assert (
+            made["config"]["device_batch_size"] == made["device_batch_size"]["value"] == size
+            and 10000 % size == 0
+        )
         assert made["batch"]["accumulation"] == 10000 // size and total <= free * GIB
         more = min(n for n in range(size + 1, 10001) if 10000 % n == 0)
-        assert SampleStep(SampleLoad(**made["memory"]["load"])).resized(more).estimate.needed > free * GIB, "no larger one fits"
+        assert (
+            SampleStep(SampleLoad(**made["memory"]["load"])).resized(more).estimate.needed
+            > free * GIB
+        ), "no larger one fits"
         assert f"device_batch_size {size}: the largest of 25 that divide and fit" in made["text"]
-        assert any(text.startswith(f"memory, by fake tensors: {gib(made['memory']['total_bytes'])} per rank (") for text in made["text"])
+        assert any(
+            text.startswith(
+                f"memory, by fake tensors: {gib(made['memory']['total_bytes'])} per rank ("
+            )
+            for text in made["text"]
+        )
     assert chosen[8.0] < chosen[16.0]
 
 
 def test_a_total_that_does_not_divide_is_refused(sized: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(*CPU_ARGS, "--device_batch_size=auto", "--total_batch_size=7")
-    assert caught.value.code == Exit.CONFIG and "total_batch_size 7" in caught.value.problems[0].what
+    assert (
+        caught.value.code == Exit.CONFIG and "total_batch_size 7" in caught.value.problems[0].what
+    )
     assert any("--total_batch_size=8" in fix for fix in caught.value.problems[0].fixes)
 
 
-def test_a_step_that_does_not_fit_is_refused_with_one_that_does(sized: str, gpus: Callable[[float], None]) -> None:
+def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
+    sized: str, gpus: Callable[[float], None]
+) -> None:
     gpus(8.0)
-    args = ("2", "--task=sized.py", "--width=1000000", "--device_batch_size=2000", "--precision=fp32", "--compile=0")
+    args = (
+        "2",
+        "--task=sized.py",
+        "--width=1000000",
+        "--device_batch_size=2000",
+        "--precision=fp32",
+        "--compile=0",
+    )
     with pytest.raises(UserError) as caught:
         plan(*args)
     assert caught.value.code == Exit.RESOURCES
     fixes = [fix for problem in caught.value.problems for fix in problem.fixes]
-    size = next(int(fix.rpartition("--device_batch_size=")[2].split()[0]) for fix in fixes if "--device_batch_size=" in fix)
+    size = next(
+        int(fix.rpartition("--device_batch_size=")[2].split()[0])
+        for fix in fixes
+        if "--device_batch_size=" in fix
+    )
     assert 1 <= size < 2000
-    assert plan(*args[:3], f"--device_batch_size={size}", *args[4:])["batch"]["device_sequences"] == size, "the advice is accepted"
+    assert (
+        plan(*args[:3], f"--device_batch_size={size}", *args[4:])["batch"]["device_sequences"]
+        == size
+    ), "the advice is accepted"
 
 
-# ── when it is measured, and where it can not be ─────────────────────────────────────────────────────────────────────
+# ── when it is measured, and where it can not be
+# ─────────────────────────────────────────────────────────────────────
 
 
-def test_a_start_on_the_cpu_does_not_wait_for_it(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_on_the_cpu_does_not_wait_for_it(
+    sized: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def asked(question: Question) -> measurement.Answer:
         raise AssertionError("measured")
 
     monkeypatch.setattr(measurement, "ask", asked)
     made = plan(*CPU_ARGS)
-    assert "memory" not in made and "device_batch_size" not in made and made["batch"]["device_sequences"] == 8
+    assert (
+        "memory" not in made
+        and "device_batch_size" not in made
+        and made["batch"]["device_sequences"] == 8
+    )
     for more in ("--dry_run", "--check", "--device_batch_size=auto"):
         with pytest.raises(AssertionError, match="measured"):
             plan(*CPU_ARGS, more)
@@ -189,29 +262,53 @@ def test_a_start_on_the_cpu_does_not_wait_for_it(sized: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("trick", "why"),
     [
-        ("value", "it depends on the values of a tensor (aten._local_scalar_dense.default), which fake tensors do not have (sized.py:{})"),
+        (
+            "value",
+            "it depends on the values of a tensor (aten._local_scalar_dense.default), which fake "
+            "tensors do not have (sized.py:{})",
+        ),
         ("exit", "SystemExit: enough (sized.py:{})"),
     ],
 )
-def test_what_can_not_be_measured_is_said_in_a_line_and_the_plan_goes_on(trick: str, why: str, sized: str) -> None:
-    line = next(n for n, text in enumerate(SIZED.splitlines(), 1) if ("found.item()" if trick == "value" else "SystemExit") in text)
+def test_what_can_not_be_measured_is_said_in_a_line_and_the_plan_goes_on(
+    trick: str, why: str, sized: str
+) -> None:
+    line = next(
+        n
+        for n, text in enumerate(SIZED.splitlines(), 1)
+        if ("found.item()" if trick == "value" else "SystemExit") in text
+    )
     made = plan(*CPU_ARGS, f"--trick={trick}", "--device_batch_size=auto", "--dry_run")
     assert f"memory of a step: not measured: {why.format(line)}" in made["notes"]
     assert "memory" not in made and made["batch"]["device_sequences"] == 8
     assert "device_batch_size 8: at most 8: the memory of a step is unknown" in made["text"]
 
 
-def test_data_that_takes_too_long_is_left_to_the_ranks(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_takes_too_long_is_left_to_the_ranks(
+    sized: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measurement, "LIMIT_S", 1.0)
     begun = time.monotonic()
     answer = measurement.ask(question(sized, [1], trick="sleep"))
-    assert (answer.step, answer.why) == (None, "it took longer than 1 s") and time.monotonic() - begun < 60
-    assert not [p for p in psutil.Process().children(recursive=True) if measurement.MODULE in " ".join(p.cmdline())]
+    assert (answer.step, answer.why) == (
+        None,
+        "it took longer than 1 s",
+    ) and time.monotonic() - begun < 60
+    assert not [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if measurement.MODULE in " ".join(p.cmdline())
+    ]
 
 
 def test_a_broken_file_says_what_is_wrong_with_it(write: Write) -> None:
-    path = write("broken.py", SIZED.replace("import torch\n", "import torch\nimport no_such_module\n", 1))
-    assert measurement.ask(question(path, [1])).why == "ModuleNotFoundError: No module named 'no_such_module' (broken.py:4)"
+    path = write(
+        "broken.py", SIZED.replace("import torch\n", "import torch\nimport no_such_module\n", 1)
+    )
+    assert (
+        measurement.ask(question(path, [1])).why
+        == "ModuleNotFoundError: No module named 'no_such_module' (broken.py:4)"
+    )
 
 
 def test_a_plan_that_measures_imports_no_torch_and_writes_nothing(sized: str, home: Path) -> None:
@@ -226,7 +323,8 @@ def test_a_plan_that_measures_imports_no_torch_and_writes_nothing(sized: str, ho
     assert os.listdir(home) == ["sized.py"]
 
 
-# ── what else asks for it ────────────────────────────────────────────────────────────────────────────────────────────
+# ── what else asks for it
+# ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_check_shows_it(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,16 +332,28 @@ def test_the_check_shows_it(sized: str, monkeypatch: pytest.MonkeyPatch) -> None
     request, made, checks = planner.make(LAUNCH, [*CPU_ARGS, "--check"], {})
     report = doctor.run(request, made, checks)
     assert report.step is not None and report.step.verdict == doctor.FITS
-    assert report.step.lines()[0] == f"fake tensors (eager, fp32, with what the plan chose)   {gib(made['memory']['total_bytes'])}"
+    assert (
+        report.step.lines()[0] == f"fake tensors (eager, fp32, with what the plan chose)   "
+        f"{gib(made['memory']['total_bytes'])}"
+    )
     memory = json.loads(report.json())["memory"]
-    assert memory["parameters_bytes"] == 4 * WEIGHTS and memory["total_bytes"] == made["memory"]["total_bytes"]
-    assert (memory["verdict"], memory["not_measured_because"], memory["measured_bytes"]) == ("fits", None, None)
+    assert (
+        memory["parameters_bytes"] == 4 * WEIGHTS
+        and memory["total_bytes"] == made["memory"]["total_bytes"]
+    )
+    assert (memory["verdict"], memory["not_measured_because"], memory["measured_bytes"]) == (
+        "fits",
+        None,
+        None,
+    )
     assert report.checks[-1].name == "memory of a step" and report.checks[-1].status == "ok"
 
 
 def test_a_smaller_batch_after_oom_has_its_own_figure(sized: str) -> None:
     made = plan(*CPU_ARGS, "--device_batch_size=64", "--dry_run") | {"origins": {}}
-    changed = recovery_policy.changed_plan(made, {"device_batch_size": 16}, "a rank was out of memory")
+    changed = recovery_policy.changed_plan(
+        made, {"device_batch_size": 16}, "a rank was out of memory"
+    )
     assert changed["memory"]["load"]["sequences"] == 16 and changed["batch"]["accumulation"] == 4
     less = made["memory"]["activations_bytes"] - changed["memory"]["activations_bytes"]
     assert less == 48 * made["memory"]["load"]["per_sample"] > 0
@@ -259,25 +369,42 @@ def test_the_example_of_the_documentation_is_measured(home: Path) -> None:
 
 
 def test_a_total_that_follows_from_an_automatic_batch_is_not_frozen(sized: str) -> None:
-    """A submitted job keeps its values: the schema's default would be taken for the user's own word."""
+    """A submitted job keeps its values: the schema's default would be taken for the user's own
+    word."""
     args = CPU_ARGS[1:]
-    assert "total_batch_size" not in ask("2", *args, "--device_batch_size=auto", script=LAUNCH).values()
-    assert ask("2", *args, "--device_batch_size=auto", "--total_batch_size=10", script=LAUNCH).values()["total_batch_size"] == 10
+    assert (
+        "total_batch_size"
+        not in ask("2", *args, "--device_batch_size=auto", script=LAUNCH).values()
+    )
+    assert (
+        ask(
+            "2", *args, "--device_batch_size=auto", "--total_batch_size=10", script=LAUNCH
+        ).values()["total_batch_size"]
+        == 10
+    )
     assert ask("2", *args, "--device_batch_size=3", script=LAUNCH).values()["total_batch_size"] == 6
     assert plan(*CPU_ARGS, "--device_batch_size=auto")["config"]["total_batch_size"] == 128
 
 
-def test_workers_of_any_task_are_counted_before_the_start(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_any_task_are_counted_before_the_start(
+    sized: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     checks = planner.make(LAUNCH, [*CPU_ARGS, "--num_workers=3"], {})[2]
     (cpu,) = (check for check in checks if check.name == "CPU")
     assert cpu.status == "warning" and "2 ranks and 6 workers: more workers than cores" in cpu.text
 
 
-def test_of_ranks_that_plan_together_only_the_first_measures(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_ranks_that_plan_together_only_the_first_measures(
+    sized: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Started by something else; the plan of rank 0 counts for all."""
     asked: list[Question] = []
-    monkeypatch.setattr(measurement, "ask", lambda question: asked.append(question) or measurement.Answer(None, "not in this test"))
+    monkeypatch.setattr(
+        measurement,
+        "ask",
+        lambda question: asked.append(question) or measurement.Answer(None, "not in this test"),
+    )
     for rank in ("0", "1"):
         environ = {
             "RANK": rank,

@@ -1,4 +1,5 @@
-"""The house outside `training/tasks/` knows no task by name: it asks the spec of a plan's task (training.tasks.spec)."""
+"""The house outside `training/tasks/` knows no task by name: it asks the spec of a plan's task
+(training.tasks.spec)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ def test_only_the_tasks_room_imports_from_a_task() -> None:
 
 
 def test_no_literal_outside_is_a_tasks_name() -> None:
-    found = [(module, name, line) for module in FILES if outside(module) for name, line in names_in(FILES[module])]
+    found = [
+        (module, name, line)
+        for module in FILES
+        if outside(module)
+        for name, line in names_in(FILES[module])
+    ]
     assert [(module, name) for module, name, _ in found] == [THE_DEFAULT], found
 
 
@@ -56,13 +62,21 @@ def test_no_constant_of_a_name_is_asked_for_outside() -> None:
         if outside(module)
         for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8")))
         if (isinstance(node, ast.Attribute) and node.attr.lower() in NAMES)
-        or (isinstance(node, ast.ImportFrom) and NAMES & {alias.name.lower() for alias in node.names})
+        or (
+            isinstance(node, ast.ImportFrom)
+            and NAMES & {alias.name.lower() for alias in node.names}
+        )
     ]
     assert wrong == []
 
 
 def test_the_search_finds_what_it_is_for(tmp_path: Path) -> None:
     path = tmp_path / "leak.py"
-    path.write_text('import x\n"""gpt is not the whole of this text"""\nif x.name == "video_restoration":\n    kind = {"gpt": 1}\n')
+    path.write_text(
+        'import x\n"""gpt is not the whole of this text"""\nif x.name == "video_restoration":\n    '
+        'kind = {"gpt": 1}\n'
+    )
     assert list(names_in(path)) == [("video_restoration", 3), ("gpt", 4)]
-    assert FILES["training.tasks.gpt.spec"] == (ROOT / "training/tasks/gpt/spec.py") and dict(names_in(FILES["training.tasks.gpt.spec"]))
+    assert FILES["training.tasks.gpt.spec"] == (ROOT / "training/tasks/gpt/spec.py") and dict(
+        names_in(FILES["training.tasks.gpt.spec"])
+    )

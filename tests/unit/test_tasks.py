@@ -1,4 +1,5 @@
-"""What can be trained: a task is found by its name or its file, which is read without running it, and loaded on the ranks."""
+"""What can be trained: a task is found by its name or its file, which is read without running it,
+and loaded on the ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def refused(path: str) -> Problem:
     return only(problems)
 
 
-# ── which task ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which task
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_gpt_has_the_fields_that_there_always_were() -> None:
@@ -60,7 +62,12 @@ def test_a_plan_from_before_there_were_tasks_is_a_gpt() -> None:
 def test_the_other_task_that_is_built_in() -> None:
     kind, problems = tasks.find(VIDEO, "default")
     assert (problems, kind.name, kind.unit, kind.file) == ([], VIDEO, "samples", None)
-    assert kind.own and set(kind.own) <= set(kind.fields) and "depth" not in kind.fields and "seed" in kind.fields
+    assert (
+        kind.own
+        and set(kind.own) <= set(kind.fields)
+        and "depth" not in kind.fields
+        and "seed" in kind.fields
+    )
 
 
 def test_a_file_has_its_own_options_beside_the_shared_fields(home: Path, line: str) -> None:
@@ -72,39 +79,68 @@ def test_a_file_has_its_own_options_beside_the_shared_fields(home: Path, line: s
         "bias": ("bool", True),
         "title": ("str", "a line"),
     }
-    assert {"width", "seed", "device_batch_size", "task"} <= set(kind.fields) and not {"depth", "data", "optimizer"} & set(kind.fields)
+    assert {"width", "seed", "device_batch_size", "task"} <= set(kind.fields) and not {
+        "depth",
+        "data",
+        "optimizer",
+    } & set(kind.fields)
     assert not (home / f"{line}.ran").exists(), "a file is run on the ranks, and nowhere else"
 
 
 def test_a_field_that_only_gpt_has_may_be_an_options_name(write: Write) -> None:
-    kind, problems = tasks.find(write("t.py", f"OPTIONS = {{'depth': 'deep', 'data': 3}}\n{LINE.replace('OPTIONS', 'OTHER')}"), "default")
-    assert problems == [] and (kind.fields["depth"].type, kind.fields["data"].type) == ("str", "int")
+    kind, problems = tasks.find(
+        write(
+            "t.py", f"OPTIONS = {{'depth': 'deep', 'data': 3}}\n{LINE.replace('OPTIONS', 'OTHER')}"
+        ),
+        "default",
+    )
+    assert problems == [] and (kind.fields["depth"].type, kind.fields["data"].type) == (
+        "str",
+        "int",
+    )
 
 
-@pytest.mark.parametrize("text", ["OPTIONS: dict[str, float] = {'rate': -1.5}\n", "OPTIONS = {\n    'rate': -1.5,  # a comment\n}\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OPTIONS: dict[str, float] = {'rate': -1.5}\n",
+        "OPTIONS = {\n    'rate': -1.5,  # a comment\n}\n",
+    ],
+)
 def test_however_the_options_are_written(text: str, write: Write) -> None:
-    kind, problems = tasks.find(write("t.py", f"{text}class My(Task): model = train_data = loss = 0\n"), "default")
+    kind, problems = tasks.find(
+        write("t.py", f"{text}class My(Task): model = train_data = loss = 0\n"), "default"
+    )
     assert problems == [] and kind.own["rate"].default == -1.5
 
 
 def test_a_task_without_options(write: Write) -> None:
-    kind, problems = tasks.find(write("t.py", "class My(Task): model = train_data = loss = 0\n"), "default")
+    kind, problems = tasks.find(
+        write("t.py", "class My(Task): model = train_data = loss = 0\n"), "default"
+    )
     assert (problems, kind.own, kind.name) == ([], {}, "t")
 
 
-# ── mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── mistakes
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("typed", "near"), [("gtp", "gpt"), ("video_restauration", VIDEO)])
 def test_an_unknown_name_gets_the_nearest(typed: str, near: str) -> None:
     problem = refused(typed)
     assert problem.what == f"task is {typed!r} (from --task on the command line), which is none"
-    assert problem.allowed == f"gpt, {VIDEO}, or a .py file of your own" and problem.fixes == [f"--task={near}"]
+    assert problem.allowed == f"gpt, {VIDEO}, or a .py file of your own" and problem.fixes == [
+        f"--task={near}"
+    ]
 
 
 def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> None:
     problem = refused("my_line.py")
-    assert problem.what == "task is 'my_line.py' (from --task on the command line): it can not be read: No such file or directory"
+    assert (
+        problem.what
+        == "task is 'my_line.py' (from --task on the command line): it can not be read: No such "
+        "file or directory"
+    )
     assert problem.fixes == ["--task='my line.py'"]
     assert refused("no folder/my_line.py").fixes == []
 
@@ -113,9 +149,13 @@ def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> Non
     ("text", "said"),
     [
         ("class My(Task)\n    pass\n", "t.py:1: expected ':': 'class My(Task)'"),
-        ("x = 1\nclass My:\n    pass\n", "task is 't.py' (from --task on the command line), and no class in it is a Task"),
         (
-            "from torch.utils.data import Dataset\nclass D(Dataset): ...\nclass My(Task):\n    def model(self): ...\n",
+            "x = 1\nclass My:\n    pass\n",
+            "task is 't.py' (from --task on the command line), and no class in it is a Task",
+        ),
+        (
+            "from torch.utils.data import Dataset\nclass D(Dataset): ...\nclass My(Task):\n    def "
+            "model(self): ...\n",
             "t.py:3: class My lacks train_data, loss",
         ),
         (
@@ -126,8 +166,14 @@ def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> Non
             "OPTIONS = dict(a=1)\nclass My(Task): model = train_data = loss = 0\n",
             "t.py:1: OPTIONS can not be read without running the file",
         ),
-        ("OPTIONS = ['a']\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: OPTIONS can not be read without running the file"),
-        ("OPTIONS: dict\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: OPTIONS can not be read without running the file"),
+        (
+            "OPTIONS = ['a']\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: OPTIONS can not be read without running the file",
+        ),
+        (
+            "OPTIONS: dict\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: OPTIONS can not be read without running the file",
+        ),
         (
             "OPTIONS = {'seed': 1}\nclass My(Task): model = train_data = loss = 0\n",
             "t.py:1: the option 'seed' of OPTIONS is a field of every training",
@@ -144,26 +190,50 @@ def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> Non
             "OPTIONS = {'opt': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
             "t.py:1: the option 'opt' of OPTIONS is a field of every training",
         ),
-        ("OPTIONS = {'sizes': [1, 2]}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'sizes' of OPTIONS is a list"),
-        ("OPTIONS = {'size': None}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'size' of OPTIONS is a NoneType"),
-        ("OPTIONS = {'a-b': 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'a-b' of OPTIONS is no name"),
-        ("OPTIONS = {'lambda': 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 'lambda' of OPTIONS is no name"),
-        ("OPTIONS = {3: 1}\nclass My(Task): model = train_data = loss = 0\n", "t.py:1: the option 3 of OPTIONS is no name"),
+        (
+            "OPTIONS = {'sizes': [1, 2]}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'sizes' of OPTIONS is a list",
+        ),
+        (
+            "OPTIONS = {'size': None}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'size' of OPTIONS is a NoneType",
+        ),
+        (
+            "OPTIONS = {'a-b': 1}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'a-b' of OPTIONS is no name",
+        ),
+        (
+            "OPTIONS = {'lambda': 1}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 'lambda' of OPTIONS is no name",
+        ),
+        (
+            "OPTIONS = {3: 1}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: the option 3 of OPTIONS is no name",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_line(text: str, said: str, write: Write) -> None:
+def test_what_is_wrong_with_a_file_is_told_with_its_line(
+    text: str, said: str, write: Write
+) -> None:
     problem = refused(write("t.py", text))
     assert problem.what == said and problem.allowed
 
 
 def test_all_wrong_options_are_told_at_once(write: Write) -> None:
     _, problems = tasks.find(
-        write("t.py", "OPTIONS = {'seed': 1, 'good': 1, 'sizes': (1, 2)}\nclass My(Task): model = train_data = loss = 0\n"), "default"
+        write(
+            "t.py",
+            "OPTIONS = {'seed': 1, 'good': 1, 'sizes': (1, 2)}\nclass My(Task): model = train_data "
+            "= loss = 0\n",
+        ),
+        "default",
     )
     assert [p.what.split("'")[1] for p in problems] == ["seed", "sizes"]
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe\x00bad", b"class My(Task):\n    x = '\x00'\n", b"x = " + b"(" * 5000])
+@pytest.mark.parametrize(
+    "text", [b"\xff\xfe\x00bad", b"class My(Task):\n    x = '\x00'\n", b"x = " + b"(" * 5000]
+)
 def test_a_file_that_is_no_python(text: bytes, write: Write) -> None:
     assert "t.py" in refused(write("t.py", text)).what
 
@@ -180,12 +250,19 @@ def test_a_file_may_not_be_called_like_a_task_that_is_built_in(name: str, write:
     assert f"{name}.py" in problem.what and "another name" in problem.allowed
 
 
-# ── the class ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the class
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, imports: None) -> None:
-    made = custom.load(home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU)
-    assert type(made).__name__ == "Line" and isinstance(made, Task) and (made.options.width, made.device) == (4, CPU)
+    made = custom.load(
+        home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU
+    )
+    assert (
+        type(made).__name__ == "Line"
+        and isinstance(made, Task)
+        and (made.options.width, made.device) == (4, CPU)
+    )
     model = made.model()
     assert isinstance(model, nn.Linear) and (model.in_features, model.bias) == (4, None)
     rows = made.rows("train")
@@ -201,7 +278,10 @@ def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, impo
 
 
 def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
-    plan = {"config": {"task": line, "seed": 4}, "task": custom.CustomSpec("my line", {}, home / line).record({"width": 2, "bias": True})}
+    plan = {
+        "config": {"task": line, "seed": 4},
+        "task": custom.CustomSpec("my line", {}, home / line).record({"width": 2, "bias": True}),
+    }
     made = tasks.make(plan, CPU, None)
     assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
 
@@ -210,7 +290,8 @@ def test_what_is_found_lacking_before_the_start_is_what_a_task_needs(write: Writ
     assert set(custom.REQUIRED) == Task.__abstractmethods__
     for text in (
         "from mine import Base\nclass My(Base): ...\n",  # only to run it would tell
-        "class Half(Task):\n    def model(self): ...\nclass Whole(Half):\n    train_data = loss = model = 0\n",
+        "class Half(Task):\n    def model(self): ...\nclass Whole(Half):\n    train_data = loss = "
+        "model = 0\n",
     ):
         assert tasks.find(write("t.py", text), "default")[1] == []
 
@@ -218,5 +299,7 @@ def test_what_is_found_lacking_before_the_start_is_what_a_task_needs(write: Writ
 def test_a_class_that_lacks_something_is_named(home: Path, write: Write, imports: None) -> None:
     text = "from training.tasks.base import Task\nclass Half(Task):\n    def model(self): ...\n"
     path = home / write("lacking.py", text)
-    with pytest.raises(TypeError, match="has no class that is a whole Task: Half lacks loss, train_data"):
+    with pytest.raises(
+        TypeError, match="has no class that is a whole Task: Half lacks loss, train_data"
+    ):
         custom.load(path, {}, Config(), CPU)

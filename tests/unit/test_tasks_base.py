@@ -37,7 +37,9 @@ def test_a_sample_is_drawn_by_seed_epoch_and_index_alone() -> None:
     first = drawn()
     assert drawn() == first and len(set(first)) == 24
     samples = Samples(Drawn(), 1, drawn=True)
-    assert samples.rows(np.array([7, 3]))["value"].tolist() == [first[7], first[3]], "whatever was drawn before"
+    assert samples.rows(np.array([7, 3]))["value"].tolist() == [first[7], first[3]], (
+        "whatever was drawn before"
+    )
     different = [*first, *drawn(epoch=1), *drawn(seed=2), *drawn(seed=0), *drawn(seed=-1)]
     assert len(set(different)) == 5 * 24
 
@@ -49,9 +51,12 @@ def test_validation_is_never_drawn() -> None:
     assert plain.rows([2, 0])[0].tolist() == [2, 0], "a data set that draws nothing"
 
 
-@pytest.mark.parametrize(("world", "size", "micro", "workers"), [(2, 3, 1, 0), (1, 6, 1, 2), (3, 1, 2, 1)])
+@pytest.mark.parametrize(
+    ("world", "size", "micro", "workers"), [(2, 3, 1, 0), (1, 6, 1, 2), (3, 1, 2, 1)]
+)
 def test_whatever_the_ranks_and_workers(world: int, size: int, micro: int, workers: int) -> None:
-    """Each sample of an epoch once, with what was drawn for it; another in the next epoch, also from workers that go on."""
+    """Each sample of an epoch once, with what was drawn for it; another in the next epoch, also
+    from workers that go on."""
     data = Samples(Drawn(), 1, drawn=True)
     for rank in range(world):
         batch = Batch(size, 1, world, micro)
@@ -61,7 +66,10 @@ def test_whatever_the_ranks_and_workers(world: int, size: int, micro: int, worke
             for rows in batches.epoch(epoch, 0):
                 assert rows["value"].tolist() == [expected[i] for i in rows["index"].tolist()]
                 indices += rows["index"].tolist()
-            assert indices == batches.indices(epoch, 0, steps=4).tolist() and len(indices) == 24 // world
+            assert (
+                indices == batches.indices(epoch, 0, steps=4).tolist()
+                and len(indices) == 24 // world
+            )
         batches.close()
 
 
@@ -72,9 +80,22 @@ def test_everything_is_moved_and_its_kind_kept() -> None:
     one = torch.ones(3)
     batch = {"a": one, "rest": [one, (one, "text")], "point": Point(one, 4)}
     found = moved(batch, torch.device("meta"))
-    assert found["a"].device.type == found["rest"][0].device.type == found["rest"][1][0].device.type == "meta"
-    assert isinstance(found["rest"], list) and isinstance(found["rest"][1], tuple) and found["rest"][1][1] == "text"
-    assert isinstance(found["point"], Point) and found["point"].x.device.type == "meta" and found["point"].y == 4
+    assert (
+        found["a"].device.type
+        == found["rest"][0].device.type
+        == found["rest"][1][0].device.type
+        == "meta"
+    )
+    assert (
+        isinstance(found["rest"], list)
+        and isinstance(found["rest"][1], tuple)
+        and found["rest"][1][1] == "text"
+    )
+    assert (
+        isinstance(found["point"], Point)
+        and found["point"].x.device.type == "meta"
+        and found["point"].y == 4
+    )
     assert one.device.type == "cpu"
 
 

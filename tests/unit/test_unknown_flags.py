@@ -1,4 +1,5 @@
-"""Unknown words on the command lines of everything beside the training: user scripts, monitor, report, inspect, diagnose, scaling."""
+"""Unknown words on the command lines of everything beside the training: user scripts, monitor,
+report, inspect, diagnose, scaling."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def accepted(fix: str) -> script_request.ScriptLaunchRequest:
         (["--seed", "1", "--batch_size=4"], ["--seed", "1", "--batch_size=4"]),
     ],
 )
-def test_the_arguments_of_a_script_go_after_the_dashes(own: list[str], theirs: list[str], train: str) -> None:
+def test_the_arguments_of_a_script_go_after_the_dashes(
+    own: list[str], theirs: list[str], train: str
+) -> None:
     for problem in refused("2", "--script", train, *own, "--", "--more=1"):
         found = accepted(problem.fixes[-1])
         assert (found.runs.args, found.runs.path, found.ranks) == ([*theirs, "--more=1"], train, 2)
@@ -66,7 +69,9 @@ def test_one_flag_of_a_script_is_one_problem(train: str) -> None:
 def test_torchruns_own_flags(train: str) -> None:
     fix = only(refused("--nproc_per_node=3", "--script", train)).fixes[0]
     assert fix == f"./{LAUNCH} 3 --script {shlex.quote(train)}"
-    found = accepted(only(refused("2", "--rdzv_endpoint=127.0.0.1:29511", "--script", train)).fixes[0])
+    found = accepted(
+        only(refused("2", "--rdzv_endpoint=127.0.0.1:29511", "--script", train)).fixes[0]
+    )
     assert (found.config.master_addr, found.config.master_port) == ("127.0.0.1", 29511)
     assert accepted(only(refused("2", "--standalone", "--script", train)).fixes[0]).runs.args == []
 
@@ -78,12 +83,18 @@ def test_a_misspelt_flag_of_the_launcher(train: str) -> None:
 
 
 def test_the_number_of_processes_of_a_script(train: str) -> None:
-    for args, program in ((["--script", train], LAUNCH), (["two", "--script", train], LAUNCH), (["--script", train], SIMPLE)):
+    for args, program in (
+        (["--script", train], LAUNCH),
+        (["two", "--script", train], LAUNCH),
+        (["--script", train], SIMPLE),
+    ):
         assert accepted(only(refused(*args, program=program)).fixes[0]).ranks == 2
 
 
 def test_a_script_is_not_restarted_and_zero_says_so(train: str) -> None:
-    assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
+    assert (
+        script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
+    )
     assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=auto"], {})
     problem = only(refused("2", "--script", train, "--retries=2"))
     assert "is not restarted" in problem.what
@@ -134,22 +145,34 @@ def test_the_nearest_flag_or_the_help(parse: object, argv: str, fix: str) -> Non
 
 
 def test_the_scaling_check_has_names_of_its_own() -> None:
-    for typed, fix in (("--max_steps=30", "--steps=30"), ("--gpus=2", "--ranks=2"), ("--rnaks=1,2", "--ranks=1,2")):
+    for typed, fix in (
+        ("--max_steps=30", "--steps=30"),
+        ("--gpus=2", "--ranks=2"),
+        ("--rnaks=1,2", "--ranks=1,2"),
+    ):
         assert only(scaling.parse([typed]).problems).fixes == [f"./duet scaling {fix}"]
     assert scaling.parse(["--batch_size=4"]).rest == ["--batch_size=4"], "the launcher answers it"
 
 
-def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from training.host import gpus
     from training.plan import training_plan
 
-    monkeypatch.setattr(gpus, "inventory", lambda environ: gpus.GpuInventory((), "0 on this machine"))
+    monkeypatch.setattr(
+        gpus, "inventory", lambda environ: gpus.GpuInventory((), "0 on this machine")
+    )
     monkeypatch.chdir(ROOT)
     environ = {"PATH": os.environ["PATH"]}
 
     def fixes(config: str, *flags: str) -> list[str]:
-        checks = training_plan.make(SIMPLE, [f"configs/dual_gpu/{config}.py", "--dry_run", *flags], environ)[2]
+        checks = training_plan.make(
+            SIMPLE, [f"configs/dual_gpu/{config}.py", "--dry_run", *flags], environ
+        )[2]
         return next(c.fixes for c in checks if c.name == "GPUs")
 
-    assert [fix.partition("   #")[0] for fix in fixes("balanced")] == ["./train_dual_gpu.sh configs/dual_gpu/quickstart.py"]
+    assert [fix.partition("   #")[0] for fix in fixes("balanced")] == [
+        "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
+    ]
     assert "--device=cpu" in fixes("quickstart", "--device=cuda")[0], "a minute"

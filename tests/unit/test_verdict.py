@@ -33,7 +33,13 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
-    values = {"total_batch_size": 512, "device_batch_size": 8, "num_workers": 0, "out_dir": "experiments", "log_dir": "logs"}
+    values = {
+        "total_batch_size": 512,
+        "device_batch_size": 8,
+        "num_workers": 0,
+        "out_dir": "experiments",
+        "log_dir": "logs",
+    }
     return {
         "config": values,
         "origins": dict.fromkeys(values, "default"),
@@ -45,14 +51,35 @@ def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def told(run: RunDir, rank: int, kind: str, message: str, time: float = 1.0, guilty: int | None = None, **more: object) -> None:
+def told(
+    run: RunDir,
+    rank: int,
+    kind: str,
+    message: str,
+    time: float = 1.0,
+    guilty: int | None = None,
+    **more: object,
+) -> None:
     """What a rank reports of itself."""
-    facts = {"rank": rank, "guilty_rank": rank if guilty is None else guilty, "time": time, "type": kind, "message": message}
-    write_json(run.rank_error(rank), facts | {"where": f"model.py:{rank}", "phase": None, "disk_full": False} | more)
+    facts = {
+        "rank": rank,
+        "guilty_rank": rank if guilty is None else guilty,
+        "time": time,
+        "type": kind,
+        "message": message,
+    }
+    write_json(
+        run.rank_error(rank),
+        facts | {"where": f"model.py:{rank}", "phase": None, "disk_full": False} | more,
+    )
 
 
 def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -> dict[str, Any]:
-    shown: dict[str, Any] = {"guilty": (rank, status), "here": (rank, status), "phases": {0: "step 7: backward", 1: "step 7: forward"}}
+    shown: dict[str, Any] = {
+        "guilty": (rank, status),
+        "here": (rank, status),
+        "phases": {0: "step 7: backward", 1: "step 7: forward"},
+    }
     return failure_report.failure(Outcome(**shown | outcome), run, plan())
 
 
@@ -60,7 +87,8 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
     return record["cause"], record["kind"], record["rank"], record["summary"]
 
 
-# ── exceptions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── exceptions
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @each(
@@ -72,42 +100,88 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
         ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
         ("DistBackendError", "NCCL error … Cuda failure 2 'out of memory'", "gpu_oom"),
-        ("AcceleratorError", "CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
+        (
+            "AcceleratorError",
+            "CUDA error: an illegal memory access was encountered",
+            "cuda_device_assert",
+        ),
         ("AcceleratorError", "CUDA error: device-side assert triggered", "cuda_device_assert"),
         ("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
-        ("RuntimeError", "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "gpu_hardware"),
-        ("RuntimeError", "DataLoader worker (pid 3216) is killed by signal: Killed. ", "dataloader_worker_died"),
-        ("RuntimeError", "DataLoader worker (pid(s) 3216, 3217) exited unexpectedly", "dataloader_worker_died"),
         (
             "RuntimeError",
-            "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+            "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+            "gpu_hardware",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 3216) is killed by signal: Killed. ",
+            "dataloader_worker_died",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid(s) 3216, 3217) exited unexpectedly",
+            "dataloader_worker_died",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory.",
             "shm_too_small",
         ),
-        ("ValueError", "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …", "exception"),
-        ("RuntimeError", "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.", "peer_died"),
-        ("RuntimeError", "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:5006.", "peer_died"),
+        (
+            "ValueError",
+            "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …",
+            "exception",
+        ),
+        (
+            "RuntimeError",
+            "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.",
+            "peer_died",
+        ),
+        (
+            "RuntimeError",
+            "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:5006.",
+            "peer_died",
+        ),
         ("DistNetworkError", "failed to recv, got 0 bytes", "peer_died"),
-        ("RuntimeError", "Timed out waiting 1800000ms for send operation to complete", "collective_timeout"),
-        ("DistStoreError", "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.", "rendezvous_timeout"),
+        (
+            "RuntimeError",
+            "Timed out waiting 1800000ms for send operation to complete",
+            "collective_timeout",
+        ),
+        (
+            "DistStoreError",
+            "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+            "rendezvous_timeout",
+        ),
         (
             "DistNetworkError",
-            "The server socket has failed to listen on any local network address. port: 29500, name: EADDRINUSE",
+            "The server socket has failed to listen on any local network address. port: 29500, "
+            "name: EADDRINUSE",
             "port_in_use",
         ),
         ("BarrierError", "barrier 'x': rank 1 did not arrive within 3 s", "hang"),
     ],
 )
-def test_the_cause_is_what_the_rank_has_reported(run: RunDir, kind: str, message: str, expected: str) -> None:
+def test_the_cause_is_what_the_rank_has_reported(
+    run: RunDir, kind: str, message: str, expected: str
+) -> None:
     told(run, 1, kind, message)
     record = failed(run)
     first = message.splitlines()[0]
     assert summary_of(record) == (expected, "error", 1, f"{kind}: {first}")
-    assert (record["where"], record["step"], record["phase"]) == ("model.py:1", 7, "step 7: forward")
+    assert (record["where"], record["step"], record["phase"]) == (
+        "model.py:1",
+        7,
+        "step 7: forward",
+    )
 
 
 def test_a_message_that_fills_the_screen_is_cut(run: RunDir) -> None:
     told(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
-    assert len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
+    assert (
+        len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
+    )
 
 
 def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
@@ -115,7 +189,10 @@ def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
     told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
     told(run, 1, "ValueError", "planted", time=1.0)
     record = failed(run, rank=0)
-    assert summary_of(record) == ("exception", "error", 1, "ValueError: planted") and not record["victim"]
+    assert (
+        summary_of(record) == ("exception", "error", 1, "ValueError: planted")
+        and not record["victim"]
+    )
 
 
 def test_what_came_after_the_loss_of_a_peer_did_not_cause_it(run: RunDir) -> None:
@@ -130,7 +207,7 @@ def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
     assert failed(run, rank=0)["rank"] == 1
 
 
-# ── deaths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── deaths ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -149,40 +226,77 @@ def test_a_rank_that_says_nothing(run: RunDir, status: int, cause: str, text: st
     assert summary_of(record) == (cause, "died", 1, text) and record["advice"]
 
 
-@pytest.mark.parametrize(("message", "text"), [("3", "left with status 3"), ("no data", "left with status 1: no data")])
-def test_a_script_that_calls_sys_exit_is_named_with_its_line(run: RunDir, message: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "text"), [("3", "left with status 3"), ("no data", "left with status 1: no data")]
+)
+def test_a_script_that_calls_sys_exit_is_named_with_its_line(
+    run: RunDir, message: str, text: str
+) -> None:
     told(run, 1, "SystemExit", message)
     told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
     record = failed(run, rank=0)  # whose end was seen first
-    assert summary_of(record) == ("exit_status", "died", 1, text) and record["where"] == "model.py:1"
+    assert (
+        summary_of(record) == ("exit_status", "died", 1, text) and record["where"] == "model.py:1"
+    )
 
 
 def test_what_led_to_the_end_counts_where_it_is_known(run: RunDir) -> None:
-    told(run, 1, "SystemExit", "1", before=[{"type": "OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2.00 GiB"}])
+    told(
+        run,
+        1,
+        "SystemExit",
+        "1",
+        before=[
+            {
+                "type": "OutOfMemoryError",
+                "message": "CUDA out of memory. Tried to allocate 2.00 GiB",
+            }
+        ],
+    )
     assert failed(run)["cause"] == "gpu_oom"
-    told(run, 1, "RuntimeError", "no data", before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}])
+    told(
+        run,
+        1,
+        "RuntimeError",
+        "no data",
+        before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}],
+    )
     assert failed(run)["cause"] == "exception", "any connection may be meant"
 
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "/prog", line 3, in <module>\n    main()\nValueError: planted\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/prog", line 3, in <module>\n    '
+    "main()\nValueError: planted\n"
+)
 
 
 @pytest.mark.parametrize(("after", "named"), [("a last word\n", True), ("step\n" * 10_000, False)])
-def test_the_traceback_at_the_end_of_a_log_names_the_exception(run: RunDir, after: str, named: bool) -> None:
+def test_the_traceback_at_the_end_of_a_log_names_the_exception(
+    run: RunDir, after: str, named: bool
+) -> None:
     """Of a program that is not run by us; one from long before has not ended it."""
     run.rank_log(1).write_text("ready\n" + TRACEBACK + after)
     record = failed(run)
-    expected = ("exception", "error", 1, "ValueError: planted") if named else ("exit_status", "died", 1, "left with status 1")
+    expected = (
+        ("exception", "error", 1, "ValueError: planted")
+        if named
+        else ("exit_status", "died", 1, "left with status 1")
+    )
     assert summary_of(record) == expected and record["where"] == ("/prog:3" if named else None)
 
 
 def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
-    run.rank_log(1).write_text(TRACEBACK.replace("ValueError: planted", "RuntimeError: Connection closed by peer [127.0.0.1]:5006"))
+    run.rank_log(1).write_text(
+        TRACEBACK.replace(
+            "ValueError: planted", "RuntimeError: Connection closed by peer [127.0.0.1]:5006"
+        )
+    )
     record = failed(run)
     assert record["cause"] == "peer_died" and record["victim"]
 
 
-# ── the order of the ends ────────────────────────────────────────────────────────────────────────────────────────────
+# ── the order of the ends
+# ────────────────────────────────────────────────────────────────────────────────────────────
 
 LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
 
@@ -197,7 +311,9 @@ def test_who_left_with_status_0_before_another_lost_it_is_named(run: RunDir) -> 
     assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
     left_at(run, 1, 1.0)
-    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == 1, "its process had not quite gone when the victim's end was seen"
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == 1, (
+        "its process had not quite gone when the victim's end was seen"
+    )
     assert rank_exit.explain(run, 1, 0, [], {}).where == "main.py:1"
 
 
@@ -213,7 +329,9 @@ def test_who_failed_by_itself_is_not_excused_by_an_earlier_end(run: RunDir) -> N
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     told(run, 0, *LOST, time=3.0)
     told(run, 2, "ValueError", "planted", time=2.0)
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, "another one failed before the loss"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, (
+        "another one failed before the loss"
+    )
 
 
 def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
@@ -222,7 +340,9 @@ def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
     run.rank_error(0).unlink()
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     run.rank_log(0).write_text(TRACEBACK.replace("ValueError: planted", ": ".join(LOST)))
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, "a program whose exceptions are not reported to us"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, (
+        "a program whose exceptions are not reported to us"
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +351,8 @@ def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
         ("what():  CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
         ("what():  CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
         (
-            "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=9000) ran for 9011 ms",
+            "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, "
+            "Timeout(ms)=9000) ran for 9011 ms",
             "collective_timeout",
         ),
         ("free(): invalid pointer", "unknown"),
@@ -244,11 +365,14 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
     record = failed(run, ABORT, log_from=since)
     assert record["cause"] == expected and record["summary"].startswith("killed by SIGABRT")
     assert (f"; it had said: {words}" in record["summary"]) == (expected != "unknown")
-    assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "killed", "who is killed has no last words"
+    assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "killed", (
+        "who is killed has no last words"
+    )
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "cause"), [(3, 4, "host_oom_killed"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")]
+    ("before", "now", "cause"),
+    [(3, 4, "host_oom_killed"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")],
 )
 def test_the_kernels_count_tells_who_was_killed_for_memory(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, cause: str
@@ -260,32 +384,53 @@ def test_the_kernels_count_tells_who_was_killed_for_memory(
     assert failed(run, -signal.SIGSEGV, oom_kills=before)["cause"] == "segfault"
 
 
-CARDS = [{"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"} for n in (0, 1)]
+CARDS = [
+    {"index": n, "uuid": f"GPU-000000a{n}-0000-4000-8000-000000000000", "name": "Card"}
+    for n in (0, 1)
+]
 SHOWN = {"uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
 
 
-def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = plan("cuda", gpus=CARDS)
     monkeypatch.setattr(exception_cause, "ASK", f"print({json.dumps(json.dumps(SHOWN))})")
     told(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
     record = failure_report.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
-    assert summary_of(record) == ("gpu_hardware", "error", 1, "GPU 1 (Card) can not be seen any more: 1 on this machine")
+    assert summary_of(record) == (
+        "gpu_hardware",
+        "error",
+        1,
+        "GPU 1 (Card) can not be seen any more: 1 on this machine",
+    )
 
 
-def test_the_driver_is_asked_in_a_process_of_its_own(fake_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked_in_a_process_of_its_own(
+    fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
     monkeypatch.setenv("FAKE_NVML_COUNT", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
-    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith("GPU 1 (Card) can not be seen any more: ")
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith(
+        "GPU 1 (Card) can not be seen any more: "
+    )
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_answer_is_not_waited_for(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exception_cause, "DRIVER_S", 0.2)
     monkeypatch.setattr(exception_cause, "ASK", "import time; time.sleep(3600)")
-    record = failure_report.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS))
-    text = "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, 0.2 s)"
+    record = failure_report.failure(
+        Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS)
+    )
+    text = (
+        "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, "
+        "0.2 s)"
+    )
     assert summary_of(record) == ("gpu_hardware", "died", 1, text)
 
 
@@ -294,35 +439,71 @@ def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
 ) -> None:
     monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
-    assert "it is not known whether a GPU is lost, since NVML could not be asked: no room for a process" in capfd.readouterr().err
+    assert (
+        "it is not known whether a GPU is lost, since NVML could not be asked: no room for a "
+        "process" in capfd.readouterr().err
+    )
 
 
 def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
     record = failed(run, -11, death=RankExit("died", 1, "model.py:12", "killed by SIGSEGV"))
-    assert summary_of(record) == ("segfault", "died", 1, "killed by SIGSEGV") and record["where"] == "model.py:12"
+    assert (
+        summary_of(record) == ("segfault", "died", 1, "killed by SIGSEGV")
+        and record["where"] == "model.py:12"
+    )
 
 
 def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:
-    record = failed(run, ABORT, death=RankExit(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"))
-    assert summary_of(record) == ("unknown", "desync", None, "rank 1 got 8 bytes where its all_reduce awaits 16")
+    record = failed(
+        run,
+        ABORT,
+        death=RankExit(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"),
+    )
+    assert summary_of(record) == (
+        "unknown",
+        "desync",
+        None,
+        "rank 1 got 8 bytes where its all_reduce awaits 16",
+    )
     assert record["advice"][0].startswith("every rank must call the same collectives")
 
 
-# ── findings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── findings
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def finding(kind: str = HANG, rank: int | None = 1) -> HangFinding:
     waits = {0: "step 7: backward, waits in backward"}
     return HangFinding(
-        kind, rank, "model.py:12" if rank else None, "stands at model.py:12", waits, {}, 3.2, "step 7: forward", "/runs/hangs/1"
+        kind,
+        rank,
+        "model.py:12" if rank else None,
+        "stands at model.py:12",
+        waits,
+        {},
+        3.2,
+        "step 7: forward",
+        "/runs/hangs/1",
     )
 
 
 def test_a_finding_is_told_whole(run: RunDir) -> None:
     told(run, 0, "RuntimeError", "Connection reset by peer")  # what its end brings is not its cause
     record = failed(run, 0, finding=finding())
-    expected = {"cause": "hang", "kind": "hang", "rank": 1, "where": "model.py:12", "phase": "step 7: forward", "since_s": 3.2}
-    expected |= {"waiting": {"0": "step 7: backward, waits in backward"}, "stacks": "/runs/hangs/1", "exit_code": 5, "victim": False}
+    expected = {
+        "cause": "hang",
+        "kind": "hang",
+        "rank": 1,
+        "where": "model.py:12",
+        "phase": "step 7: forward",
+        "since_s": 3.2,
+    }
+    expected |= {
+        "waiting": {"0": "step 7: backward, waits in backward"},
+        "stacks": "/runs/hangs/1",
+        "exit_code": 5,
+        "victim": False,
+    }
     assert {name: record[name] for name in expected} == expected
     assert record["summary"] == "stands at model.py:12, since 3.2 s"
     shown = card.of_run(record)
@@ -340,20 +521,25 @@ def test_nobody_is_blamed_where_nobody_can_be(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "advice"), [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")]
+    ("kind", "advice"),
+    [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],
 )
 def test_different_ranks_get_advice_of_their_own(run: RunDir, kind: str, advice: str) -> None:
     record = failed(run, 0, finding=finding(kind))
     assert record["kind"] == kind and advice in record["advice"][0]
 
 
-# ── the card ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the card
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_out_of_memory_is_answered_with_the_current_values(run: RunDir) -> None:
     told(run, 1, "OutOfMemoryError", "CUDA out of memory.")
     advice = failed(run)["advice"]
-    assert advice[0] == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    assert (
+        advice[0]
+        == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
+    )
     assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 

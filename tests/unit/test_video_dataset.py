@@ -1,4 +1,5 @@
-"""Samples of paired clips: the right frames, the same crop of both, and what is drawn follows from the generator alone."""
+"""Samples of paired clips: the right frames, the same crop of both, and what is drawn follows from
+the generator alone."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def drawn(options: VideoOptions, index: int, seed: int = 0) -> tuple[Any, Any]:
     """(lq, gt) of a sample as whole numbers, (T, h, w, C)."""
     sample = Training(options).draw(index, np.random.default_rng(seed))
     assert sample["lq"].dtype == sample["gt"].dtype == torch.float32
-    lq, gt = ((sample[name] * 255).round().int().permute(0, 2, 3, 1).numpy() for name in ("lq", "gt"))
+    lq, gt = (
+        (sample[name] * 255).round().int().permute(0, 2, 3, 1).numpy() for name in ("lq", "gt")
+    )
     return lq, gt
 
 
@@ -62,10 +65,17 @@ def test_both_pictures_have_the_same_crop_and_turns(tmp_path: Path) -> None:
         assert (lq[..., :2] == gt[..., :2]).all()
         picture = lq[0]
         corners.add((int(picture[..., 0].min()), int(picture[..., 1].min())))
-        ways.add((*(int(n) for n in picture[0, 1, :2] - picture[0, 0, :2]), *(int(n) for n in picture[1, 0, :2] - picture[0, 0, :2])))
+        ways.add(
+            (
+                *(int(n) for n in picture[0, 1, :2] - picture[0, 0, :2]),
+                *(int(n) for n in picture[1, 0, :2] - picture[0, 0, :2]),
+            )
+        )
     assert len(corners) > 20 and max(c[0] for c in corners) == 8 and max(c[1] for c in corners) == 4
     assert len(ways) == 8  # every mirror and quarter turn
-    assert all((drawn(replace(options, **PLAIN), 0, seed)[0][0, 0, 1, :2] != 0).any() for seed in range(3))
+    assert all(
+        (drawn(replace(options, **PLAIN), 0, seed)[0][0, 0, 1, :2] != 0).any() for seed in range(3)
+    )
 
 
 def test_frames_that_are_not_square_keep_their_sides(tmp_path: Path) -> None:
@@ -79,7 +89,13 @@ def test_a_large_sharp_frame(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for frame in range(3):
         Image.fromarray(told(0, frame).repeat(2, 0).repeat(2, 1)).save(folder / f"{frame:06d}.png")
-    options = VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", num_frame=2, gt_size=8, scale="2")
+    options = VideoOptions(
+        dataroot_gt=f"{tmp_path}/gt",
+        dataroot_lq=f"{tmp_path}/lq",
+        num_frame=2,
+        gt_size=8,
+        scale="2",
+    )
     for seed in range(10):
         lq, gt = drawn(options, 0, seed)
         assert gt.shape == (2, 8, 8, 3) and (gt == lq.repeat(2, 1).repeat(2, 2)).all()
@@ -91,7 +107,10 @@ def test_the_same_generator_the_same_sample(tmp_path: Path) -> None:
     np.random.seed(1)
     one = data.draw(3, np.random.default_rng([1, 0, 3]))
     np.random.seed(2)
-    same, other = pickle.loads(pickle.dumps(data)).draw(3, np.random.default_rng([1, 0, 3])), data.draw(3, np.random.default_rng([1, 1, 3]))
+    same, other = (
+        pickle.loads(pickle.dumps(data)).draw(3, np.random.default_rng([1, 0, 3])),
+        data.draw(3, np.random.default_rng([1, 1, 3])),
+    )
     assert torch.equal(one["lq"], same["lq"]) and torch.equal(one["gt"], same["gt"])
     assert not torch.equal(one["lq"], other["lq"])
 
@@ -120,7 +139,9 @@ class Whole(torch.utils.data.Dataset[Any]):
 
 def test_validation_has_whole_clips(tmp_path: Path) -> None:
     options = pairs(tmp_path)
-    options = VideoOptions(test_dataroot_gt=options.dataroot_gt, test_dataroot_lq=options.dataroot_lq)
+    options = VideoOptions(
+        test_dataroot_gt=options.dataroot_gt, test_dataroot_lq=options.dataroot_lq
+    )
     data = Validation(options)
     assert len(data) == 2 and data[1]["lq"].shape == (7, 3, 12, 16)
     assert torch.equal(data[1]["gt"], data[1]["gt"])
@@ -157,15 +178,20 @@ def test_a_frame_that_can_not_be_read_is_named(tmp_path: Path) -> None:
         data.draw(0, np.random.default_rng(0))
 
 
-# ── the spike channel ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the spike channel
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def packed(planes: Any) -> bytes:
-    """As a spike camera writes it, bit by bit: upside down, the first pixel in the lowest bit of a byte."""
+    """As a spike camera writes it, bit by bit: upside down, the first pixel in the lowest bit of a
+    byte."""
     out = bytearray()
     for plane in planes:
         pixels = [int(value) for row in plane[::-1] for value in row]
-        out += bytes(sum(bit << place for place, bit in enumerate(pixels[i : i + 8])) for i in range(0, len(pixels), 8))
+        out += bytes(
+            sum(bit << place for place, bit in enumerate(pixels[i : i + 8]))
+            for i in range(0, len(pixels), 8)
+        )
     return bytes(out)
 
 
@@ -175,7 +201,9 @@ def with_spikes(tmp_path: Path, planes: Any, suffix: str, **facts: Any) -> Video
     for frame in range(3):
         file = folder / f"{frame:06d}{suffix}"
         file.write_bytes(packed(planes)) if suffix == ".dat" else np.save(file, planes)
-    return pairs(tmp_path, (3,), dataroot_spike=f"{tmp_path}/spikes", **{"gt_size": 0} | PLAIN | facts)
+    return pairs(
+        tmp_path, (3,), dataroot_spike=f"{tmp_path}/spikes", **{"gt_size": 0} | PLAIN | facts
+    )
 
 
 def test_raw_spikes_are_averaged_into_channels(tmp_path: Path) -> None:
@@ -191,10 +219,19 @@ def test_raw_spikes_are_averaged_into_channels(tmp_path: Path) -> None:
 
 def test_spikes_follow_crop_and_turns(tmp_path: Path) -> None:
     columns, rows = np.meshgrid(np.arange(16), np.arange(12))
-    options = with_spikes(tmp_path, (columns / 255).astype(np.float32), ".npy", gt_size=8, use_hflip=True, use_rot=True)
+    options = with_spikes(
+        tmp_path,
+        (columns / 255).astype(np.float32),
+        ".npy",
+        gt_size=8,
+        use_hflip=True,
+        use_rot=True,
+    )
     for seed in range(10):
         sample = Training(options).draw(0, np.random.default_rng(seed))["lq"]
-        assert torch.allclose(sample[:, 3], sample[:, 0], atol=1e-6)  # where they are is the red of these pictures
+        assert torch.allclose(
+            sample[:, 3], sample[:, 0], atol=1e-6
+        )  # where they are is the red of these pictures
     assert rows.shape == (12, 16)
 
 

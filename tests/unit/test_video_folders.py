@@ -1,4 +1,5 @@
-"""Paired folders of frames: what is found, and everything that can be wrong with it, told before anything starts."""
+"""Paired folders of frames: what is found, and everything that can be wrong with it, told before
+anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from training.tasks.video_restoration.options import VideoOptions
 
 def told(options: VideoOptions, **changed: Any) -> str:
     """All problems of changed options, as a person reads them."""
-    return "\n".join(line for p in folders.check(replace(options, **changed), {n: f"--{n}" for n in changed}) for line in p.lines())
+    return "\n".join(
+        line
+        for p in folders.check(replace(options, **changed), {n: f"--{n}" for n in changed})
+        for line in p.lines()
+    )
 
 
 @pytest.fixture
@@ -48,7 +53,9 @@ def test_the_layout_of_gopro(tmp_path: Path) -> None:
     assert clip.gt[0].endswith("sharp/000047.png") and clip.lq[0].endswith("blur/000047.png")
 
 
-def test_relative_to_the_current_folder(options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_to_the_current_folder(
+    options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert told(options, dataroot_gt="gt", dataroot_lq="lq") == ""
 
@@ -58,7 +65,9 @@ def test_numbers_without_zeros_are_in_their_order(tmp_path: Path) -> None:
         folder = write(tmp_path / root / "c", 0, 11)
         for file in sorted(folder.iterdir()):
             file.rename(folder / f"im{int(file.stem)}.png")
-    (clip,) = folders.clips(VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq"), "train")
+    (clip,) = folders.clips(
+        VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq"), "train"
+    )
     assert [Path(f).stem for f in clip.lq] == [f"im{n}" for n in range(11)]
 
 
@@ -68,7 +77,11 @@ def test_clips_and_frames_of_a_list(options: VideoOptions, tmp_path: Path) -> No
     chosen = replace(options, meta_info_file=str(listed))
     assert told(chosen) == ""
     (clip,) = folders.clips(chosen, "train")
-    assert [Path(f).stem for f in clip.gt] == [Path(f).stem for f in clip.lq] == ["000002", "000003", "000004", "000005"]
+    assert (
+        [Path(f).stem for f in clip.gt]
+        == [Path(f).stem for f in clip.lq]
+        == ["000002", "000003", "000004", "000005"]
+    )
     listed.write_text("c0\n")
     assert [len(c.gt) for c in folders.clips(chosen, "train")] == [5]
 
@@ -84,7 +97,9 @@ def test_clips_and_frames_of_a_list(options: VideoOptions, tmp_path: Path) -> No
         ("c0 9 (12,16,3) 0", "c0 (9 listed from 0, 5 there)"),
     ],
 )
-def test_lists_that_are_wrong(options: VideoOptions, tmp_path: Path, text: str | None, said: str) -> None:
+def test_lists_that_are_wrong(
+    options: VideoOptions, tmp_path: Path, text: str | None, said: str
+) -> None:
     if text is not None:
         (tmp_path / "meta.txt").write_text(text)
     found = told(options, meta_info_file=str(tmp_path / "meta.txt"))
@@ -92,8 +107,13 @@ def test_lists_that_are_wrong(options: VideoOptions, tmp_path: Path, text: str |
 
 
 def test_a_folder_that_is_not_there(options: VideoOptions) -> None:
-    found = told(options, dataroot_gt=options.dataroot_gt.replace("/gt", "/gtt"), dataroot_lq="nowhere")
-    assert f"try:     --dataroot_gt={options.dataroot_gt}" in found and "(--dataroot_gt): no such folder" in found
+    found = told(
+        options, dataroot_gt=options.dataroot_gt.replace("/gt", "/gtt"), dataroot_lq="nowhere"
+    )
+    assert (
+        f"try:     --dataroot_gt={options.dataroot_gt}" in found
+        and "(--dataroot_gt): no such folder" in found
+    )
     assert "dataroot_lq is 'nowhere' (--dataroot_lq): no such folder" in found  # both at once
     assert "make_blur_video" in told(options, dataroot_gt="elsewhere/blur_video/train")
     assert "nothing to train on" in told(options, dataroot_gt="")
@@ -101,13 +121,18 @@ def test_a_folder_that_is_not_there(options: VideoOptions) -> None:
 
 def test_lmdb_is_not_read(options: VideoOptions, tmp_path: Path) -> None:
     found = told(options, dataroot_gt=f"{tmp_path}/gt.lmdb", dataroot_lq="x/train_GT_blurred.lmdb")
-    assert found.count("an lmdb database is not read") == 2 and f"--dataroot_gt={tmp_path}/gt\n" in found
+    assert (
+        found.count("an lmdb database is not read") == 2
+        and f"--dataroot_gt={tmp_path}/gt\n" in found
+    )
 
 
 def test_no_clips(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no clips in this folder" in told(options, dataroot_gt=f"{tmp_path}/empty")
-    assert f"--dataroot_gt={tmp_path}/gt" in told(options, dataroot_gt=str(tmp_path), dataroot_lq="")  # one folder too high
+    assert f"--dataroot_gt={tmp_path}/gt" in told(
+        options, dataroot_gt=str(tmp_path), dataroot_lq=""
+    )  # one folder too high
     file = tmp_path / "gt" / "c0" / "000000.png"
     assert "a file, no folder" in told(options, dataroot_gt=str(file))
 
@@ -117,7 +142,9 @@ def test_frames_without_a_partner(options: VideoOptions, tmp_path: Path) -> None
     assert "c1 (7 and 6 frames, not both have 000003)" in told(options)
     write(tmp_path / "gt" / "c2", 2, 4)
     assert "no blurred frames for c2" in told(options)
-    assert "no blurred frames for c0, c1, c2" in told(options, dataroot_lq="")  # sharp frames are not taken for blurred ones
+    assert "no blurred frames for c0, c1, c2" in told(
+        options, dataroot_lq=""
+    )  # sharp frames are not taken for blurred ones
     with pytest.raises(UserError, match="no blurred frames"):
         folders.clips(options, "train")
 
@@ -130,9 +157,16 @@ def test_clips_that_are_too_short(options: VideoOptions) -> None:
 
 def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
     found = told(options, gt_size=14)
-    assert "gt_size is 14 (--gt_size), but frames are smaller: c0 (16 × 12), c1 (16 × 12)" in found and "try:     --gt_size=12" in found
+    assert (
+        "gt_size is 14 (--gt_size), but frames are smaller: c0 (16 × 12), c1 (16 × 12)" in found
+        and "try:     --gt_size=12" in found
+    )
     found = told(options, scale="2")
-    assert "scale is '2' (--scale), but sharp and blurred" in found and "c0 (16 × 12 and 16 × 12)" in found and "--scale=1" in found
+    assert (
+        "scale is '2' (--scale), but sharp and blurred" in found
+        and "c0 (16 × 12 and 16 × 12)" in found
+        and "--scale=1" in found
+    )
     for root in ("gt", "lq"):
         shutil.rmtree(tmp_path / root / "c1")
         write(tmp_path / root / "c1", 1, 5, width=20)
@@ -140,7 +174,9 @@ def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
     assert told(options) == ""
     for root in ("gt", "lq"):
         write(tmp_path / "val" / root / "c", 1, 5, height=8)
-    found = told(options, test_dataroot_gt=f"{tmp_path}/val/gt", test_dataroot_lq=f"{tmp_path}/val/lq")
+    found = told(
+        options, test_dataroot_gt=f"{tmp_path}/val/gt", test_dataroot_lq=f"{tmp_path}/val/lq"
+    )
     assert "frames of 8 pixels are smaller than SSIM's window" in found
 
 
@@ -171,7 +207,10 @@ def test_what_is_no_picture_of_eight_bits(options: VideoOptions, tmp_path: Path)
     ],
 )
 def test_values_that_are_wrong(options: VideoOptions, name: str, value: Any) -> None:
-    found = folders.check(replace(options, **{name: value} | ({"scale": "2"} if name == "gt_size" else {})), {name: "the file"})
+    found = folders.check(
+        replace(options, **{name: value} | ({"scale": "2"} if name == "gt_size" else {})),
+        {name: "the file"},
+    )
     shown = "num_frame_overlapping" if name == "num_frame_testing" else name
     (problem,) = [p for p in found if p.what.startswith(f"{shown} is")]
     assert problem.allowed and problem.fixes
@@ -180,10 +219,25 @@ def test_values_that_are_wrong(options: VideoOptions, name: str, value: Any) -> 
 
 
 def test_all_problems_at_once(options: VideoOptions) -> None:
-    assert len(folders.check(replace(options, interval_list="x", embed_dim=5, dataroot_lq="nowhere", test_dataroot_lq="x"), {})) == 4
+    assert (
+        len(
+            folders.check(
+                replace(
+                    options,
+                    interval_list="x",
+                    embed_dim=5,
+                    dataroot_lq="nowhere",
+                    test_dataroot_lq="x",
+                ),
+                {},
+            )
+        )
+        == 4
+    )
 
 
-# ── the spike channel ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the spike channel
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def spikes(options: VideoOptions, tmp_path: Path, write_one: Any, suffix: str) -> VideoOptions:
@@ -201,7 +255,9 @@ def test_raw_spikes(options: VideoOptions, tmp_path: Path) -> None:
     assert told(raw, **size) == ""
     assert folders.clips(raw, "train")[0].spike[4].endswith("spikes/c0/spike/000004.dat")
     assert "spike_h is 0" in told(raw)
-    assert "60 bytes, no multiple of the 18 of a plane of 9 × 16" in told(raw, **size | {"spike_h": 9})
+    assert "60 bytes, no multiple of the 18 of a plane of 9 × 16" in told(
+        raw, **size | {"spike_h": 9}
+    )
     assert "no whole number of bytes" in told(raw, **size | {"spike_h": 9, "spike_w": 15})
     assert "spike_channels is 4" in told(raw, **size | {"spike_channels": 4})
     write(tmp_path / "val" / "lq" / "c", 1, 5)
@@ -215,7 +271,9 @@ def test_raw_spikes(options: VideoOptions, tmp_path: Path) -> None:
 
 
 def test_arrays_of_spikes(options: VideoOptions, tmp_path: Path) -> None:
-    arrays = spikes(options, tmp_path, lambda file: np.save(file, np.zeros((3, 12, 16), np.float32)), ".npy")
+    arrays = spikes(
+        options, tmp_path, lambda file: np.save(file, np.zeros((3, 12, 16), np.float32)), ".npy"
+    )
     assert told(arrays, spike_channels=3) == ""
     assert "spike_channels is 4" in told(arrays, spike_channels=4)
     file = tmp_path / "spikes" / "c0" / "spike" / "000000.npy"
@@ -225,10 +283,13 @@ def test_arrays_of_spikes(options: VideoOptions, tmp_path: Path) -> None:
     assert f"{file} is no array of numbers" in told(arrays)
 
 
-# ── the digest, and how long all this takes ──────────────────────────────────────────────────────────────────────────
+# ── the digest, and how long all this takes
+# ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_digest_follows_the_frames_and_not_their_place(options: VideoOptions, tmp_path: Path) -> None:
+def test_the_digest_follows_the_frames_and_not_their_place(
+    options: VideoOptions, tmp_path: Path
+) -> None:
     before = folders.content(options)
     shutil.move(tmp_path / "gt", tmp_path / "elsewhere")
     moved = replace(options, dataroot_gt=f"{tmp_path}/elsewhere")
@@ -257,7 +318,8 @@ def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
 def test_neither_torch_nor_numpy(options: VideoOptions) -> None:
     code = (
         "import sys; from training.tasks.video_restoration import folders, options; "
-        f"o = options.VideoOptions(dataroot_gt={options.dataroot_gt!r}, dataroot_lq={options.dataroot_lq!r}, num_frame=3, gt_size=8); "
+        f"o = options.VideoOptions(dataroot_gt={options.dataroot_gt!r}, "
+        f"dataroot_lq={options.dataroot_lq!r}, num_frame=3, gt_size=8); "
         "print(folders.check(o, {}), [m for m in ('torch', 'numpy') if m in sys.modules])"
     )
     done = python("-c", code)

@@ -1,4 +1,5 @@
-"""make_blur_video: what it renders, its two layouts, and a command line that never ends in a traceback."""
+"""make_blur_video: what it renders, its two layouts, and a command line that never ends in a
+traceback."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from training.tasks.video_restoration.options import VideoOptions
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+    return {
+        str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()
+    }
 
 
 def problems(*words: str) -> list[Problem]:
@@ -33,12 +36,22 @@ def problems(*words: str) -> list[Problem]:
 
 
 def test_the_same_seed_makes_the_same_pictures(tmp_path: Path) -> None:
-    one, same = files(rendered(tmp_path / "a", clips=1, frames=2)), files(rendered(tmp_path / "b", clips=1, frames=2))
+    one, same = (
+        files(rendered(tmp_path / "a", clips=1, frames=2)),
+        files(rendered(tmp_path / "b", clips=1, frames=2)),
+    )
     assert one == same
     assert one != files(rendered(tmp_path / "c", clips=1, frames=2, seed=2))
-    assert set(one) == {f"{part}/clip_000/{kind}/00000{n}.png" for part in ("train", "test") for kind in ("blur", "sharp") for n in (0, 1)}
+    assert set(one) == {
+        f"{part}/clip_000/{kind}/00000{n}.png"
+        for part in ("train", "test")
+        for kind in ("blur", "sharp")
+        for n in (0, 1)
+    }
     longer = files(rendered(tmp_path / "d", clips=2, frames=3))
-    assert all(longer[name] == content for name, content in one.items())  # more of it changes nothing of what there was
+    assert all(
+        longer[name] == content for name, content in one.items()
+    )  # more of it changes nothing of what there was
 
 
 def test_a_blurred_frame_is_the_mean_of_the_light() -> None:
@@ -50,14 +63,19 @@ def test_a_blurred_frame_is_the_mean_of_the_light() -> None:
     # Movement, and less of it where the shutter is open for less.
     assert np.abs(lights[0] - lights[-1]).mean() > 2 * np.abs(lights[5] - lights[4]).mean() > 0
     picture = scenes.encoded(sharp)
-    assert picture.dtype == np.uint8 and np.abs((picture / 255.0) ** scenes.GAMMA - sharp).max() < 0.01
+    assert (
+        picture.dtype == np.uint8 and np.abs((picture / 255.0) ** scenes.GAMMA - sharp).max() < 0.01
+    )
 
 
 def test_blurred_frames_are_clearly_worse(tmp_path: Path) -> None:
     folder = rendered(tmp_path / "a", clips=4, frames=4, size=(64, 64))
     found = []
     for file in sorted(folder.glob("*/*/sharp/*.png")):
-        sharp, blurred = (np.asarray(Image.open(f)).astype(float) / 255 for f in (file, file.parents[1] / "blur" / file.name))
+        sharp, blurred = (
+            np.asarray(Image.open(f)).astype(float) / 255
+            for f in (file, file.parents[1] / "blur" / file.name)
+        )
         found.append(-10 * np.log10(np.square(sharp - blurred).mean()))
     assert len(found) == 20 and 22 < np.mean(found) < 32
 
@@ -69,19 +87,29 @@ def test_spikes_tell_how_much_light_there_was(tmp_path: Path) -> None:
     planes = np.concatenate([camera.planes(lights, 32) for _ in range(8)])
     assert planes.shape == (256, 8, 8) and np.abs(planes.mean(0) - lights[0, :, :, 0]).max() < 0.01
     folder = rendered(tmp_path / "a", clips=1, frames=2, spikes=True)
-    assert (folder / "train" / "clip_000" / "spike" / "000001.dat").stat().st_size == making.PLANES * 32 * 32 // 8
+    assert (
+        folder / "train" / "clip_000" / "spike" / "000001.dat"
+    ).stat().st_size == making.PLANES * 32 * 32 // 8
 
 
 @pytest.mark.parametrize("layout", ["gopro", "kair"])
 @pytest.mark.parametrize("spikes", [False, True])
 def test_the_next_command_trains_on_it(tmp_path: Path, layout: str, spikes: bool) -> None:
     folder = tmp_path / "with a space"
-    said = making.make(making.Chosen(folder, clips=2, frames=6, size=(48, 32), layout=layout, spikes=spikes))
-    assert said.startswith("2 clips for training and 1 for validation, 6 frames of 48 × 32 each") and str(folder) in said
+    said = making.make(
+        making.Chosen(folder, clips=2, frames=6, size=(48, 32), layout=layout, spikes=spikes)
+    )
+    assert (
+        said.startswith("2 clips for training and 1 for validation, 6 frames of 48 × 32 each")
+        and str(folder) in said
+    )
     command = shlex.split(said.rpartition("next: ")[2])
     assert command[:3] == ["./launch_train.sh", "2", "configs/video/quickstart.py"]
     given = dict(word.removeprefix("--").split("=", 1) for word in command[3:])
-    options = VideoOptions(**{name: int(value) if value.isdigit() else value for name, value in given.items()}, gt_size=32)  # type: ignore[arg-type]
+    options = VideoOptions(
+        **{name: int(value) if value.isdigit() else value for name, value in given.items()},
+        gt_size=32,
+    )  # type: ignore[arg-type]
     assert folders.check(options, {}) == []
     assert len(folders.clips(options, "train")) == 2 and len(folders.clips(options, "val")) == 1
     assert bool(folders.clips(options, "val")[0].spike) == spikes
@@ -95,7 +123,9 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     (problem,) = problems(str(folder))
     assert "is not empty" in problem.what and problem.fixes[0].endswith(f"{folder} --force")
     before = folders.content(gopro(folder))
-    chosen = making.parse([str(folder), "--force", "--clips=1", "--frames=3", "--size=32", "--seed=9"])
+    chosen = making.parse(
+        [str(folder), "--force", "--clips=1", "--frames=3", "--size=32", "--seed=9"]
+    )
     making.make(chosen)
     assert folders.content(gopro(folder)) != before
     assert [f.name for f in tmp_path.iterdir()] == ["a"]  # nothing is left beside it
@@ -137,7 +167,9 @@ def test_values_that_are_wrong(tmp_path: Path, word: str, said: str) -> None:
 def test_words_that_are_wrong(tmp_path: Path) -> None:
     found = problems("--frame=3", str(tmp_path), "other", "-x", "--clips=2", "--clips=3")
     assert [p.what.split()[0] for p in found] == ["--frame", "-x", "--clips", "'other'"]
-    assert found[0].fixes == [f"python -m training.tasks.make_blur_video {tmp_path} other --frames=3"]
+    assert found[0].fixes == [
+        f"python -m training.tasks.make_blur_video {tmp_path} other --frames=3"
+    ]
     chosen = making.parse(["--size=64x32", "--clips", "3", str(tmp_path)])
     assert (chosen.size, chosen.clips, chosen.folder) == ((64, 32), 3, tmp_path)
     assert making.parse(["-h", "a", "b"]).help
@@ -145,12 +177,18 @@ def test_words_that_are_wrong(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    done = python("-m", "training.tasks.make_blur_video", str(folder), "--clips=2", "--frames=2", "--size=32")
+    done = python(
+        "-m", "training.tasks.make_blur_video", str(folder), "--clips=2", "--frames=2", "--size=32"
+    )
     assert done.returncode == 0, done.stderr
     assert "next: ./launch_train.sh 2" in done.stdout and "clip 3 of 3" in done.stderr
     assert sorted(f.name for f in folder.iterdir()) == ["test", "train"]
     done = python("-m", "training.tasks.make_blur_video", str(folder), "--size=1")
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "nothing was made" in done.stderr
+    assert (
+        done.returncode == 2
+        and "Traceback" not in done.stderr
+        and "nothing was made" in done.stderr
+    )
     done = python("-m", "training.tasks.make_blur_video", "--help")
     assert done.returncode == 0 and "--layout" in done.stdout
 
@@ -162,7 +200,9 @@ def test_a_python_without_the_packages_says_what_to_do_or_hands_over(tmp_path: P
     module = ["-m", "training.tasks.make_blur_video", str(tmp_path / "made")]
     command = [str(bare / "bin/python"), *module, "--clips=1", "--frames=4", "--size=32"]
     copy = tmp_path / "project"
-    shutil.copytree(ROOT / "training", copy / "training", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "training", copy / "training", ignore=shutil.ignore_patterns("__pycache__")
+    )
     alone = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert alone.returncode == 2 and "has no numpy and no pillow" in alone.stderr
     assert f"{bare}/bin/python -m pip install numpy pillow" in alone.stderr

@@ -49,7 +49,8 @@ def shaken(model: nn.Module) -> nn.Module:
     return model
 
 
-# ── the network ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the network
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4])
@@ -86,11 +87,14 @@ def test_its_arithmetic_is_counted() -> None:
     model = work.model()
     with FlopCounterMode(display=False) as counter:
         model(torch.rand(1, 4, 3, 16, 16))
-    assert work.flops(model) == 3 * counter.get_total_flops()  # the backward pass is twice the forward one
+    assert (
+        work.flops(model) == 3 * counter.get_total_flops()
+    )  # the backward pass is twice the forward one
     assert task(VideoOptions(gt_size=0)).flops(model) is None
 
 
-# ── how near ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── how near
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_losses() -> None:
@@ -106,7 +110,9 @@ def test_psnr_is_the_mean_over_frames() -> None:
     found[0, 0] += 0.1  # 20 dB
     found[0, 1] += 0.01  # 40 dB
     found[1] = 7.0  # cut to 1: an error of a half
-    assert metrics.psnr(found, wanted).tolist() == pytest.approx([30.0, -20 * np.log10(0.5)], abs=1e-3)
+    assert metrics.psnr(found, wanted).tolist() == pytest.approx(
+        [30.0, -20 * np.log10(0.5)], abs=1e-3
+    )
     assert metrics.psnr(wanted, wanted).tolist() == [100.0, 100.0]
 
 
@@ -131,12 +137,18 @@ def test_ssim() -> None:
     random = np.random.default_rng(0)
     a = random.random((2, 2, 3, 14, 16)).astype(np.float32)
     b = np.clip(a + random.normal(0, 0.1, a.shape), 0, 1).astype(np.float32)
-    wanted = [np.mean([slow_ssim(a[i, t, c], b[i, t, c]) for t in range(2) for c in range(3)]) for i in range(2)]
-    assert metrics.ssim(torch.from_numpy(b), torch.from_numpy(a)).tolist() == pytest.approx(wanted, abs=1e-6)
+    wanted = [
+        np.mean([slow_ssim(a[i, t, c], b[i, t, c]) for t in range(2) for c in range(3)])
+        for i in range(2)
+    ]
+    assert metrics.ssim(torch.from_numpy(b), torch.from_numpy(a)).tolist() == pytest.approx(
+        wanted, abs=1e-6
+    )
     assert metrics.ssim(torch.from_numpy(a), torch.from_numpy(a)).tolist() == [1.0, 1.0]
 
 
-# ── the learning rate ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the learning rate
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def rates(total: int, **options: Any) -> list[float]:
@@ -152,23 +164,33 @@ def test_cosine_as_in_torch() -> None:
         wanted.append(optimizer.param_groups[0]["lr"] / 0.5)
         optimizer.step()
         torchs.step()
-    assert rates(25, G_scheduler_periods="10", G_scheduler_eta_min=0.1, G_optimizer_lr=0.5) == pytest.approx(wanted)
+    assert rates(
+        25, G_scheduler_periods="10", G_scheduler_eta_min=0.1, G_optimizer_lr=0.5
+    ) == pytest.approx(wanted)
 
 
 def test_periods_and_weights() -> None:
-    found = rates(40, G_scheduler_periods="10,20", G_scheduler_restart_weights="1,0.5", G_scheduler_eta_min=0.0)
+    found = rates(
+        40,
+        G_scheduler_periods="10,20",
+        G_scheduler_restart_weights="1,0.5",
+        G_scheduler_eta_min=0.0,
+    )
     assert [found[step] for step in (0, 5, 10, 20, 30)] == pytest.approx([1, 0.5, 0.5, 0.25, 0.5])
     whole = rates(8, G_scheduler_eta_min=0.0)
     assert whole[0] == 1 and whole[4] == pytest.approx(0.5) and 0 < whole[7] < 0.05
 
 
 def test_steps_and_none() -> None:
-    found = rates(6, G_scheduler_type="MultiStepLR", G_scheduler_milestones="2,4", G_scheduler_gamma=0.1)
+    found = rates(
+        6, G_scheduler_type="MultiStepLR", G_scheduler_milestones="2,4", G_scheduler_gamma=0.1
+    )
     assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert set(rates(3, G_scheduler_type="none")) == {1.0}
 
 
-# ── in pieces ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── in pieces
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Counting(nn.Module):
@@ -183,11 +205,16 @@ class Counting(nn.Module):
         return 2 * enlarged(frames, self.scale).repeat_interleave(1, 0)
 
 
-@pytest.mark.parametrize(("steps", "overlap", "side"), [(0, 0, 0), (4, 2, 0), (4, 0, 0), (0, 0, 40), (4, 2, 40), (50, 2, 500), (1, 0, 41)])
+@pytest.mark.parametrize(
+    ("steps", "overlap", "side"),
+    [(0, 0, 0), (4, 2, 0), (4, 0, 0), (0, 0, 40), (4, 2, 40), (50, 2, 500), (1, 0, 41)],
+)
 @pytest.mark.parametrize("scale", [1, 2])
 def test_pieces_cover_everything_once(steps: int, overlap: int, side: int, scale: int) -> None:
     frames = torch.rand(1, 9, 4, 67, 90).round(decimals=1)
-    frames = torch.full_like(frames, 0.25) if scale == 2 else frames  # enlarging sees the neighbours
+    frames = (
+        torch.full_like(frames, 0.25) if scale == 2 else frames
+    )  # enlarging sees the neighbours
     model = Counting(scale)
     out = inference.restored(model, frames, scale=scale, steps=steps, overlap=overlap, side=side)
     assert torch.allclose(out, 2 * enlarged(frames, scale))
@@ -195,11 +222,20 @@ def test_pieces_cover_everything_once(steps: int, overlap: int, side: int, scale
     assert model.shapes == {(min(steps, 9) if steps else 9, 4, height, width)}
 
 
-# ── the task ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the task
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_optimizer_of_the_options() -> None:
-    work = task(VideoOptions(G_optimizer_lr=0.1, G_optimizer_betas="0.8,0.95", G_optimizer_wd=0.2, embed_dim=8, num_blocks=1))
+    work = task(
+        VideoOptions(
+            G_optimizer_lr=0.1,
+            G_optimizer_betas="0.8,0.95",
+            G_optimizer_wd=0.2,
+            embed_dim=8,
+            num_blocks=1,
+        )
+    )
     found = work.optimizer(work.model())
     assert type(found) is torch.optim.Adam
     assert {name: found.defaults[name] for name in ("lr", "betas", "weight_decay")} == {
@@ -207,12 +243,20 @@ def test_the_optimizer_of_the_options() -> None:
         "betas": (0.8, 0.95),
         "weight_decay": 0.2,
     }
-    assert type(task(VideoOptions(G_optimizer_type="adamw")).optimizer(work.model())) is torch.optim.AdamW
+    assert (
+        type(task(VideoOptions(G_optimizer_type="adamw")).optimizer(work.model()))
+        is torch.optim.AdamW
+    )
 
 
 def test_what_a_checkpoint_says(clips: Path) -> None:
     options = gopro(
-        clips, embed_dim=8, num_blocks=1, dataroot_spike=f"{clips}/train", test_dataroot_spike=f"{clips}/test", spike_channels=2
+        clips,
+        embed_dim=8,
+        num_blocks=1,
+        dataroot_spike=f"{clips}/train",
+        test_dataroot_spike=f"{clips}/test",
+        spike_channels=2,
     )
     facts = task(options).facts()
     assert facts["shape"] == {"scale": 1, "embed_dim": 8, "num_blocks": 1, "channels": 5}
@@ -226,10 +270,17 @@ def test_the_figures_of_a_clip(clips: Path) -> None:
     assert rows is not None
     batch = rows.rows([0], 0)
     found = work.metrics(work.model(), batch)
-    assert {name: values.shape for name, values in found.items()} == dict.fromkeys(("psnr", "ssim", "psnr_input"), (1,))
-    assert found["psnr"].item() == pytest.approx(found["psnr_input"].item())  # the first weights change nothing
+    assert {name: values.shape for name, values in found.items()} == dict.fromkeys(
+        ("psnr", "ssim", "psnr_input"), (1,)
+    )
+    assert found["psnr"].item() == pytest.approx(
+        found["psnr_input"].item()
+    )  # the first weights change nothing
     assert 15 < found["psnr_input"].item() < 45 and 0.3 < found["ssim"].item() < 1
-    assert work.shown({"psnr": 28.0, "psnr_input": 26.5, "ssim": 0.9}) == "PSNR 28.00 dB (+1.50 over the input), SSIM 0.9000"
+    assert (
+        work.shown({"psnr": 28.0, "psnr_input": 26.5, "ssim": 0.9})
+        == "PSNR 28.00 dB (+1.50 over the input), SSIM 0.9000"
+    )
     assert task(replace(work.options, test_dataroot_gt="")).rows("val") is None
 
 
@@ -262,7 +313,12 @@ def test_it_learns_and_shows_it(tmp_path_factory: pytest.TempPathFactory, tmp_pa
     assert (found["psnr"] - found["psnr_input"]).item() > 0.4
 
     said = work.sample(model, tmp_path)
-    assert said is not None and said.startswith("clip_000: ") and " → " in said and said.endswith(" dB")
+    assert (
+        said is not None
+        and said.startswith("clip_000: ")
+        and " → " in said
+        and said.endswith(" dB")
+    )
     with Image.open(tmp_path / "restored_clip_000.png") as picture:
         picture.load()
         assert picture.mode == "RGB" and picture.size == (3 * 288 + 8, 288 + 18)
@@ -285,6 +341,13 @@ def test_names_of_pictures_are_plain(clips: Path, tmp_path: Path) -> None:
 
 def test_spikes_are_part_of_the_input(clips: Path) -> None:
     size: dict[str, Any] = {"spike_h": 32, "spike_w": 32, "spike_channels": 4}
-    options = gopro(clips, dataroot_spike=f"{clips}/train", test_dataroot_spike=f"{clips}/test", embed_dim=8, num_blocks=1, **size)
+    options = gopro(
+        clips,
+        dataroot_spike=f"{clips}/train",
+        test_dataroot_spike=f"{clips}/test",
+        embed_dim=8,
+        num_blocks=1,
+        **size,
+    )
     _, _, losses = trained(options, 3)
     assert len(losses) == 3 and task(options).channels == 7

@@ -1,4 +1,5 @@
-"""`attach`: which processes are the ranks, what is told of them, what is wrong with the command line."""
+"""`attach`: which processes are the ranks, what is told of them, what is wrong with the command
+line."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str
 def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with targets.ranks(tmp_path, "waits", "locks") as (pids, script):
         code, out, err = shown(capsys, f"--pid={pids[0]}")
-    waits, locks = (f"{script}:{targets.line_of(script, text, name)}" for text, name in (("all_reduce()", "waits"), ("acquire()", "locks")))
+    waits, locks = (
+        f"{script}:{targets.line_of(script, text, name)}"
+        for text, name in (("all_reduce()", "waits"), ("acquire()", "locks"))
+    )
     assert (code, err) == (5, "")
     lines = out.splitlines()
     assert lines[:4] == [
@@ -48,8 +52,13 @@ def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"rank 1  pid {pids[1]}  sleeping, 0 % of a core",
         f"        at {locks} (locks), kernel: {lines[3].rpartition(' ')[2]}",
     ]
-    assert re.fullmatch(rf"HANG rank 1 stands at {re.escape(locks)} \(locks\), since [\d.]+ s", lines[4])
-    assert lines[5:] == [f"    where   {locks}", f"    others  rank 0: waits in all_reduce at {waits} (waits)"]
+    assert re.fullmatch(
+        rf"HANG rank 1 stands at {re.escape(locks)} \(locks\), since [\d.]+ s", lines[4]
+    )
+    assert lines[5:] == [
+        f"    where   {locks}",
+        f"    others  rank 0: waits in all_reduce at {waits} (waits)",
+    ]
 
 
 def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,21 +68,38 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(out)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
     assert code == 5 and told["stuck"] is True
-    assert (told["verdict"]["kind"], told["verdict"]["rank"], told["verdict"]["where"]) == ("hang", 0, place)
+    assert (told["verdict"]["kind"], told["verdict"]["rank"], told["verdict"]["where"]) == (
+        "hang",
+        0,
+        place,
+    )
     first, second = told["ranks"]
     assert first["workers"] == [{"pid": worker, "state": "sleeping"}] and first["waits_in"] is None
-    assert (second["rank"], second["pid"], second["waits_in"], second["function"]) == (1, pids[1], "all_reduce", "waits")
-    assert second["phase"] is None and second["problem"] is None and second["stack"][0].endswith("(all_reduce)")
+    assert (second["rank"], second["pid"], second["waits_in"], second["function"]) == (
+        1,
+        pids[1],
+        "all_reduce",
+        "waits",
+    )
+    assert (
+        second["phase"] is None
+        and second["problem"] is None
+        and second["stack"][0].endswith("(all_reduce)")
+    )
 
 
 def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         targets.stopped(pids[0])
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
-        assert code == 5 and f"STOPPED rank 0 is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" in out
+        assert (
+            code == 5 and f"STOPPED rank 0 is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" in out
+        )
         targets.stopped(pids[1])
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
-        assert code == 5 and out.endswith(f"Stopped (SIGSTOP): all ranks; go on: kill -CONT {pids[0]} {pids[1]}\n")
+        assert code == 5 and out.endswith(
+            f"Stopped (SIGSTOP): all ranks; go on: kill -CONT {pids[0]} {pids[1]}\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,20 +107,34 @@ def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("works", "no standstill: one of them works: rank 0 is at "),
         ("uploads", "no standstill: one of them works: rank 0 is at "),
-        ("spins", "undetermined: in the same Python functions all the time, an endless loop or long work: rank 0 is at "),
+        (
+            "spins",
+            "undetermined: in the same Python functions all the time, an endless loop or long "
+            "work: rank 0 is at ",
+        ),
     ],
 )
-def test_what_is_not_certain_is_no_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, told: str) -> None:
+def test_what_is_not_certain_is_no_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, told: str
+) -> None:
     with targets.ranks(tmp_path, role, "waits") as (pids, _):
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
-    assert code == 0 and out.splitlines()[-1].startswith(told) and out.endswith("; rank 1 waits in all_reduce\n")
+    assert (
+        code == 0
+        and out.splitlines()[-1].startswith(told)
+        and out.endswith("; rank 1 waits in all_reduce\n")
+    )
 
 
 def test_a_single_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
         code, out, _ = shown(capsys, f"--pid={pid}")
-    assert code == 0 and "undetermined: nobody waits for another rank, nobody does anything: rank 0 is at " in out
+    assert (
+        code == 0
+        and "undetermined: nobody waits for another rank, nobody does anything: rank 0 is at "
+        in out
+    )
 
 
 def test_any_process_of_a_training_leads_to_its_ranks(tmp_path: Path) -> None:
@@ -112,20 +152,31 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(os, "getpid", lambda: real() + 1)  # another port
         with targets.ranks(tmp_path / "b", "waits", "waits") as (others, _):
             monkeypatch.undo()
-            assert discovery.of_process(pids[1]) == pids and discovery.of_process(others[0]) == others
+            assert (
+                discovery.of_process(pids[1]) == pids and discovery.of_process(others[0]) == others
+            )
             with pytest.raises(UserError) as caught:
                 discovery.of_process(os.getpid())
     text = f"there is more than one training below process {os.getpid()} (--pid)"
     fixes = [f"./duet attach --pid={pid}" for pid in (pids[0], others[0])]
-    assert caught.value.problems == [Problem("process.several", text, "a rank of one of them", fixes)]
+    assert caught.value.problems == [
+        Problem("process.several", text, "a rank of one of them", fixes)
+    ]
 
 
-def run_directory(folder: Path, pids: dict[int, int], host: str = "", supervisor: int | None = None) -> Path:
+def run_directory(
+    folder: Path, pids: dict[int, int], host: str = "", supervisor: int | None = None
+) -> Path:
     run = rundir.RunDir(folder / "run")
     run.create()
     rundir.write_json(run.plan, {})
     started = [{"rank": rank, "pid": pid} for rank, pid in pids.items()]
-    facts = {"pid": supervisor or os.getpid(), "host": host or socket.gethostname(), "started": 0.0, "ranks": started}
+    facts = {
+        "pid": supervisor or os.getpid(),
+        "host": host or socket.gethostname(),
+        "started": 0.0,
+        "ranks": started,
+    }
     rundir.write_json(run.supervisor, facts)
     return run.path
 
@@ -151,7 +202,9 @@ def test_a_run_by_its_name_and_by_a_path_with_a_space(
     for wanted in ("run", str(path), "latest"):
         code, _, err = shown(capsys, f"--run={wanted}")
         assert code == 2 and f"./monitor_training.sh --run={shlex.quote(str(path))} --once" in err
-    assert shlex.split(next(fix for fix in shown(capsys, "--run=runn")[2].splitlines() if "try:" in fix))[1:] == [
+    assert shlex.split(
+        next(fix for fix in shown(capsys, "--run=runn")[2].splitlines() if "try:" in fix)
+    )[1:] == [
         *COMMAND.split(),
         "--run=run",
     ]
@@ -162,7 +215,9 @@ def test_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
     with targets.ranks(tmp_path / "ranks", "waits", "waits") as (pids, _):
         path = run_directory(tmp_path, {}, supervisor=os.getppid())
         facts = rundir.read_json(path / "supervisor.json") or {}
-        rundir.write_json(path / "supervisor.json", facts | {"ranks": [{"rank": None, "pid": os.getpid()}]})
+        rundir.write_json(
+            path / "supervisor.json", facts | {"ranks": [{"rank": None, "pid": os.getpid()}]}
+        )
         assert discovery.of_run(path) == pids
 
 
@@ -172,11 +227,13 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         2,
         "",
         f"no rank of {path} (--run) runs on this machine\n    allowed: a run that goes on\n"
-        f"    try:     ./monitor_training.sh --run={path} --once   # how it ended\n1 problem; nothing was looked into (exit 2)\n",
+        f"    try:     ./monitor_training.sh --run={path} --once   # how it ended\n1 problem; "
+        f"nothing was looked into (exit 2)\n",
     )
     run_directory(tmp_path, {0: 1}, host="far-away")
     assert shown(capsys, f"--run={path}")[2].startswith(
-        f"no rank of {path} (--run) runs on this machine; it was started on far-away\n    try:     ssh far-away\n"
+        f"no rank of {path} (--run) runs on this machine; it was started on far-away\n    try:     "
+        f"ssh far-away\n"
     )
 
 
@@ -189,17 +246,28 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
     [
         (
             [],
-            f"which training? Neither --pid nor --run is given\n    allowed: one of them\n    try:     {COMMAND} --run=experiments/RUN\n"
+            f"which training? Neither --pid nor --run is given\n    allowed: one of them\n    try: "
+            f"    {COMMAND} --run=experiments/RUN\n"
             f"    or:      {COMMAND} --pid=PID   # any process of it: pgrep -af python\n1 problem; ",
         ),
         (["--pid=1", "--run=x"], "both --pid and --run are given\n    allowed: one of them\n"),
         (
             ["--pid=x", "17"],
-            f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     {PGREP}\n'17' is not known here\n"
-            f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 problems; ",
+            f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     "
+            f"{PGREP}\n'17' is not known here\n"
+            f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 "
+            f"problems; ",
         ),
-        (["--pid=4194304"], f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was looked into (exit 2)\n"),
-        (["--run"], f"--run has no value\n    allowed: a run directory\n    try:     {COMMAND} --run=experiments/RUN\n"),
+        (
+            ["--pid=4194304"],
+            f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
+            f"looked into (exit 2)\n",
+        ),
+        (
+            ["--run"],
+            f"--run has no value\n    allowed: a run directory\n    try:     {COMMAND} "
+            f"--run=experiments/RUN\n",
+        ),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], argv: list[str], text: str) -> None:
@@ -209,20 +277,30 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], argv: list[str], text: 
 
 def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_directory(tmp_path, {})
-    text = f"{tmp_path} (--run) is no run directory\n    allowed: a folder with a plan.json\n    try:     {COMMAND} --run={path}\n"
+    text = (
+        f"{tmp_path} (--run) is no run directory\n    allowed: a folder with a plan.json\n    "
+        f"try:     {COMMAND} --run={path}\n"
+    )
     assert shown(capsys, f"--run={tmp_path}")[2].startswith(text)
 
 
 def test_a_process_that_is_no_python(capsys: pytest.CaptureFixture[str]) -> None:
     sleeper = os.posix_spawnp("sleep", ["sleep", "1000"], {"PATH": os.environ["PATH"]})
     try:
-        wait_until(lambda: (now := procfs.read_process(sleeper)) and now.command == "sleep 1000", 20, "it sleeps")
+        wait_until(
+            lambda: (now := procfs.read_process(sleeper)) and now.command == "sleep 1000",
+            20,
+            "it sleeps",
+        )
         code, _, err = shown(capsys, f"--pid={sleeper}")
     finally:
         os.kill(sleeper, signal.SIGKILL)
         os.waitpid(sleeper, 0)
     assert code == 2
-    assert err.startswith(f"process {sleeper} (--pid: sleep 1000) is not Python, and no rank is below it\n    try:     {PGREP}\n")
+    assert err.startswith(
+        f"process {sleeper} (--pid: sleep 1000) is not Python, and no rank is below it\n    try:   "
+        f"  {PGREP}\n"
+    )
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

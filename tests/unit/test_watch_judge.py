@@ -1,4 +1,5 @@
-"""Who is blamed, and who is not: from made-up evidence, since each case here takes several ranks in a certain place."""
+"""Who is blamed, and who is not: from made-up evidence, since each case here takes several ranks in
+a certain place."""
 
 from __future__ import annotations
 
@@ -35,43 +36,85 @@ WORKER_QUEUE = (
 )
 
 
-def beat(rank: int, phase: str, step: int = 20, place: int = 3, age_s: float = 9.0, first_step: int = 1) -> HeartbeatRecord:
+def beat(
+    rank: int, phase: str, step: int = 20, place: int = 3, age_s: float = 9.0, first_step: int = 1
+) -> HeartbeatRecord:
     import time
 
-    return HeartbeatRecord(rank, 100 + rank, 77, 1, step, place, first_step, time.monotonic_ns() - int(age_s * 1e9), 0.0, phase)
+    return HeartbeatRecord(
+        rank,
+        100 + rank,
+        77,
+        1,
+        step,
+        place,
+        first_step,
+        time.monotonic_ns() - int(age_s * 1e9),
+        0.0,
+        phase,
+    )
 
 
 def seen(
-    *frames: Frame, state: str = "S", busy: float = 0.0, gil: bool = False, pid: int = 1, io: int = 0, threads: tuple[Thread, ...] = ()
+    *frames: Frame,
+    state: str = "S",
+    busy: float = 0.0,
+    gil: bool = False,
+    pid: int = 1,
+    io: int = 0,
+    threads: tuple[Thread, ...] = (),
 ) -> ProcessActivity:
-    stack = Stack(pid, "py-spy", (Thread("MainThread", True, busy > 0, gil, frames), *threads)) if frames else "no permission"
+    stack = (
+        Stack(pid, "py-spy", (Thread("MainThread", True, busy > 0, gil, frames), *threads))
+        if frames
+        else "no permission"
+    )
     return ProcessActivity(pid, [state] * 4, busy, io, "pipe_read", [stack, stack])
 
 
 def rank(
-    number: int, phase: str, process: ProcessActivity, *workers: ProcessActivity, calls: list[Call] | None = None, **more: object
+    number: int,
+    phase: str,
+    process: ProcessActivity,
+    *workers: ProcessActivity,
+    calls: list[Call] | None = None,
+    **more: object,
 ) -> RankSnapshot:
     return RankSnapshot(beat(number, phase, **more), process, list(workers), calls)  # type: ignore[arg-type]
 
 
 def test_who_is_behind_is_guilty_and_the_others_wait() -> None:
-    found = culprit.find_culprit([rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)])
+    found = culprit.find_culprit(
+        [rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)]
+    )
     assert (found.kind, found.rank, found.where) == ("hang", 1, "/home/me/model.py:12")
     assert found.how == "stands at /home/me/model.py:12 (forward)"
-    assert found.waiting == {0: "step 20: backward, waits in backward at /home/me/train.py:60 (train)"}
+    assert found.waiting == {
+        0: "step 20: backward, waits in backward at /home/me/train.py:60 (train)"
+    }
 
 
 def test_of_ranks_in_the_same_place_the_one_outside_of_collectives() -> None:
-    inside, outside = rank(1, "backward", seen(*BACKWARD)), rank(0, "backward", seen(USER, *BACKWARD))
+    inside, outside = (
+        rank(1, "backward", seen(*BACKWARD)),
+        rank(0, "backward", seen(USER, *BACKWARD)),
+    )
     assert culprit.find_culprit([outside, inside]).rank == 0
     spinning = rank(0, "backward", seen(*BACKWARD, busy=1.0, gil=True))
     found = culprit.find_culprit([spinning, inside])
-    assert found.rank == 0 and found.how == "spins at /home/me/train.py:60 (train), and holds the GIL"
+    assert (
+        found.rank == 0 and found.how == "spins at /home/me/train.py:60 (train), and holds the GIL"
+    )
 
 
 def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
-    found = culprit.find_culprit([rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))])
-    assert (found.rank, found.where) == (None, None) and "all ranks wait for each other, in the same place: the network" in found.how
+    found = culprit.find_culprit(
+        [rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))]
+    )
+    assert (found.rank, found.where) == (
+        None,
+        None,
+    ) and "all ranks wait for each other, in the same place: the network" in found.how
     assert set(found.waiting) == {0, 1}
     found = culprit.find_culprit([rank(0, "forward", seen(USER)), rank(1, "forward", seen(USER))])
     assert found.rank is None and found.how == "the ranks stand still, in the same place"
@@ -79,24 +122,33 @@ def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
 
 def test_a_rank_that_waits_is_not_blamed_for_being_behind() -> None:
     """As with a network that stands still: the other one has got its sums, this one has not."""
-    found = culprit.find_culprit([rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)])
+    found = culprit.find_culprit(
+        [rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)]
+    )
     assert found.rank is None
 
 
 def test_the_fewest_calls_of_those_that_wait() -> None:
     first, second = Call("0", 7, "all_reduce", "float [4]"), Call("0", 8, "all_reduce", "float [4]")
     ahead = rank(0, "record", seen(*REDUCE), place=6, calls=[first, second])
-    found = culprit.find_culprit([ahead, rank(1, "optimizer", seen(*REDUCE), place=5, calls=[first])])
+    found = culprit.find_culprit(
+        [ahead, rank(1, "optimizer", seen(*REDUCE), place=5, calls=[first])]
+    )
     assert found.rank == 1 and found.how == "waits in all_reduce, which the others have left"
 
 
 def test_different_collectives_are_a_desync() -> None:
     common = Call("0", 1, "broadcast", "long [6]")
     three = [Call("0", 2, op, "float [4]") for op in ("all_reduce", "all_reduce", "all_gather")]
-    everything = [rank(r, "reduce", seen(*REDUCE), calls=[common, call]) for r, call in enumerate(three)]
+    everything = [
+        rank(r, "reduce", seen(*REDUCE), calls=[common, call]) for r, call in enumerate(three)
+    ]
     found = culprit.find_culprit(everything)
     assert (found.kind, found.rank) == ("desync", 2)
-    assert "collective 2: rank 0: all_reduce of float [4]; rank 1: all_reduce of float [4]; rank 2: all_gather of float [4]" in found.how
+    assert (
+        "collective 2: rank 0: all_reduce of float [4]; rank 1: all_reduce of float [4]; rank 2: "
+        "all_gather of float [4]" in found.how
+    )
     found = culprit.find_culprit(everything[1:])
     assert (found.kind, found.rank) == ("desync", None), "of two nobody has the majority"
     assert flight_recorder.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
@@ -110,26 +162,45 @@ def test_different_collectives_are_a_desync() -> None:
         (seen(USER, state="t"), "stopped", "is held by a debugger"),
         (seen(USER, state="D"), "blocked", "is blocked in I/O (pipe_read)"),
         (seen(state="D"), "blocked", "is blocked in I/O (pipe_read)"),
-        (seen(USER, gil=True), "hang", "holds the GIL in C, called at /home/me/model.py:12 (forward)"),
+        (
+            seen(USER, gil=True),
+            "hang",
+            "holds the GIL in C, called at /home/me/model.py:12 (forward)",
+        ),
         (seen(USER, busy=0.97), "hang", "spins at /home/me/model.py:12 (forward)"),
     ],
 )
 def test_how_a_guilty_rank_stands(process: ProcessActivity, kind_: str, how: str) -> None:
-    found = culprit.find_culprit([rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.find_culprit(
+        [rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))]
+    )
     assert (found.kind, found.rank, found.how) == (kind_, 0, how)
     assert found.sentence().startswith(f"{kind_.upper()} rank 0")
 
 
 def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
-    stuck, idle = seen(Frame("/home/me/data.py", 7, "__getitem__"), pid=9), seen(WORKER_QUEUE[2], pid=8)
-    found = culprit.find_culprit([rank(0, "fetch", seen(*WORKER_QUEUE), idle, stuck, place=1), rank(1, "backward", seen(*BACKWARD))])
+    stuck, idle = (
+        seen(Frame("/home/me/data.py", 7, "__getitem__"), pid=9),
+        seen(WORKER_QUEUE[2], pid=8),
+    )
+    found = culprit.find_culprit(
+        [
+            rank(0, "fetch", seen(*WORKER_QUEUE), idle, stuck, place=1),
+            rank(1, "backward", seen(*BACKWARD)),
+        ]
+    )
     assert found.where == "/home/me/data.py:7"
-    assert found.how == "waits for its data-loader worker (pid 9), which stands at /home/me/data.py:7 (__getitem__)"
+    assert (
+        found.how == "waits for its data-loader worker (pid 9), which stands at /home/me/data.py:7 "
+        "(__getitem__)"
+    )
 
 
 def test_slow_data_that_comes_is_no_hang() -> None:
     assert culprit.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
-    assert culprit.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), "a checkpoint from a slow disk"
+    assert culprit.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), (
+        "a checkpoint from a slow disk"
+    )
     assert culprit.still_reading(rank(0, "epoch 2: creating data iterator", seen(USER, io=1 << 20)))
     assert not culprit.still_reading(rank(0, "fetch", seen(USER, io=100)))
     assert not culprit.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
@@ -137,7 +208,12 @@ def test_slow_data_that_comes_is_no_hang() -> None:
 
 def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
     hook = Thread("pt_autograd_0", False, False, False, (USER,))
-    found = culprit.find_culprit([rank(0, "backward", seen(*BACKWARD, threads=(hook,))), rank(1, "backward", seen(*BACKWARD))])
+    found = culprit.find_culprit(
+        [
+            rank(0, "backward", seen(*BACKWARD, threads=(hook,))),
+            rank(1, "backward", seen(*BACKWARD)),
+        ]
+    )
     assert (found.rank, found.where) == (0, "/home/me/model.py:12")
 
 
@@ -148,7 +224,15 @@ def test_where_a_gpu_is_waited_for_nobody_is_blamed(tmp_path: Path) -> None:
     everything = [rank(r, "record", seen(result, busy=1.0)) for r in range(2)]
     assert [e.collective for e in everything] == ["the GPU", "the GPU"]
     assert culprit.find_culprit(everything).rank is None
-    assert culprit.find_culprit([rank(0, "record", seen(result, busy=1.0), place=6), rank(1, "fetch", seen(USER), place=1)]).rank == 1
+    assert (
+        culprit.find_culprit(
+            [
+                rank(0, "record", seen(result, busy=1.0), place=6),
+                rank(1, "fetch", seen(USER), place=1),
+            ]
+        ).rank
+        == 1
+    )
 
 
 ORDER = [
@@ -178,13 +262,23 @@ def test_places_are_in_the_order_of_the_training() -> None:
     places = [phases.place(b) for b in ORDER]
     assert places == sorted(places) and len(set(places)) == len(places)
     waiting = beat(1, "waiting for data", 0, first_step=0)
-    assert phases.place(waiting) == phases.place(beat(0, "preparing data", 0, first_step=0)), "nobody is behind the one that prepares"
+    assert phases.place(waiting) == phases.place(beat(0, "preparing data", 0, first_step=0)), (
+        "nobody is behind the one that prepares"
+    )
 
 
 def test_phases_that_wait_for_others() -> None:
     assert phases.waits("barrier: before iteration") and phases.waits("backward")
-    assert not phases.waits("fetch") and not phases.waits("checkpoint") and not phases.waits("progress bar")
-    assert phases.needs_data("fetch") and phases.needs_data("epoch 3: creating data iterator") and not phases.needs_data("record")
+    assert (
+        not phases.waits("fetch")
+        and not phases.waits("checkpoint")
+        and not phases.waits("progress bar")
+    )
+    assert (
+        phases.needs_data("fetch")
+        and phases.needs_data("epoch 3: creating data iterator")
+        and not phases.needs_data("record")
+    )
 
 
 def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +297,15 @@ def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert budgets.seconds(beat(0, "backward"), path) == 3, "the floor"
     assert budgets.seconds(beat(0, "never seen"), path) == 3
     assert budgets.seconds(beat(0, "forward", 2, first_step=1), path) == FIRST_STEP_S
-    assert PhaseTimeouts(3.0, compiled=True).seconds(beat(0, "backward", 1, first_step=1), path) == COMPILE_S
+    assert (
+        PhaseTimeouts(3.0, compiled=True).seconds(beat(0, "backward", 1, first_step=1), path)
+        == COMPILE_S
+    )
     assert budgets.seconds(beat(0, "evaluation"), path) == OWN["evaluation"]
     assert budgets.seconds(beat(0, "importing torch", first_step=0), path) == START_S
-    assert PhaseTimeouts(4000.0, compiled=True).seconds(beat(0, "evaluation"), path) == 4000, "whoever asks for more gets more"
+    assert PhaseTimeouts(4000.0, compiled=True).seconds(beat(0, "evaluation"), path) == 4000, (
+        "whoever asks for more gets more"
+    )
 
 
 def test_compilers_have_their_time_wherever_they_work(tmp_path: Path) -> None:
@@ -215,7 +314,10 @@ def test_compilers_have_their_time_wherever_they_work(tmp_path: Path) -> None:
     compiled = PhaseTimeouts(3.0, compiled=True)
     assert compiled.seconds(beat(0, "first pass", 0, first_step=0), path) == COMPILE_S
     assert compiled.seconds(beat(0, "evaluation", 10), path) == COMPILE_S, "the first one"
-    assert PhaseTimeouts(3.0, compiled=False).seconds(beat(0, "first pass", 0, first_step=0), path) == FIRST_STEP_S
+    assert (
+        PhaseTimeouts(3.0, compiled=False).seconds(beat(0, "first pass", 0, first_step=0), path)
+        == FIRST_STEP_S
+    )
 
 
 def test_what_is_usual_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,11 @@ def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.SPIN) as (pid, _, _):
         before = procfs.read_process(pid)
         assert before
-        wait_until(lambda: (now := procfs.read_process(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2, 20, "it computes")
+        wait_until(
+            lambda: (now := procfs.read_process(pid)) and now.main_cpu_s >= before.main_cpu_s + 0.2,
+            20,
+            "it computes",
+        )
         now = procfs.read_process(pid)
     assert now and now.state == "R" and now.cpu_s >= now.main_cpu_s and now.waits_in == ""
 
@@ -39,7 +43,8 @@ def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
 def test_cpu_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
     program = (
         targets.SPIN.rpartition("turns()")[0]
-        + "import threading, time\nthreading.Thread(target=turns, daemon=True).start()\ntime.sleep(1000)\n"
+        + "import threading, time\nthreading.Thread(target=turns, "
+        "daemon=True).start()\ntime.sleep(1000)\n"
     )
     with targets.running(tmp_path, program) as (pid, _, _):
         wait_until(lambda: (now := procfs.read_process(pid)) and now.cpu_s > 0.5, 20, "it computes")
@@ -56,20 +61,38 @@ def test_a_stopped_process(tmp_path: Path) -> None:
 
 def test_dead_and_gone() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended, and nobody has looked")
+    wait_until(
+        lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z",
+        20,
+        "it has ended, and nobody has looked",
+    )
     zombie = procfs.read_process(ended.pid)
     assert zombie and zombie.command.startswith("[python")
     ended.wait()
     assert procfs.read_process(ended.pid) is None
-    assert procfs.environment(ended.pid) == {} and procfs.workers(ended.pid) == [] and procfs.family(ended.pid) == []
+    assert (
+        procfs.environment(ended.pid) == {}
+        and procfs.workers(ended.pid) == []
+        and procfs.family(ended.pid) == []
+    )
 
 
 def test_io_is_counted(tmp_path: Path) -> None:
-    program = "import time\nprint('ready', flush=True)\nwhile True:\n    open(__file__).read(); time.sleep(0.01)\n"
+    program = (
+        "import time\nprint('ready', flush=True)\nwhile True:\n    open(__file__).read(); "
+        "time.sleep(0.01)\n"
+    )
     with targets.running(tmp_path, program) as (pid, _, _):
         before = procfs.read_process(pid)
         assert before and before.io_bytes is not None
-        wait_until(lambda: (now := procfs.read_process(pid)) and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000, 20, "it reads")
+        wait_until(
+            lambda: (
+                (now := procfs.read_process(pid))
+                and (now.io_bytes or 0) > (before.io_bytes or 0) + 1000
+            ),
+            20,
+            "it reads",
+        )
 
 
 def test_family_and_workers(tmp_path: Path) -> None:
@@ -100,7 +123,9 @@ def test_who_goes_round_is_not_who_waits(tmp_path: Path) -> None:
         targets.asleep(pid, "futex")
         before = procfs.turns(pid)
         assert before > 0 and procfs.turns(pid) == before
-    with targets.running(tmp_path, "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n") as (pid, _, _):
+    with targets.running(
+        tmp_path, "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
+    ) as (pid, _, _):
         before = procfs.turns(pid)
         wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it goes round")
     assert procfs.turns(pid) == 0
@@ -120,14 +145,26 @@ def test_what_is_not_ours_is_unknown() -> None:
 
 def test_tracing_is_allowed_with_and_without_yama() -> None:
     # Twice: it must not matter; and in a forked child.
-    code = "import os; from training.host import process; process.allow_tracing(); process.allow_tracing();"
+    code = (
+        "import os; from training.host import process; process.allow_tracing(); "
+        "process.allow_tracing();"
+    )
     code += "pid = os.fork(); pid or os._exit(0); print(os.waitpid(pid, 0)[1])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(process.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(process.__file__).parents[2],
+    )
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_a_name_with_parentheses_and_spaces_is_read_right(tmp_path: Path) -> None:
-    program = "import ctypes, signal\nctypes.CDLL(None).prctl(15, b'a) R 1 (', 0, 0, 0)\nprint('ready', flush=True)\nsignal.pause()\n"
+    program = (
+        "import ctypes, signal\nctypes.CDLL(None).prctl(15, b'a) R 1 (', 0, 0, "
+        "0)\nprint('ready', flush=True)\nsignal.pause()\n"
+    )
     with targets.running(tmp_path, program) as (pid, _, _):
         targets.asleep(pid)
         now = procfs.read_process(pid)

@@ -20,38 +20,66 @@ MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-p
 PROCESS = procfs.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
 
 
-def look(*frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object) -> ProcessSample:
+def look(
+    *frames: Frame, gpu: bool = False, holds_gil: bool = False, **facts: object
+) -> ProcessSample:
     process = dataclasses.replace(PROCESS, **facts)  # type: ignore[arg-type]
-    return ProcessSample(process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu)
+    return ProcessSample(
+        process, Stack(1, "py-spy", (Thread("MainThread", True, False, holds_gil, frames),)), gpu
+    )
 
 
 LONG_WORK = "in the same Python functions all the time, an endless loop or long work"
 
 
 def judged(
-    *pairs: tuple[ProcessSample, ProcessSample], elsewhere: bool = False, alone: bool = False, written: int = 0
+    *pairs: tuple[ProcessSample, ProcessSample],
+    elsewhere: bool = False,
+    alone: bool = False,
+    written: int = 0,
 ) -> HangFinding | NoFinding:
-    samples = [Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written) for at in (0, 1)]
+    samples = [
+        Sample(float(at), {rank: pair[at] for rank, pair in enumerate(pairs)}, at * written)
+        for at in (0, 1)
+    ]
     return stall_detector.detect_stall(samples, {}, elsewhere=elsewhere, alone=alone)
 
 
 def reduce(**facts: object) -> ProcessSample:
-    return look(Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "all_reduce"), MINE, **facts)  # type: ignore[arg-type]
+    return look(
+        Frame(f"{LIBRARY}/distributed/distributed_c10d.py", 3000, "all_reduce"), MINE, **facts
+    )  # type: ignore[arg-type]
 
 
 def test_blocked_in_io() -> None:
     blocked = look(MINE, state="D", waits_in="nfs_wait_on_request")
     found = judged((reduce(), reduce()), (blocked, blocked))
-    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == ("blocked", 1, "/home/me/train.py:7")
+    assert isinstance(found, HangFinding) and (found.kind, found.rank, found.where) == (
+        "blocked",
+        1,
+        "/home/me/train.py:7",
+    )
     assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
     moving = look(MINE, state="D", faults=5000)
-    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), NoFinding), "it reads a mapped file, slowly"
-    assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), NoFinding), "the kernel writes what it has got"
+    assert isinstance(judged((reduce(), reduce()), (blocked, moving)), NoFinding), (
+        "it reads a mapped file, slowly"
+    )
+    assert isinstance(
+        judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), NoFinding
+    ), "the kernel writes what it has got"
     assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
 
 
 @pytest.mark.parametrize("state", ["D", "S"])
-@pytest.mark.parametrize("code", ["os.fsync(file.fileno())", "file.close()", "with open(path, 'wb') as file:", "torch.save(state, path)"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.fsync(file.fileno())",
+        "file.close()",
+        "with open(path, 'wb') as file:",
+        "torch.save(state, path)",
+    ],
+)
 def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"{code}\n")
@@ -60,9 +88,16 @@ def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) 
         frames.insert(0, Frame(f"{LIBRARY}/serialization.py", 900, "_save"))
     saves = look(*frames, state=state, waits_in="nfs_wait_on_request")
     said = judged((reduce(), reduce()), (saves, saves))
-    assert isinstance(said, NoFinding) and said.code == WORKS and said.text.startswith("one of them works: rank 1 is at ")
+    assert (
+        isinstance(said, NoFinding)
+        and said.code == WORKS
+        and said.text.startswith("one of them works: rank 1 is at ")
+    )
     found = judged((reduce(), reduce()), (saves, saves), alone=True)
-    assert isinstance(found, HangFinding) and (found.kind, found.rank) == ("blocked" if state == "D" else "hang", 1)
+    assert isinstance(found, HangFinding) and (found.kind, found.rank) == (
+        "blocked" if state == "D" else "hang",
+        1,
+    )
 
 
 def test_a_rank_that_gets_no_core_is_not_idle() -> None:
@@ -70,8 +105,17 @@ def test_a_rank_that_gets_no_core_is_not_idle() -> None:
     before = dataclasses.replace(look(MINE, state="R"), queued={1: 5.0, 7: 1.0})
     after = dataclasses.replace(look(MINE, state="R", cpu_s=10.01), queued={1: 5.9, 7: 1.0})
     said = judged((reduce(), reduce()), (before, after))
-    assert isinstance(said, NoFinding) and said.code == WORKS and said.text.startswith("one of them works: rank 1 is at ")
-    assert isinstance(judged((reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))), HangFinding)
+    assert (
+        isinstance(said, NoFinding)
+        and said.code == WORKS
+        and said.text.startswith("one of them works: rank 1 is at ")
+    )
+    assert isinstance(
+        judged(
+            (reduce(), reduce()), (before, dataclasses.replace(after, queued={1: 5.1, 9: 50.0}))
+        ),
+        HangFinding,
+    )
 
 
 def test_backward_that_computes_is_no_waiting() -> None:
@@ -83,7 +127,8 @@ def test_backward_that_computes_is_no_waiting() -> None:
 
 
 def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
-    # One waits for its data in every step, the other for it: each look may find both where they were, with next to no CPU.
+    # One waits for its data in every step, the other for it: each look may find both where they
+    # were, with next to no CPU.
     sleeps = look(MINE)
     goes_on = dataclasses.replace(reduce(), turns=3)
     said = judged((sleeps, sleeps), (reduce(), goes_on))
@@ -95,20 +140,39 @@ def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\n")
     at, lock = Frame(str(script), 1, "step"), look(MINE)
-    spinning = (look(at, gpu=True, state="R"), look(at, gpu=True, state="R", cpu_s=11.0, main_cpu_s=11.0))
+    spinning = (
+        look(at, gpu=True, state="R"),
+        look(at, gpu=True, state="R", cpu_s=11.0, main_cpu_s=11.0),
+    )
     found = judged(spinning, (lock, lock))
-    assert isinstance(found, HangFinding) and (found.rank, found.waiting) == (1, {0: f"waits in the GPU at {script}:1 (step)"})
+    assert isinstance(found, HangFinding) and (found.rank, found.waiting) == (
+        1,
+        {0: f"waits in the GPU at {script}:1 (step)"},
+    )
     without = tuple(dataclasses.replace(one, gpu=False) for one in spinning)
-    assert isinstance(judged((without[0], without[1]), (lock, lock)), NoFinding), "on a CPU it computes"
+    assert isinstance(judged((without[0], without[1]), (lock, lock)), NoFinding), (
+        "on a CPU it computes"
+    )
 
 
 @pytest.mark.parametrize(
     ("pending", "alone", "certain"),
-    [(True, False, True), (False, False, False), (False, True, False), (None, False, False), (None, True, True)],
+    [
+        (True, False, True),
+        (False, False, False),
+        (False, True, False),
+        (None, False, False),
+        (None, True, True),
+    ],
 )
-def test_a_gpu_that_computes_is_not_waiting(pending: bool | None, alone: bool, certain: bool) -> None:
+def test_a_gpu_that_computes_is_not_waiting(
+    pending: bool | None, alone: bool, certain: bool
+) -> None:
     watch = ScriptWatch(1.0, pending=lambda rank: pending if rank == 1 else None)
-    places = {0: "waits in barrier at train.py:9 (step)", 1: "waits in the GPU at train.py:7 (step)"}
+    places = {
+        0: "waits in barrier at train.py:9 (step)",
+        1: "waits in the GPU at train.py:7 (step)",
+    }
     found = HangFinding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
     told = watch._doubted(found, alone)
     assert (told is found) == certain
@@ -129,7 +193,10 @@ def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.Mo
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
-    assert said == ["no hang can be found: the looks themselves fail: PermissionError: [Errno 1] Operation not permitted"]
+    assert said == [
+        "no hang can be found: the looks themselves fail: PermissionError: [Errno 1] Operation not "
+        "permitted"
+    ]
     waiting = Sample(1.0, {0: reduce()})
     monkeypatch.setattr(script_watchdog, "take", lambda pids: waiting)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
@@ -141,20 +208,29 @@ def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
     watch = ScriptWatch(1.0, say=said.append)
     watch._verdict = (
         watch._samples,
-        NoFinding(LOOPS, "in the same Python functions all the time, an endless loop or long work: rank 0 is at train.py:7 (count)"),
+        NoFinding(
+            LOOPS,
+            "in the same Python functions all the time, an endless loop or long work: rank 0 is at "
+            "train.py:7 (count)",
+        ),
     )
     watch._loops, watch._training = script_watchdog.SPIN_LOOKS - 1, True
-    assert watch._told(2.0, 1.0, False) is None and said == [], "a few looks may find the same by accident"
+    assert watch._told(2.0, 1.0, False) is None and said == [], (
+        "a few looks may find the same by accident"
+    )
     watch._loops = script_watchdog.SPIN_LOOKS
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == [
-        "no output for 2 s: in the same Python functions all the time, an endless loop or long work: rank 0 is at train.py:7 (count);"
+        "no output for 2 s: in the same Python functions all the time, an endless loop or long "
+        "work: rank 0 is at train.py:7 (count);"
         " the run is ended if this is still so after 5 s: print progress, or raise --hang_timeout"
     ]
 
 
-def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
     monkeypatch.setattr(script_watchdog, "time", clock)
     watch, asked = ScriptWatch(1.0), []
@@ -176,7 +252,10 @@ def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(monkeypatch: py
 
 def test_ranks_of_other_machines_may_be_waited_for() -> None:
     said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
-    assert str(said) == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in all_reduce, rank 1 waits in all_reduce"
+    assert (
+        str(said) == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in "
+        "all_reduce, rank 1 waits in all_reduce"
+    )
     assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), HangFinding)
     lock = look(MINE)
     found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
@@ -185,10 +264,16 @@ def test_ranks_of_other_machines_may_be_waited_for() -> None:
 
 def test_without_stacks_nothing_is_said() -> None:
     blind = ProcessSample(PROCESS, "process 1 may not be looked into", False)
-    assert str(judged((reduce(), reduce()), (blind, blind))) == "no stack of rank 1: process 1 may not be looked into"
+    assert (
+        str(judged((reduce(), reduce()), (blind, blind)))
+        == "no stack of rank 1: process 1 may not be looked into"
+    )
     said: list[str] = []
     watch = ScriptWatch(1.0, say=said.append)
-    watch._verdict = (watch._samples, NoFinding(BLIND, "no stack of rank 1: process 1 may not be looked into"))
+    watch._verdict = (
+        watch._samples,
+        NoFinding(BLIND, "no stack of rank 1: process 1 may not be looked into"),
+    )
     for _ in range(3):
         assert watch._told(2.0, 1.0, False) is None
     assert said == ["no hang can be found: no stack of rank 1: process 1 may not be looked into"]
@@ -198,9 +283,15 @@ def test_rates_of_a_course() -> None:
     first, last = look(MINE), look(MINE, cpu_s=10.5, io_bytes=5000, faults=10)
     child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)
     first = dataclasses.replace(first, children={2: child}, sockets={7: 100, 8: 5})
-    last = dataclasses.replace(last, children={2: dataclasses.replace(child, cpu_s=1.4, faults=6)}, sockets={7: 1100, 9: 50})
+    last = dataclasses.replace(
+        last,
+        children={2: dataclasses.replace(child, cpu_s=1.4, faults=6)},
+        sockets={7: 1100, 9: 50},
+    )
     course = RankTrace(0, (first, last), 2.0)
     assert (course.own_cpu, course.childrens_cpu) == (pytest.approx(0.25), pytest.approx(0.2))
-    assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 8, "of the child too: it reads a mapped file"
+    assert course.bytes_moved == (4000 + 1000 + 50) / 2 and course.faults == 8, (
+        "of the child too: it reads a mapped file"
+    )
     assert course.children_work and not course.idle and course.same_place
     assert sampling.courses([]) == {}

@@ -1,4 +1,5 @@
-"""Hang detection for ranks that know nothing of us: real processes in known states, real stacks, a short floor."""
+"""Hang detection for ranks that know nothing of us: real processes in known states, real stacks, a
+short floor."""
 
 from __future__ import annotations
 
@@ -22,10 +23,18 @@ FLOOR_S = 0.8
 
 
 def watched(
-    pids: dict[int, int], seconds: float, ended: dict[int, int] | None = None, said: list[str] | None = None, *, trains: bool = True
+    pids: dict[int, int],
+    seconds: float,
+    ended: dict[int, int] | None = None,
+    said: list[str] | None = None,
+    *,
+    trains: bool = True,
 ) -> HangFinding | None:
-    """What the watch finds within that time of silence; it is asked as the supervisor's loop does."""
-    watch = ScriptWatch(FLOOR_S, say=(said if said is not None else []).append, trains=lambda: trains)
+    """What the watch finds within that time of silence; it is asked as the supervisor's loop
+    does."""
+    watch = ScriptWatch(
+        FLOOR_S, say=(said if said is not None else []).append, trains=lambda: trains
+    )
     watch.output()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -49,16 +58,25 @@ def test_a_lock_while_the_other_waits_for_it(tmp_path: Path) -> None:
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')}"
     assert (found.kind, found.rank, found.where) == ("hang", 0, place)
     assert found.how.startswith(f"stands at {place} (locks) (no output for "), found.how
-    assert found.waiting == {1: f"waits in all_reduce at {script}:{targets.line_of(script, 'all_reduce()', 'waits')} (waits)"}
-    assert set(found.stacks) == {0, 1} and all(isinstance(stack, Stack) for stack in found.stacks.values())
+    assert found.waiting == {
+        1: f"waits in all_reduce at {script}:{targets.line_of(script, 'all_reduce()', 'waits')} "
+        f"(waits)"
+    }
+    assert set(found.stacks) == {0, 1} and all(
+        isinstance(stack, Stack) for stack in found.stacks.values()
+    )
 
 
 def test_an_endless_loop(tmp_path: Path) -> None:
     said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
         begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, said=said)
-        assert time.monotonic() - begin > script_watchdog.SPIN_TIMES * FLOOR_S, "long work in one function looks the same"
-    assert len(said) <= 1 and all("in the same Python functions all the time" in text for text in said)
+        assert time.monotonic() - begin > script_watchdog.SPIN_TIMES * FLOOR_S, (
+            "long work in one function looks the same"
+        )
+    assert len(said) <= 1 and all(
+        "in the same Python functions all the time" in text for text in said
+    )
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
     assert found.how.startswith(f"spins at {found.where} (spins), and holds the GIL")
@@ -68,8 +86,13 @@ def test_an_endless_loop(tmp_path: Path) -> None:
 def test_before_the_first_step_a_rank_that_computes_is_at_work(tmp_path: Path) -> None:
     said: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, _):
-        assert watched(pids, (script_watchdog.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False) is None
-    assert len(said) <= 1 and all("no step has been printed yet, so this is taken for work" in text for text in said)
+        assert (
+            watched(pids, (script_watchdog.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False)
+            is None
+        )
+    assert len(said) <= 1 and all(
+        "no step has been printed yet, so this is taken for work" in text for text in said
+    )
 
 
 def test_before_the_first_step_a_lock_is_found_all_the_same(tmp_path: Path) -> None:
@@ -79,10 +102,19 @@ def test_before_the_first_step_a_lock_is_found_all_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "role", ["works", "uploads", *(pytest.param(role, marks=pytest.mark.slow) for role in ("computes_in_c", "writes", "compiles"))]
+    "role",
+    [
+        "works",
+        "uploads",
+        *(
+            pytest.param(role, marks=pytest.mark.slow)
+            for role in ("computes_in_c", "writes", "compiles")
+        ),
+    ],
 )
 def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role: str) -> None:
-    # An evaluation, a checkpoint, an upload, a compiler: on one rank alone, without a word, for many times the floor.
+    # An evaluation, a checkpoint, an upload, a compiler: on one rank alone, without a word, for
+    # many times the floor.
     said: list[str] = []
     with targets.ranks(tmp_path, role, "waits") as (pids, _):
         assert watched(pids, 5 * FLOOR_S, said=said) is None
@@ -94,14 +126,21 @@ def test_a_write_that_never_returns_is_a_hang_only_after_long(tmp_path: Path) ->
     with targets.ranks(tmp_path, "saves", "waits") as (pids, script):
         begin, found = time.monotonic(), stuck(pids)
         assert time.monotonic() - begin > script_watchdog.ALONE_TIMES * FLOOR_S
-    assert (found.kind, found.rank, found.where) == ("hang", 0, f"{script}:{targets.line_of(script, 'os.write(', 'saves')}")
+    assert (found.kind, found.rank, found.where) == (
+        "hang",
+        0,
+        f"{script}:{targets.line_of(script, 'os.write(', 'saves')}",
+    )
 
 
 def test_all_wait_in_different_places(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "waits", "waits_elsewhere") as (pids, _):
         found = stuck(pids)
     assert (found.kind, found.rank, found.where) == ("uneven", None, None)
-    assert found.how.startswith("all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take")
+    assert found.how.startswith(
+        "all ranks wait for each other, in different places: uneven batches, or a branch that not "
+        "all of them take"
+    )
     assert "(waits)" in found.waiting[0] and "(waits_elsewhere)" in found.waiting[1]
 
 
@@ -109,7 +148,9 @@ def test_all_wait_in_the_same_place(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "waits", "waits") as (pids, _):
         found = stuck(pids)
     assert (found.kind, found.rank) == ("hang", None)
-    assert found.how.startswith("all ranks wait for each other, in the same place: the network between them, or a device")
+    assert found.how.startswith(
+        "all ranks wait for each other, in the same place: the network between them, or a device"
+    )
 
 
 def test_one_has_finished_and_the_other_waits(tmp_path: Path) -> None:
@@ -126,7 +167,10 @@ def test_a_stopped_rank_is_told_and_then_found(tmp_path: Path) -> None:
         targets.stopped(pids[0])
         found = watched(pids, 20 * FLOOR_S, said=said)
     assert found and (found.kind, found.rank) == ("stopped", 0)
-    assert found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" and found.since_s >= heartbeat_watchdog.STOPPED_S
+    assert (
+        found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}"
+        and found.since_s >= heartbeat_watchdog.STOPPED_S
+    )
     assert said == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; go on: kill -CONT {pids[0]}"]
 
 
@@ -143,12 +187,16 @@ def test_whoever_stops_all_ranks_has_a_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", [pytest.param("sleeps", marks=pytest.mark.slow), "spins"])
 def test_a_single_rank_may_wait_as_long_as_it_likes(tmp_path: Path, role: str) -> None:
-    # A server, a poll, a timer: nobody can tell these from a deadlock. It is said, once, and only where nothing happens.
+    # A server, a poll, a timer: nobody can tell these from a deadlock. It is said, once, and only
+    # where nothing happens.
     said: list[str] = []
     with targets.ranks(tmp_path, role) as (pids, _):
         assert watched(pids, 7 * FLOOR_S, said=said) is None
     assert len(said) == (0 if role == "spins" else 1)
-    assert all("nobody waits for another rank, nobody does anything: rank 0 is at " in text for text in said)
+    assert all(
+        "nobody waits for another rank, nobody does anything: rank 0 is at " in text
+        for text in said
+    )
 
 
 def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
@@ -157,9 +205,13 @@ def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
         (worker,) = procfs.workers(pids[0])
         place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
         assert (found.kind, found.rank, found.where) == ("hang", 0, place)
-        how = f"waits for its data-loader worker (pid {worker}), which stands at {place} (stuck_in_the_dataset)"
+        how = (
+            f"waits for its data-loader worker (pid {worker}), which stands at {place} "
+            f"(stuck_in_the_dataset)"
+        )
         assert found.how.startswith(how)
-        # A single rank, or all of them: no other reason to wait for a worker that does nothing. But it takes longer to be sure.
+        # A single rank, or all of them: no other reason to wait for a worker that does nothing. But
+        # it takes longer to be sure.
         begin = time.monotonic()
         alone = stuck({0: pids[0]})
         assert (alone.rank, alone.where) == (0, place) and alone.how.startswith(how)
@@ -183,14 +235,21 @@ def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> Non
             assert watch.look(pids) is None
             time.sleep(0.05)
         os.kill(pids[0], signal.SIGCONT)
-        wait_until(lambda: watch.look(pids) is None and not watch._stopped, 20, "it is no longer counted as stopped")
+        wait_until(
+            lambda: watch.look(pids) is None and not watch._stopped,
+            20,
+            "it is no longer counted as stopped",
+        )
 
 
 def test_looks_that_take_long_are_as_good() -> None:
     """On a busy machine a look takes longer than the window in which three of them should fall."""
     samples = [Sample(at, {}) for at in (1.0, 1.5, 2.0, 2.5)]
     assert script_watchdog.last(samples, 0.6) == samples[1:]
-    assert script_watchdog.last(samples, 1.2) == samples[1:] and script_watchdog.last(samples, 1.5) == samples
+    assert (
+        script_watchdog.last(samples, 1.2) == samples[1:]
+        and script_watchdog.last(samples, 1.5) == samples
+    )
     assert script_watchdog.last(samples, 5.0) == [] and script_watchdog.last(samples[:2], 0.6) == []
 
 
@@ -226,7 +285,9 @@ def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -
     for gap in [0.0001] * 50 + [2.0] * 5:
         clock.now += gap
         watch.output()
-    assert watch.patience_s() == pytest.approx(10.0), "five times the usual; lines that come together are one"
+    assert watch.patience_s() == pytest.approx(10.0), (
+        "five times the usual; lines that come together are one"
+    )
     for gap in [0.1] * 200:
         clock.now += gap
         watch.output()

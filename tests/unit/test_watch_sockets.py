@@ -15,7 +15,10 @@ def exchange(family: socket.AddressFamily, host: str) -> None:
     with socket.socket(family) as server:
         server.bind((host, 0))
         server.listen()
-        with socket.create_connection(server.getsockname()[:2]) as client, server.accept()[0] as other:
+        with (
+            socket.create_connection(server.getsockname()[:2]) as client,
+            server.accept()[0] as other,
+        ):
             before = sockets.moved(me)
             client.sendall(bytes(300_000))
             left = 300_000

@@ -1,4 +1,5 @@
-"""Stacks of real processes: blocked, spinning, stopped, holding the interpreter lock in C, forked."""
+"""Stacks of real processes: blocked, spinning, stopped, holding the interpreter lock in C,
+forked."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ def test_a_lock(tmp_path: Path) -> None:
     assert not helper.main and Path(helper.frames[0].file).name == "threading.py"
     assert at(helper) == f"target.py:{targets.line_of(script, 'Event().wait')} (helper)"
     text = stack.text().splitlines()
-    assert text[:3] == [f"pid {pid} (py-spy)", "Thread MainThread [main]", f"    {script}:{line} (takes_it_twice)"]
+    assert text[:3] == [
+        f"pid {pid} (py-spy)",
+        "Thread MainThread [main]",
+        f"    {script}:{line} (takes_it_twice)",
+    ]
 
 
 def test_an_endless_loop(tmp_path: Path) -> None:
@@ -87,26 +92,38 @@ def test_a_forked_child_and_its_parent_at_once(tmp_path: Path) -> None:
 
 
 def test_a_process_is_not_disturbed(tmp_path: Path) -> None:
-    # A signal, or a stop as a debugger does it, would interrupt the sleep: it would come back early, and say so.
-    program = "import select\nprint('ready', flush=True)\nselect.select([], [], [], 1000)\nprint('woken')\n"
+    # A signal, or a stop as a debugger does it, would interrupt the sleep: it would come back
+    # early, and say so.
+    program = (
+        "import select\nprint('ready', flush=True)\nselect.select([], [], [], "
+        "1000)\nprint('woken')\n"
+    )
     with targets.running(tmp_path, program) as (pid, _, _):
         targets.asleep(pid)
         before = Path(f"/proc/{pid}/status").read_text()
         for _ in range(20):
             taken(pid)
         after = Path(f"/proc/{pid}/status").read_text()
-    switches = [next(line for line in text.splitlines() if line.startswith("voluntary")) for text in (before, after)]
+    switches = [
+        next(line for line in text.splitlines() if line.startswith("voluntary"))
+        for text in (before, after)
+    ]
     assert switches[0] == switches[1]
 
 
 def test_why_there_is_none(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    wait_until(lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended")
+    wait_until(
+        lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended"
+    )
     with subprocess.Popen(["sleep", "1000"]) as other:
         found = stacks.dump([ended.pid, other.pid])
         other.kill()
     ended.wait()
-    assert found == {ended.pid: f"process {ended.pid} has ended", other.pid: f"process {other.pid} is not Python"}
+    assert found == {
+        ended.pid: f"process {ended.pid} has ended",
+        other.pid: f"process {other.pid} is not Python",
+    }
     assert stacks.dump([ended.pid]) == {ended.pid: f"process {ended.pid} has ended"}
     assert stacks.dump([]) == {}
 
@@ -114,7 +131,8 @@ def test_why_there_is_none(tmp_path: Path) -> None:
 def test_no_permission(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
-    # py-spy as somebody else: it is handed over as a descriptor, since he may not enter our folders.
+    # py-spy as somebody else: it is handed over as a descriptor, since he may not enter our
+    # folders.
     handle = os.open(packages.program("py-spy") or "", os.O_RDONLY)
     done = subprocess.run(
         [f"/proc/self/fd/{handle}", "dump", "--json", "--nonblocking", "--pid", str(os.getpid())],
@@ -123,7 +141,8 @@ def test_no_permission(tmp_path: Path) -> None:
     os.close(handle)
     assert done.returncode != 0
     assert stacks._reason(os.getpid(), done.stderr) == (
-        f"process {os.getpid()} may not be looked into: run this as its user or as root, and see /proc/sys/kernel/yama/ptrace_scope"
+        f"process {os.getpid()} may not be looked into: run this as its user or as root, and see "
+        f"/proc/sys/kernel/yama/ptrace_scope"
         " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
     )
 
@@ -137,19 +156,33 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
 
 def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "program", lambda name: None)
-    assert stacks.dump([1]) == {1: f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}"}
+    assert stacks.dump([1]) == {
+        1: f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}"
+    }
 
 
-def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, f'echo "$@" >>"{tmp_path}/calls"; echo "Error: Failed to copy memory" >&2; exit 1')
+def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        f'echo "$@" >>"{tmp_path}/calls"; echo "Error: Failed to copy memory" >&2; exit 1',
+    )
     me = os.getpid()
     assert stacks.dump([me]) == {me: f"process {me}: py-spy said: Error: Failed to copy memory"}
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [f"dump --json --nonblocking --pid {me}"] * 2 + [f"dump --json --pid {me}"]
 
 
-def test_a_py_spy_that_does_not_answer_is_ended_and_a_stop_it_made_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(tmp_path, monkeypatch, 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "${4}"; exec sleep 1000')
+def test_a_py_spy_that_does_not_answer_is_ended_and_a_stop_it_made_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "${4}"; exec sleep 1000',
+    )
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
         begin = time.monotonic()
@@ -160,18 +193,30 @@ def test_a_py_spy_that_does_not_answer_is_ended_and_a_stop_it_made_is_undone(tmp
 
 def test_faulthandlers_last_dump(tmp_path: Path) -> None:
     file = tmp_path / "rank0.stacks"
-    program = f"import faulthandler, signal\nfaulthandler.register(signal.SIGUSR2, file=open({str(file)!r}, 'w'), all_threads=True)\n"
+    program = (
+        f"import faulthandler, signal\nfaulthandler.register(signal.SIGUSR2, "
+        f"file=open({str(file)!r}, 'w'), all_threads=True)\n"
+    )
     program += targets.LOCK + "\n"
     program = program.replace("lock.acquire()\n    print", "lock.acquire()\n    other()\n    print")
-    program = program.replace("def takes", "def other():\n    signal.raise_signal(signal.SIGUSR2)\n\ndef takes")
+    program = program.replace(
+        "def takes", "def other():\n    signal.raise_signal(signal.SIGUSR2)\n\ndef takes"
+    )
     with targets.running(tmp_path, program) as (pid, script, _):
         first = file.read_text()
         targets.asleep(pid, "futex")
         os.kill(pid, signal.SIGUSR2)
-        wait_until(lambda: file.read_text() != first and file.read_text().endswith("<module>\n"), 20, "the second dump")
+        wait_until(
+            lambda: file.read_text() != first and file.read_text().endswith("<module>\n"),
+            20,
+            "the second dump",
+        )
         stack = stacks.from_faulthandler(file)
         assert stack and stack.source == "faulthandler" and len(stack.threads) == 2
-        assert at(stack.main) == f"target.py:{targets.line_of(script, 'lock.acquire()')} (takes_it_twice)"
+        assert (
+            at(stack.main)
+            == f"target.py:{targets.line_of(script, 'lock.acquire()')} (takes_it_twice)"
+        )
         file.write_text(first)
         assert at((stacks.from_faulthandler(file) or stack).main).endswith("(other)")
     assert stacks.from_faulthandler(tmp_path / "none") is None
@@ -196,7 +241,13 @@ ENV = "/u/.venv/lib/python3.11/site-packages"
 
 
 def thread(*frames: tuple[str, str]) -> Thread:
-    return Thread("MainThread", True, False, False, tuple(Frame(file, 1, function) for file, function in frames))
+    return Thread(
+        "MainThread",
+        True,
+        False,
+        False,
+        tuple(Frame(file, 1, function) for file, function in frames),
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +271,10 @@ def test_the_users_own_line(file: str) -> None:
     assert stacks.own([]) is None
 
 
-C10D, DDP = f"{ENV}/torch/distributed/distributed_c10d.py", f"{ENV}/torch/nn/parallel/distributed.py"
+C10D, DDP = (
+    f"{ENV}/torch/distributed/distributed_c10d.py",
+    f"{ENV}/torch/nn/parallel/distributed.py",
+)
 WRAPPER = (f"{ENV}/torch/distributed/c10d_logger.py", "_exception_logger.<locals>.wrapper")
 MINE = ("/home/me/train.py", "main")
 
@@ -228,11 +282,20 @@ MINE = ("/home/me/train.py", "main")
 @each(
     ("frames", "name"),
     [
-        # As read from real ranks with torch 2.13; under faulthandler the functions come without their class.
+        # As read from real ranks with torch 2.13; under faulthandler the functions come without
+        # their class.
         ([(C10D, "all_reduce"), WRAPPER, MINE], "all_reduce"),
-        ([(C10D, "all_gather"), WRAPPER, (C10D, "all_gather_object"), WRAPPER, MINE], "all_gather_object"),
         (
-            [(f"{ENV}/torch/distributed/rendezvous.py", "_create_c10d_store"), (C10D, "init_process_group"), WRAPPER, MINE],
+            [(C10D, "all_gather"), WRAPPER, (C10D, "all_gather_object"), WRAPPER, MINE],
+            "all_gather_object",
+        ),
+        (
+            [
+                (f"{ENV}/torch/distributed/rendezvous.py", "_create_c10d_store"),
+                (C10D, "init_process_group"),
+                WRAPPER,
+                MINE,
+            ],
             "init_process_group",
         ),
         (
@@ -244,12 +307,30 @@ MINE = ("/home/me/train.py", "main")
             "DistributedDataParallel.__init__",
         ),
         ([(DDP, "_pre_forward"), (DDP, "forward"), MINE], "DistributedDataParallel.forward"),
-        ([(f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"), (f"{ENV}/torch/_tensor.py", "Tensor.backward"), MINE], "backward"),
-        ([(str(Path(stacks.__file__).parents[2] / "inspector/distributed.py"), "barrier"), MINE], "barrier"),
-        # The model's own forward below DDP's, a hook below backward, a checkpoint's file: not waiting for anybody.
+        (
+            [
+                (f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"),
+                (f"{ENV}/torch/_tensor.py", "Tensor.backward"),
+                MINE,
+            ],
+            "backward",
+        ),
+        (
+            [(str(Path(stacks.__file__).parents[2] / "inspector/distributed.py"), "barrier"), MINE],
+            "barrier",
+        ),
+        # The model's own forward below DDP's, a hook below backward, a checkpoint's file: not
+        # waiting for anybody.
         ([MINE, (DDP, "DistributedDataParallel.forward"), MINE], None),
         ([(DDP, "DistributedDataParallel._run_ddp_forward"), MINE], None),
-        ([("/home/me/hooks.py", "hook"), (f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"), MINE], None),
+        (
+            [
+                ("/home/me/hooks.py", "hook"),
+                (f"{ENV}/torch/autograd/graph.py", "_engine_run_backward"),
+                MINE,
+            ],
+            None,
+        ),
         ([(f"{ENV}/torch/distributed/checkpoint/filesystem.py", "write"), MINE], None),
         ([MINE], None),
         ([], None),
@@ -262,13 +343,18 @@ def test_what_waits_for_other_ranks(frames: list[tuple[str, str]], name: str | N
 def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("work.wait()\nos.wait()\nlock.acquire()\n")
-    found = [stacks.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),))) for line in (1, 2, 3, 4)]
+    found = [
+        stacks.in_collective(Thread("", True, False, False, (Frame(str(script), line, "f"),)))
+        for line in (1, 2, 3, 4)
+    ]
     assert found == ["wait", None, None, None]
 
 
 def test_our_own_frames_around_a_script_are_not_shown(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
-    script.write_text("import time\ndef wait():\n    print('ready', flush=True)\n    time.sleep(1000)\nwait()\n")
+    script.write_text(
+        "import time\ndef wait():\n    print('ready', flush=True)\n    time.sleep(1000)\nwait()\n"
+    )
     command = [sys.executable, "-u", str(ROOT / "lib/run_script.py"), str(tmp_path), str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment()) as process:
         try:
@@ -276,24 +362,39 @@ def test_our_own_frames_around_a_script_are_not_shown(tmp_path: Path) -> None:
             targets.asleep(process.pid, "nanosleep")
             stack = taken(process.pid)
             process.send_signal(signal.SIGUSR2)
-            wait_until(lambda: (own := stacks.from_faulthandler(tmp_path / "rank0.stacks")) and own.main and own.main.frames)
+            wait_until(
+                lambda: (
+                    (own := stacks.from_faulthandler(tmp_path / "rank0.stacks"))
+                    and own.main
+                    and own.main.frames
+                )
+            )
         finally:
             process.kill()
     told = stacks.from_faulthandler(tmp_path / "rank0.stacks")
     for main in (stack.main, told and told.main):
-        assert main and [(f.file, f.name) for f in main.frames] == [(str(script), "wait"), (str(script), "<module>")]
+        assert main and [(f.file, f.name) for f in main.frames] == [
+            (str(script), "wait"),
+            (str(script), "<module>"),
+        ]
 
 
 def test_waiting_for_a_worker() -> None:
     loader = f"{ENV}/torch/utils/data/dataloader.py"
     poll = ("/usr/lib/python3.11/multiprocessing/connection.py", "wait")
-    assert stacks.waits_for_worker(thread(poll, (loader, "_MultiProcessingDataLoaderIter._try_get_data"), MINE))
+    assert stacks.waits_for_worker(
+        thread(poll, (loader, "_MultiProcessingDataLoaderIter._try_get_data"), MINE)
+    )
     assert stacks.waits_for_worker(thread(poll, (loader, "_shutdown_workers"), MINE))
-    assert not stacks.waits_for_worker(thread(MINE, (loader, "_SingleProcessDataLoaderIter._next_data"), MINE))
+    assert not stacks.waits_for_worker(
+        thread(MINE, (loader, "_SingleProcessDataLoaderIter._next_data"), MINE)
+    )
     assert not stacks.waits_for_worker(thread(MINE))
 
 
-def test_a_process_that_ends_before_it_can_be_let_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_that_ends_before_it_can_be_let_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def gone(pid: int, number: int) -> None:
         raise ProcessLookupError
 
@@ -328,5 +429,9 @@ def test_who_writes_a_file(tmp_path: Path, file: str, code: str, so: bool) -> No
 def test_who_waits_for_its_gpu(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\nlock.acquire()\n")
-    assert stacks.waits_for_device(Frame(str(script), 1, "step")) and not stacks.waits_for_device(Frame(str(script), 2, "step"))
-    assert stacks.waits_for_device(Frame("/u/site-packages/torch/cuda/__init__.py", 900, "synchronize"))
+    assert stacks.waits_for_device(Frame(str(script), 1, "step")) and not stacks.waits_for_device(
+        Frame(str(script), 2, "step")
+    )
+    assert stacks.waits_for_device(
+        Frame("/u/site-packages/torch/cuda/__init__.py", 900, "synchronize")
+    )

@@ -47,7 +47,9 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
         assert f"hang detection is off for {off_s} s: ZeroDivisionError: division by zero" in said
         assert "1 / 0" in run.watch_error.read_text()
         clock[0] += off_s - 1
-        assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == "", "said once"
+        assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == "", (
+            "said once"
+        )
         clock[0] += 2
     assert watch.look({0: os.getpid()}, {}) is None
     assert "hang detection is off for this start: ZeroDivisionError" in capsys.readouterr().err
@@ -67,11 +69,15 @@ def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.Monk
     assert watch.look({0: os.getpid()}, {}) is found
 
 
-def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_error_escapes_elsewhere(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     beat = Heartbeat(run.heartbeat(0), 0)
     beat.beat("fetch")
     (read,) = read_all(run.heartbeats, range(1))
-    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "patience_s", lambda self, beat: 1 / 0)
+    monkeypatch.setattr(
+        heartbeat_watchdog.HeartbeatWatchdog, "patience_s", lambda self, beat: 1 / 0
+    )
     watch = RanksWatch(run, PLAN, range(2), 2)
     assert watch.patience_s(read) == 0.0 and "ZeroDivisionError" in capsys.readouterr().err
     assert watch.patience_s(read) == 0.0 and capsys.readouterr().err == ""
@@ -80,7 +86,9 @@ def test_no_error_escapes_elsewhere(run: RunDir, monkeypatch: pytest.MonkeyPatch
     assert "hang detection is off for 60 s: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torchrun_that_come_late_and_leave_early(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, asked = [1000.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     seen: list[tuple[dict[int, int], dict[int, int]]] = []
@@ -106,11 +114,18 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(run: RunDir, monkeypat
     assert seen[-1] == ({1: os.getpid()}, {0: 0})
 
 
-def test_who_waits_for_another_machine_is_excused_until_that_has_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_another_machine_is_excused_until_that_has_ended(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
-    seen = [SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False)) for b in read_all(run.heartbeats)]
+    seen = [
+        SimpleNamespace(rank=0, beat=b, process=SimpleNamespace(gone=False))
+        for b in read_all(run.heartbeats)
+    ]
     found = HangFinding(HANG, None, None, "all ranks wait for each other", {}, {}, 70.0)
-    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_overdue", lambda self, beats, pids: beats)
+    monkeypatch.setattr(
+        heartbeat_watchdog.HeartbeatWatchdog, "_overdue", lambda self, beats, pids: beats
+    )
     monkeypatch.setattr(heartbeat_watchdog.snapshot, "gather", lambda *_: seen)
     monkeypatch.setattr(heartbeat_watchdog.snapshot, "texts", lambda *_: {})
     monkeypatch.setattr(heartbeat_watchdog.culprit, "find_culprit", lambda *_: found)
@@ -124,7 +139,9 @@ def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("fetch")
     assert RanksWatch(run, PLAN, range(2), 2).look({0: os.getpid(), 1: os.getpid()}, {}) is None
-    off = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN | {"config": {"hang_timeout": 0}}, range(2))
+    off = heartbeat_watchdog.HeartbeatWatchdog(
+        run, PLAN | {"config": {"hang_timeout": 0}}, range(2)
+    )
     assert off.look({0: os.getpid()}) is None
 
 
@@ -140,14 +157,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def idle() -> Iterator[int]:
     with subprocess.Popen(
-        [sys.executable, "-c", "print(1, flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", "print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout and process.stdout.readline()
         yield process.pid
         process.communicate(b"\n")
 
 
-def looks(watch: heartbeat_watchdog.HeartbeatWatchdog, pids: dict[int, int], clock: list[float], seconds: float) -> HangFinding | None:
+def looks(
+    watch: heartbeat_watchdog.HeartbeatWatchdog,
+    pids: dict[int, int],
+    clock: list[float],
+    seconds: float,
+) -> HangFinding | None:
     """As the supervisor's loop looks."""
     end = clock[0] + seconds
     while clock[0] < end:
@@ -157,22 +181,33 @@ def looks(watch: heartbeat_watchdog.HeartbeatWatchdog, pids: dict[int, int], clo
     return None
 
 
-def test_a_rank_that_never_comes_is_awaited_and_then_named(run: RunDir, clock: list[float], idle: int) -> None:
+def test_a_rank_that_never_comes_is_awaited_and_then_named(
+    run: RunDir, clock: list[float], idle: int
+) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
     pids = {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 300) is None
     assert watch.look(pids) is None, "not in one look"
     found = looks(watch, pids, clock, 60)
-    assert found and (found.kind, found.rank) == (HANG, 1) and "has sent no heartbeat since it was started" in found.how
+    assert (
+        found
+        and (found.kind, found.rank) == (HANG, 1)
+        and "has sent no heartbeat since it was started" in found.how
+    )
     assert clock[0] - 1000 < 330
 
 
-def test_a_rank_that_was_seen_is_never_absent(run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int) -> None:
+def test_a_rank_that_was_seen_is_never_absent(
+    run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int
+) -> None:
     """Its heartbeat cannot be read after five minutes: once, or for long."""
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
-    watch, pids = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2)), {0: os.getpid(), 1: idle}
+    watch, pids = (
+        heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2)),
+        {0: os.getpid(), 1: idle},
+    )
     assert looks(watch, pids, clock, 290) is None
     run.heartbeat(1).rename(run.path / "away")
     assert looks(watch, pids, clock, 50) is None and capsys.readouterr().err == ""
@@ -188,7 +223,9 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
         for writer.step in (1, 9):
             writer.beat("backward" if rank else "fetch")
     watch, looked = RanksWatch(run, PLAN, range(2), 2), []
-    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_examine", lambda self, *facts: looked.append(facts))
+    monkeypatch.setattr(
+        heartbeat_watchdog.HeartbeatWatchdog, "_examine", lambda self, *facts: looked.append(facts)
+    )
     for _ in range(8):
         watch.look({None: os.getpid()}, {})
         clock[0] += 0.5
@@ -202,11 +239,17 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
 
 
 def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
-    run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int, monkeypatch: pytest.MonkeyPatch
+    run: RunDir,
+    clock: list[float],
+    capsys: pytest.CaptureFixture[str],
+    idle: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = procfs.read_process(idle)
     assert real
-    monkeypatch.setattr(procfs, "read_process", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0]))
+    monkeypatch.setattr(
+        procfs, "read_process", lambda pid: dataclasses.replace(real, cpu_s=0.2 * clock[0])
+    )
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(1))
     assert looks(watch, {0: idle}, clock, 1400) is None
     assert capsys.readouterr().err.count("slow, not stuck") == 1
@@ -224,7 +267,11 @@ def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.He
 
 
 def test_time_in_which_a_rank_gets_no_core_does_not_count(
-    run: RunDir, clock: list[float], idle: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunDir,
+    clock: list[float],
+    idle: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(procfs, "queued", lambda pid: {1: 0.9 * clock[0], 2: 0.0})
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
@@ -238,7 +285,9 @@ def test_time_in_which_a_rank_gets_no_core_does_not_count(
     assert 5 * 3 <= clock[0] - began < 5 * 3 + 3, "bounded"
 
 
-def test_a_supervisor_that_got_no_core_either_does_not_judge_at_once(run: RunDir, clock: list[float], idle: int) -> None:
+def test_a_supervisor_that_got_no_core_either_does_not_judge_at_once(
+    run: RunDir, clock: list[float], idle: int
+) -> None:
     watch, looked = overdue(run, clock, idle), []
     watch._examine = lambda *facts: looked.append(clock[0])  # type: ignore[method-assign,assignment]
     clock[0] += 9
@@ -257,20 +306,30 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
         for writer.step in (1, 9):
             writer.beat("forward")
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
-    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_look_for_stopped", lambda self, pids, now: 0)
+    monkeypatch.setattr(
+        heartbeat_watchdog.HeartbeatWatchdog, "_look_for_stopped", lambda self, pids, now: 0
+    )
     monkeypatch.setattr(stacks, "dump", lambda pids, seconds: {})
     assert watch.look({0: idle, 1: os.getpid()}) is None
 
 
-def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_also_seen_by_what_its_ranks_have_called(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
     said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
     monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: said[rank])
     waits = HangFinding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
     found = watch._compared(waits, said)
     assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
-    assert found.how == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of float [9]"
-    uneven = watch._compared(HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said)
+    assert (
+        found.how
+        == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of "
+        "float [9]"
+    )
+    uneven = watch._compared(
+        HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said
+    )
     assert uneven.kind == UNEVEN and uneven.how.startswith(
         "all ranks wait, in different places; the ranks do not do the same at collective 7"
     )
@@ -278,7 +337,9 @@ def test_a_script_is_also_seen_by_what_its_ranks_have_called(run: RunDir, monkey
     assert watch._compared(stopped, said) is stopped
 
 
-def test_a_job_that_was_frozen_is_given_its_time_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_was_frozen_is_given_its_time_again(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by `docker pause` or `scontrol suspend`: the clock goes on, and nobody did anything."""
     clock, looked = [1000.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -289,7 +350,11 @@ def test_a_job_that_was_frozen_is_given_its_time_again(run: RunDir, monkeypatch:
     writer.step = 9
     writer.beat("forward")
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN | {"ranks": 1}, range(1))
-    monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "_examine", lambda self, *facts: looked.append(clock[0]))
+    monkeypatch.setattr(
+        heartbeat_watchdog.HeartbeatWatchdog,
+        "_examine",
+        lambda self, *facts: looked.append(clock[0]),
+    )
     watch.look({0: os.getpid()})
     clock[0] += 500
     watch.look({0: os.getpid()})

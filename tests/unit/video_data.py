@@ -1,4 +1,5 @@
-"""Small clips for the tests of video restoration: rendered ones, and ones whose pixels say where they stand."""
+"""Small clips for the tests of video restoration: rendered ones, and ones whose pixels say where
+they stand."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ def rendered(folder: Path, **facts: Any) -> Path:
 
 
 def gopro(folder: Path, **facts: Any) -> VideoOptions:
-    return VideoOptions(dataroot_gt=f"{folder}/train", test_dataroot_gt=f"{folder}/test", **{"num_frame": 3, "gt_size": 16} | facts)
+    return VideoOptions(
+        dataroot_gt=f"{folder}/train",
+        test_dataroot_gt=f"{folder}/test",
+        **{"num_frame": 3, "gt_size": 16} | facts,
+    )
 
 
 def told(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
@@ -29,7 +34,9 @@ def told(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
     return np.stack([x, y, np.full_like(x, 16 * clip + frame)], axis=-1).astype(np.uint8)
 
 
-def write(folder: Path, clip: int, frames: int, *, width: int = 16, height: int = 12, first: int = 0) -> Path:
+def write(
+    folder: Path, clip: int, frames: int, *, width: int = 16, height: int = 12, first: int = 0
+) -> Path:
     """A clip of such pictures."""
     folder.mkdir(parents=True)
     for frame in range(frames):
@@ -42,7 +49,11 @@ def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> Vide
     for number, frames in enumerate(lengths):
         write(folder / "gt" / f"c{number}", 8 + number, frames)
         write(folder / "lq" / f"c{number}", number, frames)
-    return VideoOptions(dataroot_gt=f"{folder}/gt", dataroot_lq=f"{folder}/lq", **{"num_frame": 3, "gt_size": 8} | facts)
+    return VideoOptions(
+        dataroot_gt=f"{folder}/gt",
+        dataroot_lq=f"{folder}/lq",
+        **{"num_frame": 3, "gt_size": 8} | facts,
+    )
 
 
 def smeared(folder: Path, **facts: Any) -> VideoOptions:
@@ -54,7 +65,12 @@ def smeared(folder: Path, **facts: Any) -> VideoOptions:
                 (folder / part / f"clip_{clip:03d}" / kind).mkdir(parents=True)
             light = scenes.texture(random, 48, 48)
             for frame in range(4):
-                both = {"sharp": light, "blur": np.mean([np.roll(light, shift, 1) for shift in (-1, 0, 1)], axis=0)}
+                both = {
+                    "sharp": light,
+                    "blur": np.mean([np.roll(light, shift, 1) for shift in (-1, 0, 1)], axis=0),
+                }
                 for kind, picture in both.items():
-                    Image.fromarray(scenes.encoded(picture)).save(folder / part / f"clip_{clip:03d}" / kind / f"{frame:06d}.png")
+                    Image.fromarray(scenes.encoded(picture)).save(
+                        folder / part / f"clip_{clip:03d}" / kind / f"{frame:06d}.png"
+                    )
     return gopro(folder, **{"use_rot": False, "gt_size": 32} | facts)

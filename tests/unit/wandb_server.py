@@ -89,7 +89,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, run: Run, sent: dict[str, Any]) -> None:
         files = sent.get("files") or {}
-        run.history += [json.loads(line) for line in files.get("wandb-history.jsonl", {}).get("content", [])]
+        run.history += [
+            json.loads(line) for line in files.get("wandb-history.jsonl", {}).get("content", [])
+        ]
         for line in files.get("wandb-summary.json", {}).get("content", []):
             run.summary.update(json.loads(line))
         if sent.get("complete"):
@@ -100,13 +102,36 @@ class Handler(BaseHTTPRequestHandler):
         name = values.get("name") or "x"
         if "UpsertBucket" in asked["query"]:
             config = json.loads(values.get("config") or "{}")
-            self.server.run(name).config.update({key: value["value"] for key, value in config.items() if "value" in value})
+            self.server.run(name).config.update(
+                {key: value["value"] for key, value in config.items() if "value" in value}
+            )
         project = {"id": "p", "name": "duet", "entity": {"id": "e", "name": "me"}}
-        bucket = {"id": "r", "name": name, "displayName": name, "description": "", "config": "{}", "sweepName": None, "historyLineCount": 0}
-        uploads = [{"name": f, "uploadUrl": f"{self.server.address}/upload/{i}"} for i, f in enumerate(values.get("files") or [])]
+        bucket = {
+            "id": "r",
+            "name": name,
+            "displayName": name,
+            "description": "",
+            "config": "{}",
+            "sweepName": None,
+            "historyLineCount": 0,
+        }
+        uploads = [
+            {"name": f, "uploadUrl": f"{self.server.address}/upload/{i}"}
+            for i, f in enumerate(values.get("files") or [])
+        ]
         return {
-            "viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
-            "upsertBucket": {"bucket": bucket | {"project": project}, "inserted": True, "sweep": None},
+            "viewer": {
+                "id": "v",
+                "entity": "me",
+                "username": "me",
+                "flags": "{}",
+                "teams": {"edges": []},
+            },
+            "upsertBucket": {
+                "bucket": bucket | {"project": project},
+                "inserted": True,
+                "sweep": None,
+            },
             "serverInfo": {"cliVersionInfo": {}, "latestLocalVersionInfo": None, "features": []},
             "createRunFiles": {"runID": "r", "uploadHeaders": [], "files": uploads},
             "model": None,

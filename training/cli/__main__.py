@@ -50,20 +50,31 @@ def main(argv: list[str]) -> int:
 
 def overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {c.name:<{width}}  {c.text}{'' if INSTALLED or c.first or not c.script else f': ./{c.script}'}" for c in COMMANDS.values()]
-    return typed("\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES]))
+    lines = [
+        f"  {c.name:<{width}}  "
+        f"{c.text}{'' if INSTALLED or c.first or not c.script else f': ./{c.script}'}"
+        for c in COMMANDS.values()
+    ]
+    return typed(
+        "\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES])
+    )
 
 
 def _found(name: str) -> Command:
     command = COMMANDS.get(name)
     if command is None:
-        fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or ["./duet help"]
-        raise UserError(Problem("command.unknown", f"{name!r} is not a command", ", ".join(COMMANDS), fixes))
+        fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or [
+            "./duet help"
+        ]
+        raise UserError(
+            Problem("command.unknown", f"{name!r} is not a command", ", ".join(COMMANDS), fixes)
+        )
     return command
 
 
 def run(command: Command, rest: list[str]) -> int:
-    """Becomes the command: a script as a process of its own, in place of this one; a module in this process."""
+    """Becomes the command: a script as a process of its own, in place of this one; a module in this
+    process."""
     argv = [*command.first, *rest]
     if command.script:
         script = str(ROOT / command.script)

@@ -1,4 +1,5 @@
-"""`python lib/run_module.py training.cli.check_request SCRIPT ARGS` checks a command line, with any Python, and does nothing."""
+"""`python lib/run_module.py training.cli.check_request SCRIPT ARGS` checks a command line, with any
+Python, and does nothing."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ OWN = ("help", "completion")
 
 @dataclass(frozen=True)
 class Command:
-    """`script`: of the launch scripts, in the project's folder; else `module` of training.cli. `first`: arguments before the user's."""
+    """`script`: of the launch scripts, in the project's folder; else `module` of training.cli.
+    `first`: arguments before the user's."""
 
     name: str
     text: str
@@ -20,15 +21,30 @@ class Command:
 
 _COMMANDS = (
     Command("train", "train on two GPUs", "train_dual_gpu.sh"),
-    Command("train-enhanced", "the same, with a resource report, an analysis of a failure, and restarts", "train_dual_gpu_enhanced.sh"),
-    Command("launch", "train with N processes, or start your own script with them", "launch_train.sh"),
+    Command(
+        "train-enhanced",
+        "the same, with a resource report, an analysis of a failure, and restarts",
+        "train_dual_gpu_enhanced.sh",
+    ),
+    Command(
+        "launch", "train with N processes, or start your own script with them", "launch_train.sh"
+    ),
     Command("submit", "train as a job of SLURM", "submit_job.sh"),
     Command(
-        "doctor", "plan, check this machine and measure the memory of a step; start nothing", "train_dual_gpu_enhanced.sh", "", ("--check",)
+        "doctor",
+        "plan, check this machine and measure the memory of a step; start nothing",
+        "train_dual_gpu_enhanced.sh",
+        "",
+        ("--check",),
     ),
     Command("monitor", "watch a run or a log", "monitor_training.sh"),
     Command("inspect", "are all ranks of a running training at work?", module="inspect"),
-    Command("attach", "where each rank of any training is, and who waits for whom", module="supervise", first=("attach",)),
+    Command(
+        "attach",
+        "where each rank of any training is, and who waits for whom",
+        module="supervise",
+        first=("attach",),
+    ),
     Command("diagnose", "the cause of a failure, from any log", module="diagnose"),
     Command("report", "a run, or a comparison of several, as one HTML file", module="report"),
     Command("scaling", "measure what a second rank brings, and what limits it", module="scaling"),

@@ -1,13 +1,16 @@
 """./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
 
-Starts so many ranks on this machine, as a run would, and lets them talk: they meet, add up and broadcast data that is checked
-element by element, and measure. Some seconds.
+Starts so many ranks on this machine, as a run would, and lets them talk: they meet, add up and
+broadcast data that is checked element by element, and measure. Some seconds.
 
   RANKS           number of ranks
-  --device=auto   cuda: a GPU for each rank, by NCCL; cpu: gloo; auto: cuda where there are so many GPUs
-  --limit=20      seconds that a try may take, torch's import included; GPUs that hang get a second try without peer-to-peer copies
+  --device=auto   cuda: a GPU for each rank, by NCCL; cpu: gloo; auto: cuda where there are so many
+                  GPUs
+  --limit=20      seconds that a try may take, torch's import included; GPUs that hang get a second
+                  try without peer-to-peer copies
 
-Exit code: 0 they can talk; 2 wrong command line; 3 they can not, and the report says who hangs where; 130 stopped by Ctrl-C.
+Exit code: 0 they can talk; 2 wrong command line; 3 they can not, and the report says who hangs
+where; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ DEVICES = ("auto", "cpu", "cuda")
 LONGEST_S = 3600
 COMMAND = "./duet communication"
 LIMIT = replace(
-    args.whole(1, LONGEST_S, 0), allowed=f"a whole number of seconds from 1 to {LONGEST_S}", near=lambda text: [f"{stages.LIMIT_S:g}"]
+    args.whole(1, LONGEST_S, 0),
+    allowed=f"a whole number of seconds from 1 to {LONGEST_S}",
+    near=lambda text: [f"{stages.LIMIT_S:g}"],
 )
 FLAGS = {"device": args.one_of(*DEVICES), "limit": LIMIT, "help": args.SWITCH}
 
@@ -56,28 +61,50 @@ def parse(argv: list[str]) -> CommunicationOptions:
         return CommunicationOptions(help=True)
     ranks = words[0] if len(words) == 1 else ""
     if not args.is_whole(ranks) or not 1 <= int(ranks) <= MAX_RANKS:
-        given = f"the number of ranks is {' '.join(words)!r}" if words else "the number of ranks is missing"
-        problems.append(Problem("ranks.value", given, f"one whole number from 1 to {MAX_RANKS}", [f"{COMMAND} 2"]))
+        given = (
+            f"the number of ranks is {' '.join(words)!r}"
+            if words
+            else "the number of ranks is missing"
+        )
+        problems.append(
+            Problem(
+                "ranks.value", given, f"one whole number from 1 to {MAX_RANKS}", [f"{COMMAND} 2"]
+            )
+        )
     if problems:
         raise UserError(problems)
     values = line.values
-    return CommunicationOptions(int(ranks), values.get("device", "auto"), float(values.get("limit", stages.LIMIT_S)))
+    return CommunicationOptions(
+        int(ranks), values.get("device", "auto"), float(values.get("limit", stages.LIMIT_S))
+    )
 
 
 def plan(options: CommunicationOptions) -> RanksPlan:
-    """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they have no GPUs."""
-    machine = gpus.inventory(os.environ) if options.device != "cpu" else gpus.GpuInventory((), "not asked")
+    """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they
+    have no GPUs."""
+    machine = (
+        gpus.inventory(os.environ)
+        if options.device != "cpu"
+        else gpus.GpuInventory((), "not asked")
+    )
     torch = torch_build.installed()
     device = decisions.device(Config(device=options.device), options.ranks, machine, torch)
     have = len(machine.gpus)
     problem = None
     if device.value == "cuda" and have < options.ranks:
-        problem = f"{units.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}"
+        problem = (
+            f"{units.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: "
+            f"{machine.reason}"
+        )
     elif device.value == "cuda" and torch and torch.cuda is None:
         problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
     if problem:
-        raise UserError(Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES)
-    chosen = env_vars.choose(os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False)
+        raise UserError(
+            Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES
+        )
+    chosen = env_vars.choose(
+        os.environ, device=device.value, ranks=options.ranks, local_ranks=options.ranks, debug=False
+    )
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
     chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, os.environ)
@@ -101,7 +128,10 @@ def main(argv: list[str]) -> int:
         made = plan(options)
         device = made["device"]
         count = f"{options.ranks} rank{'s' if options.ranks > 1 else ''}"
-        log.info(f"communication test: {count} on {device['value']} ({device['reason']}) by {BACKENDS[device['value']]}")
+        log.info(
+            f"communication test: {count} on {device['value']} ({device['reason']}) by "
+            f"{BACKENDS[device['value']]}"
+        )
         result = run(made, options.limit_s)
     except UserError as error:
         log.report(error, closing="nothing was tested")

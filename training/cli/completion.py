@@ -27,9 +27,9 @@ _duet() {
 }
 complete -F _duet duet ./duet
 """
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH.replace("mapfile -t COMPREPLY < <(", "COMPREPLY=($(").replace(
-    '-- "$current")', '-- "$current"))'
-)
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH.replace(
+    "mapfile -t COMPREPLY < <(", "COMPREPLY=($("
+).replace('-- "$current")', '-- "$current"))')
 
 
 def text(words: list[str]) -> str:
@@ -57,6 +57,14 @@ def flags(command: Command) -> list[str]:
     if command.script:
         argv = [str(ROOT / command.script), "--help"]
     else:
-        argv = [sys.executable, str(ROOT / "lib/run_module.py"), f"training.cli.{command.module}", *command.first, "--help"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+        argv = [
+            sys.executable,
+            str(ROOT / "lib/run_module.py"),
+            f"training.cli.{command.module}",
+            *command.first,
+            "--help",
+        ]
+    said = subprocess.run(
+        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    ).stdout
     return sorted(set(FLAG.findall(said)))

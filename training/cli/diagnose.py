@@ -1,14 +1,17 @@
-"""What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of a training.
+"""What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of
+a training.
 
 Usage: ./duet diagnose LOG… [--json] [--lang=en|zh]
        ./duet diagnose RUN --report-issue[=FILE]
 
-LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of per-rank logs, a run
-directory, or - for standard input. Several are one run. Without LOG: the newest run below experiments/.
+LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of
+per-rank logs, a run directory, or - for standard input. Several are one run. Without LOG: the
+newest run below experiments/.
 
   --json               one object: cause, rank, line, evidence, confidence, summary, advice, also, …
   --lang=en|zh         the language of people; otherwise that of LC_ALL or LANG
-  --report-issue=FILE  writes a redacted bundle to attach to an issue: plan, versions, card, last lines of each rank
+  --report-issue=FILE  writes a redacted bundle to attach to an issue: plan, versions, card, last
+                       lines of each rank
   -h, --help           this text
 
 Exit status: 0 whatever is found; 2 for a log that can not be read or a wrong option.
@@ -32,7 +35,12 @@ from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = WORK / "experiments"
 COMMAND = "./duet diagnose"
-FLAGS = {"json": args.SWITCH, "lang": args.one_of(*LANGUAGES), "report-issue": args.Flag(str, bare=""), "help": args.SWITCH}
+FLAGS = {
+    "json": args.SWITCH,
+    "lang": args.one_of(*LANGUAGES),
+    "report-issue": args.Flag(str, bare=""),
+    "help": args.SWITCH,
+}
 
 
 @dataclass
@@ -60,29 +68,51 @@ def main(argv: list[str]) -> int:
         if wanted.help:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
-        if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:  # `--report-issue RUN`
+        if (
+            wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs
+        ):  # `--report-issue RUN`
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted.logs)
         spoken = wanted.lang or card.language()
         record = diagnose(paths, spoken)
         if wanted.report_issue is not None:
             made = bundle.write(paths, record, wanted.report_issue)
-            print(f"{made}: read it before you attach it; it holds no keys, names or home folders that we know of")
+            print(
+                f"{made}: read it before you attach it; it holds no keys, names or home folders "
+                f"that we know of"
+            )
             return int(Exit.DONE)
     except UserError as error:
         log.report(error, closing="nothing was diagnosed")
         return int(error.code)
     except OSError as error:
         log.report(
-            UserError(Problem("log.unreadable", f"{error.filename or 'a log'} can not be read: {error.strerror}")),
+            UserError(
+                Problem(
+                    "log.unreadable",
+                    f"{error.filename or 'a log'} can not be read: {error.strerror}",
+                )
+            ),
             closing="nothing was diagnosed",
         )
         return int(Exit.CONFIG)
     try:
-        print(json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record, spoken), flush=True)
+        print(
+            json.dumps(record, ensure_ascii=False, indent=1)
+            if wanted.json
+            else card.draw(record, spoken),
+            flush=True,
+        )
     except OSError as error:
-        log.report(UserError(Problem("output.unwritable", f"the answer can not be written: {error.strerror}")), closing="nothing was said")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer would fail once more at the end
+        log.report(
+            UserError(
+                Problem("output.unwritable", f"the answer can not be written: {error.strerror}")
+            ),
+            closing="nothing was said",
+        )
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is left in its buffer would fail once more at the end
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
 
@@ -93,7 +123,9 @@ def _logs(words: list[str]) -> list[Path | None]:
         if newest is None:
             raise UserError(
                 Problem(
-                    "log.none", f"no log was named, and there is no run in {EXPERIMENTS}", "a log, a folder of logs, a run directory, or -"
+                    "log.none",
+                    f"no log was named, and there is no run in {EXPERIMENTS}",
+                    "a log, a folder of logs, a run directory, or -",
                 )
             )
         return [newest.path]

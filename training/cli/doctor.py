@@ -1,5 +1,5 @@
-"""`--check`: the plan and the resource report as `--dry_run` shows them, with every check, the memory of a step measured by fake
-tensors, and a block for a bug report.
+"""`--check`: the plan and the resource report as `--dry_run` shows them, with every check, the
+memory of a step measured by fake tensors, and a block for a bug report.
 
 Writes and launches nothing. Imports torch, in this process: the interpreter is the run's.
 """
@@ -22,7 +22,14 @@ from training.host.placement import RANK
 from training.plan import preflight
 from training.plan.preflight import bug_report, versions
 from training.plan.request import LaunchRequest
-from training.tasks.memory import Measured, StepNeeds, Unavailable, gib, with_ample_margin, with_margin
+from training.tasks.memory import (
+    Measured,
+    StepNeeds,
+    Unavailable,
+    gib,
+    with_ample_margin,
+    with_margin,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
@@ -34,8 +41,8 @@ FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What is known of the memory of a step; `measured` is None where the estimate is a measurement itself, and where this torch can not
-    measure: `why` says so then."""
+    """What is known of the memory of a step; `measured` is None where the estimate is a measurement
+    itself, and where this torch can not measure: `why` says so then."""
 
     step: StepNeeds
     room: int | None
@@ -44,8 +51,11 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """Where the formula is low for the step that can be measured, it is low for the planned one too."""
-        return int(self.step.estimate.total * max(1.0, self.measured.ratio if self.measured else 1.0))
+        """Where the formula is low for the step that can be measured, it is low for the planned one
+        too."""
+        return int(
+            self.step.estimate.total * max(1.0, self.measured.ratio if self.measured else 1.0)
+        )
 
     @property
     def verdict(self) -> str:
@@ -55,9 +65,14 @@ class StepMemory:
         by_verdict: dict[str, CheckStatus] = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}
         status = by_verdict.get(self.verdict, preflight.OK)
         fixes = []
-        if self.verdict == TOO_LARGE and self.room:  # by the formula these fit a room that is smaller by what it is wrong by
+        if (
+            self.verdict == TOO_LARGE and self.room
+        ):  # by the formula these fit a room that is smaller by what it is wrong by
             room = int(self.room * self.step.estimate.total / self.total)
-            fixes = [request.command(**c) for c in self.step.suggestions(request.config, request.ranks, room)]
+            fixes = [
+                request.command(**c)
+                for c in self.step.suggestions(request.config, request.ranks, room)
+            ]
         return preflight.Check("memory of a step", status, sentence(self.total, self.room), fixes)
 
     def lines(self) -> list[str]:
@@ -69,8 +84,10 @@ class StepMemory:
         else:
             lines += [
                 f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
-                f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, in {seen.seconds:.1f} s",
-                "fake tensors see neither torch.compile nor a GPU's own kernels; depth is extrapolated from one to three blocks",
+                f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, "
+                f"in {seen.seconds:.1f} s",
+                "fake tensors see neither torch.compile nor a GPU's own kernels; depth is "
+                "extrapolated from one to three blocks",
             ]
         return [*lines, f"verdict: {sentence(self.total, self.room)}"]
 
@@ -96,7 +113,13 @@ def memory(step: StepNeeds, room: int | None) -> StepMemory:
 def verdict(total: int, room: int | None) -> str:
     if room is None:
         return UNKNOWN
-    return TOO_LARGE if with_margin(total) > room else TIGHT if with_ample_margin(total) > room else FITS
+    return (
+        TOO_LARGE
+        if with_margin(total) > room
+        else TIGHT
+        if with_ample_margin(total) > room
+        else FITS
+    )
 
 
 def sentence(total: int, room: int | None) -> str:
@@ -107,13 +130,20 @@ def sentence(total: int, room: int | None) -> str:
     return f"{said}, {needed} needed, {gib(room)} free"
 
 
-def communication(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> list[preflight.Check]:
-    """The lines of the communication test between the ranks of this machine; `checks`: what was found before it, for it need not
-    be tried where GPUs are missing. Ranks that something else has started, or that another Python runs, are not ours to start."""
+def communication(
+    request: LaunchRequest, plan: Plan, checks: list[preflight.Check]
+) -> list[preflight.Check]:
+    """The lines of the communication test between the ranks of this machine; `checks`: what was
+    found before it, for it need not be tried where GPUs are missing. Ranks that something else has
+    started, or that another Python runs, are not ours to start."""
     from training.launcher.communication.run import run
 
     unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
-    if unusable or plan["place"]["kind"] == RANK or plan.get("script", {}).get("python", sys.executable) != sys.executable:
+    if (
+        unusable
+        or plan["place"]["kind"] == RANK
+        or plan.get("script", {}).get("python", sys.executable) != sys.executable
+    ):
         return []
     if plan["local_ranks"] > 1:
         log.info(f"communication test between {units.plural(plan['local_ranks'], 'rank')}")
@@ -140,9 +170,17 @@ class DoctorReport:
     def text(self) -> str:
         """What comes after the plan and the table of checks."""
         lines = ["", f"checked in {self.seconds:.2f} s"]
-        lines += ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())] if self.step else []
-        block = bug_report.block(self.plan, self.checks, self.versions, self.step.verdict if self.step else "")
-        return "\n".join([*lines, "", "To paste into an issue (no names, no keys in it):", "", block])
+        lines += (
+            ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())]
+            if self.step
+            else []
+        )
+        block = bug_report.block(
+            self.plan, self.checks, self.versions, self.step.verdict if self.step else ""
+        )
+        return "\n".join(
+            [*lines, "", "To paste into an issue (no names, no keys in it):", "", block]
+        )
 
     def json(self) -> str:
         """One object; units stand in the keys, what is not known is null."""
@@ -164,8 +202,20 @@ class DoctorReport:
 def essentials(plan: Plan) -> dict[str, object]:
     """What a program wants to know of a plan; the whole of it stands in plan.json of a run."""
     split = Batch(**plan["batch"]) if "batch" in plan else None
-    decided: tuple[DecisionName, ...] = ("launcher", "device", "precision", "compile", "activation_checkpointing", "loss_chunks")
-    gpu: tuple[Literal["index", "name", "total_bytes", "free_bytes"], ...] = ("index", "name", "total_bytes", "free_bytes")
+    decided: tuple[DecisionName, ...] = (
+        "launcher",
+        "device",
+        "precision",
+        "compile",
+        "activation_checkpointing",
+        "loss_chunks",
+    )
+    gpu: tuple[Literal["index", "name", "total_bytes", "free_bytes"], ...] = (
+        "index",
+        "name",
+        "total_bytes",
+        "free_bytes",
+    )
     return {
         "config_file": plan["config_file"],
         "ranks": plan["ranks"],
@@ -182,15 +232,20 @@ def essentials(plan: Plan) -> dict[str, object]:
 
 
 def since_start() -> float:
-    """Seconds of this process. Not by psutil, whose start times are as exact as the kernel's boot time: to the second."""
+    """Seconds of this process. Not by psutil, whose start times are as exact as the kernel's boot
+    time: to the second."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    return max(
+        0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    )
 
 
 def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> DoctorReport:
     """Measure what the plan could only estimate."""
     seconds = since_start()
-    talk = communication(request, plan, checks)  # first: it forks, and importing torch below starts threads
+    talk = communication(
+        request, plan, checks
+    )  # first: it forks, and importing torch below starts threads
     needs = tasks.step_of(plan)
     step = memory(needs, plan["memory"]["free_bytes"]) if needs else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]

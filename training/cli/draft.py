@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["PostRun", "draft"]
 
 
-def draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tuple[rundir.RunDir, Plan, World] | int:
-    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit code after --dry_run."""
-    # A launch script that found itself to be a rank has become this process, with its own arguments.
+def draft(
+    args: list[str], environ: MutableMapping[str, str], parent: int
+) -> tuple[rundir.RunDir, Plan, World] | int:
+    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit
+    code after --dry_run."""
+    # A launch script that found itself to be a rank has become this process, with its own
+    # arguments.
     request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
     place = request.place
     if request.dry_run or request.check:
@@ -39,11 +43,19 @@ def draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tu
         process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
     for name in place.leftovers:
         del environ[name]
-    environ.update(place.variables() | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"})
+    environ.update(
+        place.variables()
+        | {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
+    )
     from training.inspector import distributed
 
-    world = distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False))
-    run = _common_run(writer.write(plan, checks, request, rendezvous.ask) if world.rank == 0 else None)
+    world = distributed.setup(
+        plan["device"]["value"],
+        phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=False),
+    )
+    run = _common_run(
+        writer.write(plan, checks, request, rendezvous.ask) if world.rank == 0 else None
+    )
     worker.begin(run, plan, world.rank)
     worker.open_to_watchers(run, world.rank)
     plan = worker.planned(run)
@@ -54,10 +66,14 @@ def draft(args: list[str], environ: MutableMapping[str, str], parent: int) -> tu
 
 
 def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
-    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name with its plan."""
+    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name
+    with its plan."""
     from training.inspector import distributed
 
-    told = distributed.from_main("run", json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None)
+    told = distributed.from_main(
+        "run",
+        json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None,
+    )
     run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
     seen = rundir.read_json(run.plan)
     if seen is None or seen["created"] != plan["created"]:

@@ -1,15 +1,19 @@
-"""'Are all my ranks training?' – answered for a job that runs, from outside; the job needs nothing for it and is not stopped.
+"""'Are all my ranks training?' – answered for a job that runs, from outside; the job needs nothing
+for it and is not stopped.
 
-    ./duet inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the newest run
-    ./duet inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader worker of one
+    ./duet inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the
+                                  newest run
+    ./duet inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader
+                                  worker of one
         --json              one JSON object
         --watch[=SECONDS]   again and again, every 10 s, until Ctrl-C or the end of the job
 
-It takes 1 to 2 s when all is well, and up to 6 s (a few steps, where these are longer) before it says anything else.
+It takes 1 to 2 s when all is well, and up to 6 s (a few steps, where these are longer) before it
+says anything else.
 
-Exit status: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does not, or the run has ended without finishing;
-3 it can not be told, because the ranks may not be looked into, are only starting, or nothing moves yet; 2 wrong usage, or no
-such run or process.
+Exit status: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does not, or the run
+has ended without finishing; 3 it can not be told, because the ranks may not be looked into, are
+only starting, or nothing moves yet; 2 wrong usage, or no such run or process.
 """
 
 from __future__ import annotations

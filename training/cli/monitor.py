@@ -1,4 +1,5 @@
-"""`python lib/run_module.py training.cli.monitor [--log=FILE | --run=DIR | --all] [--interval=3] …`: see monitor_training.sh."""
+"""`python lib/run_module.py training.cli.monitor [--log=FILE | --run=DIR | --all] [--interval=3]
+…`: see monitor_training.sh."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         if sys.stdout is None:
             raise UserError(
-                Problem("output.closed", "standard output is closed: there is nothing to show it on", "a terminal, a file or a pipe")
+                Problem(
+                    "output.closed",
+                    "standard output is closed: there is nothing to show it on",
+                    "a terminal, a file or a pipe",
+                )
             )
         return _show(chosen, _source(chosen))
     except UserError as error:
@@ -107,7 +112,9 @@ def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
     return run_list.screen(seen, view)
 
 
-def _reader(chosen: MonitorOptions, source: StateSource) -> Callable[[], Sequence[RunState | RunsState]]:
+def _reader(
+    chosen: MonitorOptions, source: StateSource
+) -> Callable[[], Sequence[RunState | RunsState]]:
     """A look at what is to be told now: the newest run is not always the same one."""
     shown = source
 
@@ -116,7 +123,9 @@ def _reader(chosen: MonitorOptions, source: StateSource) -> Callable[[], Sequenc
         if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown
         seen = shown.read()
-        return [*seen["runs"], seen] if "runs" in seen else [seen]  # the machine too: the last look at a run may be old
+        return (
+            [*seen["runs"], seen] if "runs" in seen else [seen]
+        )  # the machine too: the last look at a run may be old
 
     return read
 
@@ -130,7 +139,8 @@ def _newer(shown: StateSource) -> state.RunWatch | None:
 
 @contextlib.contextmanager
 def _exported(chosen: MonitorOptions) -> Iterator[None]:
-    """With --prometheus, an exporter beside the screen. It looks for itself: a key must not change what is told. Raises UserError."""
+    """With --prometheus, an exporter beside the screen. It looks for itself: a key must not change
+    what is told. Raises UserError."""
     if chosen.prometheus is None:
         yield
         return

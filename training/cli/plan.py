@@ -2,13 +2,15 @@
 
     python lib/run_module.py training.cli.plan SCRIPT [ARGS…]
 
-prints the folder with what the shell needs of it, and nothing else; problems go to standard error with exit 2 (configuration) or 3
-(machine), and then nothing was made. With --dry_run it prints the plan instead; where this process is a rank that something
-else has started, the word 'rank': train.py plans then, together with the other ranks.
+prints the folder with what the shell needs of it, and nothing else; problems go to standard error
+with exit 2 (configuration) or 3 (machine), and then nothing was made. With --dry_run it prints the
+plan instead; where this process is a rank that something else has started, the word 'rank':
+train.py plans then, together with the other ranks.
 
     python lib/run_module.py training.cli.plan --before-install SCRIPT [ARGS…]
 
-with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they have to be installed first.
+with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they
+have to be installed first.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def main() -> int:
     installed = BEFORE_INSTALL not in sys.argv[1:2]
     if not installed:
         del sys.argv[1]
-    if flags.parse(script_words.split(sys.argv[2:])[0]).on("help"):  # --help=true; the scripts answer --help themselves
+    if flags.parse(script_words.split(sys.argv[2:])[0]).on(
+        "help"
+    ):  # --help=true; the scripts answer --help themselves
         print("\n".join(option_lines()))
         return 0
     if flags.parse(script_words.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
@@ -99,9 +103,13 @@ def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check])
     run = writer.write(plan, checks, request, rendezvous.ask)
     try:
         print(run.own, flush=True)
-    except BrokenPipeError:  # the launch script was killed meanwhile: nobody starts what was planned
+    except (
+        BrokenPipeError
+    ):  # the launch script was killed meanwhile: nobody starts what was planned
         writer.withdraw(run)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is flushed when the interpreter ends
         return int(Exit.INTERRUPTED)
     return 0
 

@@ -1,7 +1,9 @@
-"""`./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of several, as one HTML file.
+"""`./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of
+several, as one HTML file.
 
-RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is <run>/report.html, a comparison is
-experiments/comparison_<names>.html. --lang: of the failure card; --quiet: the path is not said.
+RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is
+<run>/report.html, a comparison is experiments/comparison_<names>.html. --lang: of the failure card;
+--quiet: the path is not said.
 """
 
 from __future__ import annotations
@@ -41,7 +43,14 @@ def _main(argv: list[str]) -> int:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
             said = f"{chosen.out} can not be written: {error.strerror}"
-            raise UserError(Problem("output.unwritable", said, "a file that can be written", [f"{options.COMMAND} … --out=FILE"])) from None
+            raise UserError(
+                Problem(
+                    "output.unwritable",
+                    said,
+                    "a file that can be written",
+                    [f"{options.COMMAND} … --out=FILE"],
+                )
+            ) from None
     except UserError as error:
         log.report(error, closing="no report")
         return int(error.code)

@@ -1,4 +1,5 @@
-"""`python lib/run_module.py training.cli.resources RUN_DIR`: print the report that the plan made."""
+"""`python lib/run_module.py training.cli.resources RUN_DIR`: print the report that the plan
+made."""
 
 from __future__ import annotations
 

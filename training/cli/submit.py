@@ -1,12 +1,17 @@
 """What lib/slurm.sh asks for; see there.
 
-python lib/run_module.py training.cli.submit check ARGS…         is the command line right? any Python answers, nothing is written
-                                        submit ARGS…        the same and freeze it; prints the folder of the frozen code
+python lib/run_module.py training.cli.submit check ARGS…         is the command line right? any
+                                                                 Python answers, nothing is written
+                                        submit ARGS…        the same and freeze it; prints the
+                                                            folder of the frozen code
                                         submitted CODE JOB  say what to do with the job
                                         withdraw CODE       sbatch has refused it
-                                        freeze ARGS…        in a job that sbatch has started without us: like submit
-                                        begin CODE          in a job: writes the command of its step to CODE.step
-                                        end CODE STATUS STOPPED   and afterwards: exit with the status of the job
+                                        freeze ARGS…        in a job that sbatch has started without
+                                                            us: like submit
+                                        begin CODE          in a job: writes the command of its step
+                                                            to CODE.step
+                                        end CODE STATUS STOPPED   and afterwards: exit with the
+                                                                  status of the job
 """
 
 from __future__ import annotations
@@ -39,7 +44,10 @@ NO_SBATCH = Problem(
 def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, code: Path) -> str:
     """What would be submitted."""
     frozen, split, values = FrozenJob(code), request.batch, request.values() | request.options
-    width, batch = max(map(len, values)), f"; batch: {split.sentence(request.kind.unit)}" if split else ""
+    width, batch = (
+        max(map(len, values)),
+        f"; batch: {split.sentence(request.kind.unit)}" if split else "",
+    )
     return "\n".join(
         [
             "Submission (dry run: nothing is submitted, nothing was written)",
@@ -48,7 +56,10 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
             f"  {plural(nodes, 'node')} × {plural(ranks, 'rank')}" + batch,
             "",
             "Configuration",
-            *(f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}" for n, value in values.items()),
+            *(
+                f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}"
+                for n, value in values.items()
+            ),
         ]
     )
 
@@ -69,7 +80,9 @@ def _code(request: Request) -> Path:
 
 
 def _freeze(args: list[str], job_id: str | None) -> int:
-    request, line, nodes, ranks = (submission.submission if job_id is None else submission.inside)(args, os.environ)
+    request, line, nodes, ranks = (submission.submission if job_id is None else submission.inside)(
+        args, os.environ
+    )
     if request.save_config:
         request.save()
         if not request.dry_run:
@@ -82,7 +95,9 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     if left_out := frozen.facts()["code"]["left_out"]:
         limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
-        console.warning(f"not copied for the job, since they are larger than {limit}: {', '.join(left_out[:5])}")
+        console.warning(
+            f"not copied for the job, since they are larger than {limit}: {', '.join(left_out[:5])}"
+        )
     print(frozen.code)
     return Exit.DONE
 
@@ -97,9 +112,11 @@ def _submitted(frozen: FrozenJob, number: str) -> None:
     console.success(
         f"SLURM job {number} is submitted: {plural(nodes, 'node')} × {plural(ranks, 'rank')}\n"
         f"    Run      {frozen.run.path}\n"
-        f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the job\n"
+        f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the "
+        f"job\n"
         f"    Log      {log}\n"
-        f"    Watch    squeue -j {number}; {typed('./monitor_training.sh')} --run={run}; tail -F {shlex.quote(log)}\n"
+        f"    Watch    squeue -j {number}; {typed('./monitor_training.sh')} --run={run}; tail -F "
+        f"{shlex.quote(log)}\n"
         f"    Cancel   scancel {number}"
     )
 
@@ -134,7 +151,10 @@ def main(argv: list[str]) -> int:
     except NothingToDo as done:
         console.success(str(done))
     except UserError as error:
-        console.report(error, "nothing was submitted" if what in ("check", "submit") else "nothing was launched")
+        console.report(
+            error,
+            "nothing was submitted" if what in ("check", "submit") else "nothing was launched",
+        )
         return int(error.code)
     return Exit.DONE
 

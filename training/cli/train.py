@@ -1,6 +1,7 @@
 """One rank as a command: what `train.py` calls. Plan → meet the others → training.trainer.worker.
 
-torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so long.
+torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so
+long.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ENDED = "the ranks had been started and have ended"
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
-    """Returns the exit code; problems of the user end without a traceback, other failures with one in the rank's log."""
+    """Returns the exit code; problems of the user end without a traceback, other failures with one
+    in the rank's log."""
     if any(a in ("-h", "--help") for a in args):
         from training.plan.option_help import option_lines
 
@@ -72,7 +74,10 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         if run is None:
             raise
         if run.is_gone():
-            log.error(f"the run directory {run.path} has disappeared: nothing can be saved (exit {int(Exit.TRAINING)})")
+            log.error(
+                f"the run directory {run.path} has disappeared: nothing can be saved (exit "
+                f"{int(Exit.TRAINING)})"
+            )
             os._exit(Exit.TRAINING)
         from training.trainer import error_file, metrics_writer
 
@@ -81,12 +86,14 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         metrics_writer.failed(status)
         if ending and plan["ranks"] == 1:
             ending.close(status)
-        # Leave at once: the other ranks may wait for this one in a collective, and a tear-down could block here too.
+        # Leave at once: the other ranks may wait for this one in a collective, and a tear-down
+        # could block here too.
         os._exit(status)
 
 
 def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
-    """The problem once for all ranks, and what this one has to record of it. Returns the exit code."""
+    """The problem once for all ranks, and what this one has to record of it. Returns the exit
+    code."""
     error.said_by_another |= run is not None and rank != 0
     if not isinstance(error, RunStopped):
         log.report(error, "nothing was launched" if run is None else ENDED)
@@ -108,4 +115,7 @@ def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
 
     worker.open_to_watchers(run, rank)
     heartbeat.current.beat("meeting the other ranks")
-    return distributed.setup(plan["device"]["value"], phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=True))
+    return distributed.setup(
+        plan["device"]["value"],
+        phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=True),
+    )

@@ -1,4 +1,5 @@
-"""Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation steps.
+"""Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation
+steps.
 
 Where a sample is no sequence of tokens, its length counts as 1, and sizes are in samples.
 """
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step. Sizes in the task's unit (tokens, samples) unless the name says sequences."""
+    """One optimizer step. Sizes in the task's unit (tokens, samples) unless the name says
+    sequences."""
 
     device_sequences: int  # per rank and micro-batch
     seq_len: int
@@ -41,7 +43,10 @@ class Batch:
             if unit == "tokens"
             else f"{self.device_sequences} {unit}"
         )
-        ranks, steps = plural(self.world_size, "rank"), plural(self.accumulation, "accumulation step")
+        ranks, steps = (
+            plural(self.world_size, "rank"),
+            plural(self.accumulation, "accumulation step"),
+        )
         return f"{each} × {ranks} × {steps} = {self.total_tokens} {unit} per step"
 
 
@@ -65,15 +70,27 @@ def device_choices(seq_len: int, world_size: int, total_tokens: int) -> list[int
 
 def smaller(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> int | None:
     """The next smaller device_batch_size that divides this total; None when there is none."""
-    return max((size for size in device_choices(seq_len, world_size, total_tokens) if size < device_sequences), default=None)
+    return max(
+        (
+            size
+            for size in device_choices(seq_len, world_size, total_tokens)
+            if size < device_sequences
+        ),
+        default=None,
+    )
 
 
-def repairs(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> list[tuple[str, int]]:
-    """The nearest single changes that make the batch divide, as (field, value): totals first, then device batches."""
+def repairs(
+    device_sequences: int, seq_len: int, world_size: int, total_tokens: int
+) -> list[tuple[str, int]]:
+    """The nearest single changes that make the batch divide, as (field, value): totals first, then
+    device batches."""
     micro = device_sequences * seq_len * world_size
     below = total_tokens // micro * micro
     totals = [t for t in (below, below + micro) if t > 0]
-    out = [("total_batch_size", t) for t in sorted(totals, key=lambda t: (abs(t - total_tokens), t))]
+    out = [
+        ("total_batch_size", t) for t in sorted(totals, key=lambda t: (abs(t - total_tokens), t))
+    ]
     choices = device_choices(seq_len, world_size, total_tokens)
     nearest = sorted(choices, key=lambda d: (abs(d - device_sequences), -d))
     return out + [("device_batch_size", d) for d in nearest[:1]]

@@ -12,12 +12,18 @@ from training.config.schema import FIELDS, Known, kind
 
 def as_text(raw: Any) -> str:
     """A value of a config file as it would be typed."""
-    return str(raw).lower() if isinstance(raw, bool) or raw is None else raw if isinstance(raw, str) else shown(raw)
+    return (
+        str(raw).lower()
+        if isinstance(raw, bool) or raw is None
+        else raw
+        if isinstance(raw, str)
+        else shown(raw)
+    )
 
 
 def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple[Any, str | None]:
-    """(typed value, None) or (None, what is wrong beside the value itself): text from flags is parsed, values from files must
-    have the type."""
+    """(typed value, None) or (None, what is wrong beside the value itself): text from flags is
+    parsed, values from files must have the type."""
     meta, wanted = fields[name].metadata, kind(name, fields)
     if raw in meta["words"]:
         return raw, None
@@ -57,7 +63,12 @@ def _boolean(text: str) -> bool:
     return WORDS[text.lower()]
 
 
-PARSERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean, "str": str}
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": _boolean,
+    "str": str,
+}
 
 
 def shown(raw: Any) -> str:

@@ -1,8 +1,11 @@
-"""`--inject=FAULT@key=value,…[;FAULT@…]`: a fault that happens on purpose, so that diagnosis and recovery are proven on the real
-thing. Read and checked before anything starts; without it nothing of this is ever imported by a rank.
+"""`--inject=FAULT@key=value,…[;FAULT@…]`: a fault that happens on purpose, so that diagnosis and
+recovery are proven on the real thing. Read and checked before anything starts; without it nothing
+of this is ever imported by a rank.
 
-    --inject=kill@rank=1,step=5                               SIGKILL to rank 1 when it begins the forward pass of step 5
-    --inject='stop@rank=0,phase=epoch 2: creating'            SIGSTOP when rank 0 creates its data iterator of epoch 2
+    --inject=kill@rank=1,step=5                               SIGKILL to rank 1 when it begins the
+                                                              forward pass of step 5
+    --inject='stop@rank=0,phase=epoch 2: creating'            SIGSTOP when rank 0 creates its data
+                                                              iterator of epoch 2
     --inject='corrupt@step=10;kill@rank=1,step=13,attempt=any'
 """
 
@@ -32,14 +35,20 @@ KEYS: dict[str, tuple[str, int | None]] = {
     "epoch": ("in this epoch", 1),
     "phase": ("in a phase with this text in its name, as the monitor shows it", None),
     "call": ("at the n-th time that all of this is so (1)", 1),
-    "attempt": ("at this start of the run (1), or any: a restart is spared unless it is asked for", 1),
+    "attempt": (
+        "at this start of the run (1), or any: a restart is spared unless it is asked for",
+        1,
+    ),
     "worker": ("which data-loader worker of the rank (0)", 0),
     "seconds": ("how long", None),
     "code": ("exit status", 0),
     "above": ("only while device_batch_size is over this", 0),
 }
 EXAMPLE = "--inject=kill@rank=1,step=5"
-COMMON, WORKERS = ("rank", "step", "epoch", "phase", "call", "attempt"), ("rank", "epoch", "worker", "call", "attempt")
+COMMON, WORKERS = (
+    ("rank", "step", "epoch", "phase", "call", "attempt"),
+    ("rank", "epoch", "worker", "call", "attempt"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +74,12 @@ class Spec:
 
 def overview() -> str:
     """`--inject=list`."""
-    lines = ["--inject=FAULT@key=value,…   several separated by ;", "", "Faults (with keys of their own and default):", faults.table()]
+    lines = [
+        "--inject=FAULT@key=value,…   several separated by ;",
+        "",
+        "Faults (with keys of their own and default):",
+        faults.table(),
+    ]
     lines += ["", "Keys:", *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items())]
     return "\n".join([*lines, "", f"Without step, epoch and phase it happens in step {STEP}."])
 
@@ -78,13 +92,27 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
     wrong = [(what, allowed, fixes) for what, allowed, fixes in problems]
     for spec in specs:
         if spec.rank >= ranks:
-            wrong.append((f"rank {spec.rank} of {spec.text!r} is not there", f"0 to {ranks - 1}", []))
+            wrong.append(
+                (f"rank {spec.rank} of {spec.text!r} is not there", f"0 to {ranks - 1}", [])
+            )
         elif spec.fault.ranks == faults.MAIN and spec.rank:
-            wrong.append((f"{spec.fault.name} can not happen on rank {spec.rank}: rank 0 alone does that", "rank=0", []))
+            wrong.append(
+                (
+                    f"{spec.fault.name} can not happen on rank {spec.rank}: rank 0 alone does that",
+                    "rank=0",
+                    [],
+                )
+            )
         if spec.fault.worker and spec.worker >= workers:
-            what = f"{spec.fault.name} needs data-loader worker {spec.worker}, but num_workers is {workers}"
+            what = (
+                f"{spec.fault.name} needs data-loader worker {spec.worker}, but num_workers is "
+                f"{workers}"
+            )
             wrong.append((what, "", [f"--num_workers={spec.worker + 1}"]))
-    return [Problem("inject.value", f"inject: {what} ({origin})", allowed, fixes) for what, allowed, fixes in wrong]
+    return [
+        Problem("inject.value", f"inject: {what} ({origin})", allowed, fixes)
+        for what, allowed, fixes in wrong
+    ]
 
 
 def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[str]]]]:
@@ -96,7 +124,9 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
         fault = faults.TABLE.get(name)
         if fault is None:
             near = suggest(name, list(faults.TABLE))
-            fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [f"--inject={LIST} shows them all"]
+            fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [
+                f"--inject={LIST} shows them all"
+            ]
             wrong.append((f"{name!r} is no fault", "", fixes))
             continue
         values, bad = _values(fault, rest)
@@ -110,9 +140,20 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
 
 def _spec(text: str, fault: faults.Fault, values: FieldValues, ranks: int) -> Spec:
     step, epoch, phase = values.get("step"), values.get("epoch"), values.get("phase")
-    if not fault.worker and step is None and epoch is None and phase is None and fault.phase in heartbeat.STEP_PHASES:
+    if (
+        not fault.worker
+        and step is None
+        and epoch is None
+        and phase is None
+        and fault.phase in heartbeat.STEP_PHASES
+    ):
         step = STEP
-    if epoch is not None and step is None and phase is None and fault.phase in heartbeat.STEP_PHASES:
+    if (
+        epoch is not None
+        and step is None
+        and phase is None
+        and fault.phase in heartbeat.STEP_PHASES
+    ):
         phase = faults.CREATING
     return Spec(
         text=text,
@@ -124,7 +165,13 @@ def _spec(text: str, fault: faults.Fault, values: FieldValues, ranks: int) -> Sp
         call=values.get("call", 1),
         attempt=values.get("attempt", 1),
         worker=values.get("worker", 0),
-        **{"seconds": 0.0, "code": 0, "above": 0, **fault.keys, **{k: v for k, v in values.items() if k in fault.keys}},
+        **{
+            "seconds": 0.0,
+            "code": 0,
+            "above": 0,
+            **fault.keys,
+            **{k: v for k, v in values.items() if k in fault.keys},
+        },
     )
 
 
@@ -135,7 +182,13 @@ def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, raw = pair.partition("=")
         if not equals:
-            wrong.append((f"{pair!r} of {fault.name} has no value", f"{key}=…" if key in allowed else ", ".join(allowed), []))
+            wrong.append(
+                (
+                    f"{pair!r} of {fault.name} has no value",
+                    f"{key}=…" if key in allowed else ", ".join(allowed),
+                    [],
+                )
+            )
         elif key not in allowed:
             fixes = [f"{near}={raw}" for near in suggest(key, allowed)]
             wrong.append((f"{key!r} is no key of {fault.name}", ", ".join(allowed), fixes))
@@ -163,4 +216,7 @@ def _value(key: str, raw: str) -> tuple[Any, str]:
         return value, "" if 0 < value < math.inf else "seconds, over 0"
     if value >= low and (key != "code" or value < 256):
         return value, ""
-    return None, f"a whole number from {low}" + {"code": " to 255", "attempt": f", or {ALWAYS}"}.get(key, "")
+    return None, f"a whole number from {low}" + {
+        "code": " to 255",
+        "attempt": f", or {ALWAYS}",
+    }.get(key, "")

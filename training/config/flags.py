@@ -1,4 +1,5 @@
-"""The command line: every field is a flag, written `--a_b=1`, `--a-b=1`, `--a-b 1`, and `--flag` or `--no-flag` for bool."""
+"""The command line: every field is a flag, written `--a_b=1`, `--a-b=1`, `--a-b 1`, and `--flag` or
+`--no-flag` for bool."""
 
 from __future__ import annotations
 
@@ -13,21 +14,35 @@ from training.core.errors import Problem
 ACTIONS = {
     "config": "the config file (or simply its path)",
     "dry_run": "show the whole plan, launch nothing",
-    "explain": "the same; every environment variable that matters, where its value is from and what it does",
-    "check": "the same, with every check of the machine, and measure the memory of a step by fake tensors (some seconds)",
+    "explain": "the same; every environment variable that matters, where its value is from and "
+    "what it does",
+    "check": "the same, with every check of the machine, and measure the memory of a step by fake "
+    "tensors (some seconds)",
     "json": "with --check: one JSON object on standard output",
-    "save_config": "write the resolved configuration to this .py or .json file, launch nothing (with --dry_run: show the plan too)",
-    "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our training",
+    "save_config": "write the resolved configuration to this .py or .json file, launch nothing "
+    "(with --dry_run: show the plan too)",
+    "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our "
+    "training",
     "help": "this text",
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "help")
-WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+WORDS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """An unknown flag as typed, with its value (None: it has none), and which words of the command line it is."""
+    """An unknown flag as typed, with its value (None: it has none), and which words of the command
+    line it is."""
 
     typed: str
     text: str | None
@@ -41,8 +56,9 @@ class Unknown:
 
 @dataclass
 class CommandLine:
-    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order. `places`: the words of each flag,
-    and of each positional argument. `unknown`: training.plan.cli_args answers them, who knows the whole command."""
+    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order.
+    `places`: the words of each flag, and of each positional argument. `unknown`:
+    training.plan.cli_args answers them, who knows the whole command."""
 
     flags: dict[str, tuple[str, str]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
@@ -75,7 +91,13 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             continue
         typed, equals, text = word[2:].partition("=")
         name = ALIASES.get(typed, typed.replace("-", "_"))
-        if name not in known and name.startswith("no_") and name[3:] in fields and kind(name[3:], fields) == "bool" and not equals:
+        if (
+            name not in known
+            and name.startswith("no_")
+            and name[3:] in fields
+            and kind(name[3:], fields) == "bool"
+            and not equals
+        ):
             name, equals, text = name[3:], "=", "false"
         if name not in known:
             _unknown(line, word, rest, start, len(argv))
@@ -83,23 +105,43 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
         is_switch = name in SWITCHES or (name in fields and kind(name, fields) == "bool")
         if not equals:
             if is_switch:
-                # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of processes.
-                text = rest.pop(0) if rest and rest[0].lower() in WORDS and not rest[0].isdigit() else "true"
+                # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of
+                # processes.
+                text = (
+                    rest.pop(0)
+                    if rest and rest[0].lower() in WORDS and not rest[0].isdigit()
+                    else "true"
+                )
             elif rest and not rest[0].startswith("--"):
                 text = rest.pop(0)
             else:
-                line.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
+                line.problems.append(
+                    Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE")
+                )
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
-            line.problems.append(Problem("flag.unexpected_value", f"--{typed} is {text!r}", "true or false"))
+            line.problems.append(
+                Problem("flag.unexpected_value", f"--{typed} is {text!r}", "true or false")
+            )
             continue
         if name in line.flags and line.flags[name][0] != text:
-            line.problems.append(Problem("flag.twice", f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}", "once"))
+            line.problems.append(
+                Problem(
+                    "flag.twice",
+                    f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}",
+                    "once",
+                )
+            )
         line.flags[name] = (text, f"--{typed}")
     if line.on("json") and not line.on("check"):
         line.problems.append(
-            Problem("flag.json_without_check", "--json says how --check answers, and there is no --check", "", ["--check --json"])
+            Problem(
+                "flag.json_without_check",
+                "--json says how --check answers, and there is no --check",
+                "",
+                ["--check --json"],
+            )
         )
     return line
 
@@ -116,7 +158,13 @@ def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: i
     typed, equals, text = word.partition("=")
     switch = foreign_names.is_switch(typed.lstrip("-"))
     value: str | None = text if equals else None
-    follows = bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))  # and is no config path
-    if not equals and follows and (not switch or (rest[0].lower() in WORDS and not rest[0].isdigit())):
+    follows = (
+        bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))
+    )  # and is no config path
+    if (
+        not equals
+        and follows
+        and (not switch or (rest[0].lower() in WORDS and not rest[0].isdigit()))
+    ):
         value = rest.pop(0)
     line.unknown.append(Unknown(typed, value, start, words - len(rest)))

@@ -1,7 +1,9 @@
-"""Argument names of other tools, and the Duet fields that mean the same. Data: training/config/meant.py applies it.
+"""Argument names of other tools, and the Duet fields that mean the same. Data:
+training/config/meant.py applies it.
 
-Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning (Trainer), nanoGPT, nanochat, LitGPT,
-DeepSpeed and torchrun. docs/launching.md has the table, and a test compares the two.
+Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning
+(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/launching.md has the table, and a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from training.config.translate import (
 
 @dataclass(frozen=True)
 class Foreign:
-    """One row: `names` that mean the same. `to`: Duet's fields as shown to people, empty where there is none."""
+    """One row: `names` that mean the same. `to`: Duet's fields as shown to people, empty where
+    there is none."""
 
     names: tuple[str, ...]
     tools: str
@@ -52,31 +55,69 @@ VALUES: dict[str, dict[str, str]] = {
     "precision": {
         **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"), "bf16"),
         **dict.fromkeys(_FP16, "bf16"),
-        **dict.fromkeys(("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"),
+        **dict.fromkeys(
+            ("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"
+        ),
     },
-    "device": {**dict.fromkeys(("gpu", "gpus", "nvidia"), "cuda"), **dict.fromkeys(("", "none"), "auto")},
-    "compile": {**dict.fromkeys(("true", "yes", "on", "inductor"), "1"), **dict.fromkeys(("false", "no", "off", "none"), "0")},
-    "libuv": {**dict.fromkeys(("true", "yes", "on"), "1"), **dict.fromkeys(("false", "no", "off"), "0")},
-    "optimizer": dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"),
+    "device": {
+        **dict.fromkeys(("gpu", "gpus", "nvidia"), "cuda"),
+        **dict.fromkeys(("", "none"), "auto"),
+    },
+    "compile": {
+        **dict.fromkeys(("true", "yes", "on", "inductor"), "1"),
+        **dict.fromkeys(("false", "no", "off", "none"), "0"),
+    },
+    "libuv": {
+        **dict.fromkeys(("true", "yes", "on"), "1"),
+        **dict.fromkeys(("false", "no", "off"), "0"),
+    },
+    "optimizer": dict.fromkeys(
+        ("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw"
+    ),
     "tokenizer": dict.fromkeys(("byte", "char", "character", "none"), "bytes"),
-    "wandb_mode": {**dict.fromkeys(("true", "on", "enabled"), "online"), **dict.fromkeys(("false", "off", "dryrun"), "disabled")},
-    "activation_checkpointing": {**dict.fromkeys(("true", "full", "on"), "auto"), **dict.fromkeys(("false", "off", "no"), "none")},
+    "wandb_mode": {
+        **dict.fromkeys(("true", "on", "enabled"), "online"),
+        **dict.fromkeys(("false", "off", "dryrun"), "disabled"),
+    },
+    "activation_checkpointing": {
+        **dict.fromkeys(("true", "full", "on"), "auto"),
+        **dict.fromkeys(("false", "off", "no"), "none"),
+    },
     "resume": dict.fromkeys((*TRUE, "last", "newest", "auto"), "latest"),
     "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
 }
 # (field, value to use) → what to add for these words.
 VALUE_NOTES = {("precision", "bf16"): dict.fromkeys(_FP16, _NO_FP16)}
-_PRECISION = words({w: {"precision": v} for w, v in (VALUES["precision"] | {"bf16": "bf16", "fp32": "fp32"}).items()})
+_PRECISION = words(
+    {
+        w: {"precision": v}
+        for w, v in (VALUES["precision"] | {"bf16": "bf16", "fp32": "fp32"}).items()
+    }
+)
 _DDP = "Duet trains with DDP: the whole model on every GPU"
 _FIXED = "Duet has no such field"
 _WIDTH = "the width is depth × 64, with a head for every 64 to 128 units"
 
-HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = "Hugging Face Trainer", "Accelerate", "Lightning", "nanoGPT", "nanochat"
+HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = (
+    "Hugging Face Trainer",
+    "Accelerate",
+    "Lightning",
+    "nanoGPT",
+    "nanochat",
+)
 LITGPT, DEEPSPEED, TORCHRUN, COMMON = "LitGPT", "DeepSpeed", "torchrun", "many scripts"
 EARLIER = "Duet, early 0.1"
 
 
-def _row(names: str, tools: str, to: str, translate: Translate, example: str = "", note: str = "", sized: bool = False) -> Foreign:
+def _row(
+    names: str,
+    tools: str,
+    to: str,
+    translate: Translate,
+    example: str = "",
+    note: str = "",
+    sized: bool = False,
+) -> Foreign:
     return Foreign(tuple(names.split()), tools, tuple(to.split()), translate, note, example, sized)
 
 
@@ -96,7 +137,8 @@ ROWS = (
         "total_batch_size",
         times("total_batch_size", *_EACH),
         "4",
-        "accumulation follows from total_batch_size = device_batch_size × max_seq_len × ranks × steps",
+        "accumulation follows from total_batch_size = device_batch_size × max_seq_len × ranks × "
+        "steps",
         True,
     ),
     _row(
@@ -116,7 +158,13 @@ ROWS = (
         same("max_seq_len"),
         "64",
     ),
-    _row("n_layer n_layers num_layers num_hidden_layers", f"{NANOGPT}, {LITGPT}, {COMMON}", "depth", same("depth"), "6"),
+    _row(
+        "n_layer n_layers num_layers num_hidden_layers",
+        f"{NANOGPT}, {LITGPT}, {COMMON}",
+        "depth",
+        same("depth"),
+        "6",
+    ),
     _row(
         "n_head n_embd num_heads num_attention_heads hidden_size aspect_ratio head_dim n_kv_head",
         f"{NANOGPT}, {NANOCHAT}, {LITGPT}",
@@ -141,8 +189,22 @@ ROWS = (
         count("num_iterations"),
         "100",
     ),
-    _row("num_train_epochs max_epochs epochs n_epochs", f"{HF}, {LIGHTNING}, {LITGPT}", "num_epochs", count("num_epochs"), "3"),
-    _row("max_tokens", LITGPT, "num_iterations", steps_of_tokens, "1000000", "Duet counts steps: tokens / total_batch_size", True),
+    _row(
+        "num_train_epochs max_epochs epochs n_epochs",
+        f"{HF}, {LIGHTNING}, {LITGPT}",
+        "num_epochs",
+        count("num_epochs"),
+        "3",
+    ),
+    _row(
+        "max_tokens",
+        LITGPT,
+        "num_iterations",
+        steps_of_tokens,
+        "1000000",
+        "Duet counts steps: tokens / total_batch_size",
+        True,
+    ),
     _row(
         "max_time time_limit max_train_time max_hours",
         f"{LIGHTNING}, {LITGPT}",
@@ -151,8 +213,21 @@ ROWS = (
         "01:00:00",
         "Duet has no limit by time, other than submit_job.sh --time on SLURM",
     ),
-    _row("target_flops target_param_data_ratio", NANOCHAT, "num_iterations", none, "12", "the length is a number of steps or epochs"),
-    _row("eval_steps eval_interval val_check_interval", f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}", "eval_every", count("eval_every"), "50"),
+    _row(
+        "target_flops target_param_data_ratio",
+        NANOCHAT,
+        "num_iterations",
+        none,
+        "12",
+        "the length is a number of steps or epochs",
+    ),
+    _row(
+        "eval_steps eval_interval val_check_interval",
+        f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}",
+        "eval_every",
+        count("eval_every"),
+        "50",
+    ),
     _row(
         "eval_iters limit_val_batches",
         f"{NANOGPT}, {LIGHTNING}",
@@ -162,7 +237,13 @@ ROWS = (
         "Duet counts tokens of all ranks",
         True,
     ),
-    _row("logging_steps log_interval log_every_n_steps", f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}", "log_every", same("log_every"), "5"),
+    _row(
+        "logging_steps log_interval log_every_n_steps",
+        f"{HF}, {NANOGPT}, {LITGPT}, {LIGHTNING}",
+        "log_every",
+        same("log_every"),
+        "5",
+    ),
     _row(
         "save_steps save_interval every_n_train_steps checkpointing_steps",
         f"{HF}, {LITGPT}, {LIGHTNING}",
@@ -170,7 +251,13 @@ ROWS = (
         count("save_every"),
         "100",
     ),
-    _row("save_total_limit save_top_k", f"{HF}, {LIGHTNING}", "keep_checkpoints", same("keep_checkpoints"), "3"),
+    _row(
+        "save_total_limit save_top_k",
+        f"{HF}, {LIGHTNING}",
+        "keep_checkpoints",
+        same("keep_checkpoints"),
+        "3",
+    ),
     _row(
         "eval_strategy evaluation_strategy save_strategy logging_strategy",
         HF,
@@ -188,7 +275,13 @@ ROWS = (
         "3e-4",
         "Duet has three peak rates; one rate for all of them is meant for AdamW, not for Muon",
     ),
-    _row("optim", HF, "optimizer", words({w: {"optimizer": v} for w, v in VALUES["optimizer"].items()}, same("optimizer")), "adamw_torch"),
+    _row(
+        "optim",
+        HF,
+        "optimizer",
+        words({w: {"optimizer": v} for w, v in VALUES["optimizer"].items()}, same("optimizer")),
+        "adamw_torch",
+    ),
     _row(
         "max_grad_norm gradient_clip_val gradient_clipping clip_grad max_norm",
         f"{HF}, {LIGHTNING}, {ACCELERATE}, {DEEPSPEED}, {LITGPT}",
@@ -205,8 +298,17 @@ ROWS = (
         "a share of num_iterations",
         True,
     ),
-    _row("lr_warmup_fraction warmup_fraction", LITGPT, "warmup_ratio", same("warmup_ratio"), "0.05"),
-    _row("min_lr", f"{NANOGPT}, {LITGPT}", "final_lr_frac", none, "6e-5", "final_lr_frac is a fraction of the peak rate"),
+    _row(
+        "lr_warmup_fraction warmup_fraction", LITGPT, "warmup_ratio", same("warmup_ratio"), "0.05"
+    ),
+    _row(
+        "min_lr",
+        f"{NANOGPT}, {LITGPT}",
+        "final_lr_frac",
+        none,
+        "6e-5",
+        "final_lr_frac is a fraction of the peak rate",
+    ),
     _row(
         "lr_scheduler_type lr_scheduler decay_lr lr_decay_iters",
         f"{HF}, {NANOGPT}",
@@ -234,7 +336,14 @@ ROWS = (
     ),
     _row("dataloader_num_workers workers", HF, "num_workers", same("num_workers"), "2"),
     _row("text_column text_column_name", HF, "text_field", same("text_field"), "content"),
-    _row("tokenizer_name tokenizer_path", HF, "tokenizer", existing("tokenizer"), "tokenizer.json", "bytes, bpe, or a local file"),
+    _row(
+        "tokenizer_name tokenizer_path",
+        HF,
+        "tokenizer",
+        existing("tokenizer"),
+        "tokenizer.json",
+        "bytes, bpe, or a local file",
+    ),
     # Launch
     _row(
         "nproc_per_node num_processes devices gpus num_gpus n_gpus ngpus np n",
@@ -252,34 +361,94 @@ ROWS = (
         "0,1",
         "the variable CUDA_VISIBLE_DEVICES chooses GPUs",
     ),
-    _row("num_nodes num_machines", f"{LIGHTNING}, {DEEPSPEED}, {ACCELERATE}", "nnodes", same("nnodes"), "1"),
+    _row(
+        "num_nodes num_machines",
+        f"{LIGHTNING}, {DEEPSPEED}, {ACCELERATE}",
+        "nnodes",
+        same("nnodes"),
+        "1",
+    ),
     _row("machine_rank", ACCELERATE, "node_rank", same("node_rank"), "0"),
     _row("main_process_ip", ACCELERATE, "master_addr", same("master_addr"), "10.0.0.1"),
     _row("main_process_port", ACCELERATE, "master_port", same("master_port"), "29500"),
     _row("rdzv_endpoint", TORCHRUN, "master_addr master_port", endpoint, "10.0.0.1:29500"),
     _row("meeting_timeout", EARLIER, "rendezvous_timeout", same("rendezvous_timeout"), "300"),
-    _row("rdzv_backend rdzv_id rdzv_conf local_rank", TORCHRUN, "", nothing, "c10d", "not needed: the launcher sets it"),
-    _row("standalone multi_gpu same_network", f"{TORCHRUN}, {ACCELERATE}", "", nothing, note="not needed: the launcher sets it"),
-    _row("ddp_backend dist_backend backend", f"{HF}, {NANOGPT}", "", nothing, "nccl", "not needed: nccl on GPUs, gloo on the CPU"),
+    _row(
+        "rdzv_backend rdzv_id rdzv_conf local_rank",
+        TORCHRUN,
+        "",
+        nothing,
+        "c10d",
+        "not needed: the launcher sets it",
+    ),
+    _row(
+        "standalone multi_gpu same_network",
+        f"{TORCHRUN}, {ACCELERATE}",
+        "",
+        nothing,
+        note="not needed: the launcher sets it",
+    ),
+    _row(
+        "ddp_backend dist_backend backend",
+        f"{HF}, {NANOGPT}",
+        "",
+        nothing,
+        "nccl",
+        "not needed: nccl on GPUs, gloo on the CPU",
+    ),
     _row("max_restarts", f"{TORCHRUN}, {ACCELERATE}", "retries", same("retries"), "3"),
-    _row("ddp_timeout", HF, "hang_timeout", same("hang_timeout"), "1800", "seconds for one phase of a step, not for a collective"),
-    _row("ddp_find_unused_parameters", HF, "find_unused_parameters", same("find_unused_parameters"), "true"),
+    _row(
+        "ddp_timeout",
+        HF,
+        "hang_timeout",
+        same("hang_timeout"),
+        "1800",
+        "seconds for one phase of a step, not for a collective",
+    ),
+    _row(
+        "ddp_find_unused_parameters",
+        HF,
+        "find_unused_parameters",
+        same("find_unused_parameters"),
+        "true",
+    ),
     _row(
         "strategy",
         LIGHTNING,
         "find_unused_parameters",
-        words({"ddp": {}, "auto": {}, "ddp_spawn": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": "true"}}),
+        words(
+            {
+                "ddp": {},
+                "auto": {},
+                "ddp_spawn": {},
+                "ddp_find_unused_parameters_true": {"find_unused_parameters": "true"},
+            }
+        ),
         "ddp",
         _DDP,
     ),
-    _row("fsdp use_fsdp deepspeed use_deepspeed zero_stage tensor_parallel tp_size use_megatron_lm", HF, "", none, "1", _DDP),
+    _row(
+        "fsdp use_fsdp deepspeed use_deepspeed zero_stage tensor_parallel tp_size use_megatron_lm",
+        HF,
+        "",
+        none,
+        "1",
+        _DDP,
+    ),
     # Device and precision
     _row("fp16", HF, "precision", switch(_BF16, {"precision": "auto"}), note=_NO_FP16),
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
     _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
     _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note="Duet has no fp8: bf16 and fp32"),
-    _row("mixed_precision dtype torch_dtype", f"{ACCELERATE}, {NANOGPT}", "precision", _PRECISION, "bf16", f"fp16: {_NO_FP16}"),
+    _row(
+        "mixed_precision dtype torch_dtype",
+        f"{ACCELERATE}, {NANOGPT}",
+        "precision",
+        _PRECISION,
+        "bf16",
+        f"fp16: {_NO_FP16}",
+    ),
     _row(
         "accelerator device_type",
         f"{LIGHTNING}, {NANOCHAT}",
@@ -295,7 +464,13 @@ ROWS = (
         "compile",
         words({"true": {"compile": "1"}, "inductor": {"compile": "1"}, "false": {"compile": "0"}}),
     ),
-    _row("random_seed manual_seed seed_everything data_seed", f"{LIGHTNING}, {HF}", "seed", same("seed"), "42"),
+    _row(
+        "random_seed manual_seed seed_everything data_seed",
+        f"{LIGHTNING}, {HF}",
+        "seed",
+        same("seed"),
+        "42",
+    ),
     # Run directory and tracking
     _row(
         "output_dir default_root_dir save_dir checkpoint_dir ckpt_dir work_dir",
@@ -306,7 +481,8 @@ ROWS = (
         "the folder that holds all run directories",
     ),
     _row(
-        "resume_from_checkpoint ckpt_path resume_from resume_path resume_from_step checkpoint restore auto_resume",
+        "resume_from_checkpoint ckpt_path resume_from resume_path resume_from_step checkpoint "
+        "restore auto_resume",
         f"{HF}, {LIGHTNING}, {NANOCHAT}",
         "resume",
         resume,
@@ -321,29 +497,67 @@ ROWS = (
         "resume",
         "Duet starts from random weights or resumes a run of its own",
     ),
-    _row("experiment_name exp_name name model_tag", f"{NANOCHAT}, {COMMON}", "run_name", same("run_name"), "demo"),
-    _row("overwrite_output_dir do_train do_eval", HF, "", nothing, note="not needed: every run has its own directory and evaluates"),
+    _row(
+        "experiment_name exp_name name model_tag",
+        f"{NANOCHAT}, {COMMON}",
+        "run_name",
+        same("run_name"),
+        "demo",
+    ),
+    _row(
+        "overwrite_output_dir do_train do_eval",
+        HF,
+        "",
+        nothing,
+        note="not needed: every run has its own directory and evaluates",
+    ),
     _row("logging_dir", HF, "log_dir", same("log_dir"), "logs"),
     _row(
         "report_to",
         HF,
         "wandb_mode use_dummy_wandb",
-        words({"wandb": {"wandb_mode": "online"}, "false": {"use_dummy_wandb": "true"}, "tensorboard": {"tensorboard": "true"}}),
+        words(
+            {
+                "wandb": {"wandb_mode": "online"},
+                "false": {"use_dummy_wandb": "true"},
+                "tensorboard": {"tensorboard": "true"},
+            }
+        ),
         "wandb",
     ),
-    _row("wandb wandb_log use_wandb", f"{NANOGPT}, {COMMON}", "wandb_mode", switch({"wandb_mode": "online"}, {"use_dummy_wandb": "true"})),
+    _row(
+        "wandb wandb_log use_wandb",
+        f"{NANOGPT}, {COMMON}",
+        "wandb_mode",
+        switch({"wandb_mode": "online"}, {"use_dummy_wandb": "true"}),
+    ),
     _row("no_wandb disable_wandb", COMMON, "use_dummy_wandb", switch({"use_dummy_wandb": "true"})),
     _row("wandb_run_name wandb_name", NANOGPT, "wandb_run", same("wandb_run"), "first try"),
-    _row("run", NANOCHAT, "wandb_run", same("wandb_run"), "first", "run_name names the run directory"),
+    _row(
+        "run", NANOCHAT, "wandb_run", same("wandb_run"), "first", "run_name names the run directory"
+    ),
     _row("project", HF, "wandb_project", same("wandb_project"), "demo"),
     _row("debug_mode verbose", COMMON, "debug", switch({"debug": "true"})),
 )
 NAMES = {name: row for row in ROWS for name in row.names}
-SECTIONS = ("train", "trainer", "training", "eval", "model", "optimizer", "log", "data", "metrics", "checkpoint", "job")
+SECTIONS = (
+    "train",
+    "trainer",
+    "training",
+    "eval",
+    "model",
+    "optimizer",
+    "log",
+    "data",
+    "metrics",
+    "checkpoint",
+    "job",
+)
 
 
 def row_of(name: str) -> Foreign | None:
-    """`name` as typed, without dashes in front. LitGPT, Lightning and torchtitan put a section before it: --train.max_steps."""
+    """`name` as typed, without dashes in front. LitGPT, Lightning and torchtitan put a section
+    before it: --train.max_steps."""
     section, dot, last = name.replace("-", "_").lower().rpartition(".")
     if dot and section not in SECTIONS:
         return None
@@ -362,8 +576,14 @@ def table() -> list[str]:
     """For docs/launching.md."""
     lines = ["| name elsewhere | used by | Duet | |", "|---|---|---|---|"]
     for row in ROWS:
-        to = "first argument of `launch_train.sh`" if RANKS in row.to else ", ".join(f"`--{n}`" for n in row.to) or "–"
-        lines.append(f"| {', '.join(f'`{n}`' for n in row.names)} | {row.tools} | {to} | {row.note} |")
+        to = (
+            "first argument of `launch_train.sh`"
+            if RANKS in row.to
+            else ", ".join(f"`--{n}`" for n in row.to) or "–"
+        )
+        lines.append(
+            f"| {', '.join(f'`{n}`' for n in row.names)} | {row.tools} | {to} | {row.note} |"
+        )
     return lines
 
 

@@ -40,7 +40,9 @@ class Document:
 
     value: Any = None
     lines: dict[Keys, int] = field(default_factory=dict)  # of every key that no list is around
-    twice: list[tuple[Keys, int, int]] = field(default_factory=list)  # with the lines of the first and the second
+    twice: list[tuple[Keys, int, int]] = field(
+        default_factory=list
+    )  # with the lines of the first and the second
 
 
 def parse(text: str) -> Document:
@@ -51,13 +53,15 @@ def parse(text: str) -> Document:
 
 
 def without_comments(text: str) -> str:
-    """Spaces for comments, so that every character stays where it is; also of a text that is no JSON."""
+    """Spaces for comments, so that every character stays where it is; also of a text that is no
+    JSON."""
     pattern = re.compile(rf"({_STRING.pattern})|//[^\n]*")
     return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
 
 
 def relaxed(text: str) -> str:
-    """The same, and for a comma before a closing bracket too: what editors accept as JSON with comments."""
+    """The same, and for a comma before a closing bracket too: what editors accept as JSON with
+    comments."""
     pattern = re.compile(rf"({_STRING.pattern})|//[^\n]*|,(?={_GAP.pattern}[}}\]])")
     return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
 
@@ -122,7 +126,8 @@ class _Reader:
         return [self.one(None, depth) for _ in self.elements("[")]
 
     def elements(self, opening: str) -> Any:
-        """Comes back once for each element, standing at its beginning, and goes behind the closing bracket at the end."""
+        """Comes back once for each element, standing at its beginning, and goes behind the closing
+        bracket at the end."""
         start, closing = self.at, _CLOSING[opening]
         self.at += 1
         if self.next() == closing:
@@ -148,12 +153,18 @@ class _Reader:
 
     def ended(self, start: int, closing: str) -> None:
         if self.at >= len(self.text):
-            self.wrong(f"the {self.text[start]} of line {self.line(start)} is never closed: {closing} is missing")
+            self.wrong(
+                f"the {self.text[start]} of line {self.line(start)} is never closed: {closing} is "
+                f"missing"
+            )
 
     def string(self) -> str:
         found = _STRING.match(self.text, self.at)
         if found is None:
-            self.wrong("this text does not end: a double quote is missing, or a tab or another control character is in it")
+            self.wrong(
+                "this text does not end: a double quote is missing, or a tab or another control "
+                "character is in it"
+            )
         try:
             value = json.loads(found[0])
             value.encode()
@@ -174,9 +185,17 @@ class _Reader:
         if number is None:
             return _CONSTANTS[word]
         if number[1] is None and number[2] is None:
-            return int(word) if len(word) <= MAX_DIGITS else self.wrong("the number is too large", self.at - len(word))
+            return (
+                int(word)
+                if len(word) <= MAX_DIGITS
+                else self.wrong("the number is too large", self.at - len(word))
+            )
         value = float(word)
-        return value if abs(value) != float("inf") else self.wrong("the number is too large", self.at - len(word))
+        return (
+            value
+            if abs(value) != float("inf")
+            else self.wrong("the number is too large", self.at - len(word))
+        )
 
 
 def _hint(word: str) -> str:
@@ -195,17 +214,29 @@ def _hint(word: str) -> str:
 
 
 def kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), "null")
 
 
 def short(value: Any) -> str:
-    """For a message, as the file has it. Of what holds more only its kind: nobody knows what is in it."""
-    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)):
+    """For a message, as the file has it. Of what holds more only its kind: nobody knows what is in
+    it."""
+    if isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
+    ):
         return kind(value)
     text = json.dumps(value, ensure_ascii=False)
     text = text if text.isprintable() else json.dumps(value)
-    text = text if "/" in text and not re.search(r"\s", text) else masked(text)  # a path is no key, though it may be long
+    text = (
+        text if "/" in text and not re.search(r"\s", text) else masked(text)
+    )  # a path is no key, though it may be long
     return text if len(text) <= 160 else f"{text[:157]}…"
 
 

@@ -1,4 +1,5 @@
-"""Configuration files are data: `.py` with plain assignments and `.json` with one flat object. Nothing is executed."""
+"""Configuration files are data: `.py` with plain assignments and `.json` with one flat object.
+Nothing is executed."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from training.core import suggest
 from training.core.errors import Problem
 from training.core.jsonl import Record
 
-# The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays readable. No power and
-# no shift: they alone can make a number that fills the memory.
+# The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays
+# readable. No power and no shift: they alone can make a number that fills the memory.
 OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -32,7 +33,8 @@ Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 @dataclass
 class ConfigFile:
-    """What a config file says. `title`: what it calls itself; `notes`: for the plan; `gpu_ids`: of a KAIR option file."""
+    """What a config file says. `title`: what it calls itself; `notes`: for the plan; `gpu_ids`: of
+    a KAIR option file."""
 
     values: Values = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -45,18 +47,25 @@ class NotPlain(Exception):
     """An expression that a config may not hold."""
 
 
-def read(path: Path, others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], ConfigFile]]], ranks: int) -> ConfigFile:
-    """A config of ours, or a file of another vocabulary. `others`: for each of these whether a text is one, and its reader; `ranks`: that
-    it is for, as far as that is known (0: not)."""
+def read(
+    path: Path,
+    others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], ConfigFile]]],
+    ranks: int,
+) -> ConfigFile:
+    """A config of ours, or a file of another vocabulary. `others`: for each of these whether a text
+    is one, and its reader; `ranks`: that it is for, as far as that is known (0: not)."""
     text, problems = _text(path)
     if problems:
         return ConfigFile({}, problems)
-    reader = next((reader for knows, reader in others if path.suffix == ".json" and knows(text)), None)
+    reader = next(
+        (reader for knows, reader in others if path.suffix == ".json" and knows(text)), None
+    )
     return reader(path, text, ranks) if reader else ConfigFile(*_parsed(path, text))
 
 
 def load(path: Path) -> tuple[Values, list[Problem]]:
-    """The assignments of a config of ours with their origins, and everything wrong with the file."""
+    """The assignments of a config of ours with their origins, and everything wrong with the
+    file."""
     text, problems = _text(path)
     return ({}, problems) if problems else _parsed(path, text)
 
@@ -66,23 +75,42 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
     hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
     # os.path and not Path: a name that no file system takes is no crash.
     if os.path.isdir(path):
-        inside = [f"--config={shlex.quote(str(p))}" for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]]
-        return "", [Problem("config.is_folder", f"config {path} is a directory", allowed, inside or hint)]
+        inside = [
+            f"--config={shlex.quote(str(p))}"
+            for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]
+        ]
+        return "", [
+            Problem("config.is_folder", f"config {path} is a directory", allowed, inside or hint)
+        ]
     if not os.path.exists(path):
         return "", [Problem("config.missing", f"config {path} does not exist", allowed, hint)]
     if path.suffix not in (".py", ".json"):
-        return "", [Problem("config.suffix", f"config {path} is neither .py nor .json", allowed, hint)]
+        return "", [
+            Problem("config.suffix", f"config {path} is neither .py nor .json", allowed, hint)
+        ]
     try:
         return path.read_text(encoding="utf-8-sig"), []
     except (OSError, UnicodeDecodeError) as error:
-        return "", [Problem("config.unreadable", f"config {path} can not be read: {error}", "a readable UTF-8 file")]
+        return "", [
+            Problem(
+                "config.unreadable",
+                f"config {path} can not be read: {error}",
+                "a readable UTF-8 file",
+            )
+        ]
 
 
 def near(path: Path) -> list[Path]:
-    """Config files that this path may mean, which is none: without its suffix, a ready one by its name, or nearly so."""
+    """Config files that this path may mean, which is none: without its suffix, a ready one by its
+    name, or nearly so."""
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
     named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
-    spelled = [p for n in suggest.suggest(path.stem, [p.stem for p in _ready("*")]) for p in _ready("*") if p.stem == n]
+    spelled = [
+        p
+        for n in suggest.suggest(path.stem, [p.stem for p in _ready("*")])
+        for p in _ready("*")
+        if p.stem == n
+    ]
     there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
     return list(dict.fromkeys(there or named[:1] or spelled[:1]))
 
@@ -104,18 +132,40 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
         line = getattr(error, "lineno", None) or 1
         shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
         message = getattr(error, "msg", None) or str(error)
-        return {}, [Problem("config.syntax", f"{name}:{line}: {message}: {shown!r}", "Python assignments such as depth = 12")]
+        return {}, [
+            Problem(
+                "config.syntax",
+                f"{name}:{line}: {message}: {shown!r}",
+                "Python assignments such as depth = 12",
+            )
+        ]
     values: Values = {}
     problems: list[Problem] = []
     for node in tree.body:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             continue  # docstring
         where = f"{name}:{node.lineno}"
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
         value_node = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
         if value_node is None or len(targets) != 1 or not isinstance(targets[0], ast.Name):
             source = (ast.get_source_segment(text, node) or "").splitlines()[0]
-            problems.append(Problem("config.not_plain", f"{where}: not a plain assignment: {source!r}", "lines such as depth = 12"))
+            problems.append(
+                Problem(
+                    "config.not_plain",
+                    f"{where}: not a plain assignment: {source!r}",
+                    "lines such as depth = 12",
+                )
+            )
             continue
         try:
             values[targets[0].id] = (_evaluate(value_node, values), where)
@@ -139,7 +189,14 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
             return known[node.id][0]
         raise NotPlain(f"{node.id!r} is not assigned above")
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        return _evaluate(ast.BinOp(ast.Constant(0), ast.Sub() if isinstance(node.op, ast.USub) else ast.Add(), node.operand), known)
+        return _evaluate(
+            ast.BinOp(
+                ast.Constant(0),
+                ast.Sub() if isinstance(node.op, ast.USub) else ast.Add(),
+                node.operand,
+            ),
+            known,
+        )
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = _evaluate(node.left, known), _evaluate(node.right, known)
         for side in (left, right):
@@ -149,7 +206,9 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
             value = OPERATORS[type(node.op)](left, right)
         except (ArithmeticError, ValueError) as error:
             raise NotPlain(str(error)) from None
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:  # squared line after line it would fill the memory
+        if (
+            isinstance(value, int) and value.bit_length() > MAX_BITS
+        ):  # squared line after line it would fill the memory
             raise NotPlain("the number is too large")
         return value
     raise NotPlain("not a plain value")
@@ -170,11 +229,28 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
     try:
         value = json.loads(relaxed(text), object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        return {}, [Problem("config.syntax", f"{name}:{error.lineno}:{error.colno}: {error.msg}", 'one object such as {"depth": 12}')]
+        return {}, [
+            Problem(
+                "config.syntax",
+                f"{name}:{error.lineno}:{error.colno}: {error.msg}",
+                'one object such as {"depth": 12}',
+            )
+        ]
     except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits
         why = "nested too deep" if isinstance(error, RecursionError) else error
-        return {}, [Problem("config.syntax", f"{name}: {why}", 'one flat object such as {"depth": 12}')]
+        return {}, [
+            Problem("config.syntax", f"{name}: {why}", 'one flat object such as {"depth": 12}')
+        ]
     if not isinstance(value, dict):
-        return {}, [Problem("config.no_object", f"{name}: holds a {type(value).__name__}", 'one object such as {"depth": 12}')]
-    problems = [Problem("config.key_twice", f"{name}: {key!r} is given twice", "each key once") for key in duplicates]
+        return {}, [
+            Problem(
+                "config.no_object",
+                f"{name}: holds a {type(value).__name__}",
+                'one object such as {"depth": 12}',
+            )
+        ]
+    problems = [
+        Problem("config.key_twice", f"{name}: {key!r} is given twice", "each key once")
+        for key in duplicates
+    ]
     return {key: (item, f"{name}: {key!r}") for key, item in value.items()}, problems

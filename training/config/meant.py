@@ -1,4 +1,5 @@
-"""What an unknown name or a wrong value may have meant: another tool's name for a field, or a near spelling whose type fits.
+"""What an unknown name or a wrong value may have meant: another tool's name for a field, or a near
+spelling whose type fits.
 
 One place for flags, keys of config files and DUET_ variables.
 """
@@ -28,16 +29,24 @@ DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
 
 @dataclass(frozen=True)
 class Meant:
-    """`changes`: what to write instead, best first; empty where nothing is near. `why`: for the first line."""
+    """`changes`: what to write instead, best first; empty where nothing is near. `why`: for the
+    first line."""
 
     changes: tuple[Changes, ...] = ()
     why: str = ""
     allowed: str = ""
 
 
-def name(typed: str, text: str | None, fields: Known, sizes: Sizes = DEFAULT, actions: tuple[str, ...] = (), dashes: str = "") -> Meant:
-    """`typed`: an unknown name. `text`: its value as text; None: it has none. `actions`: other names that are known. `dashes`:
-    before a field's name in a sentence."""
+def name(
+    typed: str,
+    text: str | None,
+    fields: Known,
+    sizes: Sizes = DEFAULT,
+    actions: tuple[str, ...] = (),
+    dashes: str = "",
+) -> Meant:
+    """`typed`: an unknown name. `text`: its value as text; None: it has none. `actions`: other
+    names that are known. `dashes`: before a field's name in a sentence."""
     row = row_of(typed)
     if row is not None and not (text is None and row.example):
         found = _foreign(row, "true" if text is None else text, fields, sizes, dashes)
@@ -69,12 +78,18 @@ def _foreign(row: Foreign, text: str, fields: Known, sizes: Sizes, dashes: str) 
     if row.to and not any(field in fields or field == RANKS for field in row.to):
         return None
     changes = row.translate(text, sizes)
-    if changes is not None and not all(fits(n, v, fields) for n, v in changes.items() if n in FIELDS or n in fields):
+    if changes is not None and not all(
+        fits(n, v, fields) for n, v in changes.items() if n in FIELDS or n in fields
+    ):
         changes = None
     if changes is not None and any(n in FIELDS and n not in fields for n in changes):
         return None
     exact = row.translate is not none and len(row.to) == 1
-    return Meant(() if changes is None else (changes,), _target(row, fields, dashes, exact), _allowed(row, fields))
+    return Meant(
+        () if changes is None else (changes,),
+        _target(row, fields, dashes, exact),
+        _allowed(row, fields),
+    )
 
 
 def _target(row: Foreign, fields: Known, dashes: str, exact: bool) -> str:
@@ -93,9 +108,17 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     """(values near to the wrong one, best first, as text; a note on the first)."""
     text = as_text(raw).strip()
     meta, word = fields[field].metadata, text.lower()
-    found = [VALUES[field][word]] if word in VALUES.get(field, {}) and fields[field] is FIELDS.get(field) else []
+    found = (
+        [VALUES[field][word]]
+        if word in VALUES.get(field, {}) and fields[field] is FIELDS.get(field)
+        else []
+    )
     if field == "device" and re.fullmatch(r"(cuda|gpu):[\d,]+", word):
-        return ["cuda"], f"every rank takes one GPU; the variable CUDA_VISIBLE_DEVICES={word.partition(':')[2]} would choose which"
+        return (
+            ["cuda"],
+            f"every rank takes one GPU; the variable CUDA_VISIBLE_DEVICES={word.partition(':')[2]} "
+            f"would choose which",
+        )
     if meta["choices"] or meta["words"]:
         found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
@@ -109,7 +132,10 @@ def _numbers(text: str, meta: Any, wanted: str) -> list[str]:
     """The number that a person means by 64K, 1e5, 12.5, 4,096 or -1, in the field's range."""
     if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
         return [text.replace(",", "")]
-    match = re.fullmatch(r"([+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?)\s*([kKmMgGbB]?)(i?)[bB]?", text)
+    match = re.fullmatch(
+        r"([+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,2})?)\s*([kKmMgGbB]?)(i?)[bB]?",
+        text,
+    )
     if not match:
         return []
     number, suffix = Fraction(match[1]), match[2].lower()
@@ -128,24 +154,38 @@ def _numbers(text: str, meta: Any, wanted: str) -> list[str]:
 
 
 def line(names: Changes, origin: str, fields: Known) -> str:
-    """What to write in a config file in place of what is at `origin`: file:line of a .py file, or file: 'key' of a JSON file."""
+    """What to write in a config file in place of what is at `origin`: file:line of a .py file, or
+    file: 'key' of a JSON file."""
     values = {field: convert(field, text, True, fields)[0] for field, text in names.items()}
     where = origin.removeprefix("from ")
     if re.search(r"\.py:\d+$", where):
         return "; ".join(f"{n} = {v!r}" for n, v in values.items()) + f"   # {where}"
     if where.endswith("'"):
-        return ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items()) + f"   in {where}"
+        return (
+            ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items())
+            + f"   in {where}"
+        )
     return flags_of(names)  # an option file has names of its own: a flag wins over it
 
 
 def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
     each = config.device_batch_size if isinstance(config.device_batch_size, int) else 1
-    return Sizes(each, config.max_seq_len, ranks or 2, config.total_batch_size, config.num_iterations, config.depth, runs)
+    return Sizes(
+        each,
+        config.max_seq_len,
+        ranks or 2,
+        config.total_batch_size,
+        config.num_iterations,
+        config.depth,
+        runs,
+    )
 
 
 def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
     """The sizes after these changes."""
-    known: FieldValues = {n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()}
+    known: FieldValues = {
+        n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()
+    }
     if changes.get(RANKS, "").isdecimal():
         known["ranks"] = int(changes[RANKS])
     return replace(sizes, **known)

@@ -6,7 +6,8 @@ DEFAULT, FLAG, VARIABLE, FILE = "default", "flag", "variable", "file"
 
 
 class Origin(str):
-    """Reads and is written as its text. `source`: FLAG, VARIABLE or FILE; `name`: the flag or variable as typed."""
+    """Reads and is written as its text. `source`: FLAG, VARIABLE or FILE; `name`: the flag or
+    variable as typed."""
 
     source: str
     name: str

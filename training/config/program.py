@@ -1,4 +1,5 @@
-"""Is a `.py` file a program, given where a config belongs? Then one answer helps more than a problem for each of its lines."""
+"""Is a `.py` file a program, given where a config belongs? Then one answer helps more than a
+problem for each of its lines."""
 
 from __future__ import annotations
 
@@ -12,17 +13,23 @@ STEPS = (ast.For, ast.While, ast.With, ast.Try)
 
 
 def kind(path: Path, fields: Iterable[str]) -> str:
-    """CONFIG also for what cannot be read or is no Python: reading it as a config reports why. `fields`: what a config may assign."""
+    """CONFIG also for what cannot be read or is no Python: reading it as a config reports why.
+    `fields`: what a config may assign."""
     try:
         body = ast.parse(path.read_bytes()).body if path.suffix == ".py" else []
     except (OSError, SyntaxError, ValueError, RecursionError):
         return CONFIG
-    if any(isinstance(one, ast.ClassDef) and any(_name(base) == "Task" for base in one.bases) for one in body):
+    if any(
+        isinstance(one, ast.ClassDef) and any(_name(base) == "Task" for base in one.bases)
+        for one in body
+    ):
         return TASK
     if any(isinstance(one, ast.If) and "__name__" in _names(one.test) for one in body):
         return PROGRAM
     known = set(fields)
-    settings = sum(isinstance(one, (ast.Assign, ast.AnnAssign)) and bool(_names(one) & known) for one in body)
+    settings = sum(
+        isinstance(one, (ast.Assign, ast.AnnAssign)) and bool(_names(one) & known) for one in body
+    )
     definitions = sum(isinstance(one, DEFINITIONS) for one in body)
     steps = sum(isinstance(one, STEPS) or _is_call(one) for one in body)
     imports = sum(isinstance(one, (ast.Import, ast.ImportFrom)) for one in body)
@@ -31,7 +38,13 @@ def kind(path: Path, fields: Iterable[str]) -> str:
 
 
 def _name(base: ast.expr) -> str:
-    return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+    return (
+        base.attr
+        if isinstance(base, ast.Attribute)
+        else base.id
+        if isinstance(base, ast.Name)
+        else ""
+    )
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -1,4 +1,5 @@
-"""Merge: flag > environment > resumed run > config file > default; every value typed, in range and with its origin."""
+"""Merge: flag > environment > resumed run > config file > default; every value typed, in range and
+with its origin."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 PREFIX = "DUET_"
-# Variables with our prefix that are no fields: how the parts of the product talk to each other, and to tests.
+# Variables with our prefix that are no fields: how the parts of the product talk to each other, and
+# to tests.
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT"),
@@ -34,8 +36,15 @@ class Resolved:
     options: FieldValues = field(default_factory=dict)  # of a task of its own
 
 
-def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values | None = None, fields: Known = FIELDS) -> Resolved:
-    """The configuration, with all problems of all sources; a field with a problem keeps its default. `fields`: those that the task has."""
+def resolve(
+    line: CommandLine,
+    file: Values,
+    environ: Mapping[str, str],
+    resumed: Values | None = None,
+    fields: Known = FIELDS,
+) -> Resolved:
+    """The configuration, with all problems of all sources; a field with a problem keeps its
+    default. `fields`: those that the task has."""
     problems: list[Problem] = []
     values: FieldValues = {}
     origins = dict.fromkeys(fields, DEFAULT)
@@ -53,25 +62,34 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
             values[name], origins[name] = value, origin
     # What a task does not have keeps its default here, and stands in no plan.
     origins = dict.fromkeys(FIELDS, DEFAULT) | origins
-    config = Config(**{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)})
-    options = {name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)}
+    config = Config(
+        **{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)}
+    )
+    options = {
+        name: values.get(name, f.default) for name, f in fields.items() if f is not FIELDS.get(name)
+    }
     config.use_dummy_wandb = config.use_dummy_wandb or config.wandb_run == "dummy"
     if config.persistent_workers and config.num_workers == 0:
         problems.append(
             Problem(
                 "config.workers_conflict",
-                f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 ({origins['num_workers']})",
+                f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 "
+                f"({origins['num_workers']})",
                 "persistent_workers needs workers",
                 ["--num_workers=2", "--persistent_workers=false"],
                 "persistent_workers",
             )
         )
     problems += secrets.problems(config.notify, origins["notify"])
-    if isinstance(config.activation_checkpointing, int) and config.activation_checkpointing > config.depth:
+    if (
+        isinstance(config.activation_checkpointing, int)
+        and config.activation_checkpointing > config.depth
+    ):
         problems.append(
             Problem(
                 "config.checkpointing_depth",
-                f"activation_checkpointing is {config.activation_checkpointing} ({origins['activation_checkpointing']}), "
+                f"activation_checkpointing is {config.activation_checkpointing} "
+                f"({origins['activation_checkpointing']}), "
                 f"but depth is {config.depth} ({origins['depth']})",
                 f"at most {config.depth} (blocks), auto or none",
                 [f"--activation_checkpointing={config.depth}", "--activation_checkpointing=auto"],
@@ -82,7 +100,8 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
         problems.append(
             Problem(
                 "config.schedule_ratios",
-                f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio {config.warmdown_ratio} "
+                f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio "
+                f"{config.warmdown_ratio} "
                 f"({origins['warmdown_ratio']}) is more than the whole run",
                 "a sum of at most 1",
                 field="warmup_ratio",
@@ -92,15 +111,25 @@ def resolve(line: CommandLine, file: Values, environ: Mapping[str, str], resumed
 
 
 def _lookup(
-    name: str, fields: Known, line: CommandLine, file: Values, environ: Mapping[str, str], resumed: Values
+    name: str,
+    fields: Known,
+    line: CommandLine,
+    file: Values,
+    environ: Mapping[str, str],
+    resumed: Values,
 ) -> tuple[Any, Origin, bool] | None:
-    """(value, origin, is it text to be parsed) from the source that wins, or None for the default."""
+    """(value, origin, is it text to be parsed) from the source that wins, or None for the
+    default."""
     if name in line.flags:
         text, typed = line.flags[name]
         return text, Origin(f"from {typed} on the command line", FLAG, typed), True
     for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
         if variable and variable not in INTERNAL and environ.get(variable):
-            return environ[variable], Origin(f"from {variable} in the environment", VARIABLE, variable), True
+            return (
+                environ[variable],
+                Origin(f"from {variable} in the environment", VARIABLE, variable),
+                True,
+            )
     for source in (resumed, file):
         if name in source:
             value, origin = source[name]
@@ -129,9 +158,18 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
             [f"delete the line   # {origin}"],
         )
     found = meant.name(name, as_text(raw), fields)
-    fixes = [meant.line(changes, origin, fields) for changes in found.changes if changes and all(n in fields for n in changes)]
+    fixes = [
+        meant.line(changes, origin, fields)
+        for changes in found.changes
+        if changes and all(n in fields for n in changes)
+    ]
     why = f": {found.why}" if found.why else ""
-    return Problem("field.unknown", f"{name} is not a known field ({origin}){why}", found.allowed or "a field that --help lists", fixes)
+    return Problem(
+        "field.unknown",
+        f"{name} is not a known field ({origin}){why}",
+        found.allowed or "a field that --help lists",
+        fixes,
+    )
 
 
 def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
@@ -139,7 +177,8 @@ def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
 
     found = meant.name(variable.removeprefix(PREFIX).lower(), text, fields)
     fixes = [
-        f"unset {variable}; export " + " ".join(f"{PREFIX}{n.upper()}={shlex.quote(v)}" for n, v in changes.items())
+        f"unset {variable}; export "
+        + " ".join(f"{PREFIX}{n.upper()}={shlex.quote(v)}" for n, v in changes.items())
         for changes in found.changes
         if changes and all(n in fields for n in changes)
     ]

@@ -1,4 +1,5 @@
-"""`--save_config=FILE`: the resolved configuration as a config file, with the origin of each value."""
+"""`--save_config=FILE`: the resolved configuration as a config file, with the origin of each
+value."""
 
 from __future__ import annotations
 
@@ -42,10 +43,13 @@ def problems(path: Path) -> list[Problem]:
 
 
 def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> FieldValues:
-    """What is written: everything that a resumed run would keep, and of what belongs to each start only what is not the default."""
+    """What is written: everything that a resumed run would keep, and of what belongs to each start
+    only what is not the default."""
 
     def kept(name: str) -> bool:
-        return name not in EACH_START and (name not in FIELDS or of_the_run(name) or origins[name] != "default")
+        return name not in EACH_START and (
+            name not in FIELDS or of_the_run(name) or origins[name] != "default"
+        )
 
     return {name: value for name, value in values.items() if kept(name)}
 
@@ -58,13 +62,24 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
             file.write(text)
     except FileExistsError:
         if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
-            free = next(p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists())
+            free = next(
+                p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists()
+            )
             what = f"--save_config is {str(path)!r}: it exists, with other content"
-            return [Problem("save_config.exists", what, "a new file", [f"--save_config={shlex.quote(str(free))}"])]
+            return [
+                Problem(
+                    "save_config.exists",
+                    what,
+                    "a new file",
+                    [f"--save_config={shlex.quote(str(free))}"],
+                )
+            ]
     except OSError as error:
         return [
             Problem(
-                "output.unwritable", f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}", "a file that can be written"
+                "output.unwritable",
+                f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}",
+                "a file that can be written",
             )
         ]
     return []
@@ -76,11 +91,15 @@ def _origin(name: str, origins: Mapping[str, str]) -> str:
 
 def _python(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     head = '"""Saved configuration: the origin of each value is behind it."""\n\n'
-    return head + "".join(f"{name} = {value!r}  # {_origin(name, origins)}\n" for name, value in values.items())
+    return head + "".join(
+        f"{name} = {value!r}  # {_origin(name, origins)}\n" for name, value in values.items()
+    )
 
 
 def _json(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     lines = (
-        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}, // {_origin(name, origins)}" for name, value in values.items()
+        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}, // "
+        f"{_origin(name, origins)}"
+        for name, value in values.items()
     )
     return "{\n" + "\n".join(lines) + "\n}\n"

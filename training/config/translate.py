@@ -1,4 +1,5 @@
-"""How a value of another tool becomes one of ours: the functions behind training/config/foreign_names.py."""
+"""How a value of another tool becomes one of ours: the functions behind
+training/config/foreign_names.py."""
 
 from __future__ import annotations
 
@@ -71,7 +72,11 @@ def times(field: str, *factors: str) -> Translate:
 
 def steps_of_tokens(text: str, sizes: Sizes) -> Changes | None:
     number = _number(text)
-    return {"num_iterations": str(max(1, math.ceil(number / sizes.total_batch_size)))} if number and number > 0 else None
+    return (
+        {"num_iterations": str(max(1, math.ceil(number / sizes.total_batch_size)))}
+        if number and number > 0
+        else None
+    )
 
 
 def warmup(text: str, sizes: Sizes) -> Changes | None:
@@ -80,7 +85,11 @@ def warmup(text: str, sizes: Sizes) -> Changes | None:
         return None
     if number < 1:  # Hugging Face: a share
         return {"warmup_ratio": text}
-    return {"warmup_ratio": f"{min(1.0, float(number) / sizes.num_iterations):.4g}"} if sizes.num_iterations else None
+    return (
+        {"warmup_ratio": f"{min(1.0, float(number) / sizes.num_iterations):.4g}"}
+        if sizes.num_iterations
+        else None
+    )
 
 
 def ranks(text: str, _: Sizes) -> Changes | None:
@@ -92,21 +101,39 @@ def ranks(text: str, _: Sizes) -> Changes | None:
 
 
 def gpu_list(text: str, sizes: Sizes) -> Changes | None:
-    return ranks(text, sizes) if "," in text else {RANKS: "1", "CUDA_VISIBLE_DEVICES": text} if _whole(text) else None
+    return (
+        ranks(text, sizes)
+        if "," in text
+        else {RANKS: "1", "CUDA_VISIBLE_DEVICES": text}
+        if _whole(text)
+        else None
+    )
 
 
 def one_rate(text: str, _: Sizes) -> Changes | None:
-    return {"optimizer": "adamw", "matrix_lr": text, "embedding_lr": text, "unembedding_lr": text} if _number(text) is not None else None
+    return (
+        {"optimizer": "adamw", "matrix_lr": text, "embedding_lr": text, "unembedding_lr": text}
+        if _number(text) is not None
+        else None
+    )
 
 
 def endpoint(text: str, _: Sizes) -> Changes | None:
     host, colon, port = text.rpartition(":")
-    return {"master_addr": host, "master_port": port} if colon and _whole(port) else {"master_addr": text} if text else None
+    return (
+        {"master_addr": host, "master_port": port}
+        if colon and _whole(port)
+        else {"master_addr": text}
+        if text
+        else None
+    )
 
 
 def existing(field: str) -> Translate:
     """A path, only if it exists: what other tools take here may be a name on a hub."""
-    return lambda text, _: {field: text} if text and os.path.exists(os.path.expanduser(text)) else None  # noqa: PTH111
+    return lambda text, _: (
+        {field: text} if text and os.path.exists(os.path.expanduser(text)) else None  # noqa: PTH111
+    )
 
 
 def resume(text: str, sizes: Sizes) -> Changes | None:
@@ -118,7 +145,9 @@ def resume(text: str, sizes: Sizes) -> Changes | None:
 
 
 def all_blocks(text: str, sizes: Sizes) -> Changes | None:
-    return switch({"activation_checkpointing": str(sizes.depth)}, {"activation_checkpointing": "none"})(text, sizes)
+    return switch(
+        {"activation_checkpointing": str(sizes.depth)}, {"activation_checkpointing": "none"}
+    )(text, sizes)
 
 
 def nothing(_text: str, _sizes: Sizes) -> Changes | None:

@@ -1,4 +1,5 @@
-"""A command line of a few flags, by a table: every command but training, whose flags are the fields of the configuration.
+"""A command line of a few flags, by a table: every command but training, whose flags are the fields
+of the configuration.
 
 A flag is written --a-b=1, --a_b=1 or --a-b 1; a switch takes no value.
 """
@@ -21,8 +22,9 @@ Near = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Flag:
-    """`read`: the value of a text, ValueError where it is wrong; None: a switch. `allowed`: its values, for people; `near`: values to
-    try in place of a wrong one; `fixes`: other commands that help; `bare`: the value where none is given, None: it has to be."""
+    """`read`: the value of a text, ValueError where it is wrong; None: a switch. `allowed`: its
+    values, for people; `near`: values to try in place of a wrong one; `fixes`: other commands that
+    help; `bare`: the value where none is given, None: it has to be."""
 
     read: Callable[[str], Any] | None = None
     allowed: str = ""
@@ -69,7 +71,9 @@ def seconds(low: float, high: float, usual: float, bare: float | None = None) ->
 
 def process_id() -> Flag:
     fixes = ("pgrep -af python   # all Python processes, with their pids",)
-    return Flag(whole(1, (1 << 31) - 1, 1).read, "the number of a process of the training", fixes=fixes)
+    return Flag(
+        whole(1, (1 << 31) - 1, 1).read, "the number of a process of the training", fixes=fixes
+    )
 
 
 def one_of(*choices: str) -> Flag:
@@ -97,13 +101,22 @@ class Args:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse(argv: list[str], flags: Mapping[str, Flag], command: str, near: Near | None = None, positional: bool = True) -> Args:
-    """`flags`: by the name that people read. `near(unknown flag)`: which of them was meant, "" for none; None leaves it among the words.
-    `positional`: does the command take words? Problems are in the answer."""
+def parse(
+    argv: list[str],
+    flags: Mapping[str, Flag],
+    command: str,
+    near: Near | None = None,
+    positional: bool = True,
+) -> Args:
+    """`flags`: by the name that people read. `near(unknown flag)`: which of them was meant, "" for
+    none; None leaves it among the words. `positional`: does the command take words? Problems are in
+    the answer."""
     near = near or partial(nearest, flags=flags)
     known = {name.replace("-", "_"): name for name in flags}
     args, rest = Args(), list(argv)
-    typed: list[tuple[str, str, str, str | None]] = []  # word as typed, flag or "", the one that was meant, value
+    typed: list[
+        tuple[str, str, str, str | None]
+    ] = []  # word as typed, flag or "", the one that was meant, value
     while rest:
         word = rest.pop(0)
         start, equals, value = ("--help", "", "") if word == "-h" else word.partition("=")
@@ -113,7 +126,13 @@ def parse(argv: list[str], flags: Mapping[str, Flag], command: str, near: Near |
             args.words.append(word)
             continue
         takes = flags[meant] if meant else SWITCH if positional else TEXT
-        if takes.read and not equals and takes.bare is None and rest and not rest[0].startswith("--"):
+        if (
+            takes.read
+            and not equals
+            and takes.bare is None
+            and rest
+            and not rest[0].startswith("--")
+        ):
             equals, value = "=", rest.pop(0)
         typed.append((start, name, meant, value if equals else None))
     again = " ".join([command, *(map(shlex.quote, args.words) if positional else ())])
@@ -125,7 +144,12 @@ def parse(argv: list[str], flags: Mapping[str, Flag], command: str, near: Near |
             continue
         problem, args.values[key] = _value(name, flags[name], text, again)
         if problem is None and given.setdefault(key, text) != text:
-            problem = Problem("flag.twice", f"--{name} is given twice, as {given[key]!r} and {text!r}", "once", field=key)
+            problem = Problem(
+                "flag.twice",
+                f"--{name} is given twice, as {given[key]!r} and {text!r}",
+                "once",
+                field=key,
+            )
         args.problems += [problem] if problem else []
     return args
 
@@ -133,12 +157,24 @@ def parse(argv: list[str], flags: Mapping[str, Flag], command: str, near: Near |
 def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem | None, Any]:
     key = name.replace("-", "_")
     if flag.read is None:
-        wrong = Problem("flag.unexpected_value", f"--{name} has the value {text!r}", "no value", [f"{again} --{name}"], key)
+        wrong = Problem(
+            "flag.unexpected_value",
+            f"--{name} has the value {text!r}",
+            "no value",
+            [f"{again} --{name}"],
+            key,
+        )
         return wrong if text is not None else None, True
     if text is None and flag.bare is not None:
         return None, flag.bare
     if not text:
-        return Problem("flag.no_value", f"--{name} has no value", flag.allowed or f"--{name}=VALUE", list(flag.fixes), key), None
+        return Problem(
+            "flag.no_value",
+            f"--{name} has no value",
+            flag.allowed or f"--{name}=VALUE",
+            list(flag.fixes),
+            key,
+        ), None
     try:
         return None, flag.read(text)
     except ValueError:
@@ -150,8 +186,14 @@ def nearest(word: str, flags: Mapping[str, Flag]) -> str:
     return next(iter(suggest(word.lstrip("-").replace("_", "-"), list(flags))[:1]), "")
 
 
-def _unknown(word: str, text: str | None, near: str, flags: Mapping[str, Flag], command: str, again: str) -> Problem:
+def _unknown(
+    word: str, text: str | None, near: str, flags: Mapping[str, Flag], command: str, again: str
+) -> Problem:
     # A flag whose value is missing would only lead to the next error.
     fits = near and (text or not flags[near].read)
-    fix = f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"
-    return Problem("flag.unknown", f"{word} is not a known flag", ", ".join(f"--{n}" for n in flags), [fix])
+    fix = (
+        f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"
+    )
+    return Problem(
+        "flag.unknown", f"{word} is not a known flag", ", ".join(f"--{n}" for n in flags), [fix]
+    )

@@ -1,4 +1,5 @@
-"""What every code means: of problems, warnings, alerts, verdicts, events and failures. Programs go by codes; texts are for people.
+"""What every code means: of problems, warnings, alerts, verdicts, events and failures. Programs go
+by codes; texts are for people.
 
 docs/codes.md is made from this: `python lib/run_module.py training.core.codes`.
 """
@@ -160,7 +161,8 @@ PROBLEMS = {
     "video.pixel_format": "a frame has pixels of an unknown kind",
     "video.spikes": "spike data do not fit the frames",
 }
-# Of `./duet doctor` and of every start: a failed check is a problem of this code, a doubtful one a warning.
+# Of `./duet doctor` and of every start: a failed check is a problem of this code, a doubtful one a
+# warning.
 CHECKS = "preflight"
 WARNINGS = {
     "warning.checkpoint_not_pruned": "an old checkpoint could not be deleted",
@@ -229,7 +231,10 @@ EVENTS = {
     "warning": "a warning; `code` says which",
 }
 TABLES = {
-    "Problems": ("Why a command was refused or a run stopped itself (exit status 2 or 3).", PROBLEMS),
+    "Problems": (
+        "Why a command was refused or a run stopped itself (exit status 2 or 3).",
+        PROBLEMS,
+    ),
     "Events": ("`event` in `events.jsonl`.", EVENTS),
     "Warnings": ("`code` of a `warning` event.", WARNINGS),
     "Verdicts": ("`kind` of a `verdict` event, and what `attach` and `inspect` answer.", VERDICTS),

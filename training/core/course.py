@@ -1,4 +1,5 @@
-"""The course of a training, from any source: how many steps count, how many points a curve keeps, and their order statistics."""
+"""The course of a training, from any source: how many steps count, how many points a curve keeps,
+and their order statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ CURVE_POINTS = 4096
 def median(values: list[float]) -> float | None:
     """Of sorted values."""
     middle = len(values) // 2
-    return None if not values else values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+    return (
+        None
+        if not values
+        else values[middle]
+        if len(values) % 2
+        else (values[middle - 1] + values[middle]) / 2
+    )
 
 
 def percentile(values: list[float], percent: int) -> float | None:
@@ -21,7 +28,8 @@ def percentile(values: list[float], percent: int) -> float | None:
 
 
 def thin(values: list[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-    """At most `points` (last step, mean) over equal stretches of steps; NaN where any value of a stretch is."""
+    """At most `points` (last step, mean) over equal stretches of steps; NaN where any value of a
+    stretch is."""
     if len(values) <= points:
         return values
     first, span = values[0][0], values[-1][0] - values[0][0] + 1

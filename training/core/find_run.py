@@ -1,4 +1,5 @@
-"""Which run somebody means: a run directory, its name in experiments/, or the newest one. For every command that looks at runs."""
+"""Which run somebody means: a run directory, its name in experiments/, or the newest one. For every
+command that looks at runs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
 
 @dataclass(frozen=True)
 class RunSelector:
-    """How the command that asks speaks of it: `argument` as in its help, `named` before a run's name, `newest` for the newest run."""
+    """How the command that asks speaks of it: `argument` as in its help, `named` before a run's
+    name, `newest` for the newest run."""
 
     argument: str
     named: str
@@ -36,7 +38,9 @@ def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
     run = newest(experiments)
     if run is None:
         fixes = [FIRST_RUN, f"{asker.named}/another/folder/RUN"]
-        raise UserError(Problem("run.none", f"there is no run in {experiments} yet", "a run to look at", fixes))
+        raise UserError(
+            Problem("run.none", f"there is no run in {experiments} yet", "a run to look at", fixes)
+        )
     return run
 
 
@@ -54,7 +58,15 @@ def newest(experiments: Path) -> RunDir | None:
 
 def is_run(run: RunDir) -> bool:
     """Whether anything of a run is there: a run that lost its plan can still be looked at."""
-    files = (run.plan, run.metrics, run.events, run.summary, run.failure, run.supervisor, run.heartbeats)
+    files = (
+        run.plan,
+        run.metrics,
+        run.events,
+        run.summary,
+        run.failure,
+        run.supervisor,
+        run.heartbeats,
+    )
     return any(os.path.exists(file) for file in files)
 
 
@@ -64,10 +76,20 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
             return RunDir(path.absolute())
     # Imported only when something is wrong: the first screen of the monitor comes sooner.
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
-    fixes = [asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]]
+    fixes = [
+        asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]
+    ]
     if is_run(RunDir(Path(wanted).parent)):  # one of its files was named
         fixes.insert(0, asker.command(str(Path(wanted).parent)))
     fixes.append(f"{asker.newest}   # the newest run" if names else FIRST_RUN)
-    there = "a folder, but without anything of a run" if os.path.isdir(wanted) else "no run directory there"
+    there = (
+        "a folder, but without anything of a run"
+        if os.path.isdir(wanted)
+        else "no run directory there"
+    )
     what = f"{asker.argument} is {wanted!r}: {there}"
-    raise UserError(Problem("run.missing", what, f"a run directory, or the name of a run in {experiments}", fixes))
+    raise UserError(
+        Problem(
+            "run.missing", what, f"a run directory, or the name of a run in {experiments}", fixes
+        )
+    )

@@ -1,11 +1,14 @@
-"""What a rank is doing right now, in one small memory-mapped file: written in less than a microsecond, readable by any process.
+"""What a rank is doing right now, in one small memory-mapped file: written in less than a
+microsecond, readable by any process.
 
-A reader never waits for the writer and the writer never for a reader. Two records are written in turn, each with a checksum: while
-one is being written the other is whole, also when the writer is preempted, stopped or killed in the middle, and in whatever order the
-hardware or `read()` moves the bytes. A reader takes the newest whole one.
+A reader never waits for the writer and the writer never for a reader. Two records are written in
+turn, each with a checksum: while one is being written the other is whole, also when the writer is
+preempted, stopped or killed in the middle, and in whatever order the hardware or `read()` moves the
+bytes. A reader takes the newest whole one.
 
-The file stays after the run: it shows where each rank was at its end. After the records it holds how long every phase took so far, as
-one histogram each: the limit of a phase is computed from that (training.core.phase_timeouts).
+The file stays after the run: it shows where each rank was at its end. After the records it holds
+how long every phase took so far, as one histogram each: the limit of a phase is computed from that
+(training.core.phase_timeouts).
 """
 
 from __future__ import annotations
@@ -21,20 +24,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-_IDENTITY = struct.Struct("<4sHHq")  # magic, version, rank, pid: written once, before the first record
+_IDENTITY = struct.Struct(
+    "<4sHHq"
+)  # magic, version, rank, pid: written once, before the first record
 # beats, epoch, step, place in the step, first step, monotonic ns of the beat, wall time in s
 _FIELDS = struct.Struct("<qqqqqqd")
 _PHASE = 96  # bytes of a phase's text
-_RECORD = struct.Struct(f"<{_FIELDS.size}s{_PHASE}sI")  # numbers, phase, checksum of identity, phase and numbers
+_RECORD = struct.Struct(
+    f"<{_FIELDS.size}s{_PHASE}sI"
+)  # numbers, phase, checksum of identity, phase and numbers
 _RECORDS_AT = (64, 256)
 _pack_fields, _pack_record = _FIELDS.pack, _RECORD.pack_into  # bound: a beat is in every step
 _MAGIC, _VERSION = b"DUET", 3
 _HEADER = 512  # bytes
-_SLOTS, _NAME = 24, 64  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
+_SLOTS, _NAME = (
+    24,
+    64,
+)  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
 _BUCKETS = 256  # of a histogram: four for each power of two nanoseconds
 _NAMES_AT, _COUNTS_AT = _HEADER, _HEADER + _SLOTS * _NAME
 SIZE = _COUNTS_AT + 4 * _SLOTS * _BUCKETS
-_TRIES, _PAUSE_S = 20, 0.0005  # both records torn takes a reader that is as slow as two beats: it reads again
+_TRIES, _PAUSE_S = (
+    20,
+    0.0005,
+)  # both records torn takes a reader that is as slow as two beats: it reads again
 # Phases that belong to one optimizer step: shown as 'step 397: forward'.
 STEP_PHASES = ("fetch", "forward", "backward", "reduce", "optimizer", "record")
 FINISHED = "finished"
@@ -45,14 +58,16 @@ Histogram = tuple[int, ...]  # counts by bucket
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """One reading. `age_s` counts from the last change of phase, on this machine's monotonic clock."""
+    """One reading. `age_s` counts from the last change of phase, on this machine's monotonic
+    clock."""
 
     rank: int
     pid: int
     beats: int  # number of phase changes so far
     epoch: int
     step: int
-    place: int  # phase changes since this step began: comparable between ranks, which do the same in a step
+    # phase changes since this step began: comparable between ranks, which do the same in a step
+    place: int
     first_step: int  # that this process has begun; 0 before it
     monotonic_ns: int
     wall_time: float
@@ -67,12 +82,14 @@ class HeartbeatRecord:
 
 
 def kind(phase: str) -> str:
-    """The phase without its numbers: 'epoch 7: creating data iterator' is one kind in every epoch."""
+    """The phase without its numbers: 'epoch 7: creating data iterator' is one kind in every
+    epoch."""
     return _NUMBERS.sub("#", phase)
 
 
 class Heartbeat:
-    """The writer of one rank. `epoch` and `step` are set by the trainer, `beat(phase)` publishes all."""
+    """The writer of one rank. `epoch` and `step` are set by the trainer, `beat(phase)` publishes
+    all."""
 
     def __init__(self, path: Path, rank: int, pid: int = 0) -> None:
         """`pid`: of the rank, where another process writes for it."""
@@ -80,7 +97,8 @@ class Heartbeat:
         self._begun = self._place = self._first_step = 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Allocated, not sparse: a write through the map into a hole of a full disk would be a SIGBUS.
+            # Allocated, not sparse: a write through the map into a hole of a full disk would be a
+            # SIGBUS.
             os.posix_fallocate(handle, 0, SIZE)
             self._map = mmap.mmap(handle, SIZE)
         finally:
@@ -90,12 +108,15 @@ class Heartbeat:
         self._map[: len(identity)] = identity
         self._checksum = crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
-        self._known: dict[str, tuple[bytes, int, int]] = {}  # phase → its bytes, their checksum, where its histogram begins
+        self._known: dict[
+            str, tuple[bytes, int, int]
+        ] = {}  # phase → its bytes, their checksum, where its histogram begins
         self._kinds: list[str] = []
         self._since, self._histogram, self._phase = time.monotonic_ns(), -1, ""
 
     def again(self) -> None:
-        """Still the same phase, and it gets on; how often may differ between ranks, so it does not count as a place."""
+        """Still the same phase, and it gets on; how often may differ between ranks, so it does not
+        count as a place."""
         self._place -= 1
         self.beat(self._phase)
 
@@ -169,7 +190,11 @@ def _parse(content: bytes, at: int) -> HeartbeatRecord | None:
     _, _, rank, pid = _IDENTITY.unpack_from(content)
     beats, epoch, step, place, first_step, monotonic, wall = _FIELDS.unpack(numbers)
     text = phase.rstrip(b"\0").decode("utf-8", "replace")
-    return HeartbeatRecord(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text) if beats else None
+    return (
+        HeartbeatRecord(rank, pid, beats, epoch, step, place, first_step, monotonic, wall, text)
+        if beats
+        else None
+    )
 
 
 def _read(path: Path, size: int) -> bytes:
@@ -181,17 +206,26 @@ def _read(path: Path, size: int) -> bytes:
 
 
 def durations(path: Path) -> dict[str, Histogram]:
-    """How long each kind of phase took so far: kind → counts by bucket (see `upper_s`). The present phase is not in it."""
+    """How long each kind of phase took so far: kind → counts by bucket (see `upper_s`). The present
+    phase is not in it."""
     for _ in range(_TRIES):
         content = _read(path, SIZE)
         if len(content) < SIZE or not _is_heartbeat(content):
             return {}
-        if _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]:  # not read in the middle of a new name
+        if (
+            _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]
+        ):  # not read in the middle of a new name
             break
-    names = (content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace") for at in range(_NAMES_AT, _COUNTS_AT, _NAME))
-    # Each count is one aligned store. A name is whole before its first count: one without any may be half-written.
+    names = (
+        content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace")
+        for at in range(_NAMES_AT, _COUNTS_AT, _NAME)
+    )
+    # Each count is one aligned store. A name is whole before its first count: one without any may
+    # be half-written.
     counts = struct.unpack_from(f"<{_SLOTS * _BUCKETS}I", content, _COUNTS_AT)
-    found = {name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name}
+    found = {
+        name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name
+    }
     return {name: histogram for name, histogram in found.items() if any(histogram)}
 
 
@@ -214,8 +248,9 @@ def quantile_s(counts: Histogram, share: float) -> float | None:
 
 
 def read_all(folder: Path, ranks: Container[int] | None = None) -> list[HeartbeatRecord]:
-    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this machine only. What can not be read
-    (a disk that does not answer, no descriptor left) has no beat."""
+    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this
+    machine only. What can not be read (a disk that does not answer, no descriptor left) has no
+    beat."""
     paths: list[Path] = []
     if isinstance(ranks, Iterable):
         paths = [folder / f"rank{rank}.bin" for rank in ranks]
@@ -223,16 +258,21 @@ def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Heartbea
         with contextlib.suppress(OSError):
             paths = list(folder.glob("rank*.bin"))
     beats = (read(path) for path in paths)
-    return sorted((b for b in beats if b and (ranks is None or b.rank in ranks)), key=lambda b: b.rank)
+    return sorted(
+        (b for b in beats if b and (ranks is None or b.rank in ranks)), key=lambda b: b.rank
+    )
 
 
 class Readings:
-    """The last beat of each of these ranks, kept while its file cannot be read: a rank that was seen is never absent."""
+    """The last beat of each of these ranks, kept while its file cannot be read: a rank that was
+    seen is never absent."""
 
     def __init__(self, folder: Path, ranks: range) -> None:
         self._folder, self._ranks = folder, ranks
         self._last: dict[int, HeartbeatRecord] = {}
-        self.unread: set[int] = set()  # seen before, and not in the last call: their ages prove nothing
+        self.unread: set[int] = (
+            set()
+        )  # seen before, and not in the last call: their ages prove nothing
 
     def read(self) -> list[HeartbeatRecord]:
         """In rank order."""

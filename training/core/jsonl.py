@@ -1,4 +1,5 @@
-"""A growing .jsonl file, read piece by piece: only what is new since the last look, only whole lines."""
+"""A growing .jsonl file, read piece by piece: only what is new since the last look, only whole
+lines."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from typing import Any, BinaryIO
 
 from training.core import rundir
 
-# JSON as it is found: another program, a person or another version of Duet may have written it. Who reads a value looks at it.
+# JSON as it is found: another program, a person or another version of Duet may have written it. Who
+# reads a value looks at it.
 Record = dict[str, Any]
 RENAMED = {"own_ms": "compute_ms"}  # written by early 0.1
-# More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is looked at for now: a gigabyte
-# must not delay the first screen.
+# More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is
+# looked at for now: a gigabyte must not delay the first screen.
 WHOLE, END, BLOCK, SAMPLES, SEARCHED = 1 << 19, 1 << 18, 1 << 22, 512, 1 << 26
 
 
 class Tail:
-    """`keep`: every line with these bytes is parsed, also in a long file (of a very long one, by `earlier`); of the others there only
-    a sample and the end."""
+    """`keep`: every line with these bytes is parsed, also in a long file (of a very long one, by
+    `earlier`); of the others there only a sample and the end."""
 
     def __init__(self, path: Path, keep: bytes = b"") -> None:
         self.path, self.keep = path, keep
@@ -27,15 +29,24 @@ class Tail:
         self._unsearched = 0  # bytes at the beginning of which only a sample was looked at
 
     def read(self) -> tuple[list[Record], bool]:
-        """New records in file order, and whether the file is another one than before (forget the earlier records)."""
+        """New records in file order, and whether the file is another one than before (forget the
+        earlier records)."""
         try:
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
                 fresh = facts.st_ino != self._inode or facts.st_size < self._offset
                 if fresh:
                     self._offset, self._inode, self._unsearched = 0, facts.st_ino, 0
-                lines = self._sample(file, facts.st_size - SEARCHED) if self.keep and facts.st_size - self._offset > 2 * SEARCHED else []
-                lines += self._skim(file, facts.st_size - END) if self.keep and facts.st_size - self._offset > WHOLE else []
+                lines = (
+                    self._sample(file, facts.st_size - SEARCHED)
+                    if self.keep and facts.st_size - self._offset > 2 * SEARCHED
+                    else []
+                )
+                lines += (
+                    self._skim(file, facts.st_size - END)
+                    if self.keep and facts.st_size - self._offset > WHOLE
+                    else []
+                )
                 file.seek(self._offset)
                 text = file.read()
         except OSError:  # not there yet, or no longer
@@ -47,7 +58,8 @@ class Tail:
         return [r for r in map(parse, lines) if r is not None], fresh
 
     def earlier(self) -> list[Record]:
-        """Records with `keep` out of the next piece that was not searched yet; the newest piece first, [] at the end."""
+        """Records with `keep` out of the next piece that was not searched yet; the newest piece
+        first, [] at the end."""
         if not self._unsearched:
             return []
         start = max(0, self._unsearched - SEARCHED)
@@ -71,7 +83,8 @@ class Tail:
         return not self._unsearched
 
     def _sample(self, file: BinaryIO, until: int) -> list[bytes]:
-        """Whole lines at even distances from the offset to about `until`; the offset then stands at the start of the next line."""
+        """Whole lines at even distances from the offset to about `until`; the offset then stands at
+        the start of the next line."""
         lines: list[bytes] = []
         for number in range(SAMPLES):
             file.seek(self._offset + (until - self._offset) * number // SAMPLES)
@@ -84,7 +97,8 @@ class Tail:
         return lines
 
     def _skim(self, file: BinaryIO, until: int) -> list[bytes]:
-        """Some of the lines from the offset up to about `until`; the offset then stands at the start of the next line."""
+        """Some of the lines from the offset up to about `until`; the offset then stands at the
+        start of the next line."""
         stride = max(1, (until - self._offset) // SAMPLES)
         lines: list[bytes] = []
         while self._offset < until:
@@ -140,7 +154,11 @@ def number(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """An integer of a sane size, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+        else None
+    )
 
 
 def items(value: Any) -> list[Any]:
@@ -168,6 +186,7 @@ def last_lines(path: Path | None, count: int, most_bytes: int = 1 << 14) -> list
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return []
-    # A progress bar overwrites its line: what stands after the last carriage return is what a terminal shows.
+    # A progress bar overwrites its line: what stands after the last carriage return is what a
+    # terminal shows.
     shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
     return [line for line in shown if line.strip()][-count:]

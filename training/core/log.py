@@ -1,7 +1,9 @@
-"""What people read: `[INFO] 2024-10-21 16:00:00 message` on the console and, word for word, in the run's log file.
+"""What people read: `[INFO] 2024-10-21 16:00:00 message` on the console and, word for word, in the
+run's log file.
 
-Everything goes to standard error, so that standard output stays free for data. Colours only on a terminal, never in the
-log file, and not when NO_COLOR is set (https://no-color.org). lib/log.sh prints the same format before Python runs.
+Everything goes to standard error, so that standard output stays free for data. Colours only on a
+terminal, never in the log file, and not when NO_COLOR is set (https://no-color.org). lib/log.sh
+prints the same format before Python runs.
 """
 
 from __future__ import annotations
@@ -33,17 +35,25 @@ def open_log(path: str | os.PathLike[str]) -> None:
 
 
 def colourful(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    return (
+        stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 def to_log(text: str) -> None:
-    """Append lines to the log file as a reader of a terminal would see them: without colours and overwritten text."""
-    lines = (line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
+    """Append lines to the log file as a reader of a terminal would see them: without colours and
+    overwritten text."""
+    lines = (
+        line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n")
+    )
     _write("\n".join(lines).encode("utf-8", "replace"))
 
 
 def lines_to_log(raw: bytes) -> None:
-    """The same for whole lines of a rank, however many; a progress bar that was wiped out is no line."""
+    """The same for whole lines of a rank, however many; a progress bar that was wiped out is no
+    line."""
     if _log is None:
         return
     if raw.isascii() and b"\r" not in raw and b"\x1b" not in raw:
@@ -52,7 +62,9 @@ def lines_to_log(raw: bytes) -> None:
     text = raw.decode("utf-8", "replace")
     if "\r" in text:
         lines = text.replace("\r\n", "\n").split("\n")
-        text = "\n".join(line for line in lines if "\r" not in line or line.rsplit("\r", 1)[-1].strip())
+        text = "\n".join(
+            line for line in lines if "\r" not in line or line.rsplit("\r", 1)[-1].strip()
+        )
     to_log(text)
 
 
@@ -62,7 +74,9 @@ def _write(data: bytes) -> None:
         return
     try:
         os.write(_log, data)
-    except OSError as error:  # a full disk must not stop the training; said once, on the console only
+    except (
+        OSError
+    ) as error:  # a full disk must not stop the training; said once, on the console only
         _log = None
         warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
 
@@ -74,7 +88,8 @@ def left_open(line: bytes) -> None:
 
 
 def _end_line() -> str:
-    """What a message needs before it: a progress bar makes room for it on a terminal and is drawn again below."""
+    """What a message needs before it: a progress bar makes room for it on a terminal and is drawn
+    again below."""
     global _open_line
     line, _open_line = _open_line, b""
     if not line:
@@ -101,7 +116,8 @@ def _now() -> str:
 
 
 def say(level: str, message: str, *, shown: bool = True) -> None:
-    """One message; further lines of it stand below the first without a prefix. `shown`: False for the log file only."""
+    """One message; further lines of it stand below the first without a prefix. `shown`: False for
+    the log file only."""
     stamp = _now()
     tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
     if shown:

@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint: what it belongs to and how to prove it whole. Imports no torch: the plan reads it too."""
+"""The manifest of a checkpoint: what it belongs to and how to prove it whole. Imports no torch: the
+plan reads it too."""
 
 from __future__ import annotations
 
@@ -18,7 +19,20 @@ FORMAT = 2
 NAME = "manifest.json"
 OWN = re.compile(r"step_\d{8,}")
 # What a checkpoint says of itself; `own_sha256` is the checksum of everything else in the manifest.
-KEYS = ("format", "step", "epoch", "used", "shape", "optimizer", "world_size", "data", "tokenizer", "bytes", "sha256", "own_sha256")
+KEYS = (
+    "format",
+    "step",
+    "epoch",
+    "used",
+    "shape",
+    "optimizer",
+    "world_size",
+    "data",
+    "tokenizer",
+    "bytes",
+    "sha256",
+    "own_sha256",
+)
 
 
 def write(folder: Path, facts: ManifestRecord) -> None:
@@ -47,8 +61,11 @@ def folder_name(step: int) -> str:
 
 
 def all_in(checkpoints: Path) -> list[Path]:
-    """The folders of a run's checkpoints, oldest first. What a user has put beside them is not ours."""
-    found = (path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir())
+    """The folders of a run's checkpoints, oldest first. What a user has put beside them is not
+    ours."""
+    found = (
+        path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir()
+    )
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 

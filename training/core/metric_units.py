@@ -1,8 +1,9 @@
-"""What a run counts (tokens of text, samples of anything else) and what its figures are called: the same on the screen, in the
-metrics, in the report and in the last words of a run.
+"""What a run counts (tokens of text, samples of anything else) and what its figures are called: the
+same on the screen, in the metrics, in the report and in the last words of a run.
 
-`facts` is a record of metrics.jsonl or a summary, in which a task may have a word of its own for its samples (clips), or the
-`training` of a state, in which they are always called samples and the word stands under `unit`.
+`facts` is a record of metrics.jsonl or a summary, in which a task may have a word of its own for
+its samples (clips), or the `training` of a state, in which they are always called samples and the
+word stands under `unit`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ COUNTED = (TOKENS, "samples")
 PER_S = "_per_s"
 SPEEDS = {unit: unit + PER_S for unit in COUNTED}
 NATS, BITS = "nats/token", "bits/byte"
-ENDS_SHARE, ENDS_MOST = 20, 50  # the loss at an end of a run is the mean of this part of its steps, of so many at most
+ENDS_SHARE, ENDS_MOST = (
+    20,
+    50,
+)  # the loss at an end of a run is the mean of this part of its steps, of so many at most
 EVALUATION = "val_"  # every figure of an evaluation begins so
 PLAIN = "val_loss"  # stands for those that have no better one
-INPUT = "_input"  # a score of what the model is given: what the score of the same name has to surpass
+INPUT = (
+    "_input"  # a score of what the model is given: what the score of the same name has to surpass
+)
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by a word of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
 FIRST, LAST = "_first", "_last"
@@ -30,8 +36,22 @@ DATA = ("dataroot_gt", "data")  # options that say what a task trains on
 
 def counted(facts: Mapping[str, Any]) -> str | None:
     """The unit: 'tokens', 'samples', or a task's own word; None where nothing is told."""
-    known = next((unit for unit in COUNTED if facts.get(unit) is not None or facts.get(SPEEDS[unit]) is not None), None)
-    return known or next((key.removesuffix(PER_S) for key in facts if key.endswith(PER_S) and key not in SPEEDS.values()), None)
+    known = next(
+        (
+            unit
+            for unit in COUNTED
+            if facts.get(unit) is not None or facts.get(SPEEDS[unit]) is not None
+        ),
+        None,
+    )
+    return known or next(
+        (
+            key.removesuffix(PER_S)
+            for key in facts
+            if key.endswith(PER_S) and key not in SPEEDS.values()
+        ),
+        None,
+    )
 
 
 def so_far(facts: Mapping[str, Any]) -> int | None:
@@ -59,17 +79,21 @@ def bits_per_byte(bytes_per_token: float) -> float:
 
 
 def display(facts: Mapping[str, Any]) -> tuple[float, str | None]:
-    """How a loss is shown: in the unit of the evaluations (bits per byte) where the text's bytes per token are known, so that both
-    can be compared; else as it is recorded, with its unit. `facts`: a summary, or the `training` of a state."""
+    """How a loss is shown: in the unit of the evaluations (bits per byte) where the text's bytes
+    per token are known, so that both can be compared; else as it is recorded, with its unit.
+    `facts`: a summary, or the `training` of a state."""
     if (density := number(facts.get("bytes_per_token"))) and counted(facts) == TOKENS:
         return bits_per_byte(density), BITS
     return 1.0, facts["loss_unit"] if "loss_unit" in facts else loss_unit(facts)
 
 
 def course(summary: Mapping[str, Any]) -> str:
-    """The loss of a run from its begin to its end, with its unit: '5.51 → 2.13 bits/byte'. Each is a mean over some steps, since single
-    batches differ."""
-    ends = [number(summary.get(f"loss_{which}", summary.get(f"loss_{single}"))) for which, single in (("begin", "first"), ("end", "last"))]
+    """The loss of a run from its begin to its end, with its unit: '5.51 → 2.13 bits/byte'. Each is
+    a mean over some steps, since single batches differ."""
+    ends = [
+        number(summary.get(f"loss_{which}", summary.get(f"loss_{single}")))
+        for which, single in (("begin", "first"), ("end", "last"))
+    ]
     factor, unit = display(summary)
     form = ".3f" if unit else ".4g"
     shown = " → ".join("-" if value is None else format(value * factor, form) for value in ends)
@@ -97,7 +121,8 @@ def higher_is_better(key: str) -> bool:
 
 
 def scores(keys: Iterable[str]) -> list[str]:
-    """Those of an evaluation, each once; the one that runs are compared by first: the first that its task tells, better not the loss."""
+    """Those of an evaluation, each once; the one that runs are compared by first: the first that
+    its task tells, better not the loss."""
     names = dict.fromkeys(key for key in keys if key.startswith(EVALUATION))
     return sorted(names, key=lambda name: (name.endswith(INPUT), name == PLAIN))
 
@@ -108,7 +133,8 @@ def of_the_input(key: str, keys: Iterable[str]) -> bool:
 
 
 def courses(summary: Mapping[str, Any]) -> list[str]:
-    """Each score from the first validation to the last: ['psnr 27.1 → 29.8 dB', 'psnr input 25.3 dB']."""
+    """Each score from the first validation to the last: ['psnr 27.1 → 29.8 dB', 'psnr input 25.3
+    dB']."""
     out = []
     for name in scores(key.removesuffix(LAST) for key in summary if key.endswith(LAST)):
         first, last = number(summary.get(name + FIRST)), number(summary.get(name + LAST))
@@ -121,7 +147,9 @@ def courses(summary: Mapping[str, Any]) -> list[str]:
 def data(plan: Mapping[str, Any] | None) -> str | None:
     """What a run trains on; a task of somebody's own may not say."""
     options = dig(plan, "task", "options")
-    return text(dig(plan, "data", "name")) or next((name for key in DATA if (name := text(dig(options, key)))), None)
+    return text(dig(plan, "data", "name")) or next(
+        (name for key in DATA if (name := text(dig(options, key)))), None
+    )
 
 
 def pieces(plan: Mapping[str, Any] | None) -> str:

@@ -13,11 +13,19 @@ if TYPE_CHECKING:
 
 
 def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
-    """The command that continues this run: a resumed run keeps its own configuration, so it is short."""
+    """The command that continues this run: a resumed run keeps its own configuration, so it is
+    short."""
     script = plan["command"]["script"]
-    program = {"launch_train.sh": f"./launch_train.sh {plan['ranks']}", "train.py": "python train.py"}.get(script, f"./{script}")
+    program = {
+        "launch_train.sh": f"./launch_train.sh {plan['ranks']}",
+        "train.py": "python train.py",
+    }.get(script, f"./{script}")
     if script == "train.py" and plan["ranks"] > 1:
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
     flags = kept | {"resume": run.name} | changes
-    return typed(" ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]))
+    return typed(
+        " ".join(
+            [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]
+        )
+    )

@@ -1,5 +1,5 @@
-"""How long a rank may stay in a phase before that is a hang: a floor, and five times what the phase takes 99 of 100 times. What is
-slow by nature has limits of its own."""
+"""How long a rank may stay in a phase before that is a hang: a floor, and five times what the phase
+takes 99 of 100 times. What is slow by nature has limits of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ SLOW_STARTS = (*phases.STARTING, "epoch #: creating data iterator")
 START_S = 300.0  # imports from a slow disk, a large model
 FIRST_STEPS = 2  # steps of a process that warm up: compilers, allocators, caches
 FIRST_STEP_S, COMPILE_S = 300.0, 1800.0
-OWN = {"evaluation": 300.0, "gather state": 600.0, "checkpoint": 600.0, "sample": 300.0, "closing trackers": 60.0}
+OWN = {
+    "evaluation": 300.0,
+    "gather state": 600.0,
+    "checkpoint": 600.0,
+    "sample": 300.0,
+    "closing trackers": 60.0,
+}
 
 BACKSTOP_S, UNWATCHED_S = 1800.0, 600.0
 NEVER_S = 864000.0
 
 
 def backstop_s(floor_s: float, *, supervised: bool) -> float:
-    """The limit of a collective itself. Where a supervisor judges, it only matters when that has failed."""
+    """The limit of a collective itself. Where a supervisor judges, it only matters when that has
+    failed."""
     return max(BACKSTOP_S if supervised else UNWATCHED_S, 10 * floor_s) if floor_s else NEVER_S
 
 
@@ -64,7 +71,11 @@ class PhaseTimeouts:
         """What has been added since the oldest reading that is kept."""
         then = self._seen.get(path, deque())[0][1].get(name, ()) if self._seen.get(path) else ()
         counts = now.get(name, ())
-        return tuple(a - b for a, b in zip(counts, then, strict=True)) if len(then) == len(counts) else counts
+        return (
+            tuple(a - b for a, b in zip(counts, then, strict=True))
+            if len(then) == len(counts)
+            else counts
+        )
 
     def roll(self, paths: list[Path]) -> None:
         """Called now and then: notes what is usual at this time."""

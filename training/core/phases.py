@@ -1,4 +1,5 @@
-"""What the phases of our own training mean to one who watches: who waits for whom, who is behind."""
+"""What the phases of our own training mean to one who watches: who waits for whom, who is
+behind."""
 
 from __future__ import annotations
 
@@ -27,10 +28,29 @@ BETWEEN = (
     FINISHED,
 )
 # Here a rank may wait for the others, and be right.
-_WAITING = ("backward", "reduce", "optimizer", "record", "evaluation", "gather state", "waiting for data", "meeting the other ranks")
+_WAITING = (
+    "backward",
+    "reduce",
+    "optimizer",
+    "record",
+    "evaluation",
+    "gather state",
+    "waiting for data",
+    "meeting the other ranks",
+)
 DATA = ("fetch", "creating data iterator")
-LONG = ("evaluation", "checkpoint", "gather state", "sample", "preparing data", "creating data iterator")  # longer than a step
-READING = ("importing torch", "building the model")  # checkpoints and libraries come from a disk too
+LONG = (
+    "evaluation",
+    "checkpoint",
+    "gather state",
+    "sample",
+    "preparing data",
+    "creating data iterator",
+)  # longer than a step
+READING = (
+    "importing torch",
+    "building the model",
+)  # checkpoints and libraries come from a disk too
 
 
 def place(beat: HeartbeatRecord) -> tuple[int, int, int]:

@@ -1,4 +1,5 @@
-"""The project as a folder: where it is, the script of one rank, and what differs where it is an installed package."""
+"""The project as a folder: where it is, the script of one rank, and what differs where it is an
+installed package."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = "train.py"
-INSTALLED = ROOT.name == "duet_home"  # by pip, in the folder of Python's packages (lib/site/_duet.py)
-# Below it are experiments/, logs/ and data/: the checkout, or the folder in which an installed `duet` is called.
+INSTALLED = (
+    ROOT.name == "duet_home"
+)  # by pip, in the folder of Python's packages (lib/site/_duet.py)
+# Below it are experiments/, logs/ and data/: the checkout, or the folder in which an installed
+# `duet` is called.
 WORK = Path.cwd() if INSTALLED else ROOT
 _BY_DUET = {
     "./train_dual_gpu_enhanced.sh": "duet train-enhanced",
@@ -20,7 +24,8 @@ _BY_DUET = {
 
 
 def typed(text: str) -> str:
-    """Text with commands, as they are typed here: an installed package has `duet` instead of the scripts."""
+    """Text with commands, as they are typed here: an installed package has `duet` instead of the
+    scripts."""
     if INSTALLED:
         for script, command in _BY_DUET.items():
             text = text.replace(script, command)
@@ -28,5 +33,6 @@ def typed(text: str) -> str:
 
 
 def shipped(path: Path) -> Path:
-    """A path that the user has named; a ready file of the package, such as configs/dual_gpu/quickstart.py, where there is no such file."""
+    """A path that the user has named; a ready file of the package, such as
+    configs/dual_gpu/quickstart.py, where there is no such file."""
     return ROOT / path if INSTALLED and not path.exists() and (ROOT / path).is_file() else path

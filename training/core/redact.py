@@ -1,4 +1,5 @@
-"""What must not be shown or written: keys, and in a text that goes to strangers also names of people, machines and home folders."""
+"""What must not be shown or written: keys, and in a text that goes to strangers also names of
+people, machines and home folders."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = "set, not shown"
-SECRET_NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE
+)
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
     | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
@@ -26,16 +29,22 @@ NAMED_SECRET = re.compile(
     ("[^"]*"|'[^']*'|(?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
     re.IGNORECASE | re.VERBOSE,
 )
-WEBHOOK = re.compile(r"(https?://(?:hooks\.|discord(?:app)?\.com/api/webhooks|[\w.]+/webhook)[^\s\"']{0,16})[^\s\"']*")
+WEBHOOK = re.compile(
+    r"(https?://(?:hooks\.|discord(?:app)?\.com/api/webhooks|[\w.]+/webhook)[^\s\"']{0,16})[^\s\"']*"
+)
 MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
 CLOUD_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
-STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)  # who it is and what it runs: `pid 4711 (alice): python …`
+STRANGER = re.compile(
+    r"(\bpid \d+) \(.*", re.DOTALL
+)  # who it is and what it runs: `pid 4711 (alice): python …`
 
 
 def is_secret(name: str, value: str) -> bool:
-    return bool(value) and bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value))
+    return bool(value) and bool(
+        SECRET_NAME.search(name) or SECRET_VALUE.search(value) or LOGIN_IN_ADDRESS.search(value)
+    )
 
 
 def shown(name: str, value: str) -> str:
@@ -52,7 +61,8 @@ def word(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A line of a log without what looks like a key, by its name or by its form, and without addresses of mail and machines."""
+    """A line of a log without what looks like a key, by its name or by its form, and without
+    addresses of mail and machines."""
     text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", WEBHOOK.sub(r"\1…", text)))
     text = ADDRESS.sub("IP", MAIL.sub("MAIL", CLOUD_KEY.sub("…", text)))
     return LONG_WORD.sub(lambda word: "…" if SECRET_VALUE.search(word[0]) else word[0], text)
@@ -85,9 +95,18 @@ class Anonymous:
         host = socket.gethostname()
         hosts = {host, host.split(".")[0], environ.get("HOSTNAME")}
         # The longest first: a home folder inside another one, a host with its domain.
-        self._homes = sorted((h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"), key=len, reverse=True)
-        marks = {n: "USER" for n in users if n and n != "root"} | {n: "HOST" for n in hosts if n and n != "localhost"}
-        self._names = [(re.compile(rf"(?<![\w.-]){re.escape(n)}(?![\w-])"), marks[n]) for n in sorted(marks, key=lambda n: (-len(n), n))]
+        self._homes = sorted(
+            (h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"),
+            key=len,
+            reverse=True,
+        )
+        marks = {n: "USER" for n in users if n and n != "root"} | {
+            n: "HOST" for n in hosts if n and n != "localhost"
+        }
+        self._names = [
+            (re.compile(rf"(?<![\w.-]){re.escape(n)}(?![\w-])"), marks[n])
+            for n in sorted(marks, key=lambda n: (-len(n), n))
+        ]
 
     def __call__(self, text: str) -> str:
         text = STRANGER.sub(r"\1 …", text)

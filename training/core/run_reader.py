@@ -1,8 +1,9 @@
-"""The files of a run directory as typed records (training.core.contracts). A file may be of another version of Duet: here that is
-looked at, once; None is a file that is missing or not (yet) whole.
+"""The files of a run directory as typed records (training.core.contracts). A file may be of another
+version of Duet: here that is looked at, once; None is a file that is missing or not (yet) whole.
 
-The version of plan.json is that of the whole run directory. Each reader knows every older one: what has another name since is renamed
-here, what was added since is NotRequired in the contract. A later version may mean something else by the same words, so it is refused.
+The version of plan.json is that of the whole run directory. Each reader knows every older one: what
+has another name since is renamed here, what was added since is NotRequired in the contract. A later
+version may mean something else by the same words, so it is refused.
 """
 
 from __future__ import annotations
@@ -33,15 +34,32 @@ def read_plan(path: Path) -> Plan | None:
 
 
 def as_plan(found: Mapping[str, Any], path: Path) -> Plan:
-    """`path`: where it was found, for people. A plan without a version is that of a job that has not started yet. Raises UserError."""
+    """`path`: where it was found, for people. A plan without a version is that of a job that has
+    not started yet. Raises UserError."""
     version = found.get("schema_version", PLAN_VERSION)
     if not isinstance(version, int) or not 1 <= version <= PLAN_VERSION:
-        by = f"Duet {found['duet_version']}" if "duet_version" in found else "another version of Duet"
-        what = f"{path} was written by {by}: its schema_version is {version!r}; Duet {training.__version__} reads 1 to {PLAN_VERSION}"
-        raise UserError(
-            Problem("run.later_version", what, "a run of this version or an older one", ["use the Duet that wrote it, or a later one"])
+        by = (
+            f"Duet {found['duet_version']}"
+            if "duet_version" in found
+            else "another version of Duet"
         )
-    renamed = {part: _renamed(found[part]) for part in ("config", "origins") if isinstance(found.get(part), dict)}
+        what = (
+            f"{path} was written by {by}: its schema_version is {version!r}; Duet "
+            f"{training.__version__} reads 1 to {PLAN_VERSION}"
+        )
+        raise UserError(
+            Problem(
+                "run.later_version",
+                what,
+                "a run of this version or an older one",
+                ["use the Duet that wrote it, or a later one"],
+            )
+        )
+    renamed = {
+        part: _renamed(found[part])
+        for part in ("config", "origins")
+        if isinstance(found.get(part), dict)
+    }
     return cast("Plan", {**found, **renamed})
 
 
@@ -50,7 +68,8 @@ def _renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_summary(path: Path) -> SummaryRecord | None:
-    """Of a training; a script's has less (contracts.run_files.ScriptSummary), so a reader that may meet one asks for its fields."""
+    """Of a training; a script's has less (contracts.run_files.ScriptSummary), so a reader that may
+    meet one asks for its fields."""
     return cast("SummaryRecord | None", rundir.read_json(path))
 
 

@@ -1,4 +1,5 @@
-"""The run directory: where each stage writes and every other stage reads. No other module spells these names."""
+"""The run directory: where each stage writes and every other stage reads. No other module spells
+these names."""
 
 from __future__ import annotations
 
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
     from training.core.contracts import events
 
 VARIABLE = "DUET_RUN_DIR"
-ASKED: Final = "asked"  # what a failure in failure.json is, beside the kinds of a death and of a finding (training.watchdog): a wish
+# what a failure in failure.json is, beside the kinds of a death and of a finding
+# (training.watchdog): a wish
+ASKED: Final = "asked"
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
 _warned: set[Path] = set()  # files that could not be written, said once
 
 
 class RunDir:
-    """Paths of one run. `create()` makes the folders; reading never needs them to be there. `node`: of several machines, each
-    has a folder of its own for what it decides and sees itself; the first one's is the run directory."""
+    """Paths of one run. `create()` makes the folders; reading never needs them to be there. `node`:
+    of several machines, each has a folder of its own for what it decides and sees itself; the first
+    one's is the run directory."""
 
     def __init__(self, path: str | os.PathLike[str], node: int = 0) -> None:
         self.path = Path(path)
@@ -51,7 +55,9 @@ class RunDir:
         self.hangs = self.path / "hangs"
         self.watch_error = self.own / "watch_error.txt"
         self.checkpoints = self.path / "checkpoints"
-        self.samples = self.path / "samples"  # pictures of what the model makes, which the report shows
+        self.samples = (
+            self.path / "samples"
+        )  # pictures of what the model makes, which the report shows
         self.tensorboard = self.path / "tb_logger"
         self.wandb = self.path / "wandb"
         self.wandb_id = self.path / "wandb.json"  # of the W&B run that every start goes on with
@@ -73,7 +79,8 @@ class RunDir:
         return False
 
     def forget_before(self, created: float) -> None:
-        """The start that was planned then has an end of its own: what is left of the end before it goes."""
+        """The start that was planned then has an end of its own: what is left of the end before it
+        goes."""
         for old in (self.summary, self.failure):
             if not written_since(old, created):
                 old.unlink(missing_ok=True)
@@ -93,7 +100,9 @@ class RunDir:
     @overload
     def event(self, kind: Literal["start"], /, **facts: Unpack[events.StartFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["checkpoint", "resume"], /, **facts: Unpack[events.CheckpointFacts]) -> None: ...
+    def event(
+        self, kind: Literal["checkpoint", "resume"], /, **facts: Unpack[events.CheckpointFacts]
+    ) -> None: ...
     @overload
     def event(self, kind: Literal["eval"], /, *, step: int, **scores: float) -> None: ...
     @overload
@@ -103,7 +112,9 @@ class RunDir:
     @overload
     def event(self, kind: Literal["warning"], /, **facts: Unpack[events.WarningFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["injected"], /, **facts: Unpack[events.InjectedFacts]) -> None: ...
+    def event(
+        self, kind: Literal["injected"], /, **facts: Unpack[events.InjectedFacts]
+    ) -> None: ...
     @overload
     def event(self, kind: Literal["verdict"], /, **facts: Unpack[events.VerdictFacts]) -> None: ...
     @overload
@@ -111,16 +122,20 @@ class RunDir:
     @overload
     def event(self, kind: Literal["restart"], /, **facts: Unpack[events.RestartFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["recovered"], /, **facts: Unpack[events.RecoveredFacts]) -> None: ...
+    def event(
+        self, kind: Literal["recovered"], /, **facts: Unpack[events.RecoveredFacts]
+    ) -> None: ...
     @overload
     def event(self, kind: Literal["given_up"], /, **facts: Unpack[events.TextFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["submitted"], /, **facts: Unpack[events.SubmittedFacts]) -> None: ...
+    def event(
+        self, kind: Literal["submitted"], /, **facts: Unpack[events.SubmittedFacts]
+    ) -> None: ...
     @overload
     def event(self, kind: Literal["requeue"], /, **facts: Unpack[events.RequeueFacts]) -> None: ...
     def event(self, kind: events.EventKind, /, **facts: object) -> None:
-        """Append one record to events.jsonl; a single write, so that several processes may append. A full disk is said
-        and stops nobody."""
+        """Append one record to events.jsonl; a single write, so that several processes may append.
+        A full disk is said and stops nobody."""
         try:
             append_json(self.events, {"time": time.time(), "event": kind, **facts})
         except OSError as error:
@@ -137,7 +152,8 @@ def written_since(path: Path, since: float) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` whole or not at all: temporary file in the same folder, fsync, rename. Raises OSError."""
+    """Replace `path` whole or not at all: temporary file in the same folder, fsync, rename. Raises
+    OSError."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -152,7 +168,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+    write_bytes(
+        path,
+        (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(
+            "utf-8", "backslashreplace"
+        ),
+    )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

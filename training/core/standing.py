@@ -1,5 +1,5 @@
-"""Which plan of a run counts. A resume keeps the plan and the end of the start before it until it has an end of its own: when it ends
-before its first step, the run is what it was.
+"""Which plan of a run counts. A resume keeps the plan and the end of the start before it until it
+has an end of its own: when it ends before its first step, the run is what it was.
 
 Imports the standard library only: the command line is checked with it before anything is installed.
 """
@@ -45,19 +45,30 @@ def read_plan(run: rundir.RunDir) -> Plan | None:
 
 
 def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
-    """(summary, failure) of the start whose plan counts; what an earlier start left is not its end."""
+    """(summary, failure) of the start whose plan counts; what an earlier start left is not its
+    end."""
     since = float((rundir.read_json(plan_file(run)) or {}).get("created", 0.0))
-    summary = run_reader.read_summary(run.summary) if rundir.written_since(run.summary, since) else None
-    return summary, run_reader.read_failure(run.failure) if rundir.written_since(run.failure, since) else None
+    summary = (
+        run_reader.read_summary(run.summary) if rundir.written_since(run.summary, since) else None
+    )
+    return summary, run_reader.read_failure(run.failure) if rundir.written_since(
+        run.failure, since
+    ) else None
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
-    """Whether its process is still there: on this machine, and not another one that has got its number. On another machine: perhaps."""
+    """Whether its process is still there: on this machine, and not another one that has got its
+    number. On another machine: perhaps."""
     if supervisor.get("host") != socket.gethostname():
         return True
     try:
         pid = int(supervisor["pid"])
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        state = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()[0]
+        )
         began = Path(f"/proc/{pid}").stat().st_ctime
     except (OSError, KeyError, ValueError, IndexError):
         return False
@@ -82,7 +93,8 @@ def stepped_since(run: rundir.RunDir, since: float) -> bool:
 
 
 def _may_live(run: rundir.RunDir, created: float) -> bool:
-    """The start that was planned then. Until its supervisor or a rank is known, it is given a minute."""
+    """The start that was planned then. Until its supervisor or a rank is known, it is given a
+    minute."""
     supervisor = run_reader.read_supervisor(run.supervisor) or {}
     if float(supervisor.get("started", 0.0)) >= created:
         return lives(supervisor)

@@ -6,10 +6,13 @@ NEAR = 0.75  # share of equal characters: --depht is near --depth, block_size is
 
 
 def suggest(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) -> list[str]:
-    """Names that differ little in spelling, or whose first words these are (`warmup`, `total_batch`); nearest first."""
+    """Names that differ little in spelling, or whose first words these are (`warmup`,
+    `total_batch`); nearest first."""
     import difflib
 
     found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
-    found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]  # --uot: out
+    found += [
+        k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)
+    ]  # --uot: out
     begins = [k for k in known if len(name) > 3 and k.startswith(f"{name}_")]
     return list(dict.fromkeys(found + (begins if len(begins) == 1 else [])))[:most]

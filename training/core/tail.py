@@ -8,11 +8,14 @@ TAIL_BYTES = 1 << 16
 
 
 def tail(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a file, progress bars as a terminal would leave them; nothing from before the byte `since`."""
+    """The last lines of a file, progress bars as a terminal would leave them; nothing from before
+    the byte `since`."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][-lines:]
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()][
+        -lines:
+    ]

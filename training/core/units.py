@@ -61,15 +61,27 @@ def amount(value: float) -> str:
 
 def decimal(value: float | None, form: str = "") -> str:
     """Four places behind the point, of a small value three digits."""
-    return "-" if value is None else format(value, form or (".3g" if 0 < abs(value) < SMALL else ".4f"))
+    return (
+        "-"
+        if value is None
+        else format(value, form or (".3g" if 0 < abs(value) < SMALL else ".4f"))
+    )
 
 
 def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value / 1000:.2f} s" if value >= 10_000 else f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+    return (
+        f"{value / 1000:.2f} s"
+        if value >= 10_000
+        else f"{value:.0f} ms"
+        if value >= 100
+        else f"{value:.1f} ms"
+    )
 
 
 def gib(value: float | None) -> str:
     """The number alone; the caller writes GiB once."""
-    return "-" if value is None else format(value / (1 << 30), ".1f" if value < 100 << 30 else ".0f")
+    return (
+        "-" if value is None else format(value / (1 << 30), ".1f" if value < 100 << 30 else ".0f")
+    )

@@ -1,4 +1,5 @@
-"""Learned vocabularies: Hugging Face tokenizers (trained here, or a tokenizer.json) and tiktoken's ranks.
+"""Learned vocabularies: Hugging Face tokenizers (trained here, or a tokenizer.json) and tiktoken's
+ranks.
 
 Both libraries are optional (training.data.optional_deps), so they are imported where they are used.
 """
@@ -25,14 +26,19 @@ from training.data import tokenizer_base
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
 
-# GPT-4's split: contractions, words with one leading space, at most three digits, punctuation, lines, spaces.
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The same for a vocabulary that is learned here, with bounded words: learning is quadratic in the length of a word, and a line without
-# spaces would be one.
+# GPT-4's split: contractions, words with one leading space, at most three digits, punctuation,
+# lines, spaces.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# The same for a vocabulary that is learned here, with bounded words: learning is quadratic in the
+# length of a word, and a line without spaces would be one.
 WORD = 32  # characters
 LEARNED_SPLIT = (
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}{{1,{WORD}}}|\p{{N}}{{1,3}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}[\r\n]{{0,{WORD}}}|\s{{0,{WORD}}}[\r\n]{{1,{WORD}}}|\s{{1,{WORD}}}(?!\S)|\s{{1,{WORD}}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}[\r\n]{{0,{WORD}}}|\s{{0,{WORD}}}[\r\n]{{1,{WORD}}}"
+    rf"|\s{{1,{WORD}}}(?!\S)|\s{{1,{WORD}}}"
 )
 BATCH = 1 << 20  # bytes of text that are tokenized at once, on all cores
 Tokens = npt.NDArray[Any]
@@ -53,7 +59,9 @@ class _Batched(Tokenizer):
         yield from self._encode(waiting)
 
     def _encode(self, pieces: list[DocumentPart]) -> Iterator[Tokens]:
-        texts = [piece.content.decode("utf-8", "replace") for piece in pieces]  # what is read from files is UTF-8
+        texts = [
+            piece.content.decode("utf-8", "replace") for piece in pieces
+        ]  # what is read from files is UTF-8
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
 
@@ -63,16 +71,24 @@ class _Batched(Tokenizer):
 
 
 class Learned(_Batched):
-    """A tokenizer.json. The padding, truncation and extra tokens that it may ask for are not done."""
+    """A tokenizer.json. The padding, truncation and extra tokens that it may ask for are not
+    done."""
 
     def __init__(self, path: Path, name: str, padded_vocab: int) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else the library warns at every fork that follows
+        os.environ.setdefault(
+            "TOKENIZERS_PARALLELISM", "true"
+        )  # else the library warns at every fork that follows
         library = import_module("tokenizers")
         try:
             self.inner = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises this very class
             raise UserError(
-                Problem("tokenizer.invalid", f"tokenizer {path}: {error}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES))
+                Problem(
+                    "tokenizer.invalid",
+                    f"tokenizer {path}: {error}",
+                    tokenizer_base.ALLOWED,
+                    list(tokenizer_base.FIXES),
+                )
             ) from None
         self.inner.no_padding()
         self.inner.no_truncation()
@@ -89,10 +105,14 @@ class Learned(_Batched):
         self.name = name
 
     def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        return (found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False))
+        return (
+            found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.inner.decode([int(i) for i in ids if i < self.vocab], skip_special_tokens=True))
+        return str(
+            self.inner.decode([int(i) for i in ids if i < self.vocab], skip_special_tokens=True)
+        )
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         parts = json.loads(self.inner.to_str())
@@ -127,11 +147,15 @@ class Ranks(_Batched):
         self.bos = max(self.ranks.values()) + 1
         self.vocab = self.bos + 1
         self.padded_vocab = padded_vocab
-        self.inner = library.Encoding(name, pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens={BOS_NAME: self.bos})
+        self.inner = library.Encoding(
+            name, pat_str=SPLIT, mergeable_ranks=self.ranks, special_tokens={BOS_NAME: self.bos}
+        )
         self._text = {rank: token for token, rank in self.ranks.items()}
 
     def _ids(self, texts: list[str]) -> Iterable[Sequence[int]]:
-        found: list[list[int]] = self.inner.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+        found: list[list[int]] = self.inner.encode_ordinary_batch(
+            texts, num_threads=os.cpu_count() or 1
+        )
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -150,7 +174,14 @@ class Ranks(_Batched):
 
 def _ranks(path: Path) -> dict[bytes, int]:
     def wrong(what: str) -> UserError:
-        return UserError(Problem("tokenizer.invalid", f"tokenizer {path}: {what}", tokenizer_base.ALLOWED, list(tokenizer_base.FIXES)))
+        return UserError(
+            Problem(
+                "tokenizer.invalid",
+                f"tokenizer {path}: {what}",
+                tokenizer_base.ALLOWED,
+                list(tokenizer_base.FIXES),
+            )
+        )
 
     ranks: dict[bytes, int] = {}
     taken: set[int] = set()
@@ -167,13 +198,18 @@ def _ranks(path: Path) -> dict[bytes, int]:
             raise wrong(f"line {number}: no token, or a token or a rank that stood there before")
     lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if lacking:
-        raise wrong(f"{len(lacking)} of the 256 single bytes are missing: such a text could not be tokenized")
+        raise wrong(
+            f"{len(lacking)} of the 256 single bytes are missing: such a text could not be "
+            f"tokenized"
+        )
     return ranks
 
 
-def train(texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable[[], None] = lambda: None) -> Learned:
-    """A byte-level BPE vocabulary of at most `vocab_size` ids, the separator among them, saved in `folder`. `waiting` is called now and
-    then while it is learned."""
+def train(
+    texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable[[], None] = lambda: None
+) -> Learned:
+    """A byte-level BPE vocabulary of at most `vocab_size` ids, the separator among them, saved in
+    `folder`. `waiting` is called now and then while it is learned."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     library = import_module("tokenizers")
     inner = library.Tokenizer(library.models.BPE())
@@ -191,13 +227,17 @@ def train(texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable
     )
     _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
     inner.save(str(folder / tokenizer_base.JSON))
-    found = inner.get_vocab_size(with_added_tokens=True)  # fewer than asked for when the text is too short for so many merges
-    return Learned(folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found))
+    found = inner.get_vocab_size(
+        with_added_tokens=True
+    )  # fewer than asked for when the text is too short for so many merges
+    return Learned(
+        folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found)
+    )
 
 
 def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:
-    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does not look at signals for minutes,
-    and Ctrl-C must end the program."""
+    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does
+    not look at signals for minutes, and Ctrl-C must end the program."""
     failure: list[BaseException] = []
 
     def run() -> None:

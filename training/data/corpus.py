@@ -15,14 +15,24 @@ STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
 NAMED = ".parquet, .txt or .jsonl (also .gz, .zst)"
-# Not part of every Python installation, or not typical text: tests hold tables and broken encodings on purpose.
-STDLIB_WITHOUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "__pycache__", "lib-dynload"}
+# Not part of every Python installation, or not typical text: tests hold tables and broken encodings
+# on purpose.
+STDLIB_WITHOUT = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "__pycache__",
+    "lib-dynload",
+}
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """The files of a corpus in a fixed order; `name` is for people and folder names; `encoding`: of the text files that are not UTF-8,
-    "" where all have to be."""
+    """The files of a corpus in a fixed order; `name` is for people and folder names; `encoding`: of
+    the text files that are not UTF-8, "" where all have to be."""
 
     name: str
     files: tuple[Path, ...]
@@ -30,9 +40,11 @@ class CorpusSource:
     encoding: str = ""
 
 
-def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource | None, Problem | None]:
-    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value came from; `encoding`: of the files
-    that are not UTF-8."""
+def find(
+    data: str, origin: str = "", encoding: str = ""
+) -> tuple[CorpusSource | None, Problem | None]:
+    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value
+    came from; `encoding`: of the files that are not UTF-8."""
     if data == STDLIB:
         return _stdlib()
     name_of_encoding = "" if not encoding or is_plain(encoding) else encoding
@@ -45,7 +57,12 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource 
         # A named pipe would be waited for; a link to nowhere is told below.
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
-            return None, Problem("data.no_files", f"{said}: no {NAMED} file in this folder", allowed, [f"ls {shlex.quote(str(path))}"])
+            return None, Problem(
+                "data.no_files",
+                f"{said}: no {NAMED} file in this folder",
+                allowed,
+                [f"ls {shlex.quote(str(path))}"],
+            )
     elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
@@ -56,19 +73,37 @@ def find(data: str, origin: str = "", encoding: str = "") -> tuple[CorpusSource 
             with file.open("rb"):
                 total += file.stat().st_size
         except OSError as error:
-            mode = [f"chmod u+r {shlex.quote(str(file))}"] if isinstance(error, PermissionError) else []
-            return None, Problem("data.unreadable", f"{said}: {file} can not be read: {error.strerror}", "a readable file", mode)
+            mode = (
+                [f"chmod u+r {shlex.quote(str(file))}"]
+                if isinstance(error, PermissionError)
+                else []
+            )
+            return None, Problem(
+                "data.unreadable",
+                f"{said}: {file} can not be read: {error.strerror}",
+                "a readable file",
+                mode,
+            )
     if total == 0:
         return None, Problem("data.empty", f"{said}: empty", "some text")
     name = path.resolve().name
-    suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)), path.resolve().suffix)
-    return CorpusSource(name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding), None
+    suffix = next(
+        (s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)),
+        path.resolve().suffix,
+    )
+    return CorpusSource(
+        name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding
+    ), None
 
 
 def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
     """Never suggests other data: only where to look for what was meant."""
     if "://" in data:
-        return Problem("data.not_downloaded", f"{said}: no such file or folder, and Duet downloads nothing", allowed)
+        return Problem(
+            "data.not_downloaded",
+            f"{said}: no such file or folder, and Duet downloads nothing",
+            allowed,
+        )
     there = path.absolute().parent
     if any(c in path.name for c in "*?[") and os.path.isdir(there):
         return Problem(
@@ -79,7 +114,12 @@ def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
         )
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
-    return Problem("data.missing", f"{said}: no such file or folder", allowed, [f"ls {shlex.quote(str(there))}"])
+    return Problem(
+        "data.missing",
+        f"{said}: no such file or folder",
+        allowed,
+        [f"ls {shlex.quote(str(there))}"],
+    )
 
 
 def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
@@ -88,7 +128,10 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     total = sum(f.stat().st_size for f in files)
     if total < 1 << 20:
         return None, Problem(
-            "data.stdlib_missing", f"data is 'stdlib', but {root} holds only {total} bytes of sources", "text", ["--data=YOUR_TEXT.txt"]
+            "data.stdlib_missing",
+            f"data is 'stdlib', but {root} holds only {total} bytes of sources",
+            "text",
+            ["--data=YOUR_TEXT.txt"],
         )
     return CorpusSource(STDLIB, tuple(files), total), None
 
@@ -97,5 +140,9 @@ def _walk(root: Path, suffixes: tuple[str, ...], without: set[str]) -> list[Path
     found = []
     for folder, inner, names in os.walk(root):
         inner[:] = sorted(d for d in inner if d not in without and not d.startswith("."))
-        found += [Path(folder, n) for n in sorted(names) if n.lower().endswith(suffixes) and not n.startswith(".")]
+        found += [
+            Path(folder, n)
+            for n in sorted(names)
+            if n.lower().endswith(suffixes) and not n.startswith(".")
+        ]
     return found

@@ -1,4 +1,5 @@
-"""How long a run is: steps per epoch from the data, total steps from iterations or epochs, whichever ends first."""
+"""How long a run is: steps per epoch from the data, total steps from iterations or epochs,
+whichever ends first."""
 
 from __future__ import annotations
 
@@ -17,10 +18,14 @@ class TrainingLength:
     epochs: int  # that are begun
 
 
-def plan_length(config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0) -> TrainingLength | None:
-    """From `step` on, where `used` samples (sequences) of `epoch` (from 0) are trained already: with another batch or other data,
-    perhaps. None when there are not enough samples for one step."""
-    # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not hang.
+def plan_length(
+    config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0
+) -> TrainingLength | None:
+    """From `step` on, where `used` samples (sequences) of `epoch` (from 0) are trained already:
+    with another batch or other data, perhaps. None when there are not enough samples for one
+    step."""
+    # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not
+    # hang.
     per_step = batch.total_tokens // batch.seq_len
     steps, left = samples // per_step, max(0, samples - used) // per_step
     if not steps:
@@ -38,9 +43,17 @@ def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int)
     found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
     if found is None:
         needed = batch.total_tokens + 1
-        what = f"data {data.name} has {data.train_tokens} training tokens; one step needs {needed} ({batch.sentence()})"
+        what = (
+            f"data {data.name} has {data.train_tokens} training tokens; one step needs "
+            f"{needed} "
+            f"({batch.sentence()})"
+        )
         seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
-        flags = f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
+        flags = (
+            f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
+        )
         fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
-        raise UserError(Problem("data.too_short", what, "more text, or a smaller total_batch_size", fixes))
+        raise UserError(
+            Problem("data.too_short", what, "more text, or a smaller total_batch_size", fixes)
+        )
     return found

@@ -1,7 +1,9 @@
-"""The encoding of a text: UTF-8 is proven, any other is guessed from the bytes, and only ever offered to the user.
+"""The encoding of a text: UTF-8 is proven, any other is guessed from the bytes, and only ever
+offered to the user.
 
-A guess decodes the bytes by each candidate and counts the characters that text of its language consists of: the candidates are few, a
-wrong one gives rare characters, and a sample in the message shows whether the guess is right.
+A guess decodes the bytes by each candidate and counts the characters that text of its language
+consists of: the candidates are few, a wrong one gives rare characters, and a sample in the message
+shows whether the guess is right.
 """
 
 from __future__ import annotations
@@ -18,18 +20,33 @@ from typing import Any, BinaryIO
 from training.core.errors import Problem
 
 UTF8 = "utf-8"
-ALLOWED = "the name of a text encoding, e.g. gbk, big5, shift_jis, euc-kr, latin-1, cp1252, cp1251, utf-16"
+ALLOWED = (
+    "the name of a text encoding, e.g. gbk, big5, shift_jis, euc-kr, latin-1, cp1252, "
+    "cp1251, utf-16"
+)
 SAMPLE = 1 << 16  # bytes that a guess looks at
 SHOWN = 5  # files in a message
 CONTEXT = 24  # characters of a text in a message
 CONTROLS = bytes(range(9))
 DAMAGED = 0.1  # of the characters beyond ASCII: with fewer broken ones it is UTF-8
 
-_HAN = "的一是不了在人有我他中大上到就出会可也你生能而子那得下自之年作里用道行所然家事成方多去法如都同看天好小心本前只想日意它明三文"
-_HANS = _HAN + "这个们来为国说时要对于着过发后种经么学现当没动面起定分还进部其些主样理她开但因从实军者无力与长把机十民第此已工使情性知"
-_HANT = _HAN + "這個們來為國說時要對於著過發後種經麼學現當沒動面起定分還進部其些主樣理她開但因從實軍者無力與長把機十民第此已工使情性知"
+_HAN = (
+    "的一是不了在人有我他中大上到就出会可也你生能而子那得下自之年"
+    "作里用道行所然家事成方多去法如都同看天好小心本前只想日意它明三文"
+)
+_HANS = (
+    _HAN + "这个们来为国说时要对于着过发后种经么学现当没动面起定分还进部"
+    "其些主样理她开但因从实军者无力与长把机十民第此已工使情性知"
+)
+_HANT = (
+    _HAN + "這個們來為國說時要對於著過發後種經麼學現當沒動面起定分還進部"
+    "其些主樣理她開但因從實軍者無力與長把機十民第此已工使情性知"
+)
 _KANA = "".join(map(chr, range(0x3041, 0x30FF)))
-_HANGUL = "이다는의에을가은를고하기지로사도한자어리시대인스일과나아그해으서정수보부제전만라있것없었여니게면장성때우원"
+_HANGUL = (
+    "이다는의에을가은를고하기지로사도한자어리시대인스일과나아그해"
+    "으서정수보부제전만라있것없었여니게면장성때우원"
+)
 _CYRILLIC = "".join(map(chr, range(ord("а"), ord("я") + 1))) + "ё"
 _PUNCTUATION = "‘’“”„–—…€°§«» "
 _WEST = "äöüßéèêëàáâãåæçñíìîïóòôõøœúùûýÄÖÜÉÈÀÁÇÑÓÅØ¿¡£" + _PUNCTUATION
@@ -39,8 +56,9 @@ _UTF16 = _HANS + _HANT + _KANA + _HANGUL + _CYRILLIC + _WEST
 
 @dataclass(frozen=True)
 class Candidate:
-    """`share` of the characters beyond ASCII that are among `typical` in text in this encoding; `chance`: in any other bytes.
-    `latin`: they have letters of ASCII beside them (True) or have not (False)."""
+    """`share` of the characters beyond ASCII that are among `typical` in text in this encoding;
+    `chance`: in any other bytes. `latin`: they have letters of ASCII beside them (True) or have not
+    (False)."""
 
     codec: str
     typical: frozenset[str]
@@ -74,13 +92,22 @@ _MARKS = (
 def check(name: str, origin: str) -> list[Problem]:
     """What is wrong with a value of --encoding; `origin`: where it came from."""
     try:
-        fine = codecs.lookup(name)._is_text_encoding  # else bytes.decode() does not take it: base64, rot13
+        fine = codecs.lookup(
+            name
+        )._is_text_encoding  # else bytes.decode() does not take it: base64, rot13
     except LookupError:
         fine = False
     return (
         []
         if fine
-        else [Problem("data.encoding_name", f"encoding is {name!r} ({origin})", ALLOWED, ["--encoding=gbk", "--encoding=latin-1"])]
+        else [
+            Problem(
+                "data.encoding_name",
+                f"encoding is {name!r} ({origin})",
+                ALLOWED,
+                ["--encoding=gbk", "--encoding=latin-1"],
+            )
+        ]
     )
 
 
@@ -99,7 +126,8 @@ def is_utf8(text: bytes) -> bool:
 
 
 def _zeros(text: bytes) -> str:
-    """UTF-16 of ASCII or of one other alphabet: every other byte is zero, or one that text does not have."""
+    """UTF-16 of ASCII or of one other alphabet: every other byte is zero, or one that text does not
+    have."""
     if len(text) < 4 or len(text.translate(None, CONTROLS)) == len(text):
         return ""
     many, few = len(text) // 2 * 0.5, len(text) // 2 * 0.02
@@ -111,8 +139,11 @@ def _zeros(text: bytes) -> str:
 
 
 def guess(text: bytes) -> str:
-    """The codec of a text that is not UTF-8; UTF8 where only some bytes are damaged; "" when no candidate fits."""
-    if found := next((name for mark, name in _MARKS if text.startswith(mark)), "") or _zeros(text[: SAMPLE * 4]):
+    """The codec of a text that is not UTF-8; UTF8 where only some bytes are damaged; "" when no
+    candidate fits."""
+    if found := next((name for mark, name in _MARKS if text.startswith(mark)), "") or _zeros(
+        text[: SAMPLE * 4]
+    ):
         return found
     sample = _interesting(text)
     decoded = sample.decode(UTF8, "replace")
@@ -132,9 +163,12 @@ def _interesting(text: bytes) -> bytes:
 
 
 def _score(sample: bytes, of: Candidate) -> float:
-    """How much more likely these characters are in this encoding than by chance: the logarithm of that."""
+    """How much more likely these characters are in this encoding than by chance: the logarithm of
+    that."""
     try:
-        decoded = codecs.getincrementaldecoder(of.codec)().decode(sample)  # the last character may be cut
+        decoded = codecs.getincrementaldecoder(of.codec)().decode(
+            sample
+        )  # the last character may be cut
     except UnicodeDecodeError:
         return -math.inf
     hits = misses = 0
@@ -146,14 +180,21 @@ def _score(sample: bytes, of: Candidate) -> float:
         fits = c in of.typical
         if fits and of.latin is not None and c.isalpha():
             beside = [o for o in (around[at - 1], around[at + 1]) if o.isalpha()]
-            fits = any(o.isascii() or o in of.typical for o in beside) if of.latin else not any(map(str.isascii, beside))
+            fits = (
+                any(o.isascii() or o in of.typical for o in beside)
+                if of.latin
+                else not any(map(str.isascii, beside))
+            )
         hits, misses = hits + fits, misses + (not fits)
-    return hits * math.log(of.share / of.chance) + misses * math.log((1 - of.share) / (1 - of.chance))
+    return hits * math.log(of.share / of.chance) + misses * math.log(
+        (1 - of.share) / (1 - of.chance)
+    )
 
 
 @dataclass
 class NotUtf8(Exception):
-    """`text`: some of the file with the first place that is not UTF-8; `where`: the file, perhaps with a line."""
+    """`text`: some of the file with the first place that is not UTF-8; `where`: the file, perhaps
+    with a line."""
 
     file: Path
     where: str
@@ -169,7 +210,9 @@ def problems(found: Sequence[NotUtf8]) -> list[Problem]:
 
 
 def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
-    shown = ", ".join(one.where for one in found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    shown = ", ".join(one.where for one in found[:SHOWN]) + (
+        f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    )
     what = f"{shown}: not UTF-8"
     files = [one.file for one in found[:SHOWN]]
     if not name:
@@ -187,7 +230,12 @@ def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
             [_converted(UTF8, files, drop=True) + "   # drops them"],
         )
     what = f"{what}, looks like {name} ({_excerpt(found[0].text, name)!r})"
-    return Problem("data.encoding", what, "UTF-8, or its encoding as --encoding=NAME", [f"--encoding={name}", _converted(name, files)])
+    return Problem(
+        "data.encoding",
+        what,
+        "UTF-8, or its encoding as --encoding=NAME",
+        [f"--encoding={name}", _converted(name, files)],
+    )
 
 
 def _excerpt(text: bytes, name: str) -> str:
@@ -202,11 +250,17 @@ def _converted(name: str, files: Sequence[Path], *, drop: bool = False) -> str:
     """The command that makes them UTF-8, in place."""
     known = name.upper().replace("-LE", "LE").replace("-BE", "BE")
     names = [shlex.quote(str(file)) for file in files]
-    tool = {".gz": ("gzip -dc", "| gzip "), ".zst": ("zstd -dc", "| zstd ")}.get(files[0].suffix.lower())
+    tool = {".gz": ("gzip -dc", "| gzip "), ".zst": ("zstd -dc", "| zstd ")}.get(
+        files[0].suffix.lower()
+    )
     convert = f"iconv {'-c ' if drop else ''}-f {known} -t UTF-8"
     one = '"$f"' if len(names) > 1 else names[0]
     target = '"$f.utf8"' if len(names) > 1 else shlex.quote(f"{files[0]}.utf8")
-    step = f"{tool[0]} {one} | {convert} {tool[1]}> {target}" if tool else f"{convert} {one} > {target}"
+    step = (
+        f"{tool[0]} {one} | {convert} {tool[1]}> {target}"
+        if tool
+        else f"{convert} {one} > {target}"
+    )
     step += f" && mv {target} {one}"
     return f"for f in {' '.join(names)}; do {step}; done" if len(names) > 1 else step
 

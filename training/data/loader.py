@@ -27,11 +27,12 @@ def as_it_is(batch: Any) -> Any:
 
 
 class Batches:
-    """This rank's micro-batches. Step after step, all ranks together take the next G sequences of the epoch's order:
-    micro-batch m of rank r the B ones from (m·W + r)·B on. So a step has the same samples for every number of ranks.
+    """This rank's micro-batches. Step after step, all ranks together take the next G sequences of
+    the epoch's order: micro-batch m of rank r the B ones from (m·W + r)·B on. So a step has the
+    same samples for every number of ranks.
 
-    `arrive` makes of the rows of a loader what the model gets, on its device. Nothing here starts a thread; with `workers` torch's
-    DataLoader reads ahead.
+    `arrive` makes of the rows of a loader what the model gets, on its device. Nothing here starts a
+    thread; with `workers` torch's DataLoader reads ahead.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Batches:
         self.arrive = arrive
         self.step_sequences = batch.total_tokens // batch.seq_len  # G
         self._sampler = _Share(batch, rank, seed, len(dataset))
-        # What keeps workers alive stands here and nowhere else. They ignore SIGTERM, by which multiprocessing would end them
-        # when the program ends, and wait for them for ever: so they are let go before.
+        # What keeps workers alive stands here and nowhere else. They ignore SIGTERM, by which
+        # multiprocessing would end them when the program ends, and wait for them for ever: so they
+        # are let go before.
         self._held: dict[str, Any] = {}
         self._ends = weakref.finalize(self, self._held.clear)
         if workers:
@@ -64,21 +66,29 @@ class Batches:
                 num_workers=workers,
                 persistent_workers=persistent,
                 worker_init_fn=functools.partial(start_worker, os.getpid()),
-                # A private generator: creating an iterator must not shift the global random state (exact resume).
+                # A private generator: creating an iterator must not shift the global random state
+                # (exact resume).
                 generator=torch.Generator().manual_seed(seed + rank & (1 << 63) - 1),
-                # Restarting two workers costs 30 ms with fork and 700–1200 ms otherwise; they touch neither CUDA nor gloo.
+                # Restarting two workers costs 30 ms with fork and 700–1200 ms otherwise; they touch
+                # neither CUDA nor gloo.
                 multiprocessing_context="fork",
             )
 
     def epoch(self, number: int, used: int) -> Iterator[Any]:
-        """The micro-batches of epoch `number` (from 0), after `used` sequences of it that all ranks have trained already.
+        """The micro-batches of epoch `number` (from 0), after `used` sequences of it that all ranks
+        have trained already.
 
-        Workers are started here, before the first batch is asked for. Ends with the last whole step.
+        Workers are started here, before the first batch is asked for. Ends with the last whole
+        step.
         """
         self._sampler.epoch, self._sampler.used = number, used
         loader = self._held.get("loader")
-        self._held["rows"] = None  # workers of an epoch that was left early end before new ones start
-        rows = self._held["rows"] = iter(loader) if loader is not None else _Plain(self.dataset, iter(self._sampler))
+        self._held["rows"] = (
+            None  # workers of an epoch that was left early end before new ones start
+        )
+        rows = self._held["rows"] = (
+            iter(loader) if loader is not None else _Plain(self.dataset, iter(self._sampler))
+        )
         return self._arriving(weakref.ref(rows))
 
     def close(self) -> None:
@@ -86,8 +96,8 @@ class Batches:
         self._ends()
 
     def indices(self, epoch: int, used: int, rank: int | None = None, steps: int = 1) -> Ints:
-        """The sequences that a rank (this one) takes in the step (or so many steps) beginning at `used`: all its micro-batches
-        in order, (steps·A·B,)."""
+        """The sequences that a rank (this one) takes in the step (or so many steps) beginning at
+        `used`: all its micro-batches in order, (steps·A·B,)."""
         share = _share(self.batch, self.rank if rank is None else rank, steps)
         return self.order(epoch).at(used + share.ravel())
 
@@ -106,7 +116,8 @@ class Batches:
 
 
 def _share(batch: Batch, rank: int, steps: int) -> Ints:
-    """Positions that a rank takes in so many steps, counted from the first one's beginning: (micro-batches, B)."""
+    """Positions that a rank takes in so many steps, counted from the first one's beginning:
+    (micro-batches, B)."""
     micro = np.arange(steps * batch.accumulation, dtype=np.int64)
     first = (micro * batch.world_size + rank) * batch.device_sequences
     return first[:, None] + np.arange(batch.device_sequences, dtype=np.int64)
@@ -127,7 +138,8 @@ class _Plain:
 
 
 class _Share:
-    """A sampler: the sequences of each micro-batch of a rank, from `used` to the end of the epoch, computed in blocks."""
+    """A sampler: the sequences of each micro-batch of a rank, from `used` to the end of the epoch,
+    computed in blocks."""
 
     def __init__(self, batch: Batch, rank: int, seed: int, count: int) -> None:
         self.batch, self.rank, self.seed, self.count = batch, rank, seed, count
@@ -163,7 +175,8 @@ class _Rows(Dataset[Any]):
 
 
 def start_worker(rank_pid: int, worker: int) -> None:
-    """A data-loader worker dies with its rank, also one that died while it was forked; leaves signals to it; uses one thread."""
+    """A data-loader worker dies with its rank, also one that died while it was forked; leaves
+    signals to it; uses one thread."""
     process.die_with_parent(rank_pid)
     process.ignore_stop_signals()
     torch.set_num_threads(1)

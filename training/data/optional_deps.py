@@ -1,4 +1,5 @@
-"""Optional packages: what a file form or a tokenizer needs beyond what every run has, and what is reported when it is missing.
+"""Optional packages: what a file form or a tokenizer needs beyond what every run has, and what is
+reported when it is missing.
 
 Nothing is imported here: a package is there when the interpreter would find it.
 """
@@ -22,7 +23,8 @@ FORMS = (
 
 
 def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
-    """One problem for all packages that these files and this tokenizer need and this interpreter lacks.
+    """One problem for all packages that these files and this tokenizer need and this interpreter
+    lacks.
 
     Ask with the interpreter of the run only: another one's packages say nothing.
     """
@@ -33,7 +35,18 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
         for suffix, package, does in FORMS:
             if name.lower().endswith(suffix) and package not in needs:
                 needs[package] = f"{name} needs {package} ({does})"
-    lacking = {package: text for package, text in needs.items() if importlib.util.find_spec(package) is None}
+    lacking = {
+        package: text
+        for package, text in needs.items()
+        if importlib.util.find_spec(package) is None
+    }
     if not lacking:
         return []
-    return [Problem("package.missing", f"an optional package is not installed: {'; '.join(lacking.values())}", "", packages.add(lacking))]
+    return [
+        Problem(
+            "package.missing",
+            f"an optional package is not installed: {'; '.join(lacking.values())}",
+            "",
+            packages.add(lacking),
+        )
+    ]

@@ -1,8 +1,10 @@
-"""The order of an epoch by arithmetic: no permutation is stored, so an epoch of any length starts at once.
+"""The order of an epoch by arithmetic: no permutation is stored, so an epoch of any length starts
+at once.
 
-The positions 0 … n-1 of an epoch map one to one to the sequences 0 … n-1: rounds of 'add, multiply by an odd number, shift
-and xor' are a bijection on k-bit numbers, and whatever falls outside n is mapped again until it falls inside (cycle walking).
-The order depends on (count, seed, epoch) and nothing else: not on the number of ranks, workers or the batch.
+The positions 0 … n-1 of an epoch map one to one to the sequences 0 … n-1: rounds of 'add, multiply
+by an odd number, shift and xor' are a bijection on k-bit numbers, and whatever falls outside n is
+mapped again until it falls inside (cycle walking). The order depends on (count, seed, epoch) and
+nothing else: not on the number of ranks, workers or the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def mix(value: int) -> int:
 
 
 class EpochPermutation:
-    """The sequences of one epoch in their order. `count` sequences; any `seed` and `epoch` (whole numbers)."""
+    """The sequences of one epoch in their order. `count` sequences; any `seed` and `epoch` (whole
+    numbers)."""
 
     def __init__(self, count: int, seed: int, epoch: int) -> None:
         self.count = count
@@ -37,8 +40,13 @@ class EpochPermutation:
         state = mix(mix(seed) + GOLDEN * (epoch + 1))
         self._rounds = []
         for number in range(ROUNDS):
-            add, multiply = mix(state + 2 * number * GOLDEN), mix(state + (2 * number + 1) * GOLDEN) | 1
-            self._rounds.append((np.uint64(add), np.uint64(multiply), np.uint64(shifts[number % 2])))
+            add, multiply = (
+                mix(state + 2 * number * GOLDEN),
+                mix(state + (2 * number + 1) * GOLDEN) | 1,
+            )
+            self._rounds.append(
+                (np.uint64(add), np.uint64(multiply), np.uint64(shifts[number % 2]))
+            )
 
     def indices(self, start: int, stop: int) -> Ints:
         """The sequences at the positions start … stop-1, (n,) int64; fewer where the epoch ends."""
@@ -67,7 +75,8 @@ class EpochPermutation:
 def digest(indices: npt.ArrayLike) -> int:
     """A 64-bit hash of a multiset of sequences: the sum, modulo 2^64, of mixed values.
 
-    It does not depend on the order, and digests of disjoint parts add up (modulo 2^64) to the digest of the whole.
+    It does not depend on the order, and digests of disjoint parts add up (modulo 2^64) to the
+    digest of the whole.
     """
     values = np.asarray(indices, dtype=np.int64).astype(np.uint64).ravel()
     with np.errstate(over="ignore"):

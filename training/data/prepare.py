@@ -1,8 +1,11 @@
-"""Text → token shards on the disk, once per corpus and tokenizer. Whoever comes second finds them, proven whole.
+"""Text → token shards on the disk, once per corpus and tokenizer. Whoever comes second finds them,
+proven whole.
 
-data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endian tokens, memory-mapped by the loader
+data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endian tokens, memory-mapped
+                                             by the loader
                           tokenizer.json or ranks.tiktoken      of a learned vocabulary
-                          index.json                            sizes and checksums; the folder appears whole, by one rename
+                          index.json                            sizes and checksums; the folder
+                                                                appears whole, by one rename
 """
 
 from __future__ import annotations
@@ -29,17 +32,23 @@ from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB, Tokenizer
 
 FORMAT = 3
 SHARD_TOKENS = 1 << 27
-# One document in twenty is for validation; when that gives no sensible share (few or one huge document), the last
-# twentieth of all tokens.
+# One document in twenty is for validation; when that gives no sensible share (few or one huge
+# document), the last twentieth of all tokens.
 VALIDATION_ONE_IN = 20
 SENSIBLE_SHARE = (0.01, 0.20)
-# A vocabulary is learned from so much text, drawn from the whole corpus: more changes nothing but the time.
+# A vocabulary is learned from so much text, drawn from the whole corpus: more changes nothing but
+# the time.
 LEARN_BYTES = 256 << 20
 COMPRESSION = 4  # a guess, for that draw only
 PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
 
 Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
-TOKENIZING, CHECKING, LEARNING, MERGING = "preparing", "checking", "learning the vocabulary of", "merging the tokens of"
+TOKENIZING, CHECKING, LEARNING, MERGING = (
+    "preparing",
+    "checking",
+    "learning the vocabulary of",
+    "merging the tokens of",
+)
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -48,19 +57,23 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """A corpus on the disk, in tokens. `vocab` is what the model has rows for: the tokenizer's ids and padding."""
+    """A corpus on the disk, in tokens. `vocab` is what the model has rows for: the tokenizer's ids
+    and padding."""
 
     folder: str
     name: str
     documents: int
     train_tokens: int
     val_tokens: int
-    tokenizer: str = BYTES  # a description; training.data.tokenizer.for_corpus() gives the tokenizer
+    tokenizer: str = (
+        BYTES  # a description; training.data.tokenizer.for_corpus() gives the tokenizer
+    )
     vocab: int = PADDED_VOCAB
     token_bytes: int = 2
     bos: int = BOS
     shard_tokens: int = SHARD_TOKENS
-    bytes_per_token: float = 1.0  # of the text, separators left out: a loss in nats per token becomes one in bits per byte by it
+    # of the text, separators left out: a loss in nats per token becomes one in bits per byte by it
+    bytes_per_token: float = 1.0
 
     @property
     def train(self) -> list[Path]:
@@ -72,7 +85,9 @@ class PreparedCorpus:
 
     def sizes(self, part: str) -> list[int]:
         """Tokens of each shard of "train" or "val"."""
-        return shards.sizes(self.train_tokens if part == "train" else self.val_tokens, self.shard_tokens)
+        return shards.sizes(
+            self.train_tokens if part == "train" else self.val_tokens, self.shard_tokens
+        )
 
     def _paths(self, part: str) -> list[Path]:
         return [Path(self.folder, name) for name in shards.names(part, len(self.sizes(part)))]
@@ -81,11 +96,18 @@ class PreparedCorpus:
 def content(data: PreparedCorpus) -> str:
     """One checksum of all tokens, whatever folder and files they came from."""
     files = (rundir.read_json(Path(data.folder, "index.json")) or {"files": {}})["files"]
-    return hashlib.sha256(json.dumps({n: f["sha256"] for n, f in files.items() if n.endswith(".bin")}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(
+            {n: f["sha256"] for n, f in files.items() if n.endswith(".bin")}, sort_keys=True
+        ).encode()
+    ).hexdigest()
 
 
-def fingerprint(source: CorpusSource, text_field: str, chosen: str = BYTES, vocab_size: int = 0) -> str:
-    """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size, content) does."""
+def fingerprint(
+    source: CorpusSource, text_field: str, chosen: str = BYTES, vocab_size: int = 0
+) -> str:
+    """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size,
+    content) does."""
     digest = hashlib.sha256(f"{FORMAT} {SHARD_TOKENS} {text_field}".encode())
     if chosen == tokenizer_base.BPE:
         digest.update(f"\0bpe {vocab_size}".encode())
@@ -95,29 +117,47 @@ def fingerprint(source: CorpusSource, text_field: str, chosen: str = BYTES, voca
         digest.update(f"\0encoding {source.encoding}".encode())
     for file in source.files:
         facts = file.stat()
-        digest.update(f"\0{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode("utf-8", "surrogateescape"))
+        digest.update(
+            f"\0{file.resolve()}\0{facts.st_size}\0{facts.st_mtime_ns}".encode(
+                "utf-8", "surrogateescape"
+            )
+        )
     return digest.hexdigest()[:12]
 
 
 def ensure(
-    source: CorpusSource, text_field: str, cache: Path, progress: Progress = silent, *, chosen: str = BYTES, vocab_size: int = 0
+    source: CorpusSource,
+    text_field: str,
+    cache: Path,
+    progress: Progress = silent,
+    *,
+    chosen: str = BYTES,
+    vocab_size: int = 0,
 ) -> PreparedCorpus:
-    """The prepared corpus, made when it is not there or not whole. `chosen` and `vocab_size` as --tokenizer, --vocab_size.
+    """The prepared corpus, made when it is not there or not whole. `chosen` and `vocab_size` as
+    --tokenizer, --vocab_size.
 
     Raises UserError for text or a tokenizer that can not be used, OSError for a full disk.
     """
-    short = os.fsdecode(os.fsencode(source.name)[:100])  # room for the rest within the 255 bytes of a file name
+    short = os.fsdecode(
+        os.fsencode(source.name)[:100]
+    )  # room for the rest within the 255 bytes of a file name
     folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
     found, _ = _existing(folder, progress)
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
-    with _alone(cache / f".{folder.name}.lock"):  # two runs at once: the second waits and finds it done
+    with _alone(
+        cache / f".{folder.name}.lock"
+    ):  # two runs at once: the second waits and finds it done
         found, damage = _existing(folder, progress)
         if found:
             return found
         if damage:
-            log.warning(f"the prepared data {folder} is damaged: {damage}; it is prepared again from {source.name}")
+            log.warning(
+                f"the prepared data {folder} is damaged: {damage}; it is prepared again from "
+                f"{source.name}"
+            )
         work = cache / f".{folder.name}.work"  # always the same: what a killed one left is removed
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
@@ -140,7 +180,8 @@ def _alone(path: Path) -> Iterator[None]:
                 same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
             except FileNotFoundError:
                 same = False
-            if not same:  # whoever held it before has removed it: another one may hold a new file of that name
+            # whoever held it before has removed it: another one may hold a new file of that name
+            if not same:
                 continue
             try:
                 yield
@@ -159,30 +200,52 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
             return None, "index.json is damaged"
         facts = {name: index[name] for name in PreparedCorpus.__dataclass_fields__}
         prepared = PreparedCorpus(**facts | {"folder": str(folder)})
-        expected = {path.name: size * prepared.token_bytes for part in ("train", "val") for path, size in _shards(prepared, part)}
+        expected = {
+            path.name: size * prepared.token_bytes
+            for part in ("train", "val")
+            for path, size in _shards(prepared, part)
+        }
         if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
             return None, "index.json contradicts itself"
-        damage = shards.damage(folder, index["files"], lambda done, total: progress(CHECKING, done, total))
+        damage = shards.damage(
+            folder, index["files"], lambda done, total: progress(CHECKING, done, total)
+        )
     except (KeyError, TypeError, AttributeError):
         return None, "index.json is damaged"
     return (None, damage) if damage else (prepared, "")
 
 
 def _shards(prepared: PreparedCorpus, part: str) -> Iterator[tuple[Path, int]]:
-    yield from zip(prepared.train if part == "train" else prepared.val, prepared.sizes(part), strict=True)
+    yield from zip(
+        prepared.train if part == "train" else prepared.val, prepared.sizes(part), strict=True
+    )
 
 
 def _write(
-    source: CorpusSource, text_field: str, work: Path, folder: Path, progress: Progress, chosen: str, vocab_size: int
+    source: CorpusSource,
+    text_field: str,
+    work: Path,
+    folder: Path,
+    progress: Progress,
+    chosen: str,
+    vocab_size: int,
 ) -> PreparedCorpus:
-    words = _learn(source, text_field, vocab_size, work, progress) if chosen == tokenizer_base.BPE else tokenizer.load(chosen)
+    words = (
+        _learn(source, text_field, vocab_size, work, progress)
+        if chosen == tokenizer_base.BPE
+        else tokenizer.load(chosen)
+    )
     _warn_of_loss(words)
     train, val = (Writer(work, part, words.token_bytes, SHARD_TOKENS) for part in ("train", "val"))
     try:
         count, text = _tokenize(source, text_field, words, train, val, progress)
         if not train.tokens + val.tokens:
             raise UserError(
-                Problem("data.no_text", f"data {source.name}: no text in {units.plural(len(source.files), 'file')}", "some text")
+                Problem(
+                    "data.no_text",
+                    f"data {source.name}: no text in {units.plural(len(source.files), 'file')}",
+                    "some text",
+                )
             )
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
             val = _cut_tail(train, val)
@@ -197,11 +260,19 @@ def _write(
     made = PreparedCorpus(str(folder), source.name, count, train.tokens, val.tokens, *facts)
     paths = [*train.paths, *val.paths, *([work / file] if file else [])]
     found = shards.sums(paths, lambda done, total: progress(CHECKING, done, total))
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": found[n]} for n, path in enumerate(paths)}
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": found[n]}
+        for n, path in enumerate(paths)
+    }
     for writer in (train, val):
-        for path, tokens in zip(writer.paths, shards.sizes(writer.tokens, SHARD_TOKENS), strict=True):
+        for path, tokens in zip(
+            writer.paths, shards.sizes(writer.tokens, SHARD_TOKENS), strict=True
+        ):
             files[path.name]["tokens"] = tokens
-    rundir.write_json(work / "index.json", {"format": FORMAT, **asdict(made), "tokenizer_file": file, "files": files})
+    rundir.write_json(
+        work / "index.json",
+        {"format": FORMAT, **asdict(made), "tokenizer_file": file, "files": files},
+    )
     return made
 
 
@@ -210,8 +281,16 @@ def for_validation(document: int) -> bool:
     return zlib.crc32(str(document).encode()) % VALIDATION_ONE_IN == 0
 
 
-def _tokenize(source: CorpusSource, text_field: str, words: Tokenizer, train: Writer, val: Writer, progress: Progress) -> tuple[int, int]:
-    """Everything into the two parts, document by document; returns the number of documents and of their bytes."""
+def _tokenize(
+    source: CorpusSource,
+    text_field: str,
+    words: Tokenizer,
+    train: Writer,
+    val: Writer,
+    progress: Progress,
+) -> tuple[int, int]:
+    """Everything into the two parts, document by document; returns the number of documents and of
+    their bytes."""
     count, done, text = 0, 0, 0
     seen: deque[DocumentPart] = deque()  # pieces that are being tokenized
 
@@ -246,11 +325,16 @@ def _cut_tail(train: Writer, val: Writer) -> Writer:
     return val
 
 
-def _learn(source: CorpusSource, text_field: str, vocab_size: int, work: Path, progress: Progress) -> Tokenizer:
+def _learn(
+    source: CorpusSource, text_field: str, vocab_size: int, work: Path, progress: Progress
+) -> Tokenizer:
     """A vocabulary of the training documents; of a large corpus, from a part drawn evenly."""
     from training.data import bpe
 
-    guess = sum(f.stat().st_size * (COMPRESSION if f.suffix.lower() in (".gz", ".zst", ".parquet") else 1) for f in source.files)
+    guess = sum(
+        f.stat().st_size * (COMPRESSION if f.suffix.lower() in (".gz", ".zst", ".parquet") else 1)
+        for f in source.files
+    )
     share = min(1.0, LEARN_BYTES / max(1, guess))
     learned = total = done = 0
 
@@ -263,7 +347,9 @@ def _learn(source: CorpusSource, text_field: str, vocab_size: int, work: Path, p
             done = piece.done
             progress(LEARNING, done, source.total_bytes)
             drawn = zlib.crc32(b"learn %d" % number) < share * (1 << 32) and learned < LEARN_BYTES
-            if drawn and not (document and for_validation(document)):  # the first document may be the only one
+            if drawn and not (
+                document and for_validation(document)
+            ):  # the first document may be the only one
                 learned += len(piece.content)
                 yield piece.content.decode("utf-8", "replace")
 
@@ -272,7 +358,10 @@ def _learn(source: CorpusSource, text_field: str, vocab_size: int, work: Path, p
             progress(MERGING, done, source.total_bytes)
 
     words = bpe.train(texts(), vocab_size, work, waiting)
-    log.info(f"learned {units.plural(words.vocab, 'token')} from {units.size(learned)} of {units.size(total)} of text")
+    log.info(
+        f"learned {units.plural(words.vocab, 'token')} from {units.size(learned)} of "
+        f"{units.size(total)} of text"
+    )
     return words
 
 
@@ -280,4 +369,7 @@ def _warn_of_loss(words: Tokenizer) -> None:
     (ids,) = words.encode_documents([PROBE])
     text = words.decode(ids.tolist())
     if text != PROBE:
-        log.warning(f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per byte are not exact")
+        log.warning(
+            f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per "
+            f"byte are not exact"
+        )

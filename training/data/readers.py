@@ -1,7 +1,8 @@
-"""The documents of a corpus, streamed: whatever the file's form, never more than a line or some rows of it in memory.
+"""The documents of a corpus, streamed: whatever the file's form, never more than a line or some
+rows of it in memory.
 
-A text file is one document; a line of .jsonl and a row of .parquet are one each. What can not be read in full is a problem
-that names file and line; nothing is skipped or guessed.
+A text file is one document; a line of .jsonl and a row of .parquet are one each. What can not be
+read in full is a problem that names file and line; nothing is skipped or guessed.
 """
 
 from __future__ import annotations
@@ -48,25 +49,47 @@ def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
             for content, first, done in _pieces_of(file, size, text_field, source.encoding):
                 yield DocumentPart(content, first, before + min(done, size))
         except encoding.NotUtf8 as found:
-            raise UserError(encoding.problems([found, *_also_not_utf8(source.files[number + 1 :])])) from None
+            raise UserError(
+                encoding.problems([found, *_also_not_utf8(source.files[number + 1 :])])
+            ) from None
         except OSError as error:
-            raise UserError(Problem("data.unreadable", f"{file} can not be read: {error.strerror or error}", "a readable file")) from None
+            raise UserError(
+                Problem(
+                    "data.unreadable",
+                    f"{file} can not be read: {error.strerror or error}",
+                    "a readable file",
+                )
+            ) from None
         before += size
 
 
 def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[DocumentPart]:
-    """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not UTF-8."""
+    """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not
+    UTF-8."""
     form, suffix = _form(file), file.suffix.lower()
     if not size and suffix in (".gz", ".zst", ".parquet"):
-        raise UserError(Problem("data.damaged", f"{file}: damaged file: it is empty, a {suffix} file never is", "the whole file"))
+        raise UserError(
+            Problem(
+                "data.damaged",
+                f"{file}: damaged file: it is empty, a {suffix} file never is",
+                "the whole file",
+            )
+        )
     if form == ".txt":
         yield from _text(file, name)
         return
-    for content, done in _json_lines(file, text_field, name) if form == ".jsonl" else _parquet(file, size, text_field):
+    for content, done in (
+        _json_lines(file, text_field, name)
+        if form == ".jsonl"
+        else _parquet(file, size, text_field)
+    ):
         if len(content) < PIECE:
             yield DocumentPart(content, True, done)
         else:
-            yield from (DocumentPart(piece, number == 0, done) for number, piece in enumerate(pieces(io.BytesIO(content))))
+            yield from (
+                DocumentPart(piece, number == 0, done)
+                for number, piece in enumerate(pieces(io.BytesIO(content)))
+            )
 
 
 def _text(file: Path, name: str) -> Iterator[DocumentPart]:
@@ -84,15 +107,20 @@ def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
     for file in files:
         if _form(file) == ".parquet":
             continue
-        with contextlib.suppress(OSError, EOFError, zlib.error, _Damaged), _opened(file) as (text, _):
+        with (
+            contextlib.suppress(OSError, EOFError, zlib.error, _Damaged),
+            _opened(file) as (text, _),
+        ):
             if not encoding.is_utf8(piece := next(pieces(text))):
                 yield encoding.NotUtf8(file, str(file), piece)
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """A text in pieces of at most PIECE bytes, cut at the end of a line; in a huge line, between two characters.
+    """A text in pieces of at most PIECE bytes, cut at the end of a line; in a huge line, between
+    two characters.
 
-    Where it is cut depends on the text only, so a text gives the same pieces from any file. At least one piece.
+    Where it is cut depends on the text only, so a text gives the same pieces from any file. At
+    least one piece.
     """
     text, first = b"", True
     while True:
@@ -109,7 +137,8 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _between_characters(text: bytes) -> int:
-    """Where to cut so that the character at the end stays whole; bytes that are no UTF-8 are cut anywhere."""
+    """Where to cut so that the character at the end stays whole; bytes that are no UTF-8 are cut
+    anywhere."""
     for end in range(len(text) - 1, len(text) - 5, -1):
         if text[end] & 0b11 << 6 != CONTINUED:
             return end
@@ -119,14 +148,18 @@ def _between_characters(text: bytes) -> int:
 def _form(file: Path) -> str:
     """What the content is: .jsonl, .parquet, or .txt for any other text."""
     name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
-    return ".jsonl" if name.endswith(".jsonl") else ".parquet" if name.endswith(".parquet") else ".txt"
+    return (
+        ".jsonl" if name.endswith(".jsonl") else ".parquet" if name.endswith(".parquet") else ".txt"
+    )
 
 
-# ── compressed files ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── compressed files
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _opened:
-    """(content, file): the same object when nothing is compressed or decoded; the file tells how far it has been read.
+    """(content, file): the same object when nothing is compressed or decoded; the file tells how
+    far it has been read.
 
     `name`: the encoding of a file that is not UTF-8 as a whole; "": it is not asked.
     """
@@ -200,23 +233,41 @@ def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
         what = "Zstandard" if file.suffix.lower() == ".zst" else "gzip"
         where = f" after line {count}" if _form(file) == ".jsonl" else ""
         raise UserError(
-            Problem("data.damaged", f"{file}: damaged {what} file{where}: {error}", "the whole file, compressed once more")
+            Problem(
+                "data.damaged",
+                f"{file}: damaged {what} file{where}: {error}",
+                "the whole file, compressed once more",
+            )
         ) from None
     except UnicodeDecodeError as error:
         what = f"{file}: neither UTF-8 nor {error.encoding} (--encoding)"
-        raise UserError(Problem("data.encoding", what, "text in that encoding or in UTF-8", [f"file {shlex.quote(str(file))}"])) from None
+        raise UserError(
+            Problem(
+                "data.encoding",
+                what,
+                "text in that encoding or in UTF-8",
+                [f"file {shlex.quote(str(file))}"],
+            )
+        ) from None
 
 
-# ── many documents in a file ─────────────────────────────────────────────────────────────────────────────────────────
+# ── many documents in a file
+# ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes, int]]:
     position = 0
     with _opened(file, name) as (lines, raw):
-        for number, line in enumerate(_told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1):
+        for number, line in enumerate(
+            _told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1
+        ):
             if len(line) > MAX_LINE:
                 raise UserError(
-                    Problem("data.line_too_long", f"{file}:{number}: a line of more than {MAX_LINE} bytes", "one JSON object a line")
+                    Problem(
+                        "data.line_too_long",
+                        f"{file}:{number}: a line of more than {MAX_LINE} bytes",
+                        "one JSON object a line",
+                    )
                 )
             position = position + len(line) if raw is lines else raw.tell()
             if not encoding.is_utf8(line):
@@ -229,11 +280,20 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object a line")) from None
-    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
-        keys = [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
         raise UserError(
-            Problem("data.no_text_field", f"{where}: no text under {text_field!r}", "a JSON object with the text in it", _fields(keys))
+            Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object a line")
+        ) from None
+    if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
+        keys = (
+            [k for k, v in record.items() if isinstance(v, str)] if isinstance(record, dict) else []
+        )
+        raise UserError(
+            Problem(
+                "data.no_text_field",
+                f"{where}: no text under {text_field!r}",
+                "a JSON object with the text in it",
+                _fields(keys),
+            )
         )
     return str(record[text_field]).encode("utf-8", "replace")
 
@@ -246,8 +306,11 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     row = 0
     try:
-        # A part of a column at a time, however large the row groups are; sums of pages are checked where there are any.
-        with parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True) as table:
+        # A part of a column at a time, however large the row groups are; sums of pages are checked
+        # where there are any.
+        with parquet.ParquetFile(
+            file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+        ) as table:
             _has_text(arrow, file, table.schema_arrow, text_field)
             rows = table.metadata.num_rows
             for batch in table.iter_batches(ROWS, columns=[text_field], use_threads=False):
@@ -255,7 +318,11 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
                     row += 1
                     if text is None:
                         raise UserError(
-                            Problem("data.no_text_field", f"{file}: row {row}: no text under {text_field!r}", "a text in every row")
+                            Problem(
+                                "data.no_text_field",
+                                f"{file}: row {row}: no text under {text_field!r}",
+                                "a text in every row",
+                            )
                         )
                     yield text.encode("utf-8", "replace"), size * row // rows
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -270,14 +337,29 @@ def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
     def is_text(kind: Any) -> bool:
         kinds = arrow.types
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+        return bool(
+            kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+        )
 
     found = [field for field in schema if field.name == text_field]
     if len(found) == 1 and is_text(found[0].type):
         return
-    fixes = _fields([field.name for field in schema if is_text(field.type) and field.name != text_field])
+    fixes = _fields(
+        [field.name for field in schema if is_text(field.type) and field.name != text_field]
+    )
     columns = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:12])
-    what = f"column {text_field!r} holds {found[0].type}, not text" if len(found) == 1 else f"no column {text_field!r}"
+    what = (
+        f"column {text_field!r} holds {found[0].type}, not text"
+        if len(found) == 1
+        else f"no column {text_field!r}"
+    )
     if len(found) > 1:
         what = f"{len(found)} columns {text_field!r}"
-    raise UserError(Problem("data.no_text_field", f"{file}: {what}; its columns: {columns}", "a column of texts", fixes))
+    raise UserError(
+        Problem(
+            "data.no_text_field",
+            f"{file}: {what}; its columns: {columns}",
+            "a column of texts",
+            fixes,
+        )
+    )

@@ -1,4 +1,5 @@
-"""Files of tokens: written in parts of a fixed size, and proven whole before they are read again."""
+"""Files of tokens: written in parts of a fixed size, and proven whole before they are read
+again."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def sizes(tokens: int, limit: int) -> list[int]:
 
 
 class Writer:
-    """Appends tokens to `<part>_00000.bin`, `<part>_00001.bin`, …, each of at most `limit` tokens."""
+    """Appends tokens to `<part>_00000.bin`, `<part>_00001.bin`, …, each of at most `limit`
+    tokens."""
 
     def __init__(self, folder: Path, part: str, token_bytes: int, limit: int) -> None:
         self.folder, self.part, self.token_bytes, self.limit = folder, part, token_bytes, limit
@@ -88,8 +90,11 @@ class Writer:
                 file.close()
 
 
-def sums(paths: list[Path], progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """The sha256 of each file; several at once, since hashing lets other threads run. Raises OSError."""
+def sums(
+    paths: list[Path], progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[str]:
+    """The sha256 of each file; several at once, since hashing lets other threads run. Raises
+    OSError."""
     total, done, stop = sum(path.stat().st_size for path in paths), [0] * len(paths), False
 
     def one(number: int) -> str:
@@ -116,8 +121,11 @@ def sums(paths: list[Path], progress: Callable[[int, int], None] = lambda done, 
     return [found[number] for number in range(len(paths))]
 
 
-def damage(folder: Path, files: Mapping[str, Mapping[str, Any]], progress: Callable[[int, int], None]) -> str:
-    """What is wrong with the first file that is not as `files` (name → bytes, sha256) says; "" when all are whole."""
+def damage(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], progress: Callable[[int, int], None]
+) -> str:
+    """What is wrong with the first file that is not as `files` (name → bytes, sha256) says; "" when
+    all are whole."""
     paths = [folder / name for name in files]
     try:
         for path, facts in zip(paths, files.values(), strict=True):
@@ -125,7 +133,10 @@ def damage(folder: Path, files: Mapping[str, Mapping[str, Any]], progress: Calla
                 return f"{path.name} has {size} bytes, not {facts['bytes']}"
         for path, facts, found in zip(paths, files.values(), sums(paths, progress), strict=True):
             if found != facts["sha256"]:
-                return f"{path.name} is not what was written (sha256 {found[:12]}…, not {facts['sha256'][:12]}…)"
+                return (
+                    f"{path.name} is not what was written (sha256 {found[:12]}…, not "
+                    f"{facts['sha256'][:12]}…)"
+                )
     except OSError as error:
         return f"{Path(str(error.filename or folder)).name} can not be read: {error.strerror}"
     return ""

@@ -21,26 +21,40 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 
 
 class TokenDataset(BatchDataset, Dataset[Pair]):
-    """Sequence i is tokens [i·T, i·T+T) with the next token of each as its target; it may cross a border of shards.
+    """Sequence i is tokens [i·T, i·T+T) with the next token of each as its target; it may cross a
+    border of shards.
 
-    `sizes`: tokens that each shard must have. Raises UserError, with the shard's name, for one that is lost or has another size.
+    `sizes`: tokens that each shard must have. Raises UserError, with the shard's name, for one that
+    is lost or has another size.
     """
 
-    def __init__(self, paths: Sequence[Path], seq_len: int, *, token_bytes: int = 2, sizes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        seq_len: int,
+        *,
+        token_bytes: int = 2,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
         self.seq_len = seq_len
         self.paths = tuple(paths)
         kind = np.dtype(f"<u{token_bytes}")
-        self._shards = [_open(path, kind, sizes[i] if sizes else None) for i, path in enumerate(paths)]
+        self._shards = [
+            _open(path, kind, sizes[i] if sizes else None) for i, path in enumerate(paths)
+        ]
         self._firsts = [0]  # the first token of each shard
         for shard in self._shards:
             self._firsts.append(self._firsts[-1] + len(shard))
         self._length = max(0, self._firsts[-1] - 1) // seq_len
-        # The usual case: all sequences as the rows of one view, so a batch is one copy of whole rows.
+        # The usual case: all sequences as the rows of one view, so a batch is one copy of whole
+        # rows.
         self._rows: npt.NDArray[Any] | None = None
         if len(self._shards) == 1 and self._length:
             tokens = self._shards[0]
             strides = (seq_len * tokens.itemsize, tokens.itemsize)
-            self._rows = np.lib.stride_tricks.as_strided(tokens, (self._length, seq_len + 1), strides, writeable=False)
+            self._rows = np.lib.stride_tricks.as_strided(
+                tokens, (self._length, seq_len + 1), strides, writeable=False
+            )
 
     def __len__(self) -> int:
         return self._length
@@ -82,7 +96,8 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
 
 
 def dataset(data: PreparedCorpus, part: str, seq_len: int) -> TokenDataset:
-    """The dataset of a part ("train" or "val") of a prepared corpus; the shards' sizes are checked (UserError)."""
+    """The dataset of a part ("train" or "val") of a prepared corpus; the shards' sizes are checked
+    (UserError)."""
     paths = data.train if part == "train" else data.val
     return TokenDataset(paths, seq_len, token_bytes=data.token_bytes, sizes=data.sizes(part))
 
@@ -96,8 +111,13 @@ def arrive(rows: torch.Tensor, device: torch.device) -> Pair:
 
 
 def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Whole rows, before they are made a pair: parts of rows are not contiguous, and would be copied through pageable memory."""
-    return rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
+    """Whole rows, before they are made a pair: parts of rows are not contiguous, and would be
+    copied through pageable memory."""
+    return (
+        rows.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else rows.to(device)
+    )
 
 
 def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[Any]:
@@ -107,13 +127,29 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
     except OSError as error:
         what = f"the shard {path} can not be read: {error.strerror}"
         raise UserError(
-            Problem("data.shard_damaged", what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES
+            Problem(
+                "data.shard_damaged",
+                what,
+                "the shards as they were prepared; the next start makes them again",
+                fixes,
+            ),
+            Exit.RESOURCES,
         ) from None
     expected = size // kind.itemsize * kind.itemsize if tokens is None else tokens * kind.itemsize
     if size != expected:
-        what = f"the shard {path} has {size} bytes, not {expected}: it was changed or cut after it was prepared"
+        what = (
+            f"the shard {path} has {size} bytes, not {expected}: it was changed or cut after "
+            f"it "
+            f"was prepared"
+        )
         raise UserError(
-            Problem("data.shard_damaged", what, "the shards as they were prepared; the next start makes them again", fixes), Exit.RESOURCES
+            Problem(
+                "data.shard_damaged",
+                what,
+                "the shards as they were prepared; the next start makes them again",
+                fixes,
+            ),
+            Exit.RESOURCES,
         )
     # The plain array below the memmap: slicing that one costs a fraction.
     return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, kind)

@@ -1,7 +1,8 @@
-"""Text to tokens and back: bytes, or a vocabulary that is trained on the corpus or loaded from a file.
+"""Text to tokens and back: bytes, or a vocabulary that is trained on the corpus or loaded from a
+file.
 
-Nothing but the standard library is imported with this module: a plan asks it for the size of a vocabulary. The libraries of
-learned vocabularies stand in training.data.bpe.
+Nothing but the standard library is imported with this module: a plan asks it for the size of a
+vocabulary. The libraries of learned vocabularies stand in training.data.bpe.
 """
 
 from __future__ import annotations
@@ -18,12 +19,26 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
-from training.data.tokenizer_base import ALLOWED, BPE, BYTES, FIXES, JSON, PADDED_VOCAB, TIKTOKEN, Bytes, Tokenizer, bos_among, padded
+from training.data.tokenizer_base import (
+    ALLOWED,
+    BPE,
+    BYTES,
+    FIXES,
+    JSON,
+    PADDED_VOCAB,
+    TIKTOKEN,
+    Bytes,
+    Tokenizer,
+    bos_among,
+    padded,
+)
 
 if TYPE_CHECKING:
     from training.data.prepare import PreparedCorpus
 
-_TIKTOKEN_LINES = re.compile(rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?")
+_TIKTOKEN_LINES = re.compile(
+    rb"(?:[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n)*(?:[A-Za-z0-9+/]+={0,2} [0-9]+)?"
+)
 
 
 def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
@@ -34,19 +49,33 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
         fixes = [f"rm -r {shlex.quote(prepared.folder)}"]
         what = f"{prepared.folder}/index.json is missing or damaged"
         raise UserError(
-            Problem("tokenizer.unreadable", what, "the folder as it was prepared; the next start makes it again", fixes), Exit.RESOURCES
+            Problem(
+                "tokenizer.unreadable",
+                what,
+                "the folder as it was prepared; the next start makes it again",
+                fixes,
+            ),
+            Exit.RESOURCES,
         )
-    return load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab) if name else Bytes()
+    return (
+        load(str(Path(prepared.folder, name)), prepared.tokenizer, prepared.vocab)
+        if name
+        else Bytes()
+    )
 
 
 def identity(prepared: PreparedCorpus) -> str:
-    """What tells its tokenizer from all others: the checksum of the file in the prepared folder, or bytes."""
-    file = next((f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None)
+    """What tells its tokenizer from all others: the checksum of the file in the prepared folder, or
+    bytes."""
+    file = next(
+        (f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None
+    )
     return hashlib.sha256(file.read_bytes()).hexdigest() if file else BYTES
 
 
 def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
-    """The tokenizer behind a value of `--tokenizer` other than bpe. Raises UserError for a file that is none."""
+    """The tokenizer behind a value of `--tokenizer` other than bpe. Raises UserError for a file
+    that is none."""
     if tokenizer == BYTES:
         return Bytes()
     from training.data import bpe
@@ -57,7 +86,12 @@ def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
     found = kind(path, name or f"{path.name}, {ids} tokens", padded_vocab or padded(ids))
     if found.vocab > found.padded_vocab:
         raise UserError(
-            Problem("tokenizer.changed", f"tokenizer {path}: {found.vocab} ids where the file names {ids}", ALLOWED, list(FIXES))
+            Problem(
+                "tokenizer.changed",
+                f"tokenizer {path}: {found.vocab} ids where the file names {ids}",
+                ALLOWED,
+                list(FIXES),
+            )
         )
     return found
 
@@ -66,12 +100,13 @@ def expanded(tokenizer: str) -> Path:
     return Path(os.path.expanduser(tokenizer))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
-# ── what can be told from the file, before anything is loaded ────────────────────────────────────────────────────────
+# ── what can be told from the file, before anything is loaded
+# ────────────────────────────────────────────────────────
 
 
 def vocab_of(tokenizer: str, vocab_size: int) -> int:
-    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some milliseconds; of bpe the most that it can
-    be, since a short text gives fewer.
+    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some
+    milliseconds; of bpe the most that it can be, since a short text gives fewer.
 
     Raises UserError for a file that is no tokenizer; `check` says it with the origin of the value.
     """
@@ -85,23 +120,41 @@ def vocab_of(tokenizer: str, vocab_size: int) -> int:
 
 
 def fewer(tokenizer: str, vocab_size: int, rows: int) -> str:
-    """A note where the text of a bpe tokenizer gave fewer tokens than were asked for, or nothing. `rows`: of the embedding."""
+    """A note where the text of a bpe tokenizer gave fewer tokens than were asked for, or nothing.
+    `rows`: of the embedding."""
     if tokenizer != BPE or rows >= padded(vocab_size):
         return ""
-    return f"--vocab_size is {vocab_size}, and the text has fewer different tokens: the model has {rows} rows for them"
+    return (
+        f"--vocab_size is {vocab_size}, and the text has fewer different tokens: the model has "
+        f"{rows} rows for them"
+    )
 
 
 def check(tokenizer: str, origin: str = "") -> list[Problem]:
     """What is wrong with a value of `--tokenizer`; `origin` tells where it came from."""
     if tokenizer in (BYTES, BPE):
         return []
-    path, said = expanded(tokenizer), f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else "")
+    path, said = (
+        expanded(tokenizer),
+        f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else ""),
+    )
     if path.is_dir() and (path / JSON).is_file():
-        return [Problem("tokenizer.is_folder", f"{said}: a folder", ALLOWED, [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"])]
+        return [
+            Problem(
+                "tokenizer.is_folder",
+                f"{said}: a folder",
+                ALLOWED,
+                [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"],
+            )
+        ]
     if not path.is_file():
         return [Problem("tokenizer.missing", f"{said}: no such file", ALLOWED, list(FIXES))]
     if path.suffix.lower() not in (".json", ".tiktoken"):
-        return [Problem("tokenizer.suffix", f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES))]
+        return [
+            Problem(
+                "tokenizer.suffix", f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES)
+            )
+        ]
     try:
         _facts(path)
     except OSError as error:
@@ -127,18 +180,27 @@ def _facts(path: Path) -> tuple[int, str]:
 @functools.lru_cache(maxsize=4)
 def _read_facts(path: Path, changed: int, size: int) -> tuple[int, str]:
     content = path.read_bytes()
-    return (tiktoken_ids(content) + 1, "") if path.suffix.lower() == ".tiktoken" else _json_facts(content)
+    return (
+        (tiktoken_ids(content) + 1, "")
+        if path.suffix.lower() == ".tiktoken"
+        else _json_facts(content)
+    )
 
 
 def tiktoken_ids(content: bytes) -> int:
-    """The number of ids in a .tiktoken file: lines of base64 and rank. ValueError names the line that is wrong."""
+    """The number of ids in a .tiktoken file: lines of base64 and rank. ValueError names the line
+    that is wrong."""
     if not _TIKTOKEN_LINES.fullmatch(content):
         for number, line in enumerate(content.splitlines(), 1):
             if not _TIKTOKEN_LINES.fullmatch(line) or not line:
-                raise ValueError(f"line {number} is not 'base64 rank': {line[:40].decode('utf-8', 'replace')!r}")
+                raise ValueError(
+                    f"line {number} is not 'base64 rank': {line[:40].decode('utf-8', 'replace')!r}"
+                )
     lines = content.rstrip().count(b"\n") + 1
     last = int(content.rsplit(None, 1)[-1]) if content.strip() else -1
-    if last + 1 == lines:  # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
+    if (
+        last + 1 == lines
+    ):  # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
         return lines
     ranks = list(map(int, content.split()[1::2]))
     if not ranks:
@@ -149,8 +211,8 @@ def tiktoken_ids(content: bytes) -> int:
 
 
 def _json_facts(content: bytes) -> tuple[int, str]:
-    """As _facts, for tokenizer.json. The merges, more than half of the file, are not parsed where they end it, as they do
-    in every file that the library writes."""
+    """As _facts, for tokenizer.json. The merges, more than half of the file, are not parsed where
+    they end it, as they do in every file that the library writes."""
     merges = re.search(rb'"merges"\s*:\s*\[', content)
     wrong = "not a tokenizer.json of Hugging Face"
     found: Any = None

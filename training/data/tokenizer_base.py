@@ -1,4 +1,5 @@
-"""What a tokenizer is, and the one that needs nothing: bytes. Only the standard library is imported with this module."""
+"""What a tokenizer is, and the one that needs nothing: bytes. Only the standard library is imported
+with this module."""
 
 from __future__ import annotations
 
@@ -20,7 +21,18 @@ BOS = 256
 PADDED_VOCAB = 320  # of bytes
 BOS_NAME = "<|bos|>"
 # What other tokenizers call it, the most fitting first.
-BOS_NAMES = (BOS_NAME, "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+BOS_NAMES = (
+    BOS_NAME,
+    "<|begin_of_text|>",
+    "<s>",
+    "<bos>",
+    "[BOS]",
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+)
 JSON, TIKTOKEN = "tokenizer.json", "ranks.tiktoken"  # names in a prepared folder
 ALLOWED = "bytes, bpe, a Hugging Face tokenizer.json or a .tiktoken file"
 FIXES = ("--tokenizer=bytes", "--tokenizer=bpe")
@@ -37,7 +49,8 @@ def bos_among(special: Mapping[str, int]) -> str:
 
 
 class Tokenizer(ABC):
-    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`: rows of the embedding."""
+    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`:
+    rows of the embedding."""
 
     name: str
     vocab: int
@@ -50,20 +63,26 @@ class Tokenizer(ABC):
         return 2 if self.vocab <= 1 << 16 else 4
 
     def encode_documents(self, texts: Iterable[str | bytes]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each document, the separator first; little-endian uint16 or uint32, (tokens,)."""
-        return self.encode_pieces(DocumentPart(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts)
+        """The tokens of each document, the separator first; little-endian uint16 or uint32,
+        (tokens,)."""
+        return self.encode_pieces(
+            DocumentPart(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts
+        )
 
     @abstractmethod
     def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each piece in turn; the separator stands before a document's first piece only."""
+        """The tokens of each piece in turn; the separator stands before a document's first piece
+        only."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens; separators and ids beyond the vocabulary are dropped, broken UTF-8 becomes U+FFFD."""
+        """Text of the tokens; separators and ids beyond the vocabulary are dropped, broken UTF-8
+        becomes U+FFFD."""
 
     @abstractmethod
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each token stands for, (vocab,); 0 for the separator and other special tokens."""
+        """Bytes of text that each token stands for, (vocab,); 0 for the separator and other special
+        tokens."""
 
     def save(self, folder: Path) -> str:
         """Write what `of` needs; the name of the file, "" when it needs none."""

@@ -1,4 +1,5 @@
-"""What to do, with the values of the run and of the text that was found. Sentences stand in the catalogue; here they are filled."""
+"""What to do, with the values of the run and of the text that was found. Sentences stand in the
+catalogue; here they are filled."""
 
 from __future__ import annotations
 
@@ -30,13 +31,21 @@ FORMAT = string.Formatter()
 
 
 def advice(
-    cause: str, signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str] | None = None
+    cause: str,
+    signature: Signature | None,
+    groups: Mapping[str, str],
+    language: str,
+    ours: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not known is left out.
+    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not
+    known is left out.
 
-    The advice of a text is complete in itself, so that of its cause, which has the same in general words, is for texts without any."""
+    The advice of a text is complete in itself, so that of its cause, which has the same in general
+    words, is for texts without any."""
     known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
-    special = filled(signature.advice, groups, language) if signature and signature.cause == cause else []
+    special = (
+        filled(signature.advice, groups, language) if signature and signature.cause == cause else []
+    )
     if ours and (own := filled(known.ours, {**groups, **ours}, language)):
         return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
     return _first_ones(special or filled(known.advice, groups, language))
@@ -44,15 +53,25 @@ def advice(
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
     """Whether one of the others has the same topic."""
-    return any(re.search(topic, sentence) and any(re.search(topic, other) for other in others) for topic in topics)
+    return any(
+        re.search(topic, sentence) and any(re.search(topic, other) for other in others)
+        for topic in topics
+    )
 
 
 def _first_ones(sentences: list[str]) -> list[str]:
     return list(dict.fromkeys(sentences))[:MOST]
 
 
-def of_end(end: EndRecord, signature: Signature | None, groups: Mapping[str, str], language: str, ours: Mapping[str, str]) -> list[str]:
-    """For a failed run of ours, or a stopped one, by its `kind`, `cause` and `status` (failure.json)."""
+def of_end(
+    end: EndRecord,
+    signature: Signature | None,
+    groups: Mapping[str, str],
+    language: str,
+    ours: Mapping[str, str],
+) -> list[str]:
+    """For a failed run of ours, or a stopped one, by its `kind`, `cause` and `status`
+    (failure.json)."""
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
         return of_kind("torn_down", language, ours)
@@ -69,10 +88,13 @@ def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
 
 
 def filled(text: LocalizedText, values: Mapping[str, str], language: str) -> list[str]:
-    """The sentences whose values are all known. Of `with {port} || without` it is the first one that can be said."""
+    """The sentences whose values are all known. Of `with {port} || without` it is the first one
+    that can be said."""
     found = []
     for sentence in text.in_language(language):
-        said = next((one for one in sentence.split(OTHERWISE) if _names(one) <= values.keys()), None)
+        said = next(
+            (one for one in sentence.split(OTHERWISE) if _names(one) <= values.keys()), None
+        )
         if said is not None:
             found.append(said.format_map(values))
     return found
@@ -113,7 +135,11 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:
         return found | {"smallest": now}
-    found |= {"size": size, "factor": f"{now / size:g}", "smaller_command": command(device_batch_size=size)}
+    found |= {
+        "size": size,
+        "factor": f"{now / size:g}",
+        "smaller_command": command(device_batch_size=size),
+    }
     if plan["gpus"] and (step := tasks.step_of(plan, size)):
         found |= {
             "fits_gib": f"{step.estimate.total / GIB:.1f}",

@@ -27,17 +27,31 @@ if TYPE_CHECKING:
 
 LAST_LINES = 200
 MOST_LOGS = 64
-PACKAGES = ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton", "wandb", "tensorboard", "google-re2", "py-spy")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "triton",
+    "wandb",
+    "tensorboard",
+    "google-re2",
+    "py-spy",
+)
 
 
 def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) -> Path:
-    """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and home folders. Raises UserError."""
+    """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and
+    home folders. Raises UserError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")
     if target.exists():
         raise UserError(
             Problem(
-                "output.exists", f"{target} is there already", "a new file", [f"--report-issue={target.with_name('new-' + target.name)}"]
+                "output.exists",
+                f"{target} is there already",
+                "a new file",
+                [f"--report-issue={target.with_name('new-' + target.name)}"],
             )
         )
     clean = _Cleaner()
@@ -59,7 +73,10 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
     try:
         write_bytes(target, packed.getvalue())
     except OSError as error:
-        raise UserError(Problem("output.unwritable", f"{target} can not be written: {error.strerror}"), Exit.RESOURCES) from error
+        raise UserError(
+            Problem("output.unwritable", f"{target} can not be written: {error.strerror}"),
+            Exit.RESOURCES,
+        ) from error
     return target
 
 
@@ -71,13 +88,21 @@ class _Cleaner:
         return "\n".join(self._anonymous(masked(line)) for line in text.splitlines())
 
     def facts(self, value: Any) -> str:
-        return self._anonymous(json.dumps(masked_values(value), ensure_ascii=False, indent=1)) + "\n"
+        return (
+            self._anonymous(json.dumps(masked_values(value), ensure_ascii=False, indent=1)) + "\n"
+        )
 
 
 def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform(), "cpus": str(os.cpu_count())}
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpus": str(os.cpu_count()),
+    }
     found["duet"] = _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
-    found["gpus"] = _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
+    found["gpus"] = _said(
+        ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    )
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
@@ -93,7 +118,10 @@ def _tails(paths: Sequence[Path | None]) -> list[tuple[str, str]]:
             logs += [(log, log.relative_to(path)) for log in logs_in(path)[0]]
         elif path:
             logs.append((path, Path(path.name)))
-    return [(str(name).replace(os.sep, "_"), "\n".join(tail(log, LAST_LINES))) for log, name in logs[:MOST_LOGS]]
+    return [
+        (str(name).replace(os.sep, "_"), "\n".join(tail(log, LAST_LINES)))
+        for log, name in logs[:MOST_LOGS]
+    ]
 
 
 def _said(command: list[str]) -> str | None:
@@ -110,11 +138,17 @@ def _of_run(run: RunDir, clean: _Cleaner) -> list[tuple[str, str]]:
     for path in (run.plan, run.failure, run.summary, run.preflight):
         if (content := read_json(path)) is not None:
             found.append((path.name, clean.facts(content)))
-    records = [clean.facts(record).replace("\n", "") for record in read_records(run.events)][-LAST_LINES:]
+    records = [clean.facts(record).replace("\n", "") for record in read_records(run.events)][
+        -LAST_LINES:
+    ]
     found.append((run.events.name, "\n".join(records) + "\n"))
     plan = read_json(run.plan) or {}
     texts = [*run.ranks.glob("*.stacks"), *(Path(name) for name in (plan.get("log_file"),) if name)]
     hangs = sorted(path for path in run.hangs.glob("*") if path.is_dir())[-1:]
     texts += [path for folder in hangs for path in sorted(folder.iterdir()) if path.is_file()]
-    found += [(path.name, clean("\n".join(tail(path, LAST_LINES))) + "\n") for path in texts if path.is_file()]
+    found += [
+        (path.name, clean("\n".join(tail(path, LAST_LINES))) + "\n")
+        for path in texts
+        if path.is_file()
+    ]
     return found

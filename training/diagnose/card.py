@@ -17,10 +17,45 @@ COLUMN = 11  # cells
 NAMES = ("cause", "who", "where", "others", "evidence", "try", "stacks", "log", "also", "source")
 PHRASES = ("rank", "no_rank", "line", "in", "on", "node")
 WORDS = {
-    "en": dict(zip(NAMES, ("Cause", "Who", "Where", "Others", "Evidence", "Try", "Stacks", "Log", "Also", "Source"), strict=True))
-    | dict(zip(PHRASES, ("rank {}", "no single rank", ", line {}", ", in {}", " on node {}", "node {}"), strict=True)),
-    "zh": dict(zip(NAMES, ("原因", "进程", "代码", "其他", "依据", "建议", "调用栈", "日志", "另见", "出处"), strict=True))
-    | dict(zip(PHRASES, ("rank {}", "无法确定单个 rank", " 第 {} 行", "，阶段：{}", "，节点 {}", "节点 {}"), strict=True)),
+    "en": dict(
+        zip(
+            NAMES,
+            (
+                "Cause",
+                "Who",
+                "Where",
+                "Others",
+                "Evidence",
+                "Try",
+                "Stacks",
+                "Log",
+                "Also",
+                "Source",
+            ),
+            strict=True,
+        )
+    )
+    | dict(
+        zip(
+            PHRASES,
+            ("rank {}", "no single rank", ", line {}", ", in {}", " on node {}", "node {}"),
+            strict=True,
+        )
+    ),
+    "zh": dict(
+        zip(
+            NAMES,
+            ("原因", "进程", "代码", "其他", "依据", "建议", "调用栈", "日志", "另见", "出处"),
+            strict=True,
+        )
+    )
+    | dict(
+        zip(
+            PHRASES,
+            ("rank {}", "无法确定单个 rank", " 第 {} 行", "，阶段：{}", "，节点 {}", "节点 {}"),
+            strict=True,
+        )
+    ),
 }
 
 
@@ -69,17 +104,30 @@ def draw(record: DiagnosisRecord, spoken: str) -> str:
     """Of a diagnosis (training.diagnose.result)."""
     words = WORDS[spoken]
     if record["cause"] == NONE:
-        return f"  {record['title']}" + (f" ({record['summary']})" if record["summary"] != record["title"] else "")
+        return f"  {record['title']}" + (
+            f" ({record['summary']})" if record["summary"] != record["title"] else ""
+        )
     said = record["summary"] if record["summary"] != record["title"] else ""
     lines = [row("cause", f"{record['cause']}: {record['title']}", spoken)]
     if said:
         lines.append(row("", cut(said), spoken))
-    lines.append(row("who", words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"]), spoken))
+    lines.append(
+        row(
+            "who",
+            words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"]),
+            spoken,
+        )
+    )
     if record["where"]:
         lines.append(row("where", record["where"], spoken))
-    place = (record["file"] or "") + (words["line"].format(record["line"]) if record["line"] else "")
+    place = (record["file"] or "") + (
+        words["line"].format(record["line"]) if record["line"] else ""
+    )
     if place or record["lines"]:
-        lines += [row("evidence", place, spoken), *(f"    │ {cut(line)}" for line in record["lines"])]
+        lines += [
+            row("evidence", place, spoken),
+            *(f"    │ {cut(line)}" for line in record["lines"]),
+        ]
     lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
     if record["also"]:
         lines.append(row("also", ", ".join(record["also"]), spoken))

@@ -1,5 +1,6 @@
-"""What the last words of a rank mean: one of the fixed ids of causes. Only structured evidence counts: the exception that a rank
-reported itself, and what an aborted one said at its end. Words of the others are no evidence."""
+"""What the last words of a rank mean: one of the fixed ids of causes. Only structured evidence
+counts: the exception that a rank reported itself, and what an aborted one said at its end. Words of
+the others are no evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from training.diagnose.root_cause import RootCause
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
-DRIVER_S = 10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
+DRIVER_S = (
+    10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
+)
 ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -31,7 +34,12 @@ from training.host import gpus
 machine = gpus.inventory()
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
-UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = signatures.UNKNOWN, signatures.RAISED, signatures.EXIT_STATUS, "peer_died"
+UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
+    signatures.UNKNOWN,
+    signatures.RAISED,
+    signatures.EXIT_STATUS,
+    "peer_died",
+)
 SEGFAULT, KILLED = "segfault", "killed"  # how a process ended, where it does not report why
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may tell more
@@ -56,20 +64,27 @@ class _DriverAnswer(TypedDict):
 def of_error(error: ReportedError) -> str:
     """Of what a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
-    known = chain[0][0] if chain[0][0] != UNKNOWN else next((cause for cause, role in chain if role == signatures.ROOT), UNKNOWN)
-    return BY_TYPE.get(error["type"]) or (RAISED if known == UNKNOWN and error["type"] != LEFT else known)
+    known = (
+        chain[0][0]
+        if chain[0][0] != UNKNOWN
+        else next((cause for cause, role in chain if role == signatures.ROOT), UNKNOWN)
+    )
+    return BY_TYPE.get(error["type"]) or (
+        RAISED if known == UNKNOWN and error["type"] != LEFT else known
+    )
 
 
 def of_status(status: int) -> str:
-    """Of a rank that reports nothing: how its process ended. An abort has many reasons; the rank's log may name one."""
+    """Of a rank that reports nothing: how its process ended. An abort has many reasons; the rank's
+    log may name one."""
     if status >= 0:
         return EXIT_STATUS
     return SEGFAULT if -status in CRASHES else UNKNOWN if -status == signal.SIGABRT else KILLED
 
 
 def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
-    """Of a rank that could not report what ended it: what its log tells after the byte `since`, by the catalogue or by the traceback
-    at its end. None where there is neither."""
+    """Of a rank that could not report what ended it: what its log tells after the byte `since`, by
+    the catalogue or by the traceback at its end. None where there is neither."""
     from training.diagnose import log_analysis, root_cause, scan, source
 
     try:
@@ -86,43 +101,69 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
         return None
     if event.role == root_cause.UNLISTED and event.thrown:
         return found if event.thrown.last > size - BUFFER else None  # an older one has not ended it
-    return found if found.cause == PEER_DIED or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN) else None
+    return (
+        found
+        if found.cause == PEER_DIED
+        or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN)
+        else None
+    )
 
 
 def lost_gpus(plan: Plan) -> str:
-    """Those of this machine that have trained and of which the driver knows nothing any more, for people; '' when all are there."""
+    """Those of this machine that have trained and of which the driver knows nothing any more, for
+    people; '' when all are there."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return ""
     try:
         machine = _ask_driver()
     except subprocess.TimeoutExpired:
-        return f"the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, {DRIVER_S:g} s)"
+        return (
+            f"the driver does not answer: a GPU of this machine may have fallen off the bus "
+            f"(NVML, {DRIVER_S:g} s)"
+        )
     except (OSError, ValueError) as error:
-        console.warning(f"it is not known whether a GPU is lost, since NVML could not be asked: {error}")
+        console.warning(
+            f"it is not known whether a GPU is lost, since NVML could not be asked: {error}"
+        )
         return ""
-    lost = [f"GPU {gpu['index']} ({gpu['name']})" for gpu in plan["gpus"] if gpu["uuid"] not in machine["uuids"]]
+    lost = [
+        f"GPU {gpu['index']} ({gpu['name']})"
+        for gpu in plan["gpus"]
+        if gpu["uuid"] not in machine["uuids"]
+    ]
     return f"{', '.join(lost)} can not be seen any more: {machine['reason']}" if lost else ""
 
 
 def _ask_driver() -> _DriverAnswer:
-    """In a process of its own: one that waits for a dead GPU can not be interrupted, nor ended, so it is not waited for either."""
+    """In a process of its own: one that waits for a dead GPU can not be interrupted, nor ended, so
+    it is not waited for either."""
     command = [sys.executable, "-c", ASK, str(ROOT)]
-    asked = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    asked = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         answer, complaint = asked.communicate(timeout=DRIVER_S)
     except subprocess.TimeoutExpired:
         asked.kill()
         raise
     if asked.returncode:
-        raise OSError(complaint.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"status {asked.returncode}")
+        raise OSError(
+            complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            or f"status {asked.returncode}"
+        )
     found: _DriverAnswer = json.loads(answer)
     return found
 
 
 def left(error: ReportedError) -> str:
-    """How a script left that called sys.exit: with a number, or with a text for people, which is status 1."""
+    """How a script left that called sys.exit: with a number, or with a text for people, which is
+    status 1."""
     text = one_line(error["message"])
-    return exit_status.how(int(text) & 0xFF) if text.lstrip("-").isdecimal() else f"{exit_status.how(1)}: {text[:200]}"
+    return (
+        exit_status.how(int(text) & 0xFF)
+        if text.lstrip("-").isdecimal()
+        else f"{exit_status.how(1)}: {text[:200]}"
+    )
 
 
 def is_victim(error: ReportedError) -> bool:
@@ -130,12 +171,14 @@ def is_victim(error: ReportedError) -> bool:
 
 
 def lost_peer(error: ReportedError) -> bool:
-    """A victim, or what a script made of that: `raise … from error`, sys.exit(1). Weaker evidence: any connection may be meant."""
+    """A victim, or what a script made of that: `raise … from error`, sys.exit(1). Weaker evidence:
+    any connection may be meant."""
     return is_victim(error) or any(_known(one)[0] == PEER_DIED for one in error.get("before", ()))
 
 
 def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:
-    """What the rank that failed first reported. Is that only the loss of a peer, which has reported something else before: that."""
+    """What the rank that failed first reported. Is that only the loss of a peer, which has reported
+    something else before: that."""
     own = next((e for e in errors if e["rank"] == rank), None)
     if own is None or not is_victim(own):
         return own
@@ -151,5 +194,9 @@ def _of_text(text: str) -> tuple[str, str]:
     """(cause, role) by the catalogue of known texts."""
     from training.diagnose.scan import recognised
 
-    known = [s for s in recognised(text) if s.role != signatures.EVIDENCE and (s.role != signatures.CASCADE or s.cause == PEER_DIED)]
+    known = [
+        s
+        for s in recognised(text)
+        if s.role != signatures.EVIDENCE and (s.role != signatures.CASCADE or s.cause == PEER_DIED)
+    ]
     return (known[0].cause, known[0].role) if known else (UNKNOWN, "")

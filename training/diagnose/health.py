@@ -1,5 +1,6 @@
-"""Logs in which no failure is found. Only evidence of a training that went well makes one healthy: it ended in a known way, or its
-steps were counted and gave results up to the end. Everything else is unknown."""
+"""Logs in which no failure is found. Only evidence of a training that went well makes one healthy:
+it ended in a known way, or its steps were counted and gave results up to the end. Everything else
+is unknown."""
 
 from __future__ import annotations
 
@@ -26,12 +27,19 @@ RESULT = re.compile(
     r"|\bsav(?:ed|ing)\b.{0,40}(?:model|checkpoint|weights|state|\.pt|\.ckpt|\.safetensors)|损失",
     re.I,
 )
-SCORE = re.compile(r"loss|accuracy|perplexity|\b(?:acc|rmse|mae|mse|auc|reward|ep_rew_mean|psnr|cost)\b|损失|准确率|奖励", re.I)
+SCORE = re.compile(
+    r"loss|accuracy|perplexity|\b(?:acc|rmse|mae|mse|auc|reward|ep_rew_mean|psnr|cost)\b|损失|准确率|奖励",
+    re.I,
+)
 END = re.compile(  # beside progress.FINISHED
-    r"^wandb: .*\(success\)|^Early stopping\b|\bexited (?:normally|successfully)\b|^\{'train_runtime': ", re.I
+    r"^wandb: .*\(success\)|^Early stopping\b|\bexited "
+    r"(?:normally|successfully)\b|^\{'train_runtime': ",
+    re.I,
 )
 GIVES_UP = re.compile(
-    r"^(?:panic|(?:fatal )?error|fatal|critical): |^(?:exit|exited)(?: (?:status|code|with(?: code)?))?:? [1-9]\d{0,2}$", re.I
+    r"^(?:panic|(?:fatal )?error|fatal|critical): |^(?:exit|exited)(?: (?:status|code|with(?: "
+    r"code)?))?:? [1-9]\d{0,2}$",
+    re.I,
 )
 COUNTER = re.compile(r"\b(?:iterations?|total_timesteps|steps?|epochs?|episodes?)\b", re.I)
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
@@ -40,7 +48,8 @@ TRANSFER = re.compile(r"download|fetch|upload|[KMG]i?B/s", re.I)
 LONGEST = 400  # characters of a line that is one row of figures
 BAR = re.compile(r"\d%\|")
 TROUBLE = re.compile(
-    r"\b(?:error|fatal|panic(?:ked)?|fail(?:ed|ure|s)?|exception|abort(?:ed)?|killed|denied|not found|cannot|can't|unable)\b|错误|失败",
+    r"\b(?:error|fatal|panic(?:ked)?|fail(?:ed|ure|s)?|exception|abort(?:ed)?|killed|denied|not "
+    r"found|cannot|can't|unable)\b|错误|失败",
     re.I,
 )
 
@@ -65,18 +74,26 @@ def summarize(stories: Sequence[LogAnalysis]) -> HealthSummary:
     for story in stories:
         if line := _cut_bar(story):
             return HealthSummary(UNKNOWN, BROKEN_OFF, line, story)
-    if any(_counted(story.marks) for story in stories) and any(RESULT.search(line.text) for s in stories for line in s.lines):
+    if any(_counted(story.marks) for story in stories) and any(
+        RESULT.search(line.text) for s in stories for line in s.lines
+    ):
         return HealthSummary(NONE)
-    if any(_tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines) for story in stories):
+    if any(
+        _tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines)
+        for story in stories
+    ):
         return HealthSummary(NONE)
     first = next((story for story in stories if story.lines), None)
     return HealthSummary(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
 
 
 def _gave_up(story: LogAnalysis) -> LogLine | None:
-    """The first line after the last step, and after a regular end, that a program prints when it fails."""
+    """The first line after the last step, and after a regular end, that a program prints when it
+    fails."""
     last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
-    return next((line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None)
+    return next(
+        (line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None
+    )
 
 
 def _finished(story: LogAnalysis) -> bool:
@@ -96,8 +113,8 @@ def _counted(marks: Sequence[ProgressMark]) -> bool:
 
 
 def _tabled(lines: Sequence[LogLine]) -> int:
-    """Offset of the last one of rows of the same form, with a result, in which a number rises several times in a row:
-    `[10]  train-rmse:0.89`. -1: there are none."""
+    """Offset of the last one of rows of the same form, with a result, in which a number rises
+    several times in a row: `[10]  train-rmse:0.89`. -1: there are none."""
     end, rising = -1, set()
     last: dict[tuple[str, int | None], tuple[list[float], list[int]]] = {}
     for line in lines:
@@ -110,9 +127,13 @@ def _tabled(lines: Sequence[LogLine]) -> int:
         numbers = [float(number) for number in found]
         form = NUMBER.sub("#", text), line.rank
         before, rows = last.get(form, (numbers, [0] * len(numbers)))
-        rows = [row + 1 if new > old else 0 for row, new, old in zip(rows, numbers, before, strict=True)]
+        rows = [
+            row + 1 if new > old else 0 for row, new, old in zip(rows, numbers, before, strict=True)
+        ]
         last[form] = numbers, rows
-        if max(rows) >= STEPS and (any("." in number for number in found[1:]) or COUNTER.search(text)):
+        if max(rows) >= STEPS and (
+            any("." in number for number in found[1:]) or COUNTER.search(text)
+        ):
             rising.add(form)
         if form in rising:
             end = line.offset
@@ -120,13 +141,23 @@ def _tabled(lines: Sequence[LogLine]) -> int:
 
 
 def _cut_bar(story: LogAnalysis) -> LogLine | None:
-    """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it does not."""
-    if len(story.lines) < 2 or not BAR.search(story.lines[-1].raw) or story.lines[-1].raw.rstrip().endswith("]"):
+    """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it
+    does not."""
+    if (
+        len(story.lines) < 2
+        or not BAR.search(story.lines[-1].raw)
+        or story.lines[-1].raw.rstrip().endswith("]")
+    ):
         return None
-    whole = any(BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in story.lines[-20:-1])
+    whole = any(
+        BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in story.lines[-20:-1]
+    )
     return story.lines[-1] if whole else None
 
 
 def _telling(story: LogAnalysis) -> LogLine | None:
     """The last line with a word of trouble, else the last one."""
-    return next((line for line in reversed(story.lines) if TROUBLE.search(line.text)), story.lines[-1] if story.lines else None)
+    return next(
+        (line for line in reversed(story.lines) if TROUBLE.search(line.text)),
+        story.lines[-1] if story.lines else None,
+    )

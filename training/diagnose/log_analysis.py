@@ -1,5 +1,5 @@
-"""What one log tells, read around the places that the scan has found: hits of the catalogue, tracebacks, signs of progress, how the
-launcher says that it ended."""
+"""What one log tells, read around the places that the scan has found: hits of the catalogue,
+tracebacks, signs of progress, how the launcher says that it ended."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ MESSAGE_LINES = 12  # of an exception
 NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL tells there what it tries
 # What is merely said: by Python's warnings, or by a program that goes on.
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
-GOES_ON = re.compile(r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b")
+GOES_ON = re.compile(
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|going on|(?:will "
+    r")?retry(?:ing)?|recover(?:ed|ing)?)\b"
+)
 WORLD = re.compile(
-    r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
+    r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
+    r"|with (?=\d+ processes))\W{0,4}(\d{1,5})\b",
     re.I,
 )
 REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
@@ -38,12 +42,16 @@ CARD_WHO = re.compile(r"^  (?:Who|进程) +rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
 LAST_WORDS = 30  # lines of a log in which an exception counts without its traceback
 START = re.compile(
-    r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] |\] Setting ds_accelerator to"
-    r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ (?:torchrun|python|srun|accelerate)\b"
+    r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
+    r"|\] Setting ds_accelerator to"
+    r"|^(?:#|=|-|>|\*){2,} ?.{0,30}\b(?:start|attempt|retry|launch|restart)(?:ing|ed)?\b|^\++ "
+    r"(?:torchrun|python|srun|accelerate)\b"
 )
 FAILED_END = re.compile(
-    r"ChildFailedError|CalledProcessError|exits with return code = -?[1-9]|ProcessRaisedException|ProcessExitedException"
-    r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first observed failure\)"
+    r"ChildFailedError|CalledProcessError|exits with return code = "
+    r"-?[1-9]|ProcessRaisedException|ProcessExitedException"
+    r"|[Ee]xited with (?:exit )?code -?[1-9]|Segmentation fault|core dumped|Root Cause \(first "
+    r"observed failure\)"
     r"|failed \(exitcode: -?[1-9]|returned non-zero exit status|Sending process \d+ closing signal"
     r"|(?:^|: |\d )(?:Aborted|Terminated|Killed)\s*(?:\(core dumped\)\s*)?(?:$| {2})"
 )
@@ -83,15 +91,23 @@ class LogAnalysis:
     tracebacks: list[Traceback] = field(default_factory=list)
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
-    enqueued: dict[int, int] = field(default_factory=dict)  # rank → number of the last collective it has asked for
+    enqueued: dict[int, int] = field(
+        default_factory=dict
+    )  # rank → number of the last collective it has asked for
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)  # our own verdicts: (line, cause, rank, summary)
-    last_words: list[LogLine] = field(default_factory=list)  # exceptions at the end whose traceback is not there
+    cards: list[tuple[LogLine, str, int | None, str]] = field(
+        default_factory=list
+    )  # our own verdicts: (line, cause, rank, summary)
+    last_words: list[LogLine] = field(
+        default_factory=list
+    )  # exceptions at the end whose traceback is not there
     world: int | None = None
     ends_well: int = -1  # offset of the last line that says so
     failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
     trouble: int = -1  # offset of the last exception
-    started: int = -1  # offset of the last line that a launcher prints at its start, after it had failed before
+    started: int = (
+        -1
+    )  # offset of the last line that a launcher prints at its start, after it had failed before
 
     def time_at(self, offset: int) -> float | None:
         """That of the last line before it that has one."""
@@ -109,26 +125,42 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
     story.tracebacks = traceback.read(lines)
     story.reported = _reported(lines)
     _cards(story)
-    quoted = {offset for t in story.tracebacks for offset in t.code if not (t.asserted and t.asserted.offset == offset)}
+    quoted = {
+        offset
+        for t in story.tracebacks
+        for offset in t.code
+        if not (t.asserted and t.asserted.offset == offset)
+    }
     by_offset: dict[int, list[str]] = {}
     for place in places.found:
         by_offset.setdefault(place.offset, []).append(place.key)
     known = _known()
     for line in lines:
         for key in dict.fromkeys(by_offset.get(line.offset, ())):
-            if key not in known or line.offset in quoted or line.raw.startswith(QUOTED) or NO_FAILURE.search(line.raw):
+            if (
+                key not in known
+                or line.offset in quoted
+                or line.raw.startswith(QUOTED)
+                or NO_FAILURE.search(line.raw)
+            ):
                 continue
             if (hit := _hit(story, line, key)) and not _merely(hit):
                 story.hits.append(hit)
     _by_frame(story)
-    taken = {t.end.offset for t in story.tracebacks if t.end} | {hit.line.offset for hit in story.hits}
-    story.last_words = [x for x in lines[-LAST_WORDS:] if x.offset not in taken | quoted and _is_error(x.text)]
+    taken = {t.end.offset for t in story.tracebacks if t.end} | {
+        hit.line.offset for hit in story.hits
+    }
+    story.last_words = [
+        x for x in lines[-LAST_WORDS:] if x.offset not in taken | quoted and _is_error(x.text)
+    ]
     return story
 
 
 def _is_error(text: str) -> bool:
     found = EXCEPTION.match(text)
-    return found is not None and bool(found["text"]) and found["type"].endswith(("Error", "Exception"))
+    return (
+        found is not None and bool(found["text"]) and found["type"].endswith(("Error", "Exception"))
+    )
 
 
 def _merely(hit: SignatureMatch) -> bool:
@@ -140,15 +172,32 @@ def _merely(hit: SignatureMatch) -> bool:
 
 
 def _by_frame(story: LogAnalysis) -> None:
-    """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at …/torch/serialization.py:1886`."""
+    """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at
+    …/torch/serialization.py:1886`."""
     told = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
     for one in story.tracebacks:
         if one.end and one.frames and id(one) not in told:
-            through = " ".join(dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames))
-            text = f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}, through {through}"
+            through = " ".join(
+                dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames)
+            )
+            text = (
+                f"{one.type}: {one.text} at {one.frames[-1]}, called by {one.caller}, through "
+                f"{through}"
+            )
             for signature in recognised(text)[:1]:
                 if signature.role in (ROOT, WEAK):
-                    story.hits.append(SignatureMatch(signature, one.end, {}, 0, len(text), one.rank, story.time_at(one.end.offset), one))
+                    story.hits.append(
+                        SignatureMatch(
+                            signature,
+                            one.end,
+                            {},
+                            0,
+                            len(text),
+                            one.rank,
+                            story.time_at(one.end.offset),
+                            one,
+                        )
+                    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -162,7 +211,11 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
         data = text.encode("utf-8", "replace")
         for pattern in signature.patterns:
             if found := compiled(pattern).search(data):
-                groups = {_text(name): _text(value) for name, value in found.groupdict().items() if value is not None}
+                groups = {
+                    _text(name): _text(value)
+                    for name, value in found.groupdict().items()
+                    if value is not None
+                }
                 thrown = _thrown(story.tracebacks, story.lines, line)
                 own = int(groups["rank"]) if groups.get("rank", "").isdigit() else None
                 rank = own if own is not None else line.rank
@@ -171,19 +224,39 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
                 if rank is None:
                     rank = said_by(line.text)
                 start = len(data[: found.start()].decode("utf-8", "replace"))
-                return SignatureMatch(signature, line, groups, start, found.end() - found.start(), rank, story.time_at(line.offset), thrown)
+                return SignatureMatch(
+                    signature,
+                    line,
+                    groups,
+                    start,
+                    found.end() - found.start(),
+                    rank,
+                    story.time_at(line.offset),
+                    thrown,
+                )
     return None
 
 
-def _thrown(tracebacks: Sequence[Traceback], lines: Sequence[LogLine], line: LogLine) -> Traceback | None:
+def _thrown(
+    tracebacks: Sequence[Traceback], lines: Sequence[LogLine], line: LogLine
+) -> Traceback | None:
     """The traceback whose exception this line tells, or a later line of its message."""
     for one in tracebacks:
         if one.asserted is line or (one.end and one.end.offset == line.offset):
             return one
-        if one.end and one.end.offset < line.offset and line.number - one.end.number <= MESSAGE_LINES and one.rank == line.rank:
+        if (
+            one.end
+            and one.end.offset < line.offset
+            and line.number - one.end.number <= MESSAGE_LINES
+            and one.rank == line.rank
+        ):
             between = [x for x in lines if one.end.offset <= x.offset <= line.offset]
-            whole = all(b.number - a.number <= 1 for a, b in itertools.pairwise(between))  # no empty line
-            if whole and not any(NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank):
+            whole = all(
+                b.number - a.number <= 1 for a, b in itertools.pairwise(between)
+            )  # no empty line
+            if whole and not any(
+                NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank
+            ):
                 return one
     return None
 
@@ -220,8 +293,12 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
         elif "Other Failures" in line.text:
             root = False
         elif rank := REPORTED.search(line.text):
-            ended = next((m for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None)
-            status, pid = (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
+            ended = next(
+                (m for after in lines[index : index + 3] if (m := STATUS.search(after.text))), None
+            )
+            status, pid = (
+                (int(ended[1]), int(ended[2]) if ended[2] else None) if ended else (None, None)
+            )
             found.append(Reported(int(rank[1]), int(rank[2]), status, pid, line, root))
     return found
 
@@ -229,14 +306,24 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
 def _cards(story: LogAnalysis) -> None:
     for index, line in enumerate(story.lines):
         if card := CARD.search(line.text):
-            who = next((int(m[1]) for after in story.lines[index : index + 3] if (m := CARD_WHO.search(after.text))), None)
+            who = next(
+                (
+                    int(m[1])
+                    for after in story.lines[index : index + 3]
+                    if (m := CARD_WHO.search(after.text))
+                ),
+                None,
+            )
             story.cards.append((line, card[1], who, card[2]))
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:
-    """The log's head, its end and what stands around the places, in its order; the rest is not read."""
+    """The log's head, its end and what stands around the places, in its order; the rest is not
+    read."""
     wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
-    spans: list[tuple[int, int, int, int]] = []  # (start, end, a known offset in it, the number of its line)
+    spans: list[
+        tuple[int, int, int, int]
+    ] = []  # (start, end, a known offset in it, the number of its line)
     for offset, number in sorted(wanted.items()):
         start, end = max(source.since, offset - AROUND), offset + AROUND
         if spans and start <= spans[-1][1]:

@@ -8,35 +8,47 @@ from dataclasses import dataclass
 
 SHOWN = 400  # characters of a line
 
-# Prefixes, as launchers put them before the lines of a rank. `rank`: the number is one of a rank (of a node with one rank a task).
+# Prefixes, as launchers put them before the lines of a rank. `rank`: the number is one of a rank
+# (of a node with one rank a task).
 PREFIXES = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
-        r"\[(?:rank|Rank|RANK|default|local_rank)[ :=]*(?P<rank>\d{1,5})\]:? ?",  # torch, torchrun --tee, Lightning
+        # torch, torchrun --tee, Lightning
+        r"\[(?:rank|Rank|RANK|default|local_rank)[ :=]*(?P<rank>\d{1,5})\]:? ?",
         r"\((?:rank|Rank|RANK|local_rank)[ :=]*(?P<rank>\d{1,5})\):? ?",
         r"(?:rank|Rank|RANK)[ _=]?(?P<rank>\d{1,5}) ?(?:[:|>]|- ) ?",
         r"\[\d{1,4},(?P<rank>\d{1,5})\]<std(?:out|err|diag)>: ?",  # mpirun --tag-output
         r"\[(?P<rank>\d{1,4})\](?=:? +\S):? +",  # mpirun -l
         r"(?P<rank>\d{1,4}): ",  # srun -l
         r"\[(?:node|host|worker)[-_ ]?\d+\][: ] ?",
-        r"(?:node|host|worker|gpu|compute|ip|trainer|master|launcher)[\w.-]{0,40} *(?::|\|) ",  # pdsh, docker compose
+        # pdsh, docker compose
+        r"(?:node|host|worker|gpu|compute|ip|trainer|master|launcher)[\w.-]{0,40} *(?::|\|) ",
         r"\d{1,3}(?:\.\d{1,3}){3}: ",
         r"\[(?:pod|container)/[^\]]{1,120}\] ",
         r"\((?:[A-Za-z_]\w{0,40}) (?:pid=\d+)(?:, ip=[\d.]+)?\) ",  # Ray
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?",  # containers
+        # containers
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? "
+        r"(?:std(?:out|err) [FP] )?",
     )
 )
 SPEAKER = re.compile(
-    r"^(?:\[[^\]]{0,60}\] ?:?){0,2}\[(?:Rank|rank|RANK)[ :=]*(\d{1,5})\]"  # [E ProcessGroupNCCL.cpp:475] [Rank 1]
+    # [E ProcessGroupNCCL.cpp:475] [Rank 1]
+    r"^(?:\[[^\]]{0,60}\] ?:?){0,2}\[(?:Rank|rank|RANK)[ :=]*(\d{1,5})\]"
     r"|^\S+:\d+:\d+ \[(\d{1,3})\] NCCL"  # host:pid:thread [device]
     r"|error: \S+: tasks? (\d{1,5}): "  # srun
 )
 TIMES = (
     re.compile(
-        r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T _](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
+        r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T "
+        r"_](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
     ),
-    re.compile(r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"),  # glog: no year
-    re.compile(r"\b(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)"),  # syslog
+    re.compile(
+        r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
+    ),  # glog: no year
+    re.compile(
+        r"\b(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) "
+        r"(?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)"
+    ),  # syslog
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")
@@ -85,7 +97,8 @@ def shown(text: str, middle: int = 0) -> str:
     if len(text) <= SHOWN:
         return text
     start = max(0, min(middle - SHOWN // 4, len(text) - SHOWN))
-    return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if start + SHOWN < len(text) else ''}"
+    before, after = "…" if start else "", "…" if start + SHOWN < len(text) else ""
+    return f"{before}{text[start : start + SHOWN]}{after}"
 
 
 def said_by(text: str) -> int | None:
@@ -95,8 +108,8 @@ def said_by(text: str) -> int | None:
 
 
 def time_of(raw: str) -> float | None:
-    """When a line was written, in seconds; without a time zone those of UTC, so good to compare lines of one cluster. Dates without
-    a year belong to the current one."""
+    """When a line was written, in seconds; without a time zone those of UTC, so good to compare
+    lines of one cluster. Dates without a year belong to the current one."""
     head = raw[:120]
     for pattern in TIMES:
         if found := pattern.search(head):
@@ -105,7 +118,9 @@ def time_of(raw: str) -> float | None:
             year = int(part["Y"]) if part.get("Y") else datetime.date.today().year
             hour, minute, second = (int(part[name]) for name in "HMS")
             try:
-                moment = datetime.datetime(year, month, int(part["d"]), hour, minute, second, tzinfo=datetime.timezone.utc)
+                moment = datetime.datetime(
+                    year, month, int(part["d"]), hour, minute, second, tzinfo=datetime.timezone.utc
+                )
             except ValueError:
                 return None
             zone = part.get("z")

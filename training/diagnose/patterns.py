@@ -1,5 +1,6 @@
-"""Many patterns, one pass: where in a text any of them is found. RE2 does it in linear time whatever the text holds. Without it (a
-bare Python that looks at somebody's log) Python's own `re` gives the same answers, slowly."""
+"""Many patterns, one pass: where in a text any of them is found. RE2 does it in linear time
+whatever the text holds. Without it (a bare Python that looks at somebody's log) Python's own `re`
+gives the same answers, slowly."""
 
 from __future__ import annotations
 
@@ -41,13 +42,16 @@ def finder(patterns: Sequence[tuple[str, str]]) -> Fast | Slow:
 
 
 class Fast:
-    """The literal parts of all patterns in one automaton (RE2's filter), then only those patterns whose literals are there."""
+    """The literal parts of all patterns in one automaton (RE2's filter), then only those patterns
+    whose literals are there."""
 
     def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
         self._literals = re2.Filter()
         self._patterns = []
         for key, pattern in patterns:
-            lines = "(?m)" + pattern.removeprefix("^")  # a launcher's prefix may stand before; read again in its line
+            lines = "(?m)" + pattern.removeprefix(
+                "^"
+            )  # a launcher's prefix may stand before; read again in its line
             self._literals.Add(lines.encode(), _options(latin=False))
             self._patterns.append((key, lines))
         self._literals.Compile()
@@ -65,11 +69,17 @@ class Fast:
 
 class Slow:
     def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
-        self._patterns = [(key, pattern.removeprefix("^"), literals(pattern)) for key, pattern in patterns]
+        self._patterns = [
+            (key, pattern.removeprefix("^"), literals(pattern)) for key, pattern in patterns
+        ]
 
     def candidates(self, data: bytes) -> list[tuple[str, str]]:
         low = data.lower()
-        return [(key, pattern) for key, pattern, needed in self._patterns if any(literal in low for literal in needed)]
+        return [
+            (key, pattern)
+            for key, pattern, needed in self._patterns
+            if any(literal in low for literal in needed)
+        ]
 
     def found(self, data: bytes) -> Iterator[tuple[str, int]]:
         candidates = self.candidates(data)
@@ -79,14 +89,19 @@ class Slow:
         for line in re.split(rb"[\r\n]", data):
             low = line[:LONGEST_LINE].lower()
             for key, pattern, needed in self._patterns:
-                if any(literal in low for literal in needed) and (match := compiled(pattern).search(line[:LONGEST_LINE])):
+                if any(literal in low for literal in needed) and (
+                    match := compiled(pattern).search(line[:LONGEST_LINE])
+                ):
                     yield key, start + match.start()
             start += len(line) + 1
 
 
 def literals(pattern: str) -> tuple[bytes, ...]:
-    """Texts of which one must be there for a pattern to match, in small letters; (b"",) when none can be told."""
-    parser = re._parser if hasattr(re, "_parser") else __import__("sre_parse")  # its name before Python 3.11
+    """Texts of which one must be there for a pattern to match, in small letters; (b"",) when none
+    can be told."""
+    parser = (
+        re._parser if hasattr(re, "_parser") else __import__("sre_parse")
+    )  # its name before Python 3.11
     found = _needed(list(parser.parse(pattern)))
     return tuple(sorted(found)) if found else (b"",)
 

@@ -7,26 +7,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 COUNTED = re.compile(
-    r"(?P<name>\b(?:global[_ ]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
+    r"(?P<name>\b(?:global[_ "
+    r"]step|steps?|iter(?:ation)?s?|it|updates?|num_updates|batch|epochs?|ep|train_step)(?:\b|(?=\d)))"
     r"[\"']?(?: {5,12}|\W{0,4})(?P<number>\d[\d,]*)"
     r"|(?P<bar>\d+)%\|[^|]*\| *(?P<done>\d+)/|[\[ ](?P<of>\d+) ?/ ?\d+\b",
     re.I,
 )
 LONG = 2000  # characters
-ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)  # `it 450 | 2.100`
+ALONE = re.compile(
+    r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I
+)  # `it 450 | 2.100`
 LOOKS_LIKE_TRAINING = re.compile(
     r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%[|\]]"
     r"|\d/\d|损失|学习率",
     re.I,
 )
 FINISHED = re.compile(
-    r"\b(?:training|train|run|job|fine-?tuning|trainer\.fit|experiment|optimi[sz]ation|all epochs|pretraining)\b[^.:]{0,40}"
-    r"\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b|^\d+ epochs completed in "
-    r"|exit(?:ing|ed)? (?:with )?(?:code|status)[: ]+0\b|ExitCode[ =]0:0|\bState[ :=]+COMPLETED|\ball \d+ (?:steps|epochs) done"
-    r"|^[Dd]one[:.,]? \d+ epochs|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? reached|exited with code 0\b|训练(?:完成|结束)",
+    r"\b(?:training|train|run|job|fine-?tuning|trainer\.fit|experiment|optimi[sz]ation|all "
+    r"epochs|pretraining)\b[^.:]{0,40}"
+    r"\b(?:completed?|finished|done|succeeded|successful(?:ly)?|is over|ended)\b|^\d+ epochs "
+    r"completed in "
+    r"|exit(?:ing|ed)? (?:with )?(?:code|status)[: ]+0\b|ExitCode[ =]0:0|\bState[ "
+    r":=]+COMPLETED|\ball \d+ (?:steps|epochs) done"
+    r"|^[Dd]one[:.,]? \d+ epochs|`?Trainer\.fit`? stopped: |max_(?:epochs|steps)=\d+`? "
+    r"reached|exited with code 0\b|训练(?:完成|结束)",
     re.I,
 )
-NOT_FINISHED = re.compile(r"\b(?:not|never|before|until|fail\w*|error|after|unless|when|will be)\b", re.I)
+NOT_FINISHED = re.compile(
+    r"\b(?:not|never|before|until|fail\w*|error|after|unless|when|will be)\b", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,11 @@ def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[
         elif one["of"] is not None:
             found.append(ProgressMark(offset, "of", int(one["of"]), time, rank))
         else:
-            found.append(ProgressMark(offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank))
+            found.append(
+                ProgressMark(
+                    offset, one["name"].lower(), int(one["number"].replace(",", "")), time, rank
+                )
+            )
     return found
 
 
@@ -60,9 +73,11 @@ def is_end(text: str) -> bool:
     return found is not None and not NOT_FINISHED.search(text[: found.end()])
 
 
-def rises_after(marks: Sequence[ProgressMark], offset: int, time: float | None, rank: int | None) -> int:
-    """How often a count has grown in what was written after `offset`: by the same rank, where that one counts at all. What a full
-    buffer brings late tells its own, earlier time."""
+def rises_after(
+    marks: Sequence[ProgressMark], offset: int, time: float | None, rank: int | None
+) -> int:
+    """How often a count has grown in what was written after `offset`: by the same rank, where that
+    one counts at all. What a full buffer brings late tells its own, earlier time."""
     if rank is not None and any(m.rank == rank for m in marks):
         marks = [m for m in marks if m.rank == rank]
     highest: dict[str, int] = {}
@@ -82,10 +97,14 @@ def rises_after(marks: Sequence[ProgressMark], offset: int, time: float | None, 
 
 
 def may_be_late(marks: Sequence[ProgressMark], offset: int, most: int) -> bool:
-    """Whether all that follows may have been printed before and have stood in a buffer: no bar (bars are not held back), no time of
-    its own, not more than a buffer holds."""
+    """Whether all that follows may have been printed before and have stood in a buffer: no bar
+    (bars are not held back), no time of its own, not more than a buffer holds."""
     after = [m for m in marks if m.offset >= offset]
-    return all(m.name != "bar" and m.time is None for m in after) and bool(after) and after[-1].offset - offset < most
+    return (
+        all(m.name != "bar" and m.time is None for m in after)
+        and bool(after)
+        and after[-1].offset - offset < most
+    )
 
 
 def began_before(marks: Sequence[ProgressMark], offset: int) -> bool:

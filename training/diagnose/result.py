@@ -35,7 +35,8 @@ TEXTS = {
         "zh": "日志在进度条中间被截断；在此之前没有失败",
     },
     NO_SIGN: {
-        "en": "nothing in it is recognised: no known failure, and no sign of a training that went well",
+        "en": "nothing in it is recognised: no known failure, and no sign of a training that went "
+        "well",
         "zh": "没有可识别的内容：既没有已知的失败，也没有训练正常的迹象",
     },
     "no end": {
@@ -59,17 +60,23 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
         errors: Sequence[Path] = []
         if path and path.is_dir():
             logs, errors = _of_folder(path)
-        own += run_files.of_files(e for e in errors if run is None or run.path not in e.absolute().parents)
+        own += run_files.of_files(
+            e for e in errors if run is None or run.path not in e.absolute().parents
+        )
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
-            with contextlib.closing(LogSource(log, rank)) as source:  # one at a time: a folder may hold more than may be open
+            with contextlib.closing(
+                LogSource(log, rank)
+            ) as source:  # one at a time: a folder may hold more than may be open
                 if source.binary:
                     binary += 1
                 else:
                     stories.append(read(source, scan(source)))
     found = find_root_cause(stories, own)
-    nothing = found.cause == UNKNOWN and (found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF))
+    nothing = found.cause == UNKNOWN and (
+        found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)
+    )
     doing = run_files.alive(run) if run and (nothing or found.cause == NONE) else ""
     if nothing and doing:
         found = RootCause(NONE)
@@ -83,15 +90,28 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
 
 def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
     """Raises UserError: there is no log in it, or it holds several runs of ours."""
-    runs = [] if (path / "plan.json").exists() else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
+    runs = (
+        []
+        if (path / "plan.json").exists()
+        else sorted({p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/plan.json")})
+    )
     if len(runs) > 1:
         newest = max(runs, key=lambda r: (r / "plan.json").stat().st_mtime)
         raise UserError(
-            Problem("log.several_runs", f"{path} holds {len(runs)} runs", "one run", [f"./duet diagnose {shlex.quote(str(newest))}"])
+            Problem(
+                "log.several_runs",
+                f"{path} holds {len(runs)} runs",
+                "one run",
+                [f"./duet diagnose {shlex.quote(str(newest))}"],
+            )
         )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
-        raise UserError(Problem("log.none", f"there is no log in {path}", "text files, also in folders below it"))
+        raise UserError(
+            Problem(
+                "log.none", f"there is no log in {path}", "text files, also in folders below it"
+            )
+        )
     return logs, errors
 
 
@@ -119,7 +139,9 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> Di
     }
 
 
-def _record(found: RootCause, run: RunDir | None, plan: Plan | None, language: str) -> DiagnosisRecord:
+def _record(
+    found: RootCause, run: RunDir | None, plan: Plan | None, language: str
+) -> DiagnosisRecord:
     event = found.event
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
@@ -132,10 +154,14 @@ def _record(found: RootCause, run: RunDir | None, plan: Plan | None, language: s
         "evidence": shown(line.text if line else "", event.hit.start if event and event.hit else 0),
         "confidence": found.confidence,
         "summary": _summary(found, groups, language),
-        "advice": advice(found.cause, signature, groups, language, values(run, plan) if run and plan else None),
+        "advice": advice(
+            found.cause, signature, groups, language, values(run, plan) if run and plan else None
+        ),
         "also": found.also,
         "title": _title(found.cause, language),
-        "file": (event.story.source.name if event.story else str(event.file or "")) if event else None,
+        "file": (event.story.source.name if event.story else str(event.file or ""))
+        if event
+        else None,
         "where": event.where if event else None,
         "lines": _around(event) if event else [],
         "signature": signature.id if signature else None,
@@ -160,7 +186,10 @@ def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
         where = f" ({found.event.where})" if found.event.where else ""
         return shown(_message(found.event)) + where
     if found.cause == NONE and found.recovered:
-        times = {"en": "{n} failure(s) were overcome: training went on after them", "zh": "出现过 {n} 次错误，但之后训练继续进行"}
+        times = {
+            "en": "{n} failure(s) were overcome: training went on after them",
+            "zh": "出现过 {n} 次错误，但之后训练继续进行",
+        }
         return times[language].format(n=len(found.recovered))
     if found.cause == NONE and found.confidence != "high":
         return TEXTS["no end"][language]
@@ -171,7 +200,11 @@ def _message(event: Event) -> str:
     """An exception without a message is named with the assertion that raised it."""
     thrown = event.thrown
     text = event.line.text.strip()
-    return f"{text}: {thrown.asserted.text.strip()}" if thrown and thrown.asserted and thrown.end is event.line else text
+    return (
+        f"{text}: {thrown.asserted.text.strip()}"
+        if thrown and thrown.asserted and thrown.end is event.line
+        else text
+    )
 
 
 def _around(event: Event) -> list[str]:

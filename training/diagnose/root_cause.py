@@ -1,4 +1,5 @@
-"""Which of all that was found is the cause: the role decides (what broke, before who waited for it), then time, then rank."""
+"""Which of all that was found is the cause: the role decides (what broke, before who waited for
+it), then time, then rank."""
 
 from __future__ import annotations
 
@@ -11,12 +12,26 @@ from training.diagnose import health, progress_marks
 from training.diagnose.health import CUT
 from training.diagnose.log_analysis import LogAnalysis, SignatureMatch
 from training.diagnose.log_line import LogLine
-from training.diagnose.signatures import CASCADE, EVIDENCE, EXIT_STATUS, NONE, RAISED, ROOT, UNKNOWN, VICTIM, WEAK, Signature
+from training.diagnose.signatures import (
+    CASCADE,
+    EVIDENCE,
+    EXIT_STATUS,
+    NONE,
+    RAISED,
+    ROOT,
+    UNKNOWN,
+    VICTIM,
+    WEAK,
+    Signature,
+)
 from training.diagnose.traceback import EXCEPTION, Traceback, place_before
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
 WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
-KILLED, MEMORY = "killed", "host_oom_killed"  # a SIGKILL is the kernel's, for memory, only where that is in the logs
+KILLED, MEMORY = (
+    "killed",
+    "host_oom_killed",
+)  # a SIGKILL is the kernel's, for memory, only where that is in the logs
 OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # tell nothing beside another cause
 OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
@@ -25,9 +40,13 @@ LOST = "lost"  # a cascade that tells nothing but that somebody has gone
 ABORTED = "aborted"  # how a process ends after that
 ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
 OF_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # tells something of who says it
-CONFIDENCE = dict.fromkeys(ORDER, "low") | {OWN: "high", ROOT: "high"} | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
-# How often a count must grow after a failure that it was none. A program that dies of an exception may still have a full buffer to
-# print (8 KiB), so that what was merely logged needs less.
+CONFIDENCE = (
+    dict.fromkeys(ORDER, "low")
+    | {OWN: "high", ROOT: "high"}
+    | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
+)
+# How often a count must grow after a failure that it was none. A program that dies of an exception
+# may still have a full buffer to print (8 KiB), so that what was merely logged needs less.
 GROWN_LOGGED, GROWN_THROWN = 2, 3
 BUFFER = 16 << 10
 PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
@@ -74,7 +93,9 @@ class RootCause:
     event: Event | None = None
     confidence: str = "high"
     also: list[str] = field(default_factory=list)
-    recovered: list[Event] = field(default_factory=list)  # what looked like a failure, and training went on
+    recovered: list[Event] = field(
+        default_factory=list
+    )  # what looked like a failure, and training went on
 
 
 def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
@@ -91,8 +112,14 @@ def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -
         return _nothing(stories, recovered)
     best = _without_a_word(_in_words(_begin(_first(alive), recovered), alive), alive)
     best = _for_memory(best, alive, stories)
-    also = dict.fromkeys(e.cause for e in sorted(alive, key=lambda e: ORDER.index(e.role)) if e.cause not in VAGUE | {best.cause})
-    return RootCause(best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered)
+    also = dict.fromkeys(
+        e.cause
+        for e in sorted(alive, key=lambda e: ORDER.index(e.role))
+        if e.cause not in VAGUE | {best.cause}
+    )
+    return RootCause(
+        best.cause, _rank(best, alive, stories), best, CONFIDENCE[best.role], list(also), recovered
+    )
 
 
 def _events(story: LogAnalysis) -> list[Event]:
@@ -107,9 +134,19 @@ def _events(story: LogAnalysis) -> list[Event]:
             continue
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
-        events.append(Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one))
+        events.append(
+            Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one)
+        )
     events += [
-        Event(RAISED, CUT, line, line.rank, story.time_at(line.offset), story, place=place_before(story.lines, line))
+        Event(
+            RAISED,
+            CUT,
+            line,
+            line.rank,
+            story.time_at(line.offset),
+            story,
+            place=place_before(story.lines, line),
+        )
         for line in story.last_words
     ]
     events = _of_each_line(events)
@@ -120,14 +157,21 @@ def _events(story: LogAnalysis) -> list[Event]:
 
 
 def _tells(hit: SignatureMatch) -> bool:
-    """Whether it is what an exception says: its own line, or one of its message that is more than the noise after it."""
+    """Whether it is what an exception says: its own line, or one of its message that is more than
+    the noise after it."""
     thrown = hit.thrown
-    own = thrown is not None and not thrown.carries and thrown.end is not None and thrown.end.offset == hit.line.offset
+    own = (
+        thrown is not None
+        and not thrown.carries
+        and thrown.end is not None
+        and thrown.end.offset == hit.line.offset
+    )
     return own or hit.signature.role in (ROOT, WEAK, VICTIM)
 
 
 def _of_each_line(events: list[Event]) -> list[Event]:
-    """Of what is recognised in one line only the best: `CUDA error: out of memory` is no CUDA error of another kind."""
+    """Of what is recognised in one line only the best: `CUDA error: out of memory` is no CUDA error
+    of another kind."""
     best: dict[int, Event] = {}
     for event in events:
         other = best.setdefault(event.line.offset, event)
@@ -152,26 +196,44 @@ def _went_on(story: LogAnalysis, event: Event) -> bool:
     grown = progress_marks.rises_after(story.marks, offset, event.time, event.line.rank)
     if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED
-    if not progress_marks.began_before(story.marks, event.line.offset) and progress_marks.may_be_late(story.marks, offset, BUFFER):
-        return event.line.rank is not None and story.failed < offset  # its launcher would have said that it failed
-    timed = event.time is not None and any(m.time is not None and m.time > event.time for m in story.marks)
-    return grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset
+    if not progress_marks.began_before(
+        story.marks, event.line.offset
+    ) and progress_marks.may_be_late(story.marks, offset, BUFFER):
+        return (
+            event.line.rank is not None and story.failed < offset
+        )  # its launcher would have said that it failed
+    timed = event.time is not None and any(
+        m.time is not None and m.time > event.time for m in story.marks
+    )
+    return (
+        grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset
+    )
 
 
 def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
-    """Only the noise after a failure is there, and torchrun says who failed first: what that was, is unknown."""
+    """Only the noise after a failure is there, and torchrun says who failed first: what that was,
+    is unknown."""
     story = best.story
     first = next((r for r in story.reported if r.root), None) if story else None
     if best.role != LOST or first is None or first.rank in _lonely(events):
         return best
-    return Event(EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN, LOST, first.line, first.rank, best.time, story)
+    return Event(
+        EXIT_STATUS if (first.status or 0) > 0 else UNKNOWN,
+        LOST,
+        first.line,
+        first.rank,
+        best.time,
+        story,
+    )
 
 
 def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> Event:
     """A kill is the kernel's where a log tells that memory was short."""
     if best.cause != KILLED:
         return best
-    short = any(e.cause == MEMORY for e in events) or any(h.signature.cause == MEMORY for s in stories for h in s.hits)
+    short = any(e.cause == MEMORY for e in events) or any(
+        h.signature.cause == MEMORY for s in stories for h in s.hits
+    )
     return replace(best, cause=MEMORY) if short else best
 
 
@@ -181,22 +243,37 @@ def _begin(best: Event, overcome: Sequence[Event]) -> Event:
     if best.cause != NAN or best.thrown or story is None:
         return best
     row = sorted(
-        (e for e in overcome if e.story is story and e.cause == NAN and e.line.offset < best.line.offset), key=lambda e: -e.line.offset
+        (
+            e
+            for e in overcome
+            if e.story is story and e.cause == NAN and e.line.offset < best.line.offset
+        ),
+        key=lambda e: -e.line.offset,
     )
     told = {e.line.offset for e in row} | {best.line.offset}
     for event in row:
-        if any(event.line.offset < m.offset < best.line.offset and m.offset not in told for m in story.marks):
+        if any(
+            event.line.offset < m.offset < best.line.offset and m.offset not in told
+            for m in story.marks
+        ):
             break
         best = event
     return best
 
 
 def _in_words(best: Event, events: Sequence[Event]) -> Event:
-    """Of exceptions that led to each other the one that tells most: `killed by signal` says more than the connection that broke."""
+    """Of exceptions that led to each other the one that tells most: `killed by signal` says more
+    than the connection that broke."""
     if best.thrown is None:
         return best
-    chain = [e for e in events if e.thrown and e.thrown is not best.thrown and e.thrown.first() is best.thrown.first()]
-    return max([best, *(e for e in chain if (e.cause, e.role) == (best.cause, best.role))], key=_facts)
+    chain = [
+        e
+        for e in events
+        if e.thrown and e.thrown is not best.thrown and e.thrown.first() is best.thrown.first()
+    ]
+    return max(
+        [best, *(e for e in chain if (e.cause, e.role) == (best.cause, best.role))], key=_facts
+    )
 
 
 def _facts(event: Event) -> int:
@@ -204,7 +281,8 @@ def _facts(event: Event) -> int:
 
 
 def _without_followers(events: list[Event]) -> list[Event]:
-    """Without exceptions of the user's code that a known cause has led to: in the same chain, or soon after it in the same rank."""
+    """Without exceptions of the user's code that a known cause has led to: in the same chain, or
+    soon after it in the same rank."""
     known = [e for e in events if e.role in (ROOT, OWN)]
     listed = [e for e in events if e.hit and _tells(e.hit)]
     kept = []
@@ -220,13 +298,25 @@ def _without_followers(events: list[Event]) -> list[Event]:
 
 
 def _without_ends(events: list[Event]) -> list[Event]:
-    """Without a stop from outside (Ctrl-C, a time limit) where something had failed in the same log before it."""
-    broke = [e for e in events if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM) and e.cause not in OUTSIDE]
-    return [e for e in events if e.cause not in OUTSIDE or not any(b.story is e.story and b.line.offset < e.line.offset for b in broke)]
+    """Without a stop from outside (Ctrl-C, a time limit) where something had failed in the same log
+    before it."""
+    broke = [
+        e
+        for e in events
+        if e.role in (OWN, ROOT, UNLISTED, WEAK, VICTIM) and e.cause not in OUTSIDE
+    ]
+    return [
+        e
+        for e in events
+        if e.cause not in OUTSIDE
+        or not any(b.story is e.story and b.line.offset < e.line.offset for b in broke)
+    ]
 
 
 def _follows(event: Event, root: Event) -> bool:
-    if event.story is not root.story or (event.rank is not None and root.rank is not None and event.rank != root.rank):
+    if event.story is not root.story or (
+        event.rank is not None and root.rank is not None and event.rank != root.rank
+    ):
         return False
     return 0 <= event.line.number - root.line.number <= SOON
 
@@ -240,14 +330,29 @@ def _first(events: Sequence[Event]) -> Event:
         if (event.line.offset, -event.length) < (mine.line.offset, -mine.length):
             firsts[id(event.story)] = event
     infinite = float("inf")
-    return min(firsts.values(), key=lambda e: (e.time if e.time is not None else infinite, e.rank if e.rank is not None else infinite))
+    return min(
+        firsts.values(),
+        key=lambda e: (
+            e.time if e.time is not None else infinite,
+            e.rank if e.rank is not None else infinite,
+        ),
+    )
 
 
 def _rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Who failed first. Of a text without a rank its log's name tells it, then who started it, then torchrun's first failure."""
+    """Who failed first. Of a text without a rank its log's name tells it, then who started it, then
+    torchrun's first failure."""
     story = best.story
-    near = [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE] if story else []
-    if near and best.role == LOST and (roots := [r for r in story.reported if r.root] if story else []):
+    near = (
+        [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE]
+        if story
+        else []
+    )
+    if (
+        near
+        and best.role == LOST
+        and (roots := [r for r in story.reported if r.root] if story else [])
+    ):
         return roots[0].rank
     if near and best.rank is None:
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
@@ -261,15 +366,22 @@ def _rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) 
     if (best.thrown and before) or len(story.spawned) == 1:
         return before[-1] if before else story.spawned[0][1]
     # Lines of C++ and of the kernel have no prefix; the exception that follows has.
-    broken = [e for e in events if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.story is story]
-    same = [e for e in broken if e.cause == best.cause] or [e for e in broken if e.thrown and e.line.offset > best.line.offset]
+    broken = [
+        e
+        for e in events
+        if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.story is story
+    ]
+    same = [e for e in broken if e.cause == best.cause] or [
+        e for e in broken if e.thrown and e.line.offset > best.line.offset
+    ]
     if same:
         return min(same, key=lambda e: e.line.offset).rank
     return _of_table(best, story, _lonely(events))
 
 
 def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
-    """By torchrun's table: the rank whose process the text names; else its first failure, unless that is one who only waited."""
+    """By torchrun's table: the rank whose process the text names; else its first failure, unless
+    that is one who only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
     later = [r for r in story.reported if r.line.offset > best.line.offset]
     of_process = [r.rank for r in later if r.pid in named]
@@ -280,12 +392,17 @@ def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
 
 def _lonely(events: Sequence[Event]) -> set[int]:
     """The ranks that say they waited for others, or lost them."""
-    ranks = {e.story.source.rank if e.rank is None and e.story else e.rank for e in events if e.role in (VICTIM, CASCADE, LOST)}
+    ranks = {
+        e.story.source.rank if e.rank is None and e.story else e.rank
+        for e in events
+        if e.role in (VICTIM, CASCADE, LOST)
+    }
     return {rank for rank in ranks if rank is not None}
 
 
 def _missing(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Of a group in which all wait: who has asked for the fewest collectives, else the only one that says nothing of it."""
+    """Of a group in which all wait: who has asked for the fewest collectives, else the only one
+    that says nothing of it."""
     if best.hit and best.hit.groups.get("rank", "").isdigit():
         return int(best.hit.groups["rank"])
     enqueued: dict[int, int] = {}
@@ -317,4 +434,9 @@ def _nothing(stories: Sequence[LogAnalysis], recovered: list[Event]) -> RootCaus
     if seen.cause == NONE:
         return RootCause(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
     rank = seen.line.rank if seen.line else None
-    return RootCause(UNKNOWN, rank, Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None, "low")
+    return RootCause(
+        UNKNOWN,
+        rank,
+        Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None,
+        "low",
+    )

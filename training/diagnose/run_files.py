@@ -1,4 +1,5 @@
-"""What a run says of its failure in files that need no guess: ours (failure.json, a rank's error file) and torch's error files."""
+"""What a run says of its failure in files that need no guess: ours (failure.json, a rank's error
+file) and torch's error files."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ STOPPED = {int(Exit.INTERRUPTED): "interrupted", int(Exit.PREEMPTED): "preempted
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run of ours that a path belongs to: it is its folder, or lies in it, or is its console's log."""
+    """The run of ours that a path belongs to: it is its folder, or lies in it, or is its console's
+    log."""
     path = path.absolute()
     for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
         if (folder / "plan.json").is_file():
@@ -46,21 +48,41 @@ def _run_of_console(log: Path) -> RunDir | None:
     except OSError:
         return None
     found = [Path(name.strip()) for name in RUN_SAID.findall(head)]
-    return next((RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None)
+    return next(
+        (RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None
+    )
 
 
 def ended(run: RunDir) -> EndRecord | None:
-    """What the run itself says of its end, the later one of failure.json and summary.json; None: nothing."""
+    """What the run itself says of its end, the later one of failure.json and summary.json; None:
+    nothing."""
     summary, failure = standing.ends(run)
-    if failure and failure.get("cause") in causes() and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0)):
+    if (
+        failure
+        and failure.get("cause") in causes()
+        and (not summary or summary.get("time", 0.0) <= failure.get("time", 0.0))
+    ):
         return failure
     if not summary:
         return None
     cause = STOPPED.get(summary.get("exit_code", 0), NONE)
-    text = f"it was stopped at step {summary.get('steps')}, and has saved a checkpoint" if cause != NONE else "the run has finished"
+    text = (
+        f"it was stopped at step {summary.get('steps')}, and has saved a checkpoint"
+        if cause != NONE
+        else "the run has finished"
+    )
     restarts = sum(record.get("event") == "restart" for record in read_records(run.events))
     text += f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-    return {"cause": cause, "kind": "asked", "rank": None, "status": 0, "summary": text, "where": None, "evidence": [], "stacks": None}
+    return {
+        "cause": cause,
+        "kind": "asked",
+        "rank": None,
+        "status": 0,
+        "summary": text,
+        "where": None,
+        "evidence": [],
+        "stacks": None,
+    }
 
 
 def reported(run: RunDir) -> list[Event]:
@@ -73,8 +95,13 @@ def alive(run: RunDir) -> str:
     supervisor = run_reader.read_supervisor(run.supervisor)
     if not supervisor or not standing.lives(supervisor):
         return ""
-    doing = "; ".join(f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats))
-    return f"the run goes on ({doing}); who waits for whom: {typed('./duet attach')} --run={shlex.quote(str(run.path))}"
+    doing = "; ".join(
+        f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats)
+    )
+    return (
+        f"the run goes on ({doing}); who waits for whom: {typed('./duet attach')} "
+        f"--run={shlex.quote(str(run.path))}"
+    )
 
 
 def _vanished(run: RunDir) -> list[Event]:
@@ -83,9 +110,24 @@ def _vanished(run: RunDir) -> list[Event]:
     if not supervisor or standing.lives(supervisor):
         return []
     beats = heartbeat.read_all(run.heartbeats)
-    last = "; ".join(f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}" for b in beats)
-    text = "the run has ended without a word: its supervisor and every rank are gone" + (f". Last signs: {last}" if last else "")
-    return [Event(UNKNOWN, OWN, LogLine(1, text, None, text, 0), None, None, text=text, file=run.supervisor)]
+    last = "; ".join(
+        f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}"
+        for b in beats
+    )
+    text = "the run has ended without a word: its supervisor and every rank are gone" + (
+        f". Last signs: {last}" if last else ""
+    )
+    return [
+        Event(
+            UNKNOWN,
+            OWN,
+            LogLine(1, text, None, text, 0),
+            None,
+            None,
+            text=text,
+            file=run.supervisor,
+        )
+    ]
 
 
 def of_files(paths: Iterable[Path]) -> Iterable[Event]:
@@ -99,11 +141,16 @@ def of_files(paths: Iterable[Path]) -> Iterable[Event]:
 
 
 def _ours(facts: Record) -> tuple[str, int | None, float | None]:
-    return f"{facts.get('type')}: {facts.get('message')}", facts.get("guilty_rank"), facts.get("time")
+    return (
+        f"{facts.get('type')}: {facts.get('message')}",
+        facts.get("guilty_rank"),
+        facts.get("time"),
+    )
 
 
 def _torchs(facts: Record, path: Path) -> tuple[str, int | None, float | None]:
-    """torch/distributed/elastic/multiprocessing/errors/error_handler.py: {"message": {"message", "extraInfo": {"timestamp"}}}."""
+    """torch/distributed/elastic/multiprocessing/errors/error_handler.py: {"message": {"message",
+    "extraInfo": {"timestamp"}}}."""
     message = facts.get("message")
     if isinstance(message, str):
         return message, source.rank_of(str(path)), None
@@ -122,7 +169,9 @@ def _rank_of_folder(path: Path) -> int | None:
 
 
 def _event(text: str, rank: int | None, time: float | None, path: Path, where: str | None) -> Event:
-    lines = [LogLine(number, one, rank, one, number) for number, one in enumerate(text.splitlines(), 1)]
+    lines = [
+        LogLine(number, one, rank, one, number) for number, one in enumerate(text.splitlines(), 1)
+    ]
     first = lines[0].text if lines else ""
     embedded = [t for t in traceback.read(lines) if t.end]
     if embedded and embedded[-1].end:  # what a worker raised, where the rank only waited for it

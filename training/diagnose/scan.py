@@ -18,7 +18,8 @@ STRUCTURE = {
     TRACEBACK: r"Traceback \(most recent call last",
     "report": r"(?:Root Cause|Other Failures|first observed failure)",
     "report_rank": r"rank {1,10}: \d+ \(local_rank: \d+\)",
-    "ended": r"(?:[Ff]ailed|exit(?:ed|s)?|died|terminated) (?:\(exitcode: |with (?:a )?(?:non-zero )?(?:exit|return) (?:code|status))",
+    "ended": r"(?:[Ff]ailed|exit(?:ed|s)?|died|terminated) (?:\(exitcode: |with (?:a )?(?:non-zero "
+    r")?(?:exit|return) (?:code|status))",
     "exit_line": r"(?:exitcode|exit_code|ExitCode|returncode|return code) {0,8}[:=] {0,3}-?\d+",
     "aborted": r"terminate called|core dumped|Fatal Python error",
     "enqueued": r"[Ll]ast enqueued (?:NCCL )?work: ",
@@ -58,13 +59,18 @@ class _Kept:
 
 @functools.lru_cache(maxsize=1)
 def known() -> Fast | Slow:
-    return finder([*((s.id, p) for s in signatures.signatures() for p in s.patterns), *STRUCTURE.items()])
+    return finder(
+        [*((s.id, p) for s in signatures.signatures() for p in s.patterns), *STRUCTURE.items()]
+    )
 
 
 def recognised(text: str) -> list[signatures.Signature]:
-    """What the catalogue knows of a short text, an exception's message for example; what decides comes first."""
+    """What the catalogue knows of a short text, an exception's message for example; what decides
+    comes first."""
     by_id = {s.id: s for s in signatures.signatures()}
-    found = dict.fromkeys(key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id)
+    found = dict.fromkeys(
+        key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id
+    )
     return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
 
 

@@ -1,4 +1,5 @@
-"""Logs as they lie on disks: any encoding, packed, still written, a folder of them. Everything else sees whole lines of bytes."""
+"""Logs as they lie on disks: any encoding, packed, still written, a folder of them. Everything else
+sees whole lines of bytes."""
 
 from __future__ import annotations
 
@@ -24,17 +25,40 @@ CHUNK = 1 << 20  # bytes
 HEAD = 4096
 MAGIC = 16  # bytes that tell the kind of a binary file
 MOST_FILES = 4096  # of a folder
-COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+COLOUR = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
+)
 CONTROL = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 LINE_END = re.compile(rb"[\r\n]")
-NO_LOGS = {".json", ".jsonl", ".py", ".pyc", ".yaml", ".yml", ".html", ".md", ".csv", ".sh", ".toml", ".cfg", ".argv", ".env", ".stacks"}
+NO_LOGS = {
+    ".json",
+    ".jsonl",
+    ".py",
+    ".pyc",
+    ".yaml",
+    ".yml",
+    ".html",
+    ".md",
+    ".csv",
+    ".sh",
+    ".toml",
+    ".cfg",
+    ".argv",
+    ".env",
+    ".stacks",
+}
 NO_FOLDERS = {"checkpoints", "tb_logger", "wandb", "hangs", "heartbeat"}
 ERROR_FILE = re.compile(r"error\.json$")  # torch's (TORCHELASTIC_ERROR_FILE) and ours
-BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+BOMS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
 
 
 class Chunk:
-    """Whole lines, without colours. `offset`: where it begins in the file; `line`: the number of its first line."""
+    """Whole lines, without colours. `offset`: where it begins in the file; `line`: the number of
+    its first line."""
 
     def __init__(self, raw: bytes, offset: int, line: int) -> None:
         self.raw, self.offset, self.line = raw, offset, line
@@ -42,10 +66,13 @@ class Chunk:
         self._ends: tuple[list[int], list[int], list[int]] | None = None
 
     def place(self, position: int) -> tuple[int, int]:
-        """(line number, offset in the file) of the segment with this position of `data`; a segment begins after \\n or \\r."""
+        """(line number, offset in the file) of the segment with this position of `data`; a segment
+        begins after \\n or \\r."""
         if self._ends is None:  # most chunks are never asked
             ends = [m.start() for m in LINE_END.finditer(self.data)]
-            raw = ends if self.raw is self.data else [m.start() for m in LINE_END.finditer(self.raw)]
+            raw = (
+                ends if self.raw is self.data else [m.start() for m in LINE_END.finditer(self.raw)]
+            )
             lines = list(itertools.accumulate((self.data[end] == 10 for end in ends), initial=0))
             self._ends = ends, raw, lines
         ends, raw, lines = self._ends
@@ -54,7 +81,8 @@ class Chunk:
 
 
 class LogSource:
-    """One log. `name`: as the user knows it; `rank`: when that name tells it; nothing from before the byte `since` is read."""
+    """One log. `name`: as the user knows it; `rank`: when that name tells it; nothing from before
+    the byte `since` is read."""
 
     def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:
         self.rank, self.since = rank, since
@@ -68,7 +96,9 @@ class LogSource:
         offset, line, rest = self.since, 1, b""
         while block := self.file.read(CHUNK):
             raw = rest + block
-            cut = 1 + max(raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1))  # a \r at the very end may be half of \r\n
+            cut = 1 + max(
+                raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1)
+            )  # a \r at the very end may be half of \r\n
             if not cut and len(raw) < 4 * CHUNK:
                 rest = raw
                 continue
@@ -86,7 +116,8 @@ class LogSource:
 
 
 def _opened(path: Path | None) -> IO[bytes]:
-    """A seekable file of text whose lines end in \\n: the log itself where it is one, else a temporary copy."""
+    """A seekable file of text whose lines end in \\n: the log itself where it is one, else a
+    temporary copy."""
     file: IO[bytes] = path.open("rb") if path else sys.stdin.buffer
     if path and path.is_file():
         head = file.read(HEAD)
@@ -110,7 +141,9 @@ def _opened(path: Path | None) -> IO[bytes]:
 
 def _copy(file: IO[bytes]) -> IO[bytes]:
     copy = tempfile.TemporaryFile()  # noqa: SIM115  it is the source's own, closed with it
-    with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error):  # cut in the middle: what there is, is a log too
+    with contextlib.suppress(
+        EOFError, gzip.BadGzipFile, zlib.error
+    ):  # cut in the middle: what there is, is a log too
         while block := file.read1(CHUNK):  # type: ignore[attr-defined]  # what is read before an error is kept
             copy.write(block)
     copy.flush()
@@ -131,10 +164,13 @@ def wide(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """From its first bytes on, control characters beside those of texts and terminals. Leading zeros are those of a log that was
-    truncated while it was written; a log that ends in garbage begins with text."""
+    """From its first bytes on, control characters beside those of texts and terminals. Leading
+    zeros are those of a log that was truncated while it was written; a log that ends in garbage
+    begins with text."""
     head = head.lstrip(b"\0")
-    return CONTROL.search(head[:MAGIC]) is not None and len(CONTROL.findall(head)) > max(8, 0.05 * len(head))
+    return CONTROL.search(head[:MAGIC]) is not None and len(CONTROL.findall(head)) > max(
+        8, 0.05 * len(head)
+    )
 
 
 def _narrow(file: IO[bytes], encoding: str) -> IO[bytes]:
@@ -161,7 +197,8 @@ RANK_ALONE = re.compile(r"(?:^|/)(?:log[-_.]?)?(?:global[-_])?rank[-_.]?(\d+)(?:
 
 
 def rank_of(name: str, *, alone: bool = False) -> int | None:
-    """As a log's name tells it. `alone`: it is the only one, so that a number in its name may mean anything."""
+    """As a log's name tells it. `alone`: it is the only one, so that a number in its name may mean
+    anything."""
     if alone:
         found = RANK_ALONE.search(name)
         return int(found[1]) if found else None
@@ -169,12 +206,16 @@ def rank_of(name: str, *, alone: bool = False) -> int | None:
 
 
 def logs_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(logs, files of torch or ours that tell an error) below a folder; what is no text is left out."""
+    """(logs, files of torch or ours that tell an error) below a folder; what is no text is left
+    out."""
     logs: list[Path] = []
     errors: list[Path] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(
-            f for f in folders if not f.startswith(".") and f not in ("checkpoints", "tb_logger", "wandb", "hangs", "heartbeat")
+            f
+            for f in folders
+            if not f.startswith(".")
+            and f not in ("checkpoints", "tb_logger", "wandb", "hangs", "heartbeat")
         )
         for name in sorted(names):
             path = Path(parent, name)
@@ -192,7 +233,9 @@ def _is_text(path: Path) -> bool:
     except OSError as error:
         log.warning(f"{path} is left out: {error.strerror}")
         return False
-    return bool(head) and (head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head)
+    return bool(head) and (
+        head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head
+    )
 
 
 def missing(paths: list[Path]) -> UserError | None:
@@ -200,7 +243,13 @@ def missing(paths: list[Path]) -> UserError | None:
     problems = []
     for path in paths:
         if not path.exists():
-            problems.append(Problem("log.missing", f"{path} does not exist", "a log, a folder of logs, a run directory"))
+            problems.append(
+                Problem(
+                    "log.missing",
+                    f"{path} does not exist",
+                    "a log, a folder of logs, a run directory",
+                )
+            )
         elif not os.access(path, os.R_OK):
             problems.append(Problem("log.unreadable", f"{path} can not be read: permission denied"))
     return UserError(problems, Exit.CONFIG) if problems else None

@@ -12,13 +12,18 @@ MOST_LINES = 600  # of one traceback; a recursion is cut by Python itself
 OTHERS = 60  # lines of somebody else in the middle of one
 HEAD = re.compile(r"Traceback \(most recent call last\)")
 FRAME = re.compile(
-    r"^\s*(?:[│|] *)?File \"(?P<file>[^\"]+)\", line (?P<line>\d+)|^\s*[│|]? ?[❱>]? ?(?P<rich>/?[\w./~-]+\.py):(?P<at>\d+) in "
+    r"^\s*(?:[│|] *)?File \"(?P<file>[^\"]+)\", line (?P<line>\d+)|^\s*[│|]? ?[❱>]? "
+    r"?(?P<rich>/?[\w./~-]+\.py):(?P<at>\d+) in "
 )
 EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z_]\w*(?:Error|Exception|Interrupt|Exit|Warning|Fault|Failure|Timeout|NotFound|NotFinite|Differ|Died|Abort\w*"
-    r"|Invalid\w*|Missing\w*|Unsupported\w*|Fail\w*)s?|(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w+Error)(?:: ?(?P<text>.*)|)$"
+    r"|Invalid\w*|Missing\w*|Unsupported\w*|Fail\w*)s?|(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w+Error)(?:: "
+    r"?(?P<text>.*)|)$"
 )
-BARE = re.compile(r"^(?:KeyboardInterrupt|StopIteration|StopAsyncIteration|GeneratorExit|SystemExit)(?:: ?(?P<text>.*))?$")
+BARE = re.compile(
+    r"^(?:KeyboardInterrupt|StopIteration|StopAsyncIteration|GeneratorExit|SystemExit)(?:: "
+    r"?(?P<text>.*))?$"
+)
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 HARMLESS = (
     "Exception ignored in",
@@ -29,7 +34,8 @@ HARMLESS = (
 THREAD = ("Exception in thread",)
 # What can not belong to the message of an exception.
 NEW_MESSAGE = re.compile(
-    r"^(?:\[|[WEIFD]\d{4} |\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
+    r"^(?:\[|[WEIFD]\d{4} "
+    r"|\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
     r"|(?:srun|slurmstepd)\S*: |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
@@ -46,7 +52,9 @@ class Traceback:
     type: str = ""
     text: str = ""
     frames: list[str] = field(default_factory=list)  # file:line, outermost first
-    quotes: list[str] = field(default_factory=list)  # the source code of each frame, '' where it is not shown
+    quotes: list[str] = field(
+        default_factory=list
+    )  # the source code of each frame, '' where it is not shown
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
     asserted: LogLine | None = None  # the quoted line of an assertion that says nothing else
     before: Traceback | None = None  # the exception from which this one came
@@ -69,7 +77,11 @@ class Traceback:
     @property
     def caller(self) -> str:
         """Source code and place of that frame."""
-        own = [(q, f) for q, f in zip(self.quotes, self.frames, strict=True) if not any(mark in f for mark in LIBRARY)]
+        own = [
+            (q, f)
+            for q, f in zip(self.quotes, self.frames, strict=True)
+            if not any(mark in f for mark in LIBRARY)
+        ]
         return " in ".join(own[-1]) if own else ""
 
     def first(self) -> Traceback:
@@ -82,7 +94,10 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
         if HEAD.search(line.text):
             one = _one(lines, index)
             outer = _carrier(lines, index, found)
-            one.before, one.harmless = None if outer else _linked(lines, index, found), _said_before(lines, index, HARMLESS)
+            one.before, one.harmless = (
+                None if outer else _linked(lines, index, found),
+                _said_before(lines, index, HARMLESS),
+            )
             one.in_thread = _said_before(lines, index, THREAD)
             one.harmless = one.harmless or bool(one.before and one.before.harmless)
             if outer:
@@ -103,7 +118,11 @@ def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -
 def place_before(lines: Sequence[LogLine], line: LogLine) -> str | None:
     """The frame that is printed without a traceback, as of a SyntaxError."""
     index = next((i for i, one in enumerate(lines) if one.offset == line.offset), 0)
-    frames = (FRAME.search(one.text) for one in reversed(lines[max(0, index - 4) : index]) if one.rank == line.rank)
+    frames = (
+        FRAME.search(one.text)
+        for one in reversed(lines[max(0, index - 4) : index])
+        if one.rank == line.rank
+    )
     return next((f"{f['file'] or f['rich']}:{f['line'] or f['at']}" for f in frames if f), None)
 
 
@@ -132,8 +151,14 @@ def _one(lines: Sequence[LogLine], index: int) -> Traceback:
                 one.quotes[-1] = text.strip()
             expected, one.last = False, line.offset
         elif (known := EXCEPTION.match(text) or BARE.match(text)) and not text.startswith("raise "):
-            one.end, one.type, one.text = line, (known.groupdict().get("type") or text.partition(":")[0]), known["text"] or ""
-            one.asserted = last_quoted if one.type == "AssertionError" and not one.text.strip() else None
+            one.end, one.type, one.text = (
+                line,
+                (known.groupdict().get("type") or text.partition(":")[0]),
+                known["text"] or "",
+            )
+            one.asserted = (
+                last_quoted if one.type == "AssertionError" and not one.text.strip() else None
+            )
             one.last = line.offset
             break
         elif expected:  # a quoted line whose indent was lost
@@ -147,7 +172,8 @@ def _one(lines: Sequence[LogLine], index: int) -> Traceback:
 
 
 def _lead(text: str) -> str:
-    """What somebody's logger puts before every line of a traceback; a frame around it (rich) is none."""
+    """What somebody's logger puts before every line of a traceback; a frame around it (rich) is
+    none."""
     lead = text[: text.index("Traceback")]
     return "" if lead.strip(" ╭─┌|+") == "" and lead.strip() else re.sub(r"\d", "0", lead)
 

@@ -1,4 +1,5 @@
-"""What this process is allowed, beside what the machine has: control groups (containers, systemd, SLURM) and open files."""
+"""What this process is allowed, beside what the machine has: control groups (containers, systemd,
+SLURM) and open files."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ UNLIMITED = 1 << 60  # version 1 writes a huge number for 'no limit'
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """Bytes of the tightest control group: its limit, and what of it is taken and can not be given back at once."""
+    """Bytes of the tightest control group: its limit, and what of it is taken and can not be given
+    back at once."""
 
     limit: int
     used: int
@@ -29,8 +31,16 @@ def cpu_quota() -> float | None:
     """Cores' worth of time; None: no limit."""
     found = []
     for folder in _groups("cpu"):
-        both = _words(folder / "cpu.max") or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
-        if len(both) == 2 and all(_is_number(w) for w in both) and int(both[0]) > 0 and int(both[1]) > 0:
+        both = _words(folder / "cpu.max") or [
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        ]
+        if (
+            len(both) == 2
+            and all(_is_number(w) for w in both)
+            and int(both[0]) > 0
+            and int(both[1]) > 0
+        ):
             found.append(int(both[0]) / int(both[1]))
     return min(found, default=None)
 
@@ -48,10 +58,16 @@ def memory() -> CgroupMemory | None:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has ended since memory ran out: in this process's control groups, else on this machine. None: it
-    does not count them."""
-    files = [file for folder in _groups("memory") for file in (folder / "memory.events", folder / "memory.oom_control")]
-    counts = [facts["oom_kill"] for file in (*files, MACHINE) if "oom_kill" in (facts := _facts(file))]
+    """How many processes the kernel has ended since memory ran out: in this process's control
+    groups, else on this machine. None: it does not count them."""
+    files = [
+        file
+        for folder in _groups("memory")
+        for file in (folder / "memory.events", folder / "memory.oom_control")
+    ]
+    counts = [
+        facts["oom_kill"] for file in (*files, MACHINE) if "oom_kill" in (facts := _facts(file))
+    ]
     return int(counts[0]) if counts else None
 
 
@@ -68,17 +84,22 @@ def machine_memory() -> int:
 
 
 def says_who() -> str:
-    """For a message about memory: the control group's limit when that, and not the machine, is what there is too little of."""
+    """For a message about memory: the control group's limit when that, and not the machine, is what
+    there is too little of."""
     group = memory()
     if group is None or group.room >= machine_memory():
         return ""
-    return f" (the control group of this shell or container allows {group.limit / (1 << 30):.1f} GiB)"
+    return (
+        f" (the control group of this shell or container allows {group.limit / (1 << 30):.1f} GiB)"
+    )
 
 
 def open_files() -> tuple[int, int]:
     """(limit, how far this user may raise it)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (UNLIMITED if soft == resource.RLIM_INFINITY else soft), (UNLIMITED if hard == resource.RLIM_INFINITY else hard)
+    return (UNLIMITED if soft == resource.RLIM_INFINITY else soft), (
+        UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    )
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -92,7 +113,8 @@ def _groups(controller: str) -> Iterator[Path]:
         if names and controller not in names.split(","):
             continue
         base = ROOT / controller if names else ROOT
-        # A container may see the path that its host knows, which is not there: its own group is then at the top.
+        # A container may see the path that its host knows, which is not there: its own group is
+        # then at the top.
         folder = base if ".." in path else base / path.lstrip("/")
         yield folder
         yield from (parent for parent in folder.parents if parent.is_relative_to(base))
@@ -120,7 +142,8 @@ def _number(*files: Path) -> int | None:
 
 
 def _cache(file: Path) -> int:
-    """Bytes of files that were read some time ago: counted as used, given back when they are needed."""
+    """Bytes of files that were read some time ago: counted as used, given back when they are
+    needed."""
     facts = _facts(file)
     text = facts.get("total_inactive_file", facts.get("inactive_file", "0"))
     return int(text) if text.isdecimal() else 0

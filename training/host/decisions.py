@@ -1,5 +1,5 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile, launcher, restarts;
-training/tasks/gpt/memory_fit.py
+"""What the plan decides by itself, each decision with its reason: device, precision, compile,
+launcher, restarts; training/tasks/gpt/memory_fit.py
 decides what fits the memory."""
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from training.host.torch_build import TorchBuild
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
-RECOVERS, RETRIES = "train_dual_gpu_enhanced.sh", 2  # where `--retries=auto` restarts, and how often
+RECOVERS, RETRIES = (
+    "train_dual_gpu_enhanced.sh",
+    2,
+)  # where `--retries=auto` restarts, and how often
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,18 @@ def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild 
     if config.device != "auto":
         return Decision(config.device, "as asked")
     if gpus >= ranks and torch and torch.cuda is None:
-        return Decision("cpu", f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU only")
+        return Decision(
+            "cpu",
+            f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU "
+            f"only",
+        )
     if gpus >= ranks:
-        return Decision("cuda", f"a GPU for each of {ranks} ranks ({machine.reason})" if ranks > 1 else f"a GPU ({machine.reason})")
+        return Decision(
+            "cuda",
+            f"a GPU for each of {ranks} ranks ({machine.reason})"
+            if ranks > 1
+            else f"a GPU ({machine.reason})",
+        )
     counted = f"{gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"
     return Decision("cpu", f"{counted} ({machine.reason})")
 
@@ -48,11 +60,21 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
     if config.precision != "auto":
         return Decision(config.precision, "as asked")
     if on == "cuda":
-        old = [g.name for g in machine.gpus[:ranks] if g.capability is not None and g.capability < (8, 0)]
-        return Decision("fp32", f"{old[0]} has no bf16") if old else Decision("bf16", "the GPU has bf16 matrix units")
+        old = [
+            g.name
+            for g in machine.gpus[:ranks]
+            if g.capability is not None and g.capability < (8, 0)
+        ]
+        return (
+            Decision("fp32", f"{old[0]} has no bf16")
+            if old
+            else Decision("bf16", "the GPU has bf16 matrix units")
+        )
     flags = cpu_bf16()
     if flags:
-        return Decision("bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})")
+        return Decision(
+            "bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})"
+        )
     return Decision("fp32", "this CPU has no bf16 matrix instructions")
 
 
@@ -79,7 +101,8 @@ def compiled(config: Config, on: str) -> Decision:
 
 
 def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
-    """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when unknown."""
+    """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when
+    unknown."""
     if on == "cpu":
         return cgroups.available_memory() // ranks
     free = [g.free_bytes for g in machine.gpus[:ranks] if g.free_bytes is not None]
@@ -90,8 +113,13 @@ def static_graph(config: Config, accumulation: int) -> Decision:
     if not config.use_static_graph:
         return Decision(False, "not asked for")
     if accumulation > 1:
-        # pytorch#143580, pytorch#187732: it asserts at the first no_sync backward, and would stop exchanging gradients after.
-        return Decision(False, f"torch's static graph is broken with gradient accumulation (here {accumulation} steps): not used")
+        # pytorch#143580, pytorch#187732: it asserts at the first no_sync backward, and would stop
+        # exchanging gradients after.
+        return Decision(
+            False,
+            f"torch's static graph is broken with gradient accumulation (here {accumulation} "
+            f"steps): not used",
+        )
     return Decision(True, "as asked")
 
 
@@ -100,10 +128,14 @@ def launcher(config: Config, place: Topology, script: str, ranks: int) -> Decisi
     if place.kind == RANK:
         return Decision("env", "the ranks are started already")
     if ranks == 1:
-        return Decision("env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group")
+        return Decision(
+            "env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group"
+        )
     if config.launcher == "torchrun":
         return Decision("torchrun", "as asked")
-    return Decision("spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses")
+    return Decision(
+        "spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses"
+    )
 
 
 def retries(config: Config, started_by: Decision, script: str) -> Decision:
@@ -120,4 +152,11 @@ def retries(config: Config, started_by: Decision, script: str) -> Decision:
 def left_over(place: Topology) -> list[str]:
     """What the environment holds of another launcher, for the notes."""
     names = ", ".join(place.leftovers)
-    return [f"not followed, since nothing has started ranks: {names} (left by a shell profile or an outer run)"] if names else []
+    return (
+        [
+            f"not followed, since nothing has started ranks: {names} (left by a shell profile or "
+            f"an outer run)"
+        ]
+        if names
+        else []
+    )

@@ -16,7 +16,8 @@ TYPING_ERROR = 0.85  # so alike are a name and a known one when it is one
 
 @dataclass(frozen=True)
 class Known:
-    """`wrong`: what is the matter with it, `instead`: what to use, where it does nothing or is an old name."""
+    """`wrong`: what is the matter with it, `instead`: what to use, where it does nothing or is an
+    old name."""
 
     does: str
     device: str = ""  # "cuda": nothing reads it without a GPU
@@ -26,7 +27,11 @@ class Known:
     def explain(self, value: str, device: str) -> str:
         if self.wrong:
             return f"{self.wrong}; instead: {self.replacement(value)}"
-        return f"{self.does} (nothing reads it on a CPU)" if self.device and self.device != device else self.does
+        return (
+            f"{self.does} (nothing reads it on a CPU)"
+            if self.device and self.device != device
+            else self.does
+        )
 
     def replacement(self, value: str) -> str:
         return self.instead.format(value=value if value.isdecimal() else "VALUE")
@@ -52,15 +57,20 @@ def known() -> dict[str, Known]:
 
 
 def owner(name: str) -> str | None:
-    """Who owns all names that begin like this one (NCCL_…), so that an unknown one is a mistake; None: nobody."""
-    return next((g["of"] for g in _table()["groups"] if g["prefix"] and name.startswith(g["prefix"])), None)
+    """Who owns all names that begin like this one (NCCL_…), so that an unknown one is a mistake;
+    None: nobody."""
+    return next(
+        (g["of"] for g in _table()["groups"] if g["prefix"] and name.startswith(g["prefix"])), None
+    )
 
 
 def meant(name: str) -> str | None:
     """The variable that a person may have meant by a name that nobody knows."""
     import difflib
 
-    near = difflib.get_close_matches(name, [n for n, k in known().items() if not k.wrong], n=1, cutoff=TYPING_ERROR)
+    near = difflib.get_close_matches(
+        name, [n for n, k in known().items() if not k.wrong], n=1, cutoff=TYPING_ERROR
+    )
     return near[0] if near else None
 
 

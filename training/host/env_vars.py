@@ -1,4 +1,5 @@
-"""Environment variables of a run: only those with an effect, never over the user's own, each with its reason."""
+"""Environment variables of a run: only those with an effect, never over the user's own, each with
+its reason."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Variable:
     name: str
     value: str
     why: str
-    origin: str  # "set here", "kept" when the user's own value stays, FOUND when we would not have set it
+    # "set here", "kept" when the user's own value stays, FOUND when we would not have set it
+    origin: str
 
     def record(self) -> VariableRecord:
         return cast("VariableRecord", asdict(self))
@@ -39,21 +41,35 @@ class Variable:
 
 def cpu_count() -> int:
     """Cores this process may use (taskset, cpusets, and a share of time as containers get it)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = cgroups.cpu_quota()
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def choose(
-    environ: Mapping[str, str], *, device: str, ranks: int, local_ranks: int, debug: bool, meeting: str = "", libuv: str = "auto"
+    environ: Mapping[str, str],
+    *,
+    device: str,
+    ranks: int,
+    local_ranks: int,
+    debug: bool,
+    meeting: str = "",
+    libuv: str = "auto",
 ) -> list[Variable]:
-    """The variables of the ranks, and what else in the environment matters to them; `local_ranks` of `ranks` are on this machine,
-    `meeting` is the address where those of several machines meet."""
+    """The variables of the ranks, and what else in the environment matters to them; `local_ranks`
+    of `ranks` are on this machine, `meeting` is the address where those of several machines
+    meet."""
     interface = _interface(ranks == local_ranks, meeting) if ranks > 1 else None
-    wanted: list[tuple[str, str, str]] = [("PYTHONUNBUFFERED", "1", "a rank's last words reach its log")]
+    wanted: list[tuple[str, str, str]] = [
+        ("PYTHONUNBUFFERED", "1", "a rank's last words reach its log")
+    ]
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
-        wanted.append(("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {local_ranks} ranks"))
+        wanted.append(
+            ("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {local_ranks} ranks")
+        )
     if interface:
         wanted.append(("GLOO_SOCKET_IFNAME", *interface))
     if libuv != "auto":
@@ -63,23 +79,45 @@ def choose(
         if interface:
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins where both are set
-            wanted.append(("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less fragmentation, fewer out-of-memory errors"))
+            wanted.append(
+                (
+                    "PYTORCH_ALLOC_CONF",
+                    "expandable_segments:True",
+                    "less fragmentation, fewer out-of-memory errors",
+                )
+            )
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
             wanted.append(("CUDA_HOME", home, "compiled extensions find CUDA"))
     if debug:
-        # Not DETAIL: with gloo it makes every DDP model crash in torch 2.13 (SIGSEGV, with bare torchrun too).
-        wanted.append(("TORCH_DISTRIBUTED_DEBUG", "INFO", "--debug: DDP tells its buckets and unused parameters"))
-        wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: torch.distributed tells what it does"))
+        # Not DETAIL: with gloo it makes every DDP model crash in torch 2.13 (SIGSEGV, with bare
+        # torchrun too).
+        wanted.append(
+            (
+                "TORCH_DISTRIBUTED_DEBUG",
+                "INFO",
+                "--debug: DDP tells its buckets and unused parameters",
+            )
+        )
+        wanted.append(
+            ("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: torch.distributed tells what it does")
+        )
         if device == "cuda":
             wanted.append(("NCCL_DEBUG", "INFO", "--debug: NCCL tells what it does"))
     ours = [
-        Variable(name, environ[name], "your own value stays", "kept") if environ.get(name) else Variable(name, value, why, "set here")
+        Variable(name, environ[name], "your own value stays", "kept")
+        if environ.get(name)
+        else Variable(name, value, why, "set here")
         for name, value, why in wanted
     ]
     decided = {v.name for v in ours}
-    found = [name for name in env_catalog.relevant(environ) if environ[name] and name not in decided]
-    return ours + [Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND) for n in found]
+    found = [
+        name for name in env_catalog.relevant(environ) if environ[name] and name not in decided
+    ]
+    return ours + [
+        Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND)
+        for n in found
+    ]
 
 
 def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
@@ -87,7 +125,11 @@ def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
     if alone:
         return "lo", "one machine: no name look-up, nothing listens outside"
     found = network.interface_towards(meeting) if meeting else None
-    return (found[0], f"the interface that reaches {meeting}, with the address {found[1]}") if found else None
+    return (
+        (found[0], f"the interface that reaches {meeting}, with the address {found[1]}")
+        if found
+        else None
+    )
 
 
 def explain(name: str, value: str, device: str) -> str:
@@ -97,13 +139,15 @@ def explain(name: str, value: str, device: str) -> str:
 
 
 def useless(environ: Mapping[str, str]) -> list[str]:
-    """Warnings about variables that the user set and that do nothing. An unknown name is one when it looks like a known one:
-    libraries beside NCCL use its prefix too."""
+    """Warnings about variables that the user set and that do nothing. An unknown name is one when
+    it looks like a known one: libraries beside NCCL use its prefix too."""
     out = []
     for name in env_catalog.relevant(environ):
         entry = env_catalog.known().get(name)
         if entry.wrong if entry else env_catalog.meant(name):
-            out.append(f"{name}={redact.shown(name, environ[name])} {explain(name, environ[name], '')}")
+            out.append(
+                f"{name}={redact.shown(name, environ[name])} {explain(name, environ[name], '')}"
+            )
     return out
 
 
@@ -111,4 +155,11 @@ def _cuda_home() -> str | None:
 
     nvcc = shutil.which("nvcc")
     candidates = [os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))] if nvcc else []
-    return next((c for c in [*candidates, "/usr/local/cuda"] if os.path.exists(f"{c}/include/cuda_runtime.h")), None)
+    return next(
+        (
+            c
+            for c in [*candidates, "/usr/local/cuda"]
+            if os.path.exists(f"{c}/include/cuda_runtime.h")
+        ),
+        None,
+    )

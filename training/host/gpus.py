@@ -1,6 +1,7 @@
 """GPUs as NVML sees them: no CUDA context is made, so asking costs nothing and disturbs nobody.
 
-NVML ignores CUDA_VISIBLE_DEVICES, so the choice is applied here, in PCI order (the plan sets CUDA_DEVICE_ORDER to match).
+NVML ignores CUDA_VISIBLE_DEVICES, so the choice is applied here, in PCI order (the plan sets
+CUDA_DEVICE_ORDER to match).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
 COMPUTE_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}
-# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks are normal.
+# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks
+# are normal.
 BY_HARDWARE = 0x08  # set beside a bit that says why, on cards that know it
 SLOWDOWNS = {
     BY_HARDWARE: "slowed down by the hardware",
@@ -76,7 +78,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     """The GPUs that a process with this environment would see."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:  # asked before pynvml, whose import takes longer than everything else on a machine without GPUs
+    except OSError:  # asked before pynvml, whose import takes longer than all else
         return GpuInventory((), "no NVIDIA driver on this machine")
     try:
         import pynvml
@@ -115,12 +117,17 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
-    """Apply CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the first invalid entry ends the list."""
+    """Apply CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the first invalid entry
+    ends the list."""
     if selection is None:
         return every, f"{len(every)} on this machine"
     chosen: list[Gpu] = []
     for word in filter(None, (w.strip() for w in selection.split(","))):
-        match = [g for g in every if word == str(g.index) or (word.startswith("GPU-") and g.uuid.startswith(word))]
+        match = [
+            g
+            for g in every
+            if word == str(g.index) or (word.startswith("GPU-") and g.uuid.startswith(word))
+        ]
         if not match or match[0] in chosen:
             break
         chosen.append(match[0])
@@ -128,7 +135,8 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
 
 
 def ask(query: Callable[..., T], *args: Any) -> T | None:
-    """What the driver answers, None when it does not (an old driver, MIG, many workstation cards)."""
+    """What the driver answers, None when it does not (an old driver, MIG, many workstation
+    cards)."""
     import pynvml
 
     try:
@@ -146,7 +154,10 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
     power = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     limit = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     running = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    mode, mig = ask(pynvml.nvmlDeviceGetComputeMode, handle), ask(pynvml.nvmlDeviceGetMigMode, handle)
+    mode, mig = (
+        ask(pynvml.nvmlDeviceGetComputeMode, handle),
+        ask(pynvml.nvmlDeviceGetMigMode, handle),
+    )
     return Gpu(
         index=index,
         uuid=ask(pynvml.nvmlDeviceGetUUID, handle) or "-",
@@ -181,7 +192,8 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
 
 
 def one_line(text: str) -> str:
-    """A stranger's command line for a message: a line break or an escape in it must not act on the reader's terminal."""
+    """A stranger's command line for a message: a line break or an escape in it must not act on the
+    reader's terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -31,8 +31,9 @@ def own_addresses() -> dict[str, str]:
 
 
 def own_address(name: str) -> str:
-    """Where node 0 listens: at the meeting point's address alone when that is of this machine; everywhere ('') when the others
-    know it by an address that it does not have itself (a service in front of it) or by its loopback name."""
+    """Where node 0 listens: at the meeting point's address alone when that is of this machine;
+    everywhere ('') when the others know it by an address that it does not have itself (a service in
+    front of it) or by its loopback name."""
     address = resolve(name)
     if address is None or ipaddress.ip_address(address).is_loopback:
         return ""
@@ -40,7 +41,8 @@ def own_address(name: str) -> str:
 
 
 def interface_towards(name: str) -> tuple[str, str] | None:
-    """(interface, its address) that packets to the meeting point leave by; None when nobody knows."""
+    """(interface, its address) that packets to the meeting point leave by; None when nobody
+    knows."""
     address = resolve(name)
     if address is None or ipaddress.ip_address(address).is_loopback:
         return None

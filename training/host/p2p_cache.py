@@ -1,7 +1,8 @@
-"""What communication tests have found out about sets of GPUs, kept for later starts in the user's cache folder.
+"""What communication tests have found out about sets of GPUs, kept for later starts in the user's
+cache folder.
 
-A verdict holds for these GPUs, this driver and this torch (which brings its NCCL). It is a hint that saves a hang: a file that is
-missing, damaged or can not be written is no reason to stop.
+A verdict holds for these GPUs, this driver and this torch (which brings its NCCL). It is a hint
+that saves a hang: a file that is missing, damaged or can not be written is no reason to stop.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def path(environ: Mapping[str, str] = os.environ) -> Path | None:
     return cache / "duet/communication.json"
 
 
-def remembered(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> dict[str, str]:
+def remembered(
+    gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None
+) -> dict[str, str]:
     """Environment variables that a run on these GPUs needs, name → value."""
     key = _Key(gpu_uuids, driver, torch_version)
     found: dict[str, str] = {}
@@ -50,18 +53,35 @@ def remembered(gpu_uuids: Iterable[str], driver: str | None, torch_version: str 
     return found
 
 
-def variables(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None, environ: Mapping[str, str]) -> list[Variable]:
+def variables(
+    gpu_uuids: Iterable[str],
+    driver: str | None,
+    torch_version: str | None,
+    environ: Mapping[str, str],
+) -> list[Variable]:
     """The same as a plan has them; the user's own values stay."""
-    why = f"{FOUND}, says a communication test ({path()}); NCCL_P2P_DISABLE=0 with --check tries again"
+    why = (
+        f"{FOUND}, says a communication test ({path()}); NCCL_P2P_DISABLE=0 with --check tries "
+        f"again"
+    )
     found = remembered(gpu_uuids, driver, torch_version)
-    return [Variable(name, value, why, "set here") for name, value in found.items() if not environ.get(name)]
+    return [
+        Variable(name, value, why, "set here")
+        for name, value in found.items()
+        if not environ.get(name)
+    ]
 
 
-def remember(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None, nccl_version: str) -> str:
+def remember(
+    gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None, nccl_version: str
+) -> str:
     """The variables of WITHOUT_P2P for these GPUs; what became of it, for people. Never raises."""
     key, file = _Key(gpu_uuids, driver, torch_version), path()
     if not key.complete or file is None:
-        return f"not remembered: {'the driver does not name the GPUs' if file else 'there is no home folder'}"
+        return (
+            f"not remembered: "
+            f"{'the driver does not name the GPUs' if file else 'there is no home folder'}"
+        )
     new: P2PVerdict = {
         "gpus": sorted(key.gpus),
         "driver": driver,
@@ -76,7 +96,8 @@ def remember(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | 
 
 
 def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> str:
-    """These GPUs have just worked with peer-to-peer copies; what became of it, empty when nothing was known."""
+    """These GPUs have just worked with peer-to-peer copies; what became of it, empty when nothing
+    was known."""
     key, file, known = _Key(gpu_uuids, driver, torch_version), path(), _read()
     left = [v for v in known if not key.met_by(v)]
     if file is None or len(left) == len(known):
@@ -85,12 +106,15 @@ def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | No
 
 
 class _Key:
-    def __init__(self, gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> None:
+    def __init__(
+        self, gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None
+    ) -> None:
         self.gpus, self.driver, self.torch = set(gpu_uuids), driver, torch_version
         self.complete = bool(self.gpus and driver and torch_version) and not self.gpus & {"", "-"}
 
     def met_by(self, verdict: P2PVerdict) -> bool:
-        """Found for these GPUs or for some of them: two that can not talk can not in larger company either."""
+        """Found for these GPUs or for some of them: two that can not talk can not in larger company
+        either."""
         same = (verdict["driver"], verdict["torch"]) == (self.driver, self.torch)
         return self.complete and same and set(verdict["gpus"]) <= self.gpus
 
@@ -103,7 +127,9 @@ def _read() -> list[P2PVerdict]:
 
 
 def _whole(verdict: object) -> bool:
-    if not isinstance(verdict, dict) or not {"gpus", "driver", "torch", "variables"} <= set(verdict):
+    if not isinstance(verdict, dict) or not {"gpus", "driver", "torch", "variables"} <= set(
+        verdict
+    ):
         return False
     gpus = verdict["gpus"]
     known = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)

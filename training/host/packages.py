@@ -1,7 +1,9 @@
-"""The packages of pyproject.toml: those that every run needs, and what is off without each of the others.
+"""The packages of pyproject.toml: those that every run needs, and what is off without each of the
+others.
 
-Standard library only and nothing imported: lib/environment.py asks before anything is installed. A package is there when the
-interpreter would find its module, whoever has installed it (pip, conda, a build of one's own).
+Standard library only and nothing imported: lib/environment.py asks before anything is installed. A
+package is there when the interpreter would find its module, whoever has installed it (pip, conda, a
+build of one's own).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from pathlib import Path
 
 from training.core.project import INSTALLED, ROOT
 
-REQUIRED = {"torch": "torch", "numpy": "numpy", "psutil": "psutil", "nvidia-ml-py": "pynvml", "tqdm": "tqdm"}  # package → module
+REQUIRED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "psutil": "psutil",
+    "nvidia-ml-py": "pynvml",
+    "tqdm": "tqdm",
+}  # package → module
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,19 @@ def program(name: str) -> str | None:
 def lacking(names: Iterable[str]) -> list[str]:
     """Those of these packages, required or optional, that this interpreter does not have."""
     modules = REQUIRED | {name: one.module for name, one in OPTIONAL.items()}
-    return [name for name in names if not (found(modules[name]) if modules[name] else program(name))]
+    return [
+        name for name in names if not (found(modules[name]) if modules[name] else program(name))
+    ]
 
 
 def install(names: Iterable[str]) -> str:
-    """The command that brings these packages into the environment of this interpreter; optional ones as they are locked."""
+    """The command that brings these packages into the environment of this interpreter; optional
+    ones as they are locked."""
     versions = _versions()
-    words = [f"{name}=={versions[name]}" if name in OPTIONAL and name in versions else name for name in names]
+    words = [
+        f"{name}=={versions[name]}" if name in OPTIONAL and name in versions else name
+        for name in names
+    ]
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
@@ -70,7 +84,9 @@ def add(names: Iterable[str]) -> list[str]:
     if INSTALLED:
         return [command]
     own = sys.prefix == str(ROOT / ".venv")
-    return ["make extras"] if own else [command, "make extras   # into the project's own environment"]
+    return (
+        ["make extras"] if own else [command, "make extras   # into the project's own environment"]
+    )
 
 
 def locked(section: str) -> list[str]:
@@ -94,7 +110,9 @@ def _versions() -> dict[str, str]:
         return {}
     versions = {}
     for pin in pins:
-        if match := re.match(r"([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '3\.(\d+)')?$", pin):
+        if match := re.match(
+            r"([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '3\.(\d+)')?$", pin
+        ):
             name, version, sign, minor = match.groups()
             if sign is None or (sys.version_info[1] < int(minor)) == (sign == "<"):
                 versions[name] = version
@@ -102,8 +120,12 @@ def _versions() -> dict[str, str]:
 
 
 def missing_text(lacks: Iterable[str]) -> str:
-    """What is off without these optional packages, and the one command that brings them; '' without any."""
+    """What is off without these optional packages, and the one command that brings them; '' without
+    any."""
     names = list(lacks)
     if not names:
         return ""
-    return f"not installed, so off: {', '.join(f'{OPTIONAL[n].off} ({n})' for n in names)}; try: {install(names)}"
+    return (
+        f"not installed, so off: {', '.join(f'{OPTIONAL[n].off} ({n})' for n in names)}; try: "
+        f"{install(names)}"
+    )

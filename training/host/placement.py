@@ -1,4 +1,5 @@
-"""The place of this process in a training: alone, one node of several, or a rank. What is asked for, and what was found."""
+"""The place of this process in a training: alone, one node of several, or a rank. What is asked
+for, and what was found."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class Topology:
     def sentence(self) -> str:
         where = {
             LOCAL: "local",
-            NODE: f"node {self.node_rank} of {self.nnodes}, the first is {self.master_addr}:{self.master_port}",
+            NODE: f"node {self.node_rank} of {self.nnodes}, the first is "
+            f"{self.master_addr}:{self.master_port}",
             RANK: f"rank {self.rank} of {self.world_size}",
         }[self.kind]
         return f"mode {where}: {self.reason}"
@@ -99,6 +101,9 @@ def inside(name: str, value: int, limit_name: str, limit: int) -> None:
                 "environment.rank_range",
                 f"{name} is {value} (environment), but {limit_name} is {limit}",
                 f"{name} from 0 to {limit - 1}",
-                [f"unset {name} {limit_name}   # when another program left them", f"{OFF}   # not to follow them"],
+                [
+                    f"unset {name} {limit_name}   # when another program left them",
+                    f"{OFF}   # not to follow them",
+                ],
             )
         )

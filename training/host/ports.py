@@ -1,4 +1,5 @@
-"""The port of the ranks' meeting point (`--master_port`); without the flag the kernel gives a free one."""
+"""The port of the ranks' meeting point (`--master_port`); without the flag the kernel gives a free
+one."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def next_free(wanted: int) -> int | None:
 
 
 def owner(port: int) -> str:
-    """Who listens there, for people: 'pid 4711 (alice): python train.py', as far as this user may know."""
+    """Who listens there, for people: 'pid 4711 (alice): python train.py', as far as this user may
+    know."""
     try:
         import psutil
     except ModuleNotFoundError:  # before the installation
@@ -41,7 +43,10 @@ def owner(port: int) -> str:
                 return "a process of another user"
             try:
                 process = psutil.Process(c.pid)
-                return f"pid {c.pid} ({process.username()}): {one_line(' '.join(process.cmdline()))[:80]}"
+                return (
+                    f"pid {c.pid} ({process.username()}): "
+                    f"{one_line(' '.join(process.cmdline()))[:80]}"
+                )
             except psutil.Error:
                 return f"pid {c.pid}"
     return "an unknown process"

@@ -1,4 +1,5 @@
-"""Life and death of processes: a child dies with its parent, whatever kills that, and nothing of a run outlives it.
+"""Life and death of processes: a child dies with its parent, whatever kills that, and nothing of a
+run outlives it.
 
 Standard library only: lib/guardian.py uses it without the environment.
 """
@@ -14,19 +15,25 @@ from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
-# In the environment of every process of a launch and of all that they start, whatever sessions and parents those give themselves.
+# In the environment of every process of a launch and of all that they start, whatever sessions and
+# parents those give themselves.
 TOKEN = "DUET_TOKEN"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# They end by themselves when the processes that they serve are gone, and unlink the shared memory that those have left in /dev/shm.
+# They end by themselves when the processes that they serve are gone, and unlink the shared memory
+# that those have left in /dev/shm.
 KEEPERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker", "torch_shm_manager")
-HELPERS = (*KEEPERS, "multiprocessing.forkserver")  # that they outlive a rank for a moment needs no message
+HELPERS = (
+    *KEEPERS,
+    "multiprocessing.forkserver",
+)  # that they outlive a rank for a moment needs no message
 TIDYING_S = 2.0
 LOOK_S = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """The kernel kills this process when its parent dies (Linux, prctl(2)). `parent`: its pid, checked against a race."""
+    """The kernel kills this process when its parent dies (Linux, prctl(2)). `parent`: its pid,
+    checked against a race."""
     if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:  # it died before we asked
@@ -34,11 +41,13 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def allow_tracing() -> None:
-    """Let processes of the same user take this one's stacks, and those of its forked children (data-loader workers). Where Yama
-    restricts tracing (Ubuntu's default), only ancestors may otherwise, and py-spy is a sibling. It survives exec."""
+    """Let processes of the same user take this one's stacks, and those of its forked children
+    (data-loader workers). Where Yama restricts tracing (Ubuntu's default), only ancestors may
+    otherwise, and py-spy is a sibling. It survives exec."""
 
     def allow() -> None:
-        # Kernels without Yama refuse the call, and need none. Wherever stacks can not be had, that is said when they are wanted.
+        # Kernels without Yama refuse the call, and need none. Wherever stacks can not be had, that
+        # is said when they are wanted.
         _libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
 
     allow()
@@ -56,7 +65,8 @@ def ignore_stop_signals() -> None:
 
 
 def marked(token: str) -> dict[int, str]:
-    """Living processes that were started, however indirectly, with this token: pid → command line. This process is left out."""
+    """Living processes that were started, however indirectly, with this token: pid → command line.
+    This process is left out."""
     mark = f"{TOKEN}={token}".encode()
     return _living(lambda pid: mark in _read(pid, "environ").split(b"\0"))
 
@@ -68,21 +78,33 @@ def group(number: int) -> dict[int, str]:
 
 def end_group(number: int) -> None:
     """Kill a process group, except what tidies up after it."""
-    _kill(lambda: {pid: command for pid, command in group(number).items() if not _named(command, KEEPERS)})
+    _kill(
+        lambda: {
+            pid: command for pid, command in group(number).items() if not _named(command, KEEPERS)
+        }
+    )
 
 
 def sweep(token: str) -> dict[int, str]:
-    """End everything with this token; what had to be killed and is no helper of Python's or torch's. What tidies up gets TIDYING_S."""
-    killed = _kill(lambda: {pid: command for pid, command in marked(token).items() if not _named(command, KEEPERS)})
+    """End everything with this token; what had to be killed and is no helper of Python's or
+    torch's. What tidies up gets TIDYING_S."""
+    killed = _kill(
+        lambda: {
+            pid: command for pid, command in marked(token).items() if not _named(command, KEEPERS)
+        }
+    )
     end = time.monotonic() + TIDYING_S
     while marked(token).keys() - killed.keys() and time.monotonic() < end:
         time.sleep(LOOK_S)
-    killed |= _kill(lambda: {pid: command for pid, command in marked(token).items() if pid not in killed})
+    killed |= _kill(
+        lambda: {pid: command for pid, command in marked(token).items() if pid not in killed}
+    )
     return {pid: command for pid, command in killed.items() if not _named(command, HELPERS)}
 
 
 def _kill(find: Callable[[], dict[int, str]]) -> dict[int, str]:
-    """Kill what is found, and look again until nothing new is: a process may start another one meanwhile."""
+    """Kill what is found, and look again until nothing new is: a process may start another one
+    meanwhile."""
     killed: dict[int, str] = {}
     while left := {pid: command for pid, command in find().items() if pid not in killed}:
         for pid in left:
@@ -104,7 +126,9 @@ def _living(wanted: Callable[[int], bool]) -> dict[int, str]:
         pid = int(name)
         try:
             if wanted(pid) and _stat(pid)[0] != b"Z":  # Z: dead, its parent has not looked yet
-                found[pid] = _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                found[pid] = (
+                    _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
+                )
         except OSError:  # of another user, or gone meanwhile
             continue
     return found

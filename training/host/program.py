@@ -1,4 +1,5 @@
-"""What every `python -m training.X` does around its work: its help, a closed pipe, Ctrl-C and packages that are not installed."""
+"""What every `python -m training.X` does around its work: its help, a closed pipe, Ctrl-C and
+packages that are not installed."""
 
 from __future__ import annotations
 
@@ -13,11 +14,17 @@ from training.host import packages
 
 
 def run(
-    main: Callable[[list[str]], int], doc: str | None, *, internal: bool = False, needs: tuple[str, ...] = (), pipe: bool = True
+    main: Callable[[list[str]], int],
+    doc: str | None,
+    *,
+    internal: bool = False,
+    needs: tuple[str, ...] = (),
+    pipe: bool = True,
 ) -> int:
-    """The exit status of main(arguments). `internal`: called by the launch scripts, without a --help of
-    its own. `needs`: packages it
-    cannot work without. `pipe`: a closed pipe ends it in silence; False where that must not end it."""
+    """The exit status of main(arguments). `internal`: called by the launch scripts, without a
+    --help of its own. `needs`: packages it
+    cannot work without. `pipe`: a closed pipe ends it in silence; False where that must not end
+    it."""
     argv = sys.argv[1:]
     if pipe:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it in silence
@@ -36,7 +43,9 @@ def run(
     except BrokenPipeError:
         if not pipe:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed when the interpreter ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is flushed when the interpreter ends
         return int(Exit.DONE)
 
 
@@ -47,10 +56,17 @@ def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
         return
     own = project.ROOT / ".venv"
     ready = own.joinpath("duet.stamp").exists() and sys.prefix != str(own)
-    fixes = [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
+    fixes = (
+        [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
+    )
     text = f"{sys.executable} lacks {', '.join(lacks)}"
     raise UserError(
-        Problem("package.missing", text, "an environment that has the packages", [*fixes, packages.install(lacks)]),
+        Problem(
+            "package.missing",
+            text,
+            "an environment that has the packages",
+            [*fixes, packages.install(lacks)],
+        ),
         Exit.RESOURCES,
         said_by_another=said_by_another,
     )

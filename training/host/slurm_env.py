@@ -1,4 +1,5 @@
-"""A SLURM step as ranks or nodes. Only srun's steps have SLURM_STEP_ID: a batch script alone has SLURM_PROCID=0 too."""
+"""A SLURM step as ranks or nodes. Only srun's steps have SLURM_STEP_ID: a batch script alone has
+SLURM_PROCID=0 too."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ class SlurmStep:
 
 
 def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
-    """The step that this process is a task of; None without one, and in a step of a single task (srun --pty bash)."""
-    words = [environ.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")]
+    """The step that this process is a task of; None without one, and in a step of a single task
+    (srun --pty bash)."""
+    words = [
+        environ.get(name, "")
+        for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+    ]
     if not all(word.isdecimal() for word in words) or words[3] in ("0", "1"):
         return None
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
@@ -36,7 +41,9 @@ def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
 
 def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
     """This task is a rank."""
-    number, local_rank, size = numbers(environ, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"), reason)
+    number, local_rank, size = numbers(
+        environ, ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"), reason
+    )
     inside("SLURM_PROCID", number, "SLURM_NTASKS", size)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1"))
     return Topology(
@@ -54,7 +61,10 @@ def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
 
 def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) -> Topology:
     """This task is a node: the ranks are started here."""
-    reason = f"a SLURM task for each of {step.nodes} nodes (SLURM_STEP_ID is set), so the ranks are started here"
+    reason = (
+        f"a SLURM task for each of {step.nodes} nodes (SLURM_STEP_ID is set), so the ranks "
+        f"are started here"
+    )
     (number,) = numbers(environ, ("SLURM_PROCID",), reason)
     return Topology(
         NODE,
@@ -70,7 +80,9 @@ def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) ->
 def _tasks_here(environ: Mapping[str, str]) -> int:
     """Tasks on this node, from a list such as '2(x3),1'; 0 when it does not say."""
     counts: list[int] = []
-    for word in (environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")).split(","):
+    for word in (
+        environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    ).split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
         if match is None:
             return 0
@@ -87,14 +99,18 @@ def port(environ: Mapping[str, str]) -> int:
 
 
 def first_node(environ: Mapping[str, str]) -> str:
-    """The address of the step's first node. Names of nodes need not resolve, so SLURM is asked for the address. Raises UserError."""
+    """The address of the step's first node. Names of nodes need not resolve, so SLURM is asked for
+    the address. Raises UserError."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    name = _scontrol("show", "hostnames", nodes).split("\n")[0].strip() or (nodes if "[" not in nodes and "," not in nodes else "")
+    name = _scontrol("show", "hostnames", nodes).split("\n")[0].strip() or (
+        nodes if "[" not in nodes and "," not in nodes else ""
+    )
     if not name:
         raise UserError(
             Problem(
                 "slurm.first_node",
-                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is not known: scontrol does not answer",
+                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is not known: scontrol does "
+                f"not answer",
                 "the address of the first node",
                 ["--master_addr=ADDRESS"],
             )
@@ -106,7 +122,9 @@ def first_node(environ: Mapping[str, str]) -> str:
 def _scontrol(*words: str) -> str:
     """'' when it is not there or fails: the caller knows what is lacking then."""
     try:
-        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

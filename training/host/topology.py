@@ -1,8 +1,10 @@
-"""Where this process stands: alone, on one node of several, or as a rank that something else has started. Each answer with its
-reason. Nothing here starts anything, and nothing that was started is ever started again inside itself.
+"""Where this process stands: alone, on one node of several, or as a rank that something else has
+started. Each answer with its reason. Nothing here starts anything, and nothing that was started is
+ever started again inside itself.
 
-In this order: torchrun above us; a platform that injects ranks; a platform that injects nodes; a SLURM step; --nnodes;
-otherwise local, and then what is left of another launcher in the environment is not followed.
+In this order: torchrun above us; a platform that injects ranks; a platform that injects nodes; a
+SLURM step; --nnodes; otherwise local, and then what is left of another launcher in the environment
+is not followed.
 """
 
 from __future__ import annotations
@@ -11,11 +13,32 @@ from collections.abc import Mapping
 
 from training.core.errors import Problem, UserError
 from training.host import slurm_env
-from training.host.placement import DEFAULT_PORT, LOCAL, LOOPBACK, NODE, OFF, RANK, LauncherOptions, Topology, inside, numbers
+from training.host.placement import (
+    DEFAULT_PORT,
+    LOCAL,
+    LOOPBACK,
+    NODE,
+    OFF,
+    RANK,
+    LauncherOptions,
+    Topology,
+    inside,
+    numbers,
+)
 
 # What makes a process a rank; a child of ours gets its own, or none.
 RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
 )
 RANK_PREFIXES = ("PET_", "TORCHELASTIC_")
@@ -26,7 +49,8 @@ def belongs_to_a_launcher(name: str) -> bool:
 
 
 def leftovers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables of a launcher; where none has started us, a shell profile or an outer run left them."""
+    """Variables of a launcher; where none has started us, a shell profile or an outer run left
+    them."""
     return tuple(sorted(name for name in environ if belongs_to_a_launcher(name)))
 
 
@@ -34,9 +58,16 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not belongs_to_a_launcher(name)}
 
 
-def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bool, several_gpus: bool = False) -> Topology:
-    """`starts_ranks`: asked by a launch script, which can start ranks; train.py itself starts them only where a platform gives it
-    a whole node (`several_gpus`: this machine has more than one). Raises UserError when what is injected makes no sense."""
+def find(
+    environ: Mapping[str, str],
+    asked: LauncherOptions,
+    *,
+    starts_ranks: bool,
+    several_gpus: bool = False,
+) -> Topology:
+    """`starts_ranks`: asked by a launch script, which can start ranks; train.py itself starts them
+    only where a platform gives it a whole node (`several_gpus`: this machine has more than one).
+    Raises UserError when what is injected makes no sense."""
     if asked.launcher == "slurm":
         return slurm_env.rank(environ, asked, "as asked (--launcher=slurm)")
     if asked.launcher == "env":
@@ -45,30 +76,43 @@ def find(environ: Mapping[str, str], asked: LauncherOptions, *, starts_ranks: bo
         return _own(environ, asked, f"as asked (--launcher={asked.launcher})")
     has = {name for name in RANK_VARIABLES if environ.get(name)}
     if "TORCHELASTIC_RUN_ID" in environ and {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= has:
-        return _rank(environ, "torchrun", "torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)")
+        return _rank(
+            environ, "torchrun", "torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+        )
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= has and environ["WORLD_SIZE"] != "1":
         if "LOCAL_RANK" in has:
-            reason = "a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR are set)"
+            reason = (
+                "a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and "
+                "MASTER_ADDR are set)"
+            )
             return _rank(environ, "platform", reason)
         return _injected_node(environ, asked)
     if step := slurm_env.tasks(environ):
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
-        return slurm_env.rank(environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)")
+        return slurm_env.rank(
+            environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)"
+        )
     return _own(environ, asked, "")
 
 
 def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
-    """Ranks are started by us: here alone, or on this node of several that the flags name. `reason`: "" where nobody has asked for it."""
+    """Ranks are started by us: here alone, or on this node of several that the flags name.
+    `reason`: "" where nobody has asked for it."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        return Topology(LOCAL, "nobody", reason or "nothing above us has started ranks", leftovers=left)
+        return Topology(
+            LOCAL, "nobody", reason or "nothing above us has started ranks", leftovers=left
+        )
     problems = []
     if not asked.master_addr:
         fix = "--master_addr=ADDRESS   # of the first machine, as the others reach it"
         problems.append(
             Problem(
-                "nodes.no_master_addr", f"nnodes is {asked.nnodes}, but master_addr is not given", "the address or name of node 0", [fix]
+                "nodes.no_master_addr",
+                f"nnodes is {asked.nnodes}, but master_addr is not given",
+                "the address or name of node 0",
+                [fix],
             )
         )
     if asked.node_rank >= asked.nnodes:
@@ -102,23 +146,46 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
     address = environ.get("MASTER_ADDR", "")
     inside("RANK", rank, "WORLD_SIZE", size)
     if size > 1 and not (address and environ.get("MASTER_PORT", "").isdecimal()):
-        lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)] or ["MASTER_PORT"]
+        lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)] or [
+            "MASTER_PORT"
+        ]
         raise UserError(
             Problem(
                 "environment.rank_missing",
-                f"{reason}, but {' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} missing or no number",
+                f"{reason}, but {' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} "
+                f"missing or no number",
                 "the address and port of rank 0, the same on every rank",
                 [f"export MASTER_PORT={DEFAULT_PORT}", f"{OFF}   # to start ranks here instead"],
             )
         )
-    local_size = int(local) if local.isdecimal() else size if address in (LOOPBACK, "localhost", "::1") else 0
+    local_size = (
+        int(local)
+        if local.isdecimal()
+        else size
+        if address in (LOOPBACK, "localhost", "::1")
+        else 0
+    )
     port = int(environ["MASTER_PORT"]) if size > 1 else 0
-    return Topology(RANK, source, reason, rank, local_rank, size, local_size, master_addr=address, master_port=port)
+    return Topology(
+        RANK,
+        source,
+        reason,
+        rank,
+        local_rank,
+        size,
+        local_size,
+        master_addr=address,
+        master_port=port,
+    )
 
 
 def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topology:
-    """RANK and WORLD_SIZE without LOCAL_RANK count nodes (Kubeflow's PyTorchJob, and platforms made like it)."""
-    reason = "a platform has given each node a RANK (LOCAL_RANK is not set), so the ranks are started here"
+    """RANK and WORLD_SIZE without LOCAL_RANK count nodes (Kubeflow's PyTorchJob, and platforms made
+    like it)."""
+    reason = (
+        "a platform has given each node a RANK (LOCAL_RANK is not set), so the ranks are "
+        "started here"
+    )
     node, nodes = numbers(environ, ("RANK", "WORLD_SIZE"), reason)
     inside("RANK", node, "WORLD_SIZE", nodes)
     port = environ.get("MASTER_PORT", "")
@@ -129,5 +196,6 @@ def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topolo
         nnodes=nodes,
         node_rank=node,
         master_addr=environ["MASTER_ADDR"],
-        master_port=asked.master_port or (int(port) if port.isdecimal() and int(port) else DEFAULT_PORT),
+        master_port=asked.master_port
+        or (int(port) if port.isdecimal() and int(port) else DEFAULT_PORT),
     )

@@ -1,4 +1,5 @@
-"""The installed torch, read from its version.py: importing torch takes seconds, and the plan must not."""
+"""The installed torch, read from its version.py: importing torch takes seconds, and the plan must
+not."""
 
 from __future__ import annotations
 
@@ -30,4 +31,8 @@ def installed() -> TorchBuild | None:
         return None
     version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.M)
     cuda = re.search(r"^cuda\b[^=]*=\s*['\"](.+?)['\"]", text, re.M)
-    return TorchBuild(version.group(1) if version else "-", cuda.group(1) if cuda else None, str(Path(spec.origin).parent))
+    return TorchBuild(
+        version.group(1) if version else "-",
+        cuda.group(1) if cuda else None,
+        str(Path(spec.origin).parent),
+    )

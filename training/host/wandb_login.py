@@ -1,4 +1,5 @@
-"""Which mode of W&B a run on this machine uses: that follows from the configuration and from whether somebody is logged in."""
+"""Which mode of W&B a run on this machine uses: that follows from the configuration and from
+whether somebody is logged in."""
 
 from __future__ import annotations
 

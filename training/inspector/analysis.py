@@ -1,4 +1,5 @@
-"""What the ranks' reports say together: looked at by rank 0 alone, whenever something new may be on the board."""
+"""What the ranks' reports say together: looked at by rank 0 alone, whenever something new may be on
+the board."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from .shared_store import SharedStore
 from .step_timer import WINDOW
 
 if TYPE_CHECKING:
-    from training.inspector.exchange import RankProgress, SampledReport, SeenReport, StartReport, StepRow
+    from training.inspector.exchange import (
+        RankProgress,
+        SampledReport,
+        SeenReport,
+        StartReport,
+        StepRow,
+    )
 
 SAME = 0.5  # of the samples of two ranks: not by chance
 COSTS = 0.05  # of a step: what a slow rank must cost to be told
@@ -33,8 +40,8 @@ def next_due(step: int, every: int) -> int:
 
 
 class Judge:
-    """`say(text, **facts)` and `find(finding)` take what is noticed; `slow`: how many times the others' own time; `patience_s`: so long
-    others may stand still."""
+    """`say(text, **facts)` and `find(finding)` take what is noticed; `slow`: how many times the
+    others' own time; `patience_s`: so long others may stand still."""
 
     def __init__(
         self,
@@ -53,7 +60,9 @@ class Judge:
         self._starts: list[StartReport] | None = None
         self._compared = False  # the samples
         self._due = next_due(0, every) if every else 0
-        self._changed: dict[int, tuple[RankProgress, float]] = {}  # rank → its last state, since when
+        self._changed: dict[
+            int, tuple[RankProgress, float]
+        ] = {}  # rank → its last state, since when
         self._windows, self._suspects = 0, set[int]()
 
     def look(self, now: float) -> None:
@@ -76,7 +85,8 @@ class Judge:
 
     @property
     def outstanding(self) -> bool:
-        """Something is on the board that not all have said yet, or somebody seems to wait for others."""
+        """Something is on the board that not all have said yet, or somebody seems to wait for
+        others."""
         return bool(
             self._awaited("start", self._starts is None)
             or self._awaited("seen", not self._compared)
@@ -100,18 +110,34 @@ class Judge:
             self._say(f"rank {rank} of {world}: {_data(r)}", rank=rank, world_size=world, **facts)
         reasons = sorted({r["left_out"] for r in reports if r["left_out"]})
         if len({r["structure"] for r in reports}) > 1:
-            self._say("parameters are not compared: the ranks hold different ones (pipeline or expert parallel?)")
+            self._say(
+                "parameters are not compared: the ranks hold different ones (pipeline or expert "
+                "parallel?)"
+            )
         elif world > 1 and reasons:
             left = "" if any(r["compared"] for r in reports) else "all: "
             self._say(f"parameters that are not compared: {left}{'; '.join(reasons)}")
         if world > 1 and not any(r["wrapped"] for r in reports):
-            self._say("the model is not wrapped in DistributedDataParallel or FSDP: whether its gradients are averaged is up to the script")
+            self._say(
+                "the model is not wrapped in DistributedDataParallel or FSDP: whether its "
+                "gradients are averaged is up to the script"
+            )
         counts = [r["batches"] for r in reports]
         if len({c for c in counts if c is not None}) > 1:
             least = min(c for c in counts if c is not None)
             few = [rank for rank, count in enumerate(counts) if count == least]
-            text = f"{ranks(few)} has {least} batches an epoch, others up to {max(c for c in counts if c is not None)}"
-            self._find(Finding("uneven", f"{text}: the others will wait for it at the end of the epoch (drop_last, or Join)", few[0]))
+            text = (
+                f"{ranks(few)} has {least} batches an epoch, others up to "
+                f"{max(c for c in counts if c is not None)}"
+            )
+            self._find(
+                Finding(
+                    "uneven",
+                    f"{text}: the others will wait for it at the end of the epoch (drop_last, or "
+                    f"Join)",
+                    few[0],
+                )
+            )
 
     def _compare_samples(self, starts: list[StartReport], seen: list[SeenReport]) -> None:
         if self._board.world == 1 or not self._disjoint:
@@ -129,14 +155,24 @@ class Judge:
                 (same if certain else notes).append((a, b, evidence))
         if same:
             guilty = sorted({rank for a, b, _ in same for rank in (a, b)})
-            self._find(Finding("overlap", f"{ranks(guilty)} train on the same samples: {same[0][2]}", None, None))
+            self._find(
+                Finding(
+                    "overlap",
+                    f"{ranks(guilty)} train on the same samples: {same[0][2]}",
+                    None,
+                    None,
+                )
+            )
         elif notes:
             self._say(f"{ranks([notes[0][0], notes[0][1]])}: {notes[0][2]}")
         elif all(s["digests"] or s["indices"] for s in seen):
             count = min(len(s["indices"] or s["digests"]) for s in seen)
             self._say(f"the ranks' samples are disjoint (first {count} of each rank compared)")
         else:
-            self._say("whether the ranks' samples are disjoint is not known: give step() the batch, or the inspector the loader")
+            self._say(
+                "whether the ranks' samples are disjoint is not known: give step() the batch, or "
+                "the inspector the loader"
+            )
 
     # Participation
 
@@ -147,10 +183,20 @@ class Judge:
         equal = len(set(sums)) == 1
         if comparable and not equal:
             self._find(self._differing(step, sums, starts))
-        good = all(row["size"] != 0 and (row["loss"] is None or math.isfinite(float(row["loss"]))) for row in rows)
+        good = all(
+            row["size"] != 0 and (row["loss"] is None or math.isfinite(float(row["loss"])))
+            for row in rows
+        )
         shown = "; ".join(f"rank {rank}: {_share(row)}" for rank, row in enumerate(rows[:MANY]))
-        told = f"parameters equal ({sums[0]})" if comparable and equal else "parameters differ" if comparable else ""
-        text = f"step {step}: {'all ranks train: ' if good and world > 1 else ''}{shown}{'; ' + told if told else ''}"
+        told = (
+            f"parameters equal ({sums[0]})"
+            if comparable and equal
+            else "parameters differ"
+            if comparable
+            else ""
+        )
+        who = "all ranks train: " if good and world > 1 else ""
+        text = f"step {step}: {who}{shown}{'; ' + told if told else ''}"
         self._say(text, step=step, ranks=rows)
         self._board.drop_all(f"sums/{step}")
 
@@ -158,11 +204,28 @@ class Judge:
         common, votes = Counter(sums).most_common(1)[0]
         every = list(range(len(sums)))
         # Without a majority (two ranks) nobody can be blamed.
-        guilty = [rank for rank in every if sums[rank] != common] if votes > len(sums) / 2 else every
+        guilty = (
+            [rank for rank in every if sums[rank] != common] if votes > len(sums) / 2 else every
+        )
         columns = self._board.take_all(f"sums/{step}") or []
-        names = [name for name, *values in zip(starts[0]["names"], *columns, strict=True) if len(set(values)) > 1] if columns else []
-        who = ranks(guilty) + (" among each other" if guilty == every else f" against the other {len(sums) - len(guilty)}")
-        text = f"parameters differ at step {step}: {who}; {len(names)} of {len(starts[0]['names'])}, first {names[0] if names else '?'}"
+        names = (
+            [
+                name
+                for name, *values in zip(starts[0]["names"], *columns, strict=True)
+                if len(set(values)) > 1
+            ]
+            if columns
+            else []
+        )
+        who = ranks(guilty) + (
+            " among each other"
+            if guilty == every
+            else f" against the other {len(sums) - len(guilty)}"
+        )
+        text = (
+            f"parameters differ at step {step}: {who}; {len(names)} of "
+            f"{len(starts[0]['names'])}, first {names[0] if names else '?'}"
+        )
         if not starts[0]["wrapped"]:
             text += "; the model is not wrapped in DistributedDataParallel"
         return Finding("parameters_differ", text, None if guilty == every else guilty[0], step)
@@ -170,9 +233,13 @@ class Judge:
     # While it trains
 
     def _states(self, now: float) -> list[RankProgress]:
-        states: list[RankProgress | None] = [self._board.take(f"state/{rank}") for rank in range(self._board.world)]
+        states: list[RankProgress | None] = [
+            self._board.take(f"state/{rank}") for rank in range(self._board.world)
+        ]
         for rank, state in enumerate(states):
-            if state and (rank not in self._changed or _place(self._changed[rank][0]) != _place(state)):
+            if state and (
+                rank not in self._changed or _place(self._changed[rank][0]) != _place(state)
+            ):
                 self._changed[rank] = (state, now)
             elif state:
                 self._changed[rank] = (state, self._changed[rank][1])
@@ -191,7 +258,9 @@ class Judge:
                 self._suspects.add(rank)
                 if rank in before:  # twice in a row: not by chance
                     text = (
-                        f"rank {rank} is slow: {own:.1f} ms of its own in a step, {data:.1f} of them until its data is there; the others "
+                        f"rank {rank} is slow: {own:.1f} ms of its own in a step, {data:.1f} "
+                        f"of "
+                        f"them until its data is there; the others "
                     )
                     text += f"{others:.1f} ms, and wait for it (medians of {WINDOW} steps)"
                     self._find(Finding("straggler", text, rank, state["step"]))
@@ -204,7 +273,11 @@ class Judge:
             step = max(states[rank]["step"] for rank in gone)
             why = states[gone[0]]["ended"]
             wait = "waits" if len(waiting) == 1 else "wait"
-            text = f"{ranks(gone)} has no more data: {why} after step {step}, and {ranks(waiting)} {wait} for it in step {step + 1}"
+            text = (
+                f"{ranks(gone)} has no more data: {why} after step {step}, and "
+                f"{ranks(waiting)} "
+                f"{wait} for it in step {step + 1}"
+            )
             self._find(Finding("no_data", text, gone[0], step))
 
     def _waiting(self, states: list[RankProgress]) -> tuple[list[int], list[int]]:
@@ -212,9 +285,19 @@ class Judge:
         if len(states) < self._board.world:
             return [], []
         ahead = [state["step"] + state["in_step"] for state in states]
-        gone = [rank for rank, state in enumerate(states) if state["ended"] and ahead[rank] < max(ahead)]
+        gone = [
+            rank for rank, state in enumerate(states) if state["ended"] and ahead[rank] < max(ahead)
+        ]
         least = max((ahead[rank] for rank in gone), default=0)
-        waiting = [rank for rank, state in enumerate(states) if not state["ended"] and ahead[rank] > least] if gone else []
+        waiting = (
+            [
+                rank
+                for rank, state in enumerate(states)
+                if not state["ended"] and ahead[rank] > least
+            ]
+            if gone
+            else []
+        )
         return waiting, gone if waiting else []
 
 
@@ -225,7 +308,9 @@ def _place(state: RankProgress) -> tuple[object, ...]:
 def _data(r: StartReport) -> str:
     if not r["sampler"]:
         return "no loader was given"
-    samples, batches = ("an unknown number of" if r[key] is None else r[key] for key in ("dataset", "batches"))
+    samples, batches = (
+        "an unknown number of" if r[key] is None else r[key] for key in ("dataset", "batches")
+    )
     parts = [f"{samples} samples", f"{batches} batches an epoch", r["sampler"]]
     if r["first"]:
         parts.append(f"first indices {listed([i for batch in r['first'] for i in batch], SHOWN)}")
@@ -241,17 +326,33 @@ def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
     """(what is the same between two ranks or nothing, whether that is certain)."""
     ours, theirs = set(a["digests"]), set(b["digests"])
     # Samples that are often the same within a rank tell nothing.
-    known = all(len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((ours, a), (theirs, b)))
+    known = all(
+        len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((ours, a), (theirs, b))
+    )
     common = len(ours & theirs)
     if known and common >= SAME * min(len(ours), len(theirs)):
-        return f"{common} of their first {min(len(ours), len(theirs))} are the same, by content", True
+        return (
+            f"{common} of their first {min(len(ours), len(theirs))} are the same, by content",
+            True,
+        )
     if not a["fingerprint"] or a["fingerprint"] != b["fingerprint"] or a["dataset"] != b["dataset"]:
         return "", False  # datasets of their own
     mine, its = set(a["indices"] or ()), set(b["indices"] or ())
     shared = len(mine & its)
     alike = bool(shared) and shared >= SAME * min(len(mine), len(its))
     if alike and known:
-        return "they draw the same indices, but their samples differ: random augmentation, or a part of the data for each rank", False
+        return (
+            "they draw the same indices, but their samples differ: random augmentation, or a part "
+            "of the data for each rank",
+            False,
+        )
     if a["whole_dataset"] and b["whole_dataset"]:
-        return f"each of them draws all {a['dataset']} samples of the dataset: no DistributedSampler", True
-    return (f"{shared} of their first {min(len(mine), len(its))} indices are the same", True) if alike else ("", False)
+        return (
+            f"each of them draws all {a['dataset']} samples of the dataset: no DistributedSampler",
+            True,
+        )
+    return (
+        (f"{shared} of their first {min(len(mine), len(its))} indices are the same", True)
+        if alike
+        else ("", False)
+    )

@@ -1,4 +1,5 @@
-"""The inspector's thread: tells the board what this rank does, and, on rank 0, judges. Training never waits for it."""
+"""The inspector's thread: tells the board what this rank does, and, on rank 0, judges. Training
+never waits for it."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ DROP_S = 1.0  # after the end of the process group
 
 
 class Watcher(threading.Thread):
-    """`state()` is what this rank does now. `fatal(finding)`: does it end the training? `patience_s`: how long a step may stand still
-    when another rank has ended."""
+    """`state()` is what this rank does now. `fatal(finding)`: does it end the training?
+    `patience_s`: how long a step may stand still when another rank has ended."""
 
     def __init__(
         self,
@@ -38,10 +39,20 @@ class Watcher(threading.Thread):
         patience_s: float,
     ) -> None:
         super().__init__(name="inspector", daemon=True)
-        self._board, self._output, self._state, self._fatal, self._patience_s = board, output, state, fatal, patience_s
+        self._board, self._output, self._state, self._fatal, self._patience_s = (
+            board,
+            output,
+            state,
+            fatal,
+            patience_s,
+        )
         self.judge: Judge | None = None
         self._queue: deque[tuple[str, Any]] = deque()
-        self._wake, self._closing, self._idle = threading.Event(), threading.Event(), threading.Event()
+        self._wake, self._closing, self._idle = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._told: RankProgress | None = None
         self._place: tuple[object, ...] = ()
         self._since = time.monotonic()
@@ -81,7 +92,9 @@ class Watcher(threading.Thread):
                 self._wake.clear()
                 self._turn()
             self._leave()
-        except dist.DistError:  # rank 0 is gone, and with it the board: whoever watches the processes has the cause
+        except (
+            dist.DistError
+        ):  # rank 0 is gone, and with it the board: whoever watches the processes has the cause
             self._detached = True
             self._idle.set()
             self._alone()
@@ -135,7 +148,8 @@ class Watcher(threading.Thread):
             self.raised = self.raised or found
 
     def _end_if_stuck(self) -> None:
-        """A step that waits for a rank which will not come can not be interrupted: the process is ended, with the cause."""
+        """A step that waits for a rank which will not come can not be interrupted: the process is
+        ended, with the cause."""
         state, now = self._state(), time.monotonic()
         place = (state["step"], state["in_step"], state["ended"])
         if place != self._place:
@@ -143,14 +157,16 @@ class Watcher(threading.Thread):
         stuck = not state["ended"] and now - self._since > self._patience_s
         if self.no_data and stuck and self._fatal(self.no_data):
             self._output.line(
-                f"rank {self._board.rank}: ended after {self._patience_s:g} s in step {state['step'] + 1}: {self.no_data.text}"
+                f"rank {self._board.rank}: ended after {self._patience_s:g} s in step "
+                f"{state['step'] + 1}: {self.no_data.text}"
             )
             self._output.keep(InspectionError(self.no_data))
             sys.stdout.flush()
             os._exit(1)
 
     def _group_ended(self) -> bool:
-        """The script has left its process group, and may make another one at the same port, which our server would keep."""
+        """The script has left its process group, and may make another one at the same port, which
+        our server would keep."""
         if not self._grouped or dist.is_initialized():
             self._gone_since = None
             return False
@@ -169,7 +185,9 @@ class Watcher(threading.Thread):
         end = time.monotonic() + LEAVE_S
         if self.judge:
             limit = end + self.judge.named_s
-            while self.judge.outstanding and time.monotonic() < (limit if self.judge.somebody_waits else end):
+            while self.judge.outstanding and time.monotonic() < (
+                limit if self.judge.somebody_waits else end
+            ):
                 time.sleep(SOON_S)
                 self._exchange()
             self._board.put("closing", True)

@@ -1,4 +1,5 @@
-"""One number for each parameter, from its bits alone: equal weights give equal numbers on all ranks, whatever their type."""
+"""One number for each parameter, from its bits alone: equal weights give equal numbers on all
+ranks, whatever their type."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 BITS = 48  # exact in a float64
-PIECE = 1 << 16  # values that are multiplied at once: what comes out stays in the cache, and is no new memory of the kernel's
+PIECE = 1 << 16  # values that are multiplied at once: the result stays in the cache
 ON_GPU = 4  # times that: there, every piece is a launch
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -22,16 +23,20 @@ def _piece(device: torch.device) -> int:
 @functools.cache
 def _factors(device: torch.device) -> torch.Tensor:
     """An odd number of 64 random bits for each place of a piece, the same on every rank."""
-    numbers = torch.randint(-(1 << 63), (1 << 63) - 1, (_piece(device),), generator=torch.Generator().manual_seed(0))
+    numbers = torch.randint(
+        -(1 << 63), (1 << 63) - 1, (_piece(device),), generator=torch.Generator().manual_seed(0)
+    )
     return (numbers | 1).to(device)
 
 
 @torch.no_grad()
 def of_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One whole number below 2^48 for each tensor, from its bits and their places alone; does not wait for a GPU.
+    """One whole number below 2^48 for each tensor, from its bits and their places alone; does not
+    wait for a GPU.
 
-    Each value is multiplied by a factor of its place, modulo 2^64, and the upper bits of the sum count: different weights have the
-    same number by a chance of about 2^-48, or 2^-32 where they differ in nothing but signs.
+    Each value is multiplied by a factor of its place, modulo 2^64, and the upper bits of the sum
+    count: different weights have the same number by a chance of about 2^-48, or 2^-32 where they
+    differ in nothing but signs.
     """
     numbers, pieces = [], 0
     for tensor in tensors:
@@ -59,11 +64,18 @@ def checksum(model: nn.Module) -> torch.Tensor:
 
 
 def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
-    """(what must be equal on all ranks, why something is left out or nothing): a sharded parameter differs by its nature."""
+    """(what must be equal on all ranks, why something is left out or nothing): a sharded parameter
+    differs by its nature."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         return [], "sharded by FSDP"
-    ignored = set(getattr(model, "parameters_to_ignore", ())) if hasattr(model, "require_backward_grad_sync") else set()
-    inner = getattr(model, "module", model) if hasattr(model, "require_backward_grad_sync") else model
+    ignored = (
+        set(getattr(model, "parameters_to_ignore", ()))
+        if hasattr(model, "require_backward_grad_sync")
+        else set()
+    )
+    inner = (
+        getattr(model, "module", model) if hasattr(model, "require_backward_grad_sync") else model
+    )
     kept, sharded, lazy = [], 0, 0
     for name, parameter in inner.named_parameters():
         if name in ignored:
@@ -81,5 +93,10 @@ def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
 
 
 def _is_sharded(parameter: Any) -> bool:
-    """A DTensor (FSDP2, tensor parallel), ZeRO-3 of DeepSpeed; a parameter without storage of its own."""
-    return hasattr(parameter, "placements") or hasattr(parameter, "ds_id") or parameter.device.type == "meta"
+    """A DTensor (FSDP2, tensor parallel), ZeRO-3 of DeepSpeed; a parameter without storage of its
+    own."""
+    return (
+        hasattr(parameter, "placements")
+        or hasattr(parameter, "ds_id")
+        or parameter.device.type == "meta"
+    )

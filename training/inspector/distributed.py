@@ -1,9 +1,11 @@
-"""Helpers of a rank that any script may import; every one also works in a single process without a process group.
+"""Helpers of a rank that any script may import; every one also works in a single process without a
+process group.
 
-    from training.inspector.distributed import all_reduce_mean, barrier, cleanup, get_rank, is_main_process, setup
+    from training.inspector.distributed import all_reduce_mean, barrier, cleanup, get_rank,
+    is_main_process, setup
 
-Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT.
+Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK,
+LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ import torch.distributed as dist
 from training.core import heartbeat
 from training.host.torch_build import NO_LIBUV
 
-# A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that somebody else may take
-# in the meantime, and does not listen on other interfaces.
+# A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that
+# somebody else may take in the meantime, and does not listen on other interfaces.
 STORE_FD = "DUET_STORE_FD"
 DEFAULT_TIMEOUT_S = 600.0
 LEAVE_S = 10.0  # that the main process waits for others to leave a barrier
 
 
 class BarrierError(RuntimeError):
-    """A named barrier was not reached by all ranks in time, or ranks stood at different barriers."""
+    """A named barrier was not reached by all ranks in time, or ranks stood at different
+    barriers."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def is_main_process() -> bool:
 
 
 def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
-    """Join the other ranks. device: auto, cuda or cpu; timeout_s: limit of a collective and of the meeting itself.
+    """Join the other ranks. device: auto, cuda or cpu; timeout_s: limit of a collective and of the
+    meeting itself.
 
     Raises torch.distributed.DistError when the ranks do not meet.
     """
@@ -85,14 +89,20 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     backend = "nccl" if device == "cuda" else "gloo"
     prefixed = dist.PrefixStore("group", _store)
     dist.init_process_group(
-        backend, store=prefixed, rank=rank, world_size=size, timeout=limit, device_id=where if device == "cuda" else None
+        backend,
+        store=prefixed,
+        rank=rank,
+        world_size=size,
+        timeout=limit,
+        device_id=where if device == "cuda" else None,
     )
     _world = World(rank, local_rank, size, where, backend, f"{address}:{port}")
     return _world
 
 
 def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
-    """The ranks' meeting point. torch's own answer decides about libuv: a build without it says so, and its older server does."""
+    """The ranks' meeting point. torch's own answer decides about libuv: a build without it says so,
+    and its older server does."""
     inherited = int(os.environ.pop(STORE_FD)) if STORE_FD in os.environ else None
 
     def opened() -> dist.Store:
@@ -101,7 +111,16 @@ def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta)
             store.set_timeout(limit)
             return store
         libuv = os.environ.get("USE_LIBUV", "1") == "1"
-        return dist.TCPStore(address, port, size, rank == 0, limit, wait_for_workers=False, master_listen_fd=inherited, use_libuv=libuv)
+        return dist.TCPStore(
+            address,
+            port,
+            size,
+            rank == 0,
+            limit,
+            wait_for_workers=False,
+            master_listen_fd=inherited,
+            use_libuv=libuv,
+        )
 
     try:
         return opened()
@@ -121,8 +140,9 @@ def cleanup() -> None:
 
 
 def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Wait until every rank is at this barrier. Goes through the store, not through the devices: it can name the ranks
-    that are missing, rank 0 included. Raises BarrierError; RuntimeError before the ranks have met."""
+    """Wait until every rank is at this barrier. Goes through the store, not through the devices: it
+    can name the ranks that are missing, rank 0 included. Raises BarrierError; RuntimeError before
+    the ranks have met."""
     global _barriers
     if get_world_size() == 1:
         return
@@ -137,15 +157,26 @@ def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if not missing:
             raise
-        text = f"barrier '{name}': rank {', '.join(map(str, missing))} did not arrive within {timeout_s:g} s"
+        text = (
+            f"barrier '{name}': rank {', '.join(map(str, missing))} did not arrive within "
+            f"{timeout_s:g} s"
+        )
         raise BarrierError(text) from error
     names = [store.get(key).decode() for key in keys]
     store.set(f"barrier/{_barriers}/left/{get_rank()}", "")
-    if is_main_process():  # the store may live in this process: it must not end while another rank still reads the names
-        with contextlib.suppress(dist.DistStoreError):  # that rank has died, which is not for a barrier to say
-            store.wait([f"barrier/{_barriers}/left/{rank}" for rank in ranks], timedelta(seconds=LEAVE_S))
+    # the store may live in this process: it must not end while another rank still reads the names
+    if is_main_process():
+        with contextlib.suppress(
+            dist.DistStoreError
+        ):  # that rank has died, which is not for a barrier to say
+            store.wait(
+                [f"barrier/{_barriers}/left/{rank}" for rank in ranks], timedelta(seconds=LEAVE_S)
+            )
     if len(set(names)) > 1:
-        raise BarrierError("ranks stand at different barriers: " + ", ".join(f"rank {r} at '{n}'" for r, n in enumerate(names)))
+        raise BarrierError(
+            "ranks stand at different barriers: "
+            + ", ".join(f"rank {r} at '{n}'" for r, n in enumerate(names))
+        )
 
 
 def _common_store() -> dist.Store:
@@ -154,11 +185,14 @@ def _common_store() -> dist.Store:
         return _store
     if dist.is_initialized():
         return dist.PrefixStore("duet", dist.distributed_c10d._get_default_store())
-    raise RuntimeError("the ranks have not met: call setup(), or torch.distributed.init_process_group(), first")
+    raise RuntimeError(
+        "the ranks have not met: call setup(), or torch.distributed.init_process_group(), first"
+    )
 
 
 def from_main(key: str, value: str | None = None) -> str:
-    """Rank 0 gives a text, every rank gets it (no collective; waits as long as setup's time limit)."""
+    """Rank 0 gives a text, every rank gets it (no collective; waits as long as setup's time
+    limit)."""
     if _store is None:
         return value or ""
     if is_main_process():
@@ -168,7 +202,8 @@ def from_main(key: str, value: str | None = None) -> str:
 
 
 def exchange_texts(key: str, text: str, *, everybody: bool = False) -> list[str]:
-    """Every rank gives a text; rank 0 (or everybody) gets all of them in rank order, others an empty list. No collective.
+    """Every rank gives a text; rank 0 (or everybody) gets all of them in rank order, others an
+    empty list. No collective.
 
     `key` must be new each time; waits as long as setup's time limit.
     """
@@ -185,7 +220,11 @@ def all_reduce_mean(value: float | torch.Tensor) -> float | torch.Tensor:
     if get_world_size() == 1:
         return value
     where = _world.device if _world else torch.device("cpu")
-    given = value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+    given = (
+        value
+        if isinstance(value, torch.Tensor)
+        else torch.tensor(float(value), dtype=torch.float64)
+    )
     total = given.detach().to(where, copy=True)
     dist.all_reduce(total)
     mean = total / get_world_size()

@@ -1,4 +1,5 @@
-"""The part of an inspection that a training loop calls: it notes what happens, and never waits for other ranks."""
+"""The part of an inspection that a training loop calls: it notes what happens, and never waits for
+other ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _made = 0  # inspectors in this process; the same number on every rank
 
 @dataclass
 class PendingStep:
-    """A step whose loss a GPU may still be computing: a tensor is in this machine's memory once `event` is over."""
+    """A step whose loss a GPU may still be computing: a tensor is in this machine's memory once
+    `event` is over."""
 
     step: int
     size: int | None
@@ -48,17 +50,20 @@ class PendingStep:
 
 
 class DDPInspector:
-    """Shows whether all ranks train, on different samples, with the same weights, at the same pace; docs/inspection.md.
+    """Shows whether all ranks train, on different samples, with the same weights, at the same pace;
+    docs/inspection.md.
 
         inspector = DDPInspector(model, loader)
         …
             inspector.step(loss, batch)    # at the end of each step, on every rank
 
-    model: wrapped in DistributedDataParallel or not; loader: what the batches come from, None: not looked at.
-    every: steps between two comparisons of the ranks, 0: never. on_finding: 'auto' raises InspectionError for a loss that is not finite,
-    an empty batch, parameters that differ and a rank without data, and warns of the rest; 'warn' never raises; 'raise' always does.
-    slow: how many times the others' own time makes a rank slow. patience_s: so long a step may wait for a rank whose data has ended.
-    disjoint: False where all ranks are meant to see the same samples. wrapped: False only where nothing averages the gradients.
+    model: wrapped in DistributedDataParallel or not; loader: what the batches come from, None: not
+    looked at. every: steps between two comparisons of the ranks, 0: never. on_finding: 'auto'
+    raises InspectionError for a loss that is not finite, an empty batch, parameters that differ and
+    a rank without data, and warns of the rest; 'warn' never raises; 'raise' always does. slow: how
+    many times the others' own time makes a rank slow. patience_s: so long a step may wait for a
+    rank whose data has ended. disjoint: False where all ranks are meant to see the same samples.
+    wrapped: False only where nothing averages the gradients.
     """
 
     def __init__(
@@ -75,12 +80,23 @@ class DDPInspector:
     ) -> None:
         global _made
         if on_finding not in MODES:
-            raise ValueError(f"on_finding is {on_finding!r}, allowed: {', '.join(map(repr, MODES))}")
+            raise ValueError(
+                f"on_finding is {on_finding!r}, allowed: {', '.join(map(repr, MODES))}"
+            )
         if every < 0 or slow <= 1 or patience_s <= 0:
-            raise ValueError(f"every is {every} (0 or more), slow {slow} (more than 1), patience_s {patience_s} (more than 0)")
+            raise ValueError(
+                f"every is {every} (0 or more), slow {slow} (more than 1), patience_s {patience_s} "
+                f"(more than 0)"
+            )
         _made += 1
         self._mode, self._every, self._loader = on_finding, every, loader
-        self._steps, self._in_step, self._ended, self._broken, self._closed = 0, False, "", False, False
+        self._steps, self._in_step, self._ended, self._broken, self._closed = (
+            0,
+            False,
+            "",
+            False,
+            False,
+        )
         self._noted: deque[PendingStep] = deque()
         self._digests: list[str] = []
         self._seen_told = False
@@ -96,20 +112,36 @@ class DDPInspector:
         self._watcher = Watcher(board, self._output, self._state, self._fatal, patience_s)
         if self.rank == 0:
             self._watcher.judge = Judge(
-                board, self._output.say, self._watcher.find, every=every, slow=slow, patience_s=patience_s, disjoint=disjoint
+                board,
+                self._output.say,
+                self._watcher.find,
+                every=every,
+                slow=slow,
+                patience_s=patience_s,
+                disjoint=disjoint,
             )
         atexit.register(self._at_exit)
         self._watcher.start()
         launched = int(os.environ.get("WORLD_SIZE") or 1)
         if self.world_size == 1 and launched > 1:
-            text = f"rank {os.environ.get('RANK', '?')} trains alone: WORLD_SIZE is {launched}, but there is no process group"
-            self._watcher.post(Finding("alone", f"{text} (torch.distributed.init_process_group, before the inspector)"))
+            text = (
+                f"rank {os.environ.get('RANK', '?')} trains alone: WORLD_SIZE is {launched}, "
+                f"but there is no process group"
+            )
+            self._watcher.post(
+                Finding(
+                    "alone", f"{text} (torch.distributed.init_process_group, before the inspector)"
+                )
+            )
         elif self.world_size == 1:
-            self._output.line("one process, no other ranks: what is compared between ranks is left out")
+            self._output.line(
+                "one process, no other ranks: what is compared between ranks is left out"
+            )
 
     def step(self, loss: Any = None, batch: Any = None) -> None:
-        """A step is done. loss: a tensor (the rank's own mean, or one value for each sample) or a number; batch: what was trained on.
-        Raises InspectionError for a finding of this rank or, some moments later, of another one."""
+        """A step is done. loss: a tensor (the rank's own mean, or one value for each sample) or a
+        number; batch: what was trained on. Raises InspectionError for a finding of this rank or,
+        some moments later, of another one."""
         if self._closed:
             return
         self._steps += 1
@@ -130,18 +162,21 @@ class DDPInspector:
             self._raise(self._watcher.raised)
 
     def begun(self, epoch: int) -> None:
-        """The loader was already asked for this epoch (counted from 1) before the inspector was there: for callbacks."""
+        """The loader was already asked for this epoch (counted from 1) before the inspector was
+        there: for callbacks."""
         if self._drawn is not None and not self._drawn.epoch:
             self._drawn.begun(epoch)
 
     def epoch_end(self) -> None:
-        """This rank has no more batches in this epoch. Only needed where the loader does not tell it (an IterableDataset)."""
+        """This rank has no more batches in this epoch. Only needed where the loader does not tell
+        it (an IterableDataset)."""
         if not self._closed:
             self._ended, self._in_step = "its epoch ended", False
             self._tell_seen()
 
     def close(self) -> None:
-        """The loop is over. Called at the process's end otherwise; here it can still raise InspectionError."""
+        """The loop is over. Called at the process's end otherwise; here it can still raise
+        InspectionError."""
         self._close("its loop ended", limit_s=CLOSE_S)
         if self._watcher.raised:
             self._raise(self._watcher.raised)
@@ -149,7 +184,12 @@ class DDPInspector:
     def __enter__(self) -> DDPInspector:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         else:  # what happened comes first
@@ -176,7 +216,9 @@ class DDPInspector:
     def _began(self) -> None:
         self._in_step, self._ended = True, ""
 
-    def _note(self, loss: Any, size: int | None, place: tuple[int, int, list[int]] | None, batch: Any) -> None:
+    def _note(
+        self, loss: Any, size: int | None, place: tuple[int, int, list[int]] | None, batch: Any
+    ) -> None:
         own: torch.Tensor | float | None = None
         event, losses, sums = None, None, None
         if isinstance(loss, torch.Tensor):
@@ -197,7 +239,9 @@ class DDPInspector:
 
     def _settle(self, *, wait: bool) -> None:
         """Look at the steps whose loss is there."""
-        while self._noted and (wait or self._noted[0].event is None or self._noted[0].event.query()):
+        while self._noted and (
+            wait or self._noted[0].event is None or self._noted[0].event.query()
+        ):
             noted = self._noted.popleft()
             if noted.event is not None:
                 noted.event.synchronize()
@@ -205,7 +249,14 @@ class DDPInspector:
             if due(noted.step, self._every):
                 self._tell_row(noted, loss)
             if noted.size == 0:
-                self._find(Finding("empty_batch", f"rank {self.rank} had an empty batch at step {noted.step}", self.rank, noted.step))
+                self._find(
+                    Finding(
+                        "empty_batch",
+                        f"rank {self.rank} had an empty batch at step {noted.step}",
+                        self.rank,
+                        noted.step,
+                    )
+                )
             elif loss is not None and not math.isfinite(loss):
                 text = f"loss is {loss} on rank {self.rank} at step {noted.step}{_which(noted)}"
                 self._find(Finding("not_finite", text, self.rank, noted.step))
@@ -240,11 +291,18 @@ class DDPInspector:
         """Indices of the first batches; empty where they are not known."""
         return list(self._drawn.first) if self._drawn is not None and any(self._drawn.first) else []
 
-    def _collect(self, batch: Any, size: int | None, place: tuple[int, int, list[int]] | None) -> None:
-        """Digests of the first samples; the last batch of an epoch may be filled up with the first ones."""
+    def _collect(
+        self, batch: Any, size: int | None, place: tuple[int, int, list[int]] | None
+    ) -> None:
+        """Digests of the first samples; the last batch of an epoch may be filled up with the first
+        ones."""
         batches = self._facts["batches"]
         last = batches is not None and self._steps >= batches
-        fresh = sample_tracker.digests(batch, size) if batch is not None and size and not (last and batches) else []
+        fresh = (
+            sample_tracker.digests(batch, size)
+            if batch is not None and size and not (last and batches)
+            else []
+        )
         again = set(fresh) & set(self._digests)
         if not again:
             self._digests += fresh
@@ -263,11 +321,18 @@ class DDPInspector:
         self._watcher.put(f"seen/{self.rank}", seen)
 
     def _tell_row(self, noted: PendingStep, loss: float | None) -> None:
-        sums = [f"{number:012x}" for number in noted.sums.tolist()] if noted.sums is not None else []
+        sums = (
+            [f"{number:012x}" for number in noted.sums.tolist()] if noted.sums is not None else []
+        )
         total = f"{sum(int(s, 16) for s in sums) % (1 << checksum.BITS):012x}" if sums else None
         if sums:
             self._watcher.put(f"sums/{noted.step}/{self.rank}", sums)
-        row: StepRow = {"step": noted.step, "size": noted.size, "loss": None if loss is None else repr(loss), "sum": total}
+        row: StepRow = {
+            "step": noted.step,
+            "size": noted.size,
+            "loss": None if loss is None else repr(loss),
+            "sum": total,
+        }
         self._watcher.put(f"row/{noted.step}/{self.rank}", row)
 
     # The end
@@ -276,7 +341,9 @@ class DDPInspector:
         if self._closed:
             return
         self._closed = True
-        self._broken = self._in_step  # in the middle of a step: an exception, maybe since another rank has ended
+        self._broken = (
+            self._in_step
+        )  # in the middle of a step: an exception, maybe since another rank has ended
         self._ended = self._ended if self._broken else self._ended or ended
         for hook in self._hooks:
             hook.remove()
@@ -291,21 +358,27 @@ class DDPInspector:
             return
         self._close("its script ended", limit_s=CLOSE_S)
         if self._broken and self._watcher.no_data and self._fatal(self._watcher.no_data):
-            self._output.keep(InspectionError(self._watcher.no_data))  # what this rank raised is what follows from it
+            self._output.keep(
+                InspectionError(self._watcher.no_data)
+            )  # what this rank raised is what follows from it
 
 
 def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
     """To this machine's memory, without waiting for the GPU."""
     if not tensor.is_cuda:
         return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )
 
 
 def _is_wrapped(model: nn.Module) -> bool:
     """Something averages the gradients of the ranks."""
     known = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
     inner = getattr(model, "_orig_mod", model)  # torch.compile
-    return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(hasattr(p, "placements") for p in inner.parameters())
+    return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(
+        hasattr(p, "placements") for p in inner.parameters()
+    )
 
 
 def _which(noted: PendingStep) -> str:

@@ -26,7 +26,8 @@ __all__ = ["InspectorCallback"]
 
 
 class InspectorCallback(Callback):
-    """Takes what DDPInspector takes, but the model and the loader. A step is a batch, also with accumulate_grad_batches."""
+    """Takes what DDPInspector takes, but the model and the loader. A step is a batch, also with
+    accumulate_grad_batches."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -36,12 +37,17 @@ class InspectorCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = next(_loaders(trainer.train_dataloader), None)
         self.inspector = DDPInspector(trainer.strategy.model or pl_module, loader, **self._options)
-        # Lightning has begun its first epoch by now, unseen: what is drawn next belongs to the second.
+        # Lightning has begun its first epoch by now, unseen: what is drawn next belongs to the
+        # second.
         self.inspector.begun(trainer.current_epoch + 1)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.inspector:
-            self.inspector.step(outputs.get("loss") if isinstance(outputs, dict) else outputs, batch)
+            self.inspector.step(
+                outputs.get("loss") if isinstance(outputs, dict) else outputs, batch
+            )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if self.inspector:

@@ -1,4 +1,5 @@
-"""What people read of an inspection: lines of rank 0, and events of the run directory, where there is one."""
+"""What people read of an inspection: lines of rank 0, and events of the run directory, where there
+is one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LAUNCHED = "duet_launched"  # a module that lib/run_script.py puts there: `ranks`, a folder of the run; `keep(error)`, for its failure card
+# a module that lib/run_script.py puts there: `ranks`, a folder of the run; `keep(error)`, for its
+# failure card
+LAUNCHED = "duet_launched"
 RUN_DIR = "DUET_RUN_DIR"
 MANY = 16  # ranks that are shown
 
@@ -28,7 +31,8 @@ class Finding:
 
 
 class InspectionError(RuntimeError):
-    """A finding that ends the training; `guilty_rank` is the rank to look at, None when nobody can be blamed."""
+    """A finding that ends the training; `guilty_rank` is the rank to look at, None when nobody can
+    be blamed."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -36,15 +40,20 @@ class InspectionError(RuntimeError):
 
 
 class FindingsOutput:
-    """Everything said goes to standard error; a file that can not be written is said once and stops nobody."""
+    """Everything said goes to standard error; a file that can not be written is said once and stops
+    nobody."""
 
     def __init__(self) -> None:
         self._launched = sys.modules.get(LAUNCHED)
         folder = Path(self._launched.ranks).parent if self._launched else os.environ.get(RUN_DIR)
-        self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None  # as training/core/rundir.py has it
+        self._events = (
+            Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None
+        )  # as training/core/rundir.py has it
 
     def line(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or standard error was closed: training goes on
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the terminal is gone, or standard error was closed: training goes on
             sys.stderr.write(f"[inspector] {text}\n")
             sys.stderr.flush()
 
@@ -56,7 +65,15 @@ class FindingsOutput:
         self.line(f"WARNING: {found.text}")
 
     def record(self, found: Finding) -> None:
-        self._event("warning", code="warning.inspector", text=found.text, rank=found.rank, step=found.step, kind=found.kind, by="inspector")
+        self._event(
+            "warning",
+            code="warning.inspector",
+            text=found.text,
+            rank=found.rank,
+            step=found.step,
+            kind=found.kind,
+            by="inspector",
+        )
 
     def keep(self, error: InspectionError) -> None:
         """For the launcher's failure card, when this process ends without raising."""

@@ -1,4 +1,5 @@
-"""Which samples a rank trains on: their indices, where a sampler draws them, and a digest of their content, whatever the loader is."""
+"""Which samples a rank trains on: their indices, where a sampler draws them, and a digest of their
+content, whatever the loader is."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ PROVEN_STEPS = 8  # of the first epoch, whose samples are compared between the r
 ROW = 1024  # values of a sample that its digest is made of
 PROBES = 4  # of a list, for a fingerprint
 DEPTH = 4
-REPLAYED = 1 << 22  # samples of an epoch that is drawn a second time, at most: some seconds and 100 MB
+REPLAYED = (
+    1 << 22
+)  # samples of an epoch that is drawn a second time, at most: some seconds and 100 MB
 
 
 def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
@@ -37,27 +40,41 @@ def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
 
 def size(batch: Any) -> int | None:
     """How many samples; None: not known."""
-    if isinstance(batch, torch.Tensor) and batch.dim():  # no more than that, since it is asked for in every step
+    if (
+        isinstance(batch, torch.Tensor) and batch.dim()
+    ):  # no more than that, since it is asked for in every step
         return batch.shape[0]
     for tensor in tensors(batch):
         if tensor.dim():
             return len(tensor)
-    return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) else None
+    return (
+        len(batch) if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) else None
+    )
 
 
 def digests(batch: Any, count: int) -> list[str]:
-    """A digest for each sample, of the largest tensor that has a row for each; samples whose values are all the same (silence,
-    padding) have none. Waits for the GPU."""
+    """A digest for each sample, of the largest tensor that has a row for each; samples whose values
+    are all the same (silence, padding) have none. Waits for the GPU."""
     rows = [t for t in tensors(batch) if t.dim() and len(t) == count and t.numel()]
     if not rows:
         return []
     table = max(rows, key=torch.Tensor.numel).detach()
-    table = (torch.view_as_real(table.resolve_conj()) if table.is_complex() else table).reshape(count, -1)
+    table = (torch.view_as_real(table.resolve_conj()) if table.is_complex() else table).reshape(
+        count, -1
+    )
     table = table[:, :: -(-table.shape[1] // ROW)].cpu()
     lowest, highest = table.float().amin(1), table.float().amax(1)
     words = table.contiguous().view(torch.uint8).reshape(count, -1).numpy()
-    said = torch.logical_or(lowest != highest, lowest.isnan()) if table.shape[1] > 1 else torch.ones(count, dtype=torch.bool)
-    return [hashlib.blake2b(words[i].tobytes(), digest_size=8).hexdigest() for i in range(count) if said[i]]
+    said = (
+        torch.logical_or(lowest != highest, lowest.isnan())
+        if table.shape[1] > 1
+        else torch.ones(count, dtype=torch.bool)
+    )
+    return [
+        hashlib.blake2b(words[i].tobytes(), digest_size=8).hexdigest()
+        for i in range(count)
+        if said[i]
+    ]
 
 
 def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[int], list[int]]:
@@ -68,14 +85,20 @@ def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[
             bad |= ~tensor.detach().isfinite().reshape(count, -1).all(1).cpu()
     own: list[int] = []
     if loss is not None and loss.dim() and len(loss) == count:
-        own = torch.nonzero(~loss.detach().isfinite().reshape(count, -1).all(1).cpu()).flatten().tolist()
+        own = (
+            torch.nonzero(~loss.detach().isfinite().reshape(count, -1).all(1).cpu())
+            .flatten()
+            .tolist()
+        )
     return torch.nonzero(bad).flatten().tolist(), own
 
 
 class SamplerTrace:
-    """Stands in the loader's place of its batch sampler and remembers what it draws; all else is the batch sampler's own.
+    """Stands in the loader's place of its batch sampler and remembers what it draws; all else is
+    the batch sampler's own.
 
-    It lives in this process alone: a worker of the loader never gets it. `first`: the indices of the first batches, until an epoch ends.
+    It lives in this process alone: a worker of the loader never gets it. `first`: the indices of
+    the first batches, until an epoch ends.
     """
 
     def __init__(self, inner: Any, ahead: int) -> None:
@@ -114,21 +137,29 @@ class SamplerTrace:
             self.ended |= self.epoch == mine
 
     def begun(self, epoch: int) -> None:
-        """This epoch was begun before: what it draws is known where drawing again gives the same and changes nothing."""
+        """This epoch was begun before: what it draws is known where drawing again gives the same
+        and changes nothing."""
         self.epoch = epoch
         if _repeats(getattr(self._inner, "sampler", None)):
-            self._replay = ((epoch, number + 1, _whole(drawn)) for number, drawn in enumerate(self._inner))
-            self._queue.extend(taken for _, taken in zip(range(PROVEN_STEPS), self._replay, strict=False))
+            self._replay = (
+                (epoch, number + 1, _whole(drawn)) for number, drawn in enumerate(self._inner)
+            )
+            self._queue.extend(
+                taken for _, taken in zip(range(PROVEN_STEPS), self._replay, strict=False)
+            )
             self.first = [indices for _, _, indices in self._queue]
 
     def took(self, count: int | None) -> tuple[int, int, list[int]] | None:
-        """Of the batch that was trained on: epoch, batch, indices; None when that can not be told (a step of several batches)."""
+        """Of the batch that was trained on: epoch, batch, indices; None when that can not be told
+        (a step of several batches)."""
         if self._replay is not None:
             self._queue.extend(taken for _, taken in zip(range(1), self._replay, strict=False))
         if not self._queue:
             return None
         taken = self._queue.popleft()
-        self._trusted &= len(self._queue) <= max(self._ahead, PROVEN_STEPS) and (count is None or not taken[2] or count == len(taken[2]))
+        self._trusted &= len(self._queue) <= max(self._ahead, PROVEN_STEPS) and (
+            count is None or not taken[2] or count == len(taken[2])
+        )
         return taken if self._trusted else None
 
     @property
@@ -138,17 +169,22 @@ class SamplerTrace:
 
 
 def watch(loader: Any) -> SamplerTrace | None:
-    """Put a SamplerTrace into a torch DataLoader (or one that wraps it, as accelerate's); None when there is no such place."""
+    """Put a SamplerTrace into a torch DataLoader (or one that wraps it, as accelerate's); None when
+    there is no such place."""
     own = getattr(loader, "base_dataloader", loader)
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
         return None
-    if hasattr(own, "state_dict"):  # a StatefulDataLoader keeps the state of its sampler, which must be its own
+    if hasattr(
+        own, "state_dict"
+    ):  # a StatefulDataLoader keeps the state of its sampler, which must be its own
         return None
     if isinstance(sampler, SamplerTrace):  # of another inspector
         return None
     drawn = SamplerTrace(sampler, 4 + own.num_workers * (own.prefetch_factor or 0))
-    object.__setattr__(own, "batch_sampler", drawn)  # DataLoader refuses its own setattr once it is made
+    object.__setattr__(
+        own, "batch_sampler", drawn
+    )  # DataLoader refuses its own setattr once it is made
     return drawn
 
 
@@ -167,9 +203,19 @@ def describe(loader: Any, drawn: SamplerTrace | None) -> LoaderFacts:
     iterable = isinstance(dataset, torch.utils.data.IterableDataset)
     plain = type(batch_sampler) is torch.utils.data.BatchSampler and (
         type(sampler) is torch.utils.data.SequentialSampler
-        or (type(sampler) is torch.utils.data.RandomSampler and not sampler.replacement and sampler.num_samples == _length(dataset))
+        or (
+            type(sampler) is torch.utils.data.RandomSampler
+            and not sampler.replacement
+            and sampler.num_samples == _length(dataset)
+        )
     )
-    name = "" if loader is None else "an IterableDataset" if iterable else type(sampler or batch_sampler or own).__name__
+    name = (
+        ""
+        if loader is None
+        else "an IterableDataset"
+        if iterable
+        else type(sampler or batch_sampler or own).__name__
+    )
     return {
         "dataset": None if iterable else _length(dataset),
         "batches": _length(loader),
@@ -181,12 +227,20 @@ def describe(loader: Any, drawn: SamplerTrace | None) -> LoaderFacts:
 
 def _whole(drawn: Any) -> list[int]:
     """The indices of a batch; an IterableDataset has none."""
-    return [int(i) for i in (drawn if isinstance(drawn, (list, tuple)) else [drawn]) if isinstance(i, numbers.Integral)]
+    return [
+        int(i)
+        for i in (drawn if isinstance(drawn, (list, tuple)) else [drawn])
+        if isinstance(i, numbers.Integral)
+    ]
 
 
 def _repeats(sampler: Any) -> bool:
-    """It draws the same once more, without touching anybody's random numbers. Subclasses may do otherwise."""
-    known = type(sampler) in (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
+    """It draws the same once more, without touching anybody's random numbers. Subclasses may do
+    otherwise."""
+    known = type(sampler) in (
+        torch.utils.data.SequentialSampler,
+        torch.utils.data.DistributedSampler,
+    )
     return known and len(sampler) <= REPLAYED
 
 
@@ -198,20 +252,33 @@ def _length(thing: Any) -> int | None:
 
 
 def fingerprint(thing: Any) -> str:
-    """The same on two ranks whose datasets are the same, as far as their plain attributes tell; never calls the dataset."""
-    return hashlib.blake2b(repr(_facts(thing, DEPTH)).encode("utf-8", "replace"), digest_size=8).hexdigest()
+    """The same on two ranks whose datasets are the same, as far as their plain attributes tell;
+    never calls the dataset."""
+    return hashlib.blake2b(
+        repr(_facts(thing, DEPTH)).encode("utf-8", "replace"), digest_size=8
+    ).hexdigest()
 
 
 def _facts(thing: Any, depth: int) -> Any:
     if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
         return thing
     if isinstance(thing, torch.Tensor):
-        return [str(thing.dtype), *thing.shape, *thing.detach().flatten()[:PROBES].tolist()] if thing.numel() else []
+        return (
+            [str(thing.dtype), *thing.shape, *thing.detach().flatten()[:PROBES].tolist()]
+            if thing.numel()
+            else []
+        )
     if depth and isinstance(thing, range):
         return repr(thing)
     if depth and isinstance(thing, (list, tuple)):
-        return [len(thing), *(_facts(value, depth - 1) for value in (*thing[:PROBES], *thing[-PROBES:]))]
+        return [
+            len(thing),
+            *(_facts(value, depth - 1) for value in (*thing[:PROBES], *thing[-PROBES:])),
+        ]
     if depth and isinstance(thing, dict):
         return {str(k): _facts(v, depth - 1) for k, v in list(thing.items())[:64]}
     own = getattr(thing, "__dict__", None)
-    return [type(thing).__qualname__, _facts(own, depth - 1) if depth and isinstance(own, dict) else None]
+    return [
+        type(thing).__qualname__,
+        _facts(own, depth - 1) if depth and isinstance(own, dict) else None,
+    ]

@@ -1,4 +1,5 @@
-"""Where the ranks tell each other what they do: the store of the process group. Nobody ever waits for anybody there."""
+"""Where the ranks tell each other what they do: the store of the process group. Nobody ever waits
+for anybody there."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class OwnStore(dict[str, bytes]):
 
 
 class SharedStore:
-    """`store`: of these ranks alone; `server`: what must live as long. Every call is one short question to rank 0's store; what is
-    not there yet is None."""
+    """`store`: of these ranks alone; `server`: what must live as long. Every call is one short
+    question to rank 0's store; what is not there yet is None."""
 
     def __init__(self, store: Store, rank: int, world: int, server: object = None) -> None:
         self._store, self.rank, self.world, self._server = store, rank, world, server
@@ -77,6 +78,12 @@ def open_board(number: int) -> SharedStore:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return SharedStore(OwnStore(), 0, 1)
     server = dist.distributed_c10d._get_default_store()  # rank 0's ends with its last user
-    # A connection of its own: whoever waits in the store (a barrier, NCCL's start) keeps that connection for himself.
+    # A connection of its own: whoever waits in the store (a barrier, NCCL's start) keeps that
+    # connection for himself.
     own = server.clone() if hasattr(server, "clone") else server
-    return SharedStore(dist.PrefixStore(f"{__package__}/{number}", own), dist.get_rank(), dist.get_world_size(), server)
+    return SharedStore(
+        dist.PrefixStore(f"{__package__}/{number}", own),
+        dist.get_rank(),
+        dist.get_world_size(),
+        server,
+    )

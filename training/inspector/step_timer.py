@@ -1,7 +1,8 @@
 """A rank's own time of a step: what it does before it waits for the others.
 
-From the end of the step before to the forward pass (its data), and from there until the last gradient is ready: then it may wait.
-On a GPU the second part is measured by the GPU, and read when it is over: nobody waits for it.
+From the end of the step before to the forward pass (its data), and from there until the last
+gradient is ready: then it may wait. On a GPU the second part is measured by the GPU, and read when
+it is over: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Lap:
 
 
 class Clock:
-    """`forward()`, `gradients()` and `step()` are called as they happen; reading is for any thread."""
+    """`forward()`, `gradients()` and `step()` are called as they happen; reading is for any
+    thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -47,7 +49,9 @@ class Clock:
         self._begun: Any = None
         self._segments: list[Any] = []
         self._pending: deque[Lap] = deque(maxlen=PENDING)
-        self._laps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)  # own, data, period: milliseconds
+        self._laps: deque[tuple[float, float, float]] = deque(
+            maxlen=WINDOW
+        )  # own, data, period: milliseconds
         self.count = 0
 
     def _now(self) -> Any:
@@ -85,7 +89,8 @@ class Clock:
         self.count += 1
 
     def medians(self) -> tuple[float, float, float] | None:
-        """(own, data, period) in milliseconds, of the last steps; None: too few, or the forward pass is not seen."""
+        """(own, data, period) in milliseconds, of the last steps; None: too few, or the forward
+        pass is not seen."""
         laps = list(self._laps)
         if len(laps) < LEAST:
             return None
@@ -94,7 +99,8 @@ class Clock:
 
 
 class Hook:
-    """A hook of a module that may be saved as a whole, or copied: there it does nothing, and needs nothing of ours."""
+    """A hook of a module that may be saved as a whole, or copied: there it does nothing, and needs
+    nothing of ours."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -103,11 +109,15 @@ class Hook:
         self._function(*args)
 
     def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments and returns None
+        return getattr, (
+            contextlib.nullcontext(),
+            "__exit__",
+        )  # takes any arguments and returns None
 
 
 def attach(clock: Clock, model: nn.Module, began: Any) -> list[Any]:
-    """Hooks that call the clock, and `began()` when a training step's forward pass begins; each has remove()."""
+    """Hooks that call the clock, and `began()` when a training step's forward pass begins; each has
+    remove()."""
 
     def forward(module: nn.Module, args: object) -> None:
         if module.training and torch.is_grad_enabled():

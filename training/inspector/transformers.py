@@ -18,10 +18,12 @@ __all__ = ["InspectorCallback"]
 
 
 class InspectorCallback(TrainerCallback):  # type: ignore[misc]
-    """Takes what DDPInspector takes, but the model and the loader. A step is a forward pass, also with gradient_accumulation_steps.
+    """Takes what DDPInspector takes, but the model and the loader. A step is a forward pass, also
+    with gradient_accumulation_steps.
 
-    A callback is not told loss and batch: they are those of the model's forward pass. Where the Trainer computes the loss elsewhere
-    (label_smoothing_factor, compute_loss_func), it is not looked at.
+    A callback is not told loss and batch: they are those of the model's forward pass. Where the
+    Trainer computes the loss elsewhere (label_smoothing_factor, compute_loss_func), it is not
+    looked at.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -34,7 +36,9 @@ class InspectorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
         model = facts["model"]
         # The model is the one inside: that it is wrapped for the other ranks is up to the Trainer.
-        self.inspector = DDPInspector(model, facts.get("train_dataloader"), **{"wrapped": True, **self._options})
+        self.inspector = DDPInspector(
+            model, facts.get("train_dataloader"), **{"wrapped": True, **self._options}
+        )
         self._hook = model.register_forward_hook(Hook(self._forward), with_kwargs=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
@@ -56,7 +60,9 @@ class InspectorCallback(TrainerCallback):  # type: ignore[misc]
     def _forward(self, model: Any, args: Any, inputs: dict[str, Any], outputs: Any) -> None:
         if model.training:
             self._batch = inputs or args
-            self._loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+            self._loss = (
+                outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+            )
             self._loss = None if self._loss is None else self._loss.detach()
 
     def _step(self) -> None:

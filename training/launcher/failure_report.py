@@ -1,4 +1,5 @@
-"""What an outcome means: exit code, and for a failure the card that a person reads and failure.json holds."""
+"""What an outcome means: exit code, and for a failure the card that a person reads and failure.json
+holds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.finding is not None:
         return Exit.HANG
     if outcome.torn_down:
-        return 128 + signal.SIGABRT  # the script's own status, as a shell shows it: what it did is done
+        return (
+            128 + signal.SIGABRT
+        )  # the script's own status, as a shell shows it: what it did is done
     if outcome.killed:
         honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
         return outcome.asked if honoured else Exit.TRAINING
@@ -46,7 +49,11 @@ def exit_code(outcome: Outcome) -> int:
         return outcome.asked
     if outcome.guilty:
         status = outcome.guilty[1]
-        return Exit(status) if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES) else Exit.TRAINING
+        return (
+            Exit(status)
+            if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
+            else Exit.TRAINING
+        )
     if not outcome.ours and outcome.asked != Exit.DONE:
         return outcome.asked  # the code tells who has ended it; what the script saved is its own
     codes = {status for _, status in outcome.ended}
@@ -57,16 +64,30 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def stopped_early(outcome: Outcome) -> bool:
-    """Asked to stop while a rank was still starting: it dies of the signal, since there is nothing to save yet."""
-    return outcome.ours and outcome.asked != Exit.DONE and outcome.guilty is not None and -outcome.guilty[1] in STOP_SIGNALS
+    """Asked to stop while a rank was still starting: it dies of the signal, since there is nothing
+    to save yet."""
+    return (
+        outcome.ours
+        and outcome.asked != Exit.DONE
+        and outcome.guilty is not None
+        and -outcome.guilty[1] in STOP_SIGNALS
+    )
 
 
 def statuses(outcome: Outcome) -> str:
-    """How the ranks of this machine have ended, after a colon; '' under torchrun, which does not tell."""
+    """How the ranks of this machine have ended, after a colon; '' under torchrun, which does not
+    tell."""
     by_end: dict[str, list[str]] = {}
-    for rank, status in sorted((rank, status) for rank, status in outcome.ended if rank is not None):
-        by_end.setdefault("ended with status 0" if status == 0 else exit_status.how(status), []).append(str(rank))
-    return "".join(f"{';' if i else ':'} rank {', '.join(ranks)} {how}" for i, (how, ranks) in enumerate(by_end.items()))
+    for rank, status in sorted(
+        (rank, status) for rank, status in outcome.ended if rank is not None
+    ):
+        by_end.setdefault(
+            "ended with status 0" if status == 0 else exit_status.how(status), []
+        ).append(str(rank))
+    return "".join(
+        f"{';' if i else ':'} rank {', '.join(ranks)} {how}"
+        for i, (how, ranks) in enumerate(by_end.items())
+    )
 
 
 def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
@@ -78,24 +99,48 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
     said_by = own["rank"] if own else rank  # whose log tells most
-    rank = own["guilty_rank"] if own else None if outcome.death and outcome.death.kind == DESYNC else rank
-    of_all = run.ranks / "torchrun.log"  # beside it, a rank's own log is of a start without torchrun
-    ranks = (run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from)
+    rank = (
+        own["guilty_rank"]
+        if own
+        else None
+        if outcome.death and outcome.death.kind == DESYNC
+        else rank
+    )
+    of_all = (
+        run.ranks / "torchrun.log"
+    )  # beside it, a rank's own log is of a start without torchrun
+    ranks = (
+        run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from
+    )
     log = next((f for f in ranks if f.exists()), of_all)
     since = outcome.log_from.get(log, 0)
     cause, kind, summary = _what(outcome, run, plan, rank, status, own)
-    by_itself = kind in (DIED, ERROR) and not outcome.torn_down and -status not in (signal.SIGKILL, *STOP_SIGNALS)
-    told = causes.of_log(log, said_by, since) if cause in causes.VAGUE and by_itself and status else None
+    by_itself = (
+        kind in (DIED, ERROR)
+        and not outcome.torn_down
+        and -status not in (signal.SIGKILL, *STOP_SIGNALS)
+    )
+    told = (
+        causes.of_log(log, said_by, since)
+        if cause in causes.VAGUE and by_itself and status
+        else None
+    )
     thrown = told.event.thrown if told and told.event else None
     if told and told.event and (own is None or own["type"] == causes.LEFT):
         line = shown(told.event.line.text.strip())
         if told.cause not in (causes.UNKNOWN, causes.RAISED):
             cause, summary = told.cause, f"{summary}; it had said: {line}"
-        elif thrown:  # a program whose exceptions are not reported to us: a traceback at the end of its log
+        elif (
+            thrown
+        ):  # a program whose exceptions are not reported to us: a traceback at the end of its log
             cause, kind, summary = told.cause, ERROR, line
     elif told and told.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = told.cause
-    lost = outcome.lost if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own))) else None
+    lost = (
+        outcome.lost
+        if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
+        else None
+    )
     if lost:  # what our ranks say of it is only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
     record: FailureRecord = {
@@ -106,7 +151,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "step": _step(run, rank),
         "summary": summary,
         "where": _where(outcome, own) or (thrown.where if thrown else None),
-        "phase": (found.phase if found else None) or (outcome.phases.get(rank) if rank is not None else None),
+        "phase": (found.phase if found else None)
+        or (outcome.phases.get(rank) if rank is not None else None),
         "phases": {str(r): p for r, p in sorted(outcome.phases.items())},
         "since_s": found.since_s if found else None,
         "waiting": {str(r): place for r, place in sorted(found.waiting.items())} if found else {},
@@ -122,7 +168,12 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         record["node"] = lost.node
     event = told.event if told else None
     groups = event.hit.groups if event and event.hit else {}
-    return {**record, "advice": of_end(record, event.signature if event else None, groups, card.language(), values(run, plan))}
+    return {
+        **record,
+        "advice": of_end(
+            record, event.signature if event else None, groups, card.language(), values(run, plan)
+        ),
+    }
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
@@ -139,13 +190,27 @@ def _stack(found: HangFinding) -> list[str]:
 
 
 def _what(
-    outcome: Outcome, run: rundir.RunDir, plan: Plan, rank: int | None, status: int, own: RankErrorRecord | None
+    outcome: Outcome,
+    run: rundir.RunDir,
+    plan: Plan,
+    rank: int | None,
+    status: int,
+    own: RankErrorRecord | None,
 ) -> tuple[str, FailureKind, str]:
     """(cause, kind, summary); `own`: what the rank has reported."""
     if outcome.killed or stopped_early(outcome):
-        return "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted", rundir.ASKED, _stop(outcome)
+        return (
+            "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",
+            rundir.ASKED,
+            _stop(outcome),
+        )
     if outcome.torn_down:
-        return causes.UNKNOWN, DIED, "the script had come to its end; then its process was aborted (SIGABRT) while it was torn down"
+        return (
+            causes.UNKNOWN,
+            DIED,
+            "the script had come to its end; then its process was aborted (SIGABRT) while it was "
+            "torn down",
+        )
     if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
         return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
@@ -153,17 +218,29 @@ def _what(
     if outcome.elsewhere and outcome.here is None:
         return "peer_died", DIED, "another machine failed first, and has not said how"
     if outcome.finding:
-        return "hang", outcome.finding.kind, f"{outcome.finding.how}, since {outcome.finding.since_s:.1f} s"
+        return (
+            "hang",
+            outcome.finding.kind,
+            f"{outcome.finding.how}, since {outcome.finding.since_s:.1f} s",
+        )
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return "disk_full", ERROR, f"no space left on the disk of {run.path}"
     if lost := causes.lost_gpus(plan):
         return "gpu_hardware", ERROR if own else DIED, lost
     if own and own["type"] != causes.LEFT:
         first_line = own["message"].splitlines()[0] if own["message"] else ""
-        first_line = first_line if len(first_line) <= SHOWN_CHARACTERS else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
+        first_line = (
+            first_line
+            if len(first_line) <= SHOWN_CHARACTERS
+            else f"{first_line[: SHOWN_CHARACTERS - 1]}…"
+        )
         return causes.of_error(own), ERROR, f"{own['type']}: {first_line}"
     if outcome.ours and -status == signal.SIGBUS and (changed := prepared_cache.changed(run)):
-        return causes.UNKNOWN, DIED, f"killed by SIGBUS: {changed}; the next start prepares it again"
+        return (
+            causes.UNKNOWN,
+            DIED,
+            f"killed by SIGBUS: {changed}; the next start prepares it again",
+        )
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
     if (death := outcome.death) and death.kind != DIED:
@@ -176,11 +253,15 @@ def _what(
 
 
 def _for_memory(outcome: Outcome) -> str:
-    """How it is known that the kernel has killed a rank since memory ran out; '' when that is not known."""
+    """How it is known that the kernel has killed a rank since memory ran out; '' when that is not
+    known."""
     before, now = outcome.oom_kills, cgroups.oom_kills()
     if before is None or now is None or now <= before:
         return ""
-    return f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such kills has risen from {before} to {now}"
+    return (
+        f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such "
+        f"kills has risen from {before} to {now}"
+    )
 
 
 def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
@@ -194,14 +275,19 @@ def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
 def _step(run: rundir.RunDir, rank: int | None) -> int:
     """The step that this rank (else the furthest) had begun; 0 before its first one."""
     beats = heartbeat.read_all(run.heartbeats)
-    return max((b.step for b in beats if b.rank == rank), default=max((b.step for b in beats), default=0))
+    return max(
+        (b.step for b in beats if b.rank == rank), default=max((b.step for b in beats), default=0)
+    )
 
 
 def _stop(outcome: Outcome) -> str:
     if not outcome.ours:
         return f"the script was stopped at once{statuses(outcome)}"
     if outcome.left is not None:
-        return f"rank {outcome.left} was asked to stop and left without the others: nothing was saved since the last checkpoint"
+        return (
+            f"rank {outcome.left} was asked to stop and left without the others: nothing was "
+            f"saved since the last checkpoint"
+        )
     if stopped_early(outcome):
         return "stopped before the training began"
     return "stopped at once: nothing was saved since the last checkpoint"

@@ -1,4 +1,5 @@
-"""A program that is run once when everything is done, and can neither delay nor change the end of a run for longer than its limit."""
+"""A program that is run once when everything is done, and can neither delay nor change the end of a
+run for longer than its limit."""
 
 from __future__ import annotations
 
@@ -22,10 +23,16 @@ LEAVE_S = 5.0
 
 
 def run(
-    argv: Sequence[str], env: Mapping[str, str], given: bytes, limit_s: float, wanted: StopSignals, *, nice: int = 0
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    given: bytes,
+    limit_s: float,
+    wanted: StopSignals,
+    *,
+    nice: int = 0,
 ) -> tuple[str, str]:
-    """(what went wrong or '', what it said). `given` is its standard input; a wish to stop ends it. It and what it has started
-    are gone afterwards, also when this process is killed meanwhile."""
+    """(what went wrong or '', what it said). `given` is its standard input; a wish to stop ends it.
+    It and what it has started are gone afterwards, also when this process is killed meanwhile."""
     try:
         with Guardian() as token, wanted, tempfile.TemporaryFile() as stdin:
             stdin.write(given)
@@ -45,7 +52,9 @@ def run(
         return f"{argv[0]} can not be started: {error.strerror}", ""
 
 
-def _watched(child: subprocess.Popen[bytes], limit_s: float, wanted: StopSignals) -> tuple[str, str]:
+def _watched(
+    child: subprocess.Popen[bytes], limit_s: float, wanted: StopSignals
+) -> tuple[str, str]:
     assert child.stdout
     output, said, wrong = child.stdout.fileno(), b"", ""
     os.set_blocking(output, False)

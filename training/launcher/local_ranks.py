@@ -19,8 +19,8 @@ from training.host.placement import LOOPBACK
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-# Where a port can only be named, not handed over: outside the kernel's range for outgoing connections (from 32768), so that
-# nothing takes it by chance before rank 0 does.
+# Where a port can only be named, not handed over: outside the kernel's range for outgoing
+# connections (from 32768), so that nothing takes it by chance before rank 0 does.
 QUIET_PORTS = range(20000, 30000)
 
 
@@ -38,7 +38,12 @@ class LocalRanks:
         """What torchrun would set for this rank; nothing for a single one, which has no group."""
         if self.world_size == 1:
             return {}
-        numbers = {"RANK": rank, "LOCAL_RANK": rank - self.ranks.start, "WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": len(self.ranks)}
+        numbers = {
+            "RANK": rank,
+            "LOCAL_RANK": rank - self.ranks.start,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": len(self.ranks),
+        }
         numbers |= {"GROUP_RANK": self.ranks.start // len(self.ranks), "MASTER_PORT": self.port}
         return {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": self.address}
 
@@ -48,7 +53,8 @@ class LocalRanks:
 
 
 def alone(plan: Plan) -> LocalRanks:
-    """All ranks are on this machine. Raises UserError when the wanted port and those after it are taken."""
+    """All ranks are on this machine. Raises UserError when the wanted port and those after it are
+    taken."""
     count, wanted = plan["ranks"], plan["master_port"]
     if count == 1:
         return LocalRanks(range(1), 1)
@@ -70,12 +76,19 @@ def command(run: rundir.RunDir, plan: Plan) -> list[str]:
     script = plan["script"]
     if script["python"] is None:
         return [script["path"], *script["args"]]
-    return [script["python"], "-u", str(ROOT / "lib/run_script.py"), str(run.ranks), script["path"], *script["args"]]
+    return [
+        script["python"],
+        "-u",
+        str(ROOT / "lib/run_script.py"),
+        str(run.ranks),
+        script["path"],
+        *script["args"],
+    ]
 
 
 def listen(address: str, wanted: int, backlog: int) -> socket.socket:
-    """A socket that listens at the wanted port or, when that is taken, at one of the next; 0 is any. Nobody can take the port
-    between now and the ranks' start. Raises UserError."""
+    """A socket that listens at the wanted port or, when that is taken, at one of the next; 0 is
+    any. Nobody can take the port between now and the ranks' start. Raises UserError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in range(wanted, min(wanted + ports.TRIES, 65536)) if wanted else (0,):
         store = socket.socket(family)
@@ -86,17 +99,34 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
         except OSError as error:
             store.close()
             if error.errno != errno.EADDRINUSE:
-                text = f"{address or 'this machine'} can not be listened at, port {port} (--master_port): {error.strerror}"
+                text = (
+                    f"{address or 'this machine'} can not be listened at, port {port} "
+                    f"(--master_port): {error.strerror}"
+                )
                 raise UserError(
-                    Problem("port.unusable", text, "", ["--master_port=12355   # above 1023 no rights are needed"]), Exit.RESOURCES
+                    Problem(
+                        "port.unusable",
+                        text,
+                        "",
+                        ["--master_port=12355   # above 1023 no rights are needed"],
+                    ),
+                    Exit.RESOURCES,
                 ) from error
         else:
             return store
-    text = f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by {ports.owner(wanted)}"
-    raise UserError(Problem("port.taken", text, "", ["leave --master_port out: a free port is chosen"]), Exit.RESOURCES)
+    text = (
+        f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by "
+        f"{ports.owner(wanted)}"
+    )
+    raise UserError(
+        Problem("port.taken", text, "", ["leave --master_port out: a free port is chosen"]),
+        Exit.RESOURCES,
+    )
 
 
 def free_port(address: str) -> int:
     """For a script, whose rank 0 opens the port itself."""
     choice = random.Random(os.urandom(8))
-    return next(p for p in choice.sample(QUIET_PORTS, len(QUIET_PORTS)) if ports.is_free(p, address))
+    return next(
+        p for p in choice.sample(QUIET_PORTS, len(QUIET_PORTS)) if ports.is_free(p, address)
+    )

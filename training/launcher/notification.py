@@ -1,4 +1,5 @@
-"""What is told of a run that has ended for good: one title, one line, and the same as facts (docs/notify.md)."""
+"""What is told of a run that has ended for good: one title, one line, and the same as facts
+(docs/notify.md)."""
 
 from __future__ import annotations
 
@@ -26,15 +27,26 @@ FINISHED: Final = "finished"
 FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 PREEMPTED: Final = "preempted"
-WORDS = {FINISHED: "finished", FAILED: "failed", STOPPED: "stopped on request", PREEMPTED: "preempted"}
-BY_CODE: dict[Exit, NotifyStatus] = {Exit.DONE: FINISHED, Exit.INTERRUPTED: STOPPED, Exit.PREEMPTED: PREEMPTED}
+WORDS = {
+    FINISHED: "finished",
+    FAILED: "failed",
+    STOPPED: "stopped on request",
+    PREEMPTED: "preempted",
+}
+BY_CODE: dict[Exit, NotifyStatus] = {
+    Exit.DONE: FINISHED,
+    Exit.INTERRUPTED: STOPPED,
+    Exit.PREEMPTED: PREEMPTED,
+}
 RECORDS = 500  # from the end of metrics.jsonl: the last step and the last evaluation
 TEXT = 500  # characters
 
 
-def payload(run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str = "") -> NotificationRecord:
-    """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory knows nothing of this launch.
-    `why`: what the user was told where no rank has ended the run."""
+def payload(
+    run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str = ""
+) -> NotificationRecord:
+    """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory
+    knows nothing of this launch. `why`: what the user was told where no rank has ended the run."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
@@ -55,12 +67,18 @@ def payload(run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str 
         "advice": [_clean(one) for one in failure.get("advice", [])],
         "steps": done.get("steps", step.get("step")),
         "loss": step.get("loss"),
-        "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")} or None,
+        "eval": {name: value for name, value in evaluation.items() if name.startswith("val_")}
+        or None,
         "seconds": round(time.time() - plan["created"], 1),
-        "restarts": sum(e.get("event") == "restart" and e["time"] >= plan["created"] for e in rundir.read_records(run.events)),
+        "restarts": sum(
+            e.get("event") == "restart" and e["time"] >= plan["created"]
+            for e in rundir.read_records(run.events)
+        ),
         "host": socket.gethostname(),
         "run_dir": str(run.path) if run.plan.exists() else None,
-        "report": str(run.report) if begun and rundir.written_since(run.report, plan["created"]) else None,
+        "report": str(run.report)
+        if begun and rundir.written_since(run.report, plan["created"])
+        else None,
         "log": plan.get("log_file"),
     }
 
@@ -77,12 +95,20 @@ def _failure(run: rundir.RunDir, plan: Plan) -> Record:
     own = run_reader.read_rank_error(run.rank_error(0))
     if own is None:
         return {}
-    return {"cause": causes.of_error(own), "kind": "", "rank": 0, "summary": f"{own['type']}: {own['message']}", "step": None}
+    return {
+        "cause": causes.of_error(own),
+        "kind": "",
+        "rank": 0,
+        "summary": f"{own['type']}: {own['message']}",
+        "step": None,
+    }
 
 
 def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status: str) -> str:
     if failure:
-        rank = "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
+        rank = (
+            "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
+        )
         return f"{rank}{failure['summary']}"
     if "loss_last" in done:
         whole = cast("SummaryRecord", done)

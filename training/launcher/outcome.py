@@ -18,7 +18,9 @@ class Outcome:
     ended: list[tuple[int | None, int]] = field(default_factory=list)
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
-    phases: dict[int, str] = field(default_factory=dict)  # rank → what it was doing when the first one failed
+    phases: dict[int, str] = field(
+        default_factory=dict
+    )  # rank → what it was doing when the first one failed
     death: RankExit | None = None  # what is known of the first rank that died
     finding: HangFinding | None = None  # the hang that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
@@ -26,10 +28,16 @@ class Outcome:
     closed: Exit = Exit.DONE  # how the training had ended whose ranks did not leave
     blocked: str = ""  # which ranks even SIGKILL does not end
     elsewhere: bool = False  # a rank of another machine failed first
-    left: int | None = None  # a rank of ours that was asked to stop itself, and left without the others
+    left: int | None = (
+        None  # a rank of ours that was asked to stop itself, and left without the others
+    )
     lost: LostPeer | None = None  # a machine that is gone or silent, when that ended it
     ours: bool = True  # our own training; False: somebody's script
     torn_down: bool = False  # a script had come to its end, and was aborted after it
-    gone: bool = False  # the run directory was removed while ranks ran: nothing can be written any more
-    log_from: dict[Path, int] = field(default_factory=dict)  # log → where this start's words begin: logs go over several starts
+    gone: bool = (
+        False  # the run directory was removed while ranks ran: nothing can be written any more
+    )
+    log_from: dict[Path, int] = field(
+        default_factory=dict
+    )  # log → where this start's words begin: logs go over several starts
     oom_kills: int | None = None  # what the kernel had ended for memory before this start

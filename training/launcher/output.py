@@ -1,5 +1,5 @@
-"""The output of one child: every byte into its own file, rank 0's to the console and, as whole lines, to the log. In whole chunks: a
-program that prints much must not wait for us."""
+"""The output of one child: every byte into its own file, rank 0's to the console and, as whole
+lines, to the log. In whole chunks: a program that prints much must not wait for us."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ class RankOutput:
     def __init__(self, fd: int, path: Path, shown: bool) -> None:
         self.fd, self.path, self.shown = fd, path, shown
         self._file = path.open("ab", buffering=0)
-        self.begins = os.fstat(self._file.fileno()).st_size  # before it are the words of earlier starts
+        self.begins = os.fstat(
+            self._file.fileno()
+        ).st_size  # before it are the words of earlier starts
         self._line = b""
         self._seam = b""  # the end of the last chunk
-        self._thread_at: int | None = None  # where the log tells of a thread's exception that has not been shown
-        self._thread_shown = shown  # on the console, the first one of each rank; with all that a rank shows there anyway
+        self._thread_at: int | None = (
+            None  # where the log tells of a thread's exception that has not been shown
+        )
+        # on the console, the first one of each rank; with all that a rank shows there anyway
+        self._thread_shown = shown
         self._warned = False
         self._terminal = os.isatty(fd)  # it holds 4 KiB: that must not wait
         self.trickles = False  # it comes in small pieces: a moment later there are more of them
@@ -77,11 +82,14 @@ class RankOutput:
     def _look_for_thread(self, chunk: bytes) -> None:
         if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
             with contextlib.suppress(OSError):
-                self._thread_at = max(0, os.fstat(self._file.fileno()).st_size - len(chunk) - len(self._seam))
+                self._thread_at = max(
+                    0, os.fstat(self._file.fileno()).st_size - len(chunk) - len(self._seam)
+                )
         self._seam = chunk[-len(IN_THREAD) :]
 
     def thread(self, ended: bool = False) -> str:
-        """The first exception in a thread of a rank that the console does not show, once; '' while there is none, or not all of it."""
+        """The first exception in a thread of a rank that the console does not show, once; '' while
+        there is none, or not all of it."""
         if self._thread_at is None:
             return ""
         found = in_thread(self.path, self._thread_at, ended)
@@ -97,7 +105,8 @@ class RankOutput:
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:
-    """`Exception in thread NAME: TYPE: MESSAGE`, which a log tells after the byte `at`; '' when it is not all there yet."""
+    """`Exception in thread NAME: TYPE: MESSAGE`, which a log tells after the byte `at`; '' when it
+    is not all there yet."""
     try:
         with path.open("rb") as file:
             file.seek(at)

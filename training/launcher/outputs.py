@@ -1,4 +1,5 @@
-"""What the ranks of this machine print during one start: to their logs, the first one's to the console too."""
+"""What the ranks of this machine print during one start: to their logs, the first one's to the
+console too."""
 
 from __future__ import annotations
 
@@ -18,19 +19,26 @@ GATHER_S = 0.002
 class Outputs:
     """`heard` is called when a rank has printed something."""
 
-    def __init__(self, run: rundir.RunDir, selector: selectors.BaseSelector, heard: Callable[[], None]) -> None:
+    def __init__(
+        self, run: rundir.RunDir, selector: selectors.BaseSelector, heard: Callable[[], None]
+    ) -> None:
         self._run, self._selector, self._heard = run, selector, heard
         self._open: dict[int, RankOutput] = {}  # by descriptor
         self._trickles = False  # output comes in small pieces
 
     def add(self, child: Child, *, shown: bool) -> RankOutput:
-        path = self._run.ranks / "torchrun.log" if child.rank is None else self._run.rank_log(child.rank)
+        path = (
+            self._run.ranks / "torchrun.log"
+            if child.rank is None
+            else self._run.rank_log(child.rank)
+        )
         output = self._open[child.output] = RankOutput(child.output, path, shown=shown)
         self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
         return output
 
     def gather(self) -> None:
-        """Waits a moment where output comes in small pieces: a system call a line would take the CPU from the ranks."""
+        """Waits a moment where output comes in small pieces: a system call a line would take the
+        CPU from the ranks."""
         if self._trickles:
             self._trickles = False
             time.sleep(GATHER_S)
@@ -45,17 +53,26 @@ class Outputs:
             self._open.pop(fd).close()
 
     def show_threads(self, ended: bool = False) -> None:
-        """Warns of exceptions in threads: they end neither the rank nor the run, and are else in that rank's log alone."""
+        """Warns of exceptions in threads: they end neither the rank nor the run, and are else in
+        that rank's log alone."""
         for output in self._open.values():
             if text := output.thread(ended):
-                text = f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without this thread: {output.path}"
+                text = (
+                    f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without "
+                    f"this thread: {output.path}"
+                )
                 log.warning(text)
                 self._run.event(
-                    "warning", code="warning.thread_exception", text=text, rank=int(output.path.stem.removeprefix("rank")), by="supervisor"
+                    "warning",
+                    code="warning.thread_exception",
+                    text=text,
+                    rank=int(output.path.stem.removeprefix("rank")),
+                    by="supervisor",
                 )
 
     def drain_rest(self) -> None:
-        """What children that have ended printed last; a grandchild that kept the pipe open cannot block this."""
+        """What children that have ended printed last; a grandchild that kept the pipe open cannot
+        block this."""
         for fd, output in self._open.items():
             os.set_blocking(fd, False)
             while output.drain():

@@ -1,4 +1,5 @@
-"""The line between the supervisors of several machines while ranks run: who has failed, who is gone, who is silent."""
+"""The line between the supervisors of several machines while ranks run: who has failed, who is
+gone, who is silent."""
 
 from __future__ import annotations
 
@@ -26,14 +27,20 @@ if TYPE_CHECKING:
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
 STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped a little later than the answers
-TURN_S = 1.0  # counts at most between two turns: when this supervisor was stopped itself, the others were not silent
+# counts at most between two turns: when this supervisor was stopped itself, the others were not
+# silent
+TURN_S = 1.0
 SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launcher.timeouts)
 PAUSE_S = 0.05
 SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
-FROZEN = "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"
-NAME = set(string.ascii_letters + string.digits + "._-")  # what may be a file's name, or be shown, though it comes from a network
+FROZEN = (
+    "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"
+)
+NAME = set(
+    string.ascii_letters + string.digits + "._-"
+)  # what may be a file's name, or be shown, though it comes from a network
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,17 @@ class LostPeer:
 
 
 class PeerLink(ABC):
-    """One machine's end of the talk. `failed`: what another machine says of its failure, if one does."""
+    """One machine's end of the talk. `failed`: what another machine says of its failure, if one
+    does."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
         self.wires: dict[int, JsonSocket] = {}  # by node
         self.failed: FailureRecord | None = None
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
-        self.stopped = 0  # on another node than the first: the exit code where node 0 was asked to stop after a failure
+        # on another node than the first: the exit code where node 0 was asked to stop after a
+        # failure
+        self.stopped = 0
         self._names: dict[int, str] = {}  # of nodes, for people
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
@@ -70,13 +80,15 @@ class PeerLink(ABC):
 
     @abstractmethod
     def go(self) -> LocalRanks:
-        """When everybody is ready: the ranks of this machine. Raises UserError when a node has left."""
+        """When everybody is ready: the ranks of this machine. Raises UserError when a node has
+        left."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
-        """After a failure: what all machines do next. Node 0 brings it (None: nothing more), the others get it; with an order all of
-        them prepare what it says, and `go()` again. Without it node 0 has decided for an end, or is gone; `stopped`: the exit code
-        where somebody has asked node 0 to stop."""
+        """After a failure: what all machines do next. Node 0 brings it (None: nothing more), the
+        others get it; with an order all of them prepare what it says, and `go()` again. Without it
+        node 0 has decided for an end, or is gone; `stopped`: the exit code where somebody has asked
+        node 0 to stop."""
 
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
@@ -88,7 +100,9 @@ class PeerLink(ABC):
 
     def there(self, node: int) -> bool:
         """Can it still be asked?"""
-        return node in self.wires and node not in self._silent and self.wires[node].quiet_s <= SILENT_S
+        return (
+            node in self.wires and node not in self._silent and self.wires[node].quiet_s <= SILENT_S
+        )
 
     def missing(self) -> str:
         """Names of those that can not."""
@@ -96,7 +110,10 @@ class PeerLink(ABC):
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
         shown = "".join(c for c in str(host)[:64] if c in NAME)
-        self.wires[node], self._names[node] = wire, f"node {node} ({address}{f', {shown}' if shown else ''})"
+        self.wires[node], self._names[node] = (
+            wire,
+            f"node {node} ({address}{f', {shown}' if shown else ''})",
+        )
 
     def tell(self, message: Message) -> None:
         """To everybody; who is gone is not told, and is found by reading."""
@@ -105,9 +122,10 @@ class PeerLink(ABC):
                 wire.send(message)
 
     def watch(self, still_s: float) -> list[LostPeer]:
-        """Once a turn of the loop while ranks run: pings when it is time, and gives the nodes that have just been found silent, each
-        once. `still_s`: for that long all ranks of this machine have waited for others. A frozen supervisor on a machine that can be
-        reached ends nothing as long as they do not: its ranks train. A warning says so."""
+        """Once a turn of the loop while ranks run: pings when it is time, and gives the nodes that
+        have just been found silent, each once. `still_s`: for that long all ranks of this machine
+        have waited for others. A frozen supervisor on a machine that can be reached ends nothing as
+        long as they do not: its ranks train. A warning says so."""
         now = time.monotonic()
         passed, self._turned = min(now - self._turned, TURN_S), now
         due = now - self._pinged > PING_S
@@ -132,19 +150,26 @@ class PeerLink(ABC):
         return found
 
     def overdue(self) -> LostPeer | None:
-        """A node that does not answer as it should, though it is too early to give it up: ranks that wait for others, or have lost
-        them, may have to do with that."""
+        """A node that does not answer as it should, though it is too early to give it up: ranks
+        that wait for others, or have lost them, may have to do with that."""
         node, wire = max(self.wires.items(), key=lambda item: item[1].quiet_s, default=(0, None))
         if wire is None or wire.quiet_s <= LATE_S:
             return None
         return self._silence(node, wire, wire.unreachable)
 
     def settle(self, own: FailureRecord) -> FailureRecord:
-        """The failure that every machine shows: of the machine where it began, as far as that can still say."""
+        """The failure that every machine shows: of the machine where it began, as far as that can
+        still say."""
         guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
         last = time.monotonic()
         end = last + SETTLE_S
-        while not guilty and not self._sure(own) and self.failed is None and self.wires and time.monotonic() < end:
+        while (
+            not guilty
+            and not self._sure(own)
+            and self.failed is None
+            and self.wires
+            and time.monotonic() < end
+        ):
             for node in list(self.wires):
                 messages = self.read(node)
                 self.keep(node, [m for m in messages if is_order(m)])
@@ -159,7 +184,8 @@ class PeerLink(ABC):
         return self.failed or own
 
     def _sure(self, own: FailureRecord) -> bool:
-        """Is the fault another machine, which will say nothing more? A silent one only when it has been silent for long enough."""
+        """Is the fault another machine, which will say nothing more? A silent one only when it has
+        been silent for long enough."""
         return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
 
     def lost(self, node: int) -> None:
@@ -186,8 +212,13 @@ class PeerLink(ABC):
             return [{"gone": gone}]
 
     def _silence(self, node: int, wire: JsonSocket, unreachable: bool) -> LostPeer:
-        seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)  # the kernel has found it
-        text = f"{self.name(node)} silent for {seconds:.0f} s: {UNREACHABLE if unreachable else FROZEN}"
+        seconds = (
+            wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)
+        )  # the kernel has found it
+        text = (
+            f"{self.name(node)} silent for {seconds:.0f} s: "
+            f"{UNREACHABLE if unreachable else FROZEN}"
+        )
         return LostPeer(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
 
     def _fresh(self) -> None:
@@ -201,7 +232,8 @@ class PeerLink(ABC):
 
 
 def is_order(message: Message) -> bool:
-    """Node 0's decision after a failure, which may arrive before this machine has noticed that all its ranks are gone."""
+    """Node 0's decision after a failure, which may arrive before this machine has noticed that all
+    its ranks are gone."""
     return "again" in message or "over" in message
 
 

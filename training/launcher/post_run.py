@@ -1,4 +1,5 @@
-"""After a run: its report, and the command that tells somebody (`--notify`). Neither changes how the run has ended."""
+"""After a run: its report, and the command that tells somebody (`--notify`). Neither changes how
+the run has ended."""
 
 from __future__ import annotations
 
@@ -26,25 +27,44 @@ SHELL = "/bin/sh"
 
 
 class PostRun:
-    """Of one launch; for the process that has started the run: the supervisor of the first machine, or rank 0 without one."""
+    """Of one launch; for the process that has started the run: the supervisor of the first machine,
+    or rank 0 without one."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan) -> None:
         self.run, self.plan, self._wishes, self._reported = run, plan, StopSignals(), False
-        self.begun = False  # the data is accepted; before it the run directory knows nothing of this launch
+        self.begun = (
+            False  # the data is accepted; before it the run directory knows nothing of this launch
+        )
 
     def report(self, code: int) -> bool:
-        """Make report.html, once: has this call made it? A warning when it does not work. That of an earlier start stays until then."""
+        """Make report.html, once: has this call made it? A warning when it does not work. That of
+        an earlier start stays until then."""
         if self._reported or not os.access(self.run.path, os.W_OK):
             return False
         self._reported = True
         if not self.plan["config"].get("report") or self._empty():
             self._forget_old()
             return False
-        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.report", str(self.run.path)]
+        command = [
+            sys.executable,
+            str(ROOT / "lib/run_module.py"),
+            "training.cli.report",
+            str(self.run.path),
+        ]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        wrong, said = hook_runner.run([*command, "--quiet"], spawn.clean_environment(ours=True), b"", limit_s, self._wishes, nice=NICE)
+        wrong, said = hook_runner.run(
+            [*command, "--quiet"],
+            spawn.clean_environment(ours=True),
+            b"",
+            limit_s,
+            self._wishes,
+            nice=NICE,
+        )
         if wrong:
-            log.warning(f"no report was made: {_with_last_line(wrong, said)}\n    try: {shlex.join(command)}")
+            log.warning(
+                f"no report was made: {_with_last_line(wrong, said)}\n    try: "
+                f"{shlex.join(command)}"
+            )
             self._forget_old()
         return not wrong
 
@@ -58,13 +78,17 @@ class PostRun:
             self.run.report.unlink(missing_ok=True)
 
     def close(self, code: int, why: str = "") -> None:
-        """The run has ended with this status, and the user has been told, except where the report is that the summary does not
-        name. `why`: what he was told where no rank has ended the run."""
+        """The run has ended with this status, and the user has been told, except where the report
+        is that the summary does not name. `why`: what he was told where no rank has ended the
+        run."""
         with self._wishes:  # from here on nothing can change the status
             if self.begun and self.report(code):
                 log.info(f"report: {self.run.report}")
             if command := self.plan["config"].get("notify"):
-                self._notify(command, notification.payload(self.run, self.plan, code, begun=self.begun, why=why))
+                self._notify(
+                    command,
+                    notification.payload(self.run, self.plan, code, begun=self.begun, why=why),
+                )
 
     def _notify(self, command: str, facts: NotificationRecord) -> None:
         told = {
@@ -78,7 +102,13 @@ class PostRun:
         }
         given = (json.dumps(facts, ensure_ascii=False) + "\n").encode("utf-8", "replace")
         # What happened comes as data only: nothing of it is ever part of a command line.
-        wrong, said = hook_runner.run([SHELL, "-c", command], spawn.clean_environment(ours=False) | told, given, NOTIFY_S, self._wishes)
+        wrong, said = hook_runner.run(
+            [SHELL, "-c", command],
+            spawn.clean_environment(ours=False) | told,
+            given,
+            NOTIFY_S,
+            self._wishes,
+        )
         for line in said.splitlines():
             log.to_log(f"notify: {masked(line)}\n")
         if wrong:

@@ -16,12 +16,14 @@ LEAVES_S = 5.0  # it has nothing to do but to look once for what the run has lef
 
 
 class Guardian:
-    """While it is entered, lib/guardian.py waits for this process to die. Gives the token that every process of the launch gets
-    (training.host.process)."""
+    """While it is entered, lib/guardian.py waits for this process to die. Gives the token that
+    every process of the launch gets (training.host.process)."""
 
     def __enter__(self) -> str:
         token = self._token = secrets.token_hex(16)
-        reader, self._writer = os.pipe()  # the writing end is inherited by nobody: it closes with this process
+        reader, self._writer = (
+            os.pipe()
+        )  # the writing end is inherited by nobody: it closes with this process
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(ROOT / "lib/guardian.py"), token],
@@ -37,13 +39,16 @@ class Guardian:
         return token
 
     def __exit__(self, *failure: object) -> None:
-        """Bounded: a guardian that is stopped (SIGSTOP) is continued, one that does not leave is killed, and its work is done here."""
+        """Bounded: a guardian that is stopped (SIGSTOP) is continued, one that does not leave is
+        killed, and its work is done here."""
         os.close(self._writer)
         self._popen.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(LEAVES_S)
             return
         self._popen.kill()
-        with suppress(subprocess.TimeoutExpired):  # blocked in the kernel: it ends when that lets it go
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # blocked in the kernel: it ends when that lets it go
             self._popen.wait(LEAVES_S)
         process.sweep(self._token)

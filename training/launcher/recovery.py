@@ -1,5 +1,5 @@
-"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the ranks start from the last checkpoint
-that was verified."""
+"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the
+ranks start from the last checkpoint that was verified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from training.core.errors import Exit
 from training.launcher import stop_signals
 from training.launcher.json_socket import Message
 from training.launcher.outcome import Outcome
-from training.launcher.recovery_policy import BY_ITSELF, CURES, Failure, GiveUp, Restart, changed_plan, remedy
+from training.launcher.recovery_policy import (
+    BY_ITSELF,
+    CURES,
+    Failure,
+    GiveUp,
+    Restart,
+    changed_plan,
+    remedy,
+)
 from training.launcher.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -29,7 +37,8 @@ SHOWN = 3  # failures in the last line
 
 
 class Recovery:
-    """Of one launch. `wanted`: where signals are noted that come between two attempts; without it, in a pause only."""
+    """Of one launch. `wanted`: where signals are noted that come between two attempts; without it,
+    in a pause only."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan, wanted: StopSignals | None = None) -> None:
         self.run, self.plan, self._wishes = run, plan, wanted or StopSignals()
@@ -43,28 +52,36 @@ class Recovery:
         os.environ[ATTEMPT] = "1"
 
     def again(self, record: FailureRecord, outcome: Outcome) -> bool:
-        """On one machine: shall the ranks be started again? Then the plan (in place, and its file) is the one to start with."""
+        """On one machine: shall the ranks be started again? Then the plan (in place, and its file)
+        is the one to start with."""
         chosen = self.choose(record, outcome)
         if chosen is not None:
             self.begin(chosen)
         return chosen is not None
 
     def choose(self, record: FailureRecord, outcome: Outcome, missing: str = "") -> Restart | None:
-        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has asked to stop).
-        `missing`: machines that can not take part."""
+        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has
+        asked to stop). `missing`: machines that can not take part."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure = self._failure(record)
-        chosen = remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+        chosen = (
+            remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+        )
         if isinstance(chosen, Restart) and outcome.blocked:
             chosen = GiveUp(outcome.blocked)
         if isinstance(chosen, Restart) and missing:
             chosen = GiveUp(f"{missing} can not be reached any more")
         if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
-            chosen = GiveUp(f"{apart} can not see the checkpoints: several machines start again on a common disk only")
+            chosen = GiveUp(
+                f"{apart} can not see the checkpoints: several machines start again on a common "
+                f"disk only"
+            )
         if isinstance(chosen, GiveUp):
             if chosen.reason:
-                self.given_up = f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                self.given_up = (
+                    f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                )
                 self.run.event("given_up", text=self.given_up)
             return None
         self._failures.append(replace(failure, changed=bool(chosen.changes)))
@@ -72,14 +89,18 @@ class Recovery:
         return None if self.asked_to_stop(chosen.pause_s) else chosen
 
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
-        """Between two attempts: has somebody asked, or does so within so many seconds? Then that is the end (`stopped`), and said."""
+        """Between two attempts: has somebody asked, or does so within so many seconds? Then that is
+        the end (`stopped`), and said."""
         with self._wishes:
             number = self._wishes.wait(pause_s)
         if number is None:
             return False
         self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
         self.stopped = stop_signals.code(number)
-        text = f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is saved"
+        text = (
+            f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is "
+            f"saved"
+        )
         log.warning(f"{text} (exit {int(self.stopped)})")
         return True
 
@@ -88,18 +109,32 @@ class Recovery:
         return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
     def _nodes_apart(self) -> str:
-        """Other machines that have not left their plan beside ours, since their disk is another one."""
-        plans = {n: rundir.read_json(rundir.RunDir(self.run.path, n).own_plan) for n in range(1, self.plan["place"]["nnodes"])}
-        return ", ".join(f"node {n}" for n, plan in plans.items() if (plan or {}).get("launch") != self.plan["launch"])
+        """Other machines that have not left their plan beside ours, since their disk is another
+        one."""
+        plans = {
+            n: rundir.read_json(rundir.RunDir(self.run.path, n).own_plan)
+            for n in range(1, self.plan["place"]["nnodes"])
+        }
+        return ", ".join(
+            f"node {n}"
+            for n, plan in plans.items()
+            if (plan or {}).get("launch") != self.plan["launch"]
+        )
 
     def begin(self, chosen: Restart) -> None:
-        changes = {name: [self.plan["config"][name], value] for name, value in chosen.changes.items()}
+        changes = {
+            name: [self.plan["config"][name], value] for name, value in chosen.changes.items()
+        }
         self._change(chosen.changes, chosen.why)
         self._note(self._failures[-1], changes)
 
     def follow(self, order: Message, record: FailureRecord) -> None:
-        """On another machine than node 0: what that has decided. It comes from a network, so only what may change is changed."""
-        self._change({name: order["changes"][name] for name in CURES if name in order["changes"]}, str(order["why"]))
+        """On another machine than node 0: what that has decided. It comes from a network, so only
+        what may change is changed."""
+        self._change(
+            {name: order["changes"][name] for name in CURES if name in order["changes"]},
+            str(order["why"]),
+        )
         log.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
 
     def _change(self, changes: FieldValues, why: str) -> None:
@@ -109,8 +144,14 @@ class Recovery:
         self.run.failure.unlink(missing_ok=True)
         if changes:
             self.plan.update(changed_plan(self.plan, changes, why))
-            seen = run_reader.read_plan(self.run.plan) or self.plan  # that of node 0, where all machines have the same disk
-            for path in {self.run.own_plan, self.run.plan} if seen["place"] == self.plan["place"] else {self.run.own_plan}:
+            seen = (
+                run_reader.read_plan(self.run.plan) or self.plan
+            )  # that of node 0, where all machines have the same disk
+            for path in (
+                {self.run.own_plan, self.run.plan}
+                if seen["place"] == self.plan["place"]
+                else {self.run.own_plan}
+            ):
                 rundir.write_json(path, self.plan)
 
     def _failure(self, record: FailureRecord) -> Failure:
@@ -127,7 +168,8 @@ class Recovery:
         )
 
     def _say(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
-        """What has failed and what is done about it, in one message; failure.json has the card, which then does not advise otherwise."""
+        """What has failed and what is done about it, in one message; failure.json has the card,
+        which then does not advise otherwise."""
         count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
         origin = f"step {failure.saved}" if failure.saved else "the beginning"
         pause = f" in {chosen.pause_s:g} s" if chosen.pause_s else ""
@@ -158,7 +200,11 @@ class Recovery:
     def look(self) -> None:
         """Called now and then while ranks run: notes when they train again after a restart."""
         beat = heartbeat.read(self.run.heartbeat(0)) if self._waits else None
-        if beat is None or not beat.first_step or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES):
+        if (
+            beat is None
+            or not beat.first_step
+            or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES)
+        ):
             return
         self._waits = False
         seconds = beat.wall_time - self._failed_at
@@ -166,25 +212,39 @@ class Recovery:
         self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
 
     def finish(self) -> str:
-        """After the last attempt: what the end of the run says of restarts, and summary.json keeps; '' without any."""
+        """After the last attempt: what the end of the run says of restarts, and summary.json keeps;
+        '' without any."""
         self.look()
         if not self.restarts:
             return ""
         if known := run_reader.read_summary(self.run.summary):
             rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
-        shown = [f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()]
-        return f" after {units.plural(count, 'restart')} ({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+        shown = [
+            f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()
+        ]
+        return (
+            f" after {units.plural(count, 'restart')} "
+            f"({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+        )
 
 
 def _told(record: FailureRecord) -> str:
     """A failure in a line: who, what, in which phase, where."""
     node = f"node {record['node']}" if "node" in record else ""
-    who = "" if record["rank"] is None else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
+    who = (
+        ""
+        if record["rank"] is None
+        else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
+    )
     cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
     phase = f" in {record['phase']!r}" if record["phase"] else ""
     where = f"; at {record['where']}" if record["where"] else ""
-    return f"{who}{phase}: {cause}{record['summary']}{where}" if who else f"{cause}{record['summary']}{where}"
+    return (
+        f"{who}{phase}: {cause}{record['summary']}{where}"
+        if who
+        else f"{cause}{record['summary']}{where}"
+    )
 
 
 def _steps(count: int) -> str:

@@ -1,8 +1,9 @@
-"""What helps against a failure: the same again, a smaller batch, fewer workers, or nothing. A failure of the machine may pass; one of the
-code comes back.
+"""What helps against a failure: the same again, a smaller batch, fewer workers, or nothing. A
+failure of the machine may pass; one of the code comes back.
 
-`retries` bounds the restarts in a row that neither make progress nor change anything: a long run with one network failure a week goes
-on for ever, one that fails twice at the same step ends. A batch or a number of workers only gets smaller, so those end by themselves.
+`retries` bounds the restarts in a row that neither make progress nor change anything: a long run
+with one network failure a week goes on for ever, one that fails twice at the same step ends. A
+batch or a number of workers only gets smaller, so those end by themselves.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ if TYPE_CHECKING:
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
 PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
-CURES = ("device_batch_size", "num_workers", "persistent_workers")  # fields that a remedy may change
+CURES = (
+    "device_batch_size",
+    "num_workers",
+    "persistent_workers",
+)  # fields that a remedy may change
 OOM = "gpu_oom"
 BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}  # the summary tells more than these
 WORKER = {"dataloader_worker_died", "shm_too_small"}
 # What never passes, and why.
 NEVER = {
     "nan_loss": "the same data would give the same loss again",
-    "ddp_params_mismatch": "the ranks' parameters have come apart, which a restart does not explain",
+    "ddp_params_mismatch": "the ranks' parameters differ, which a restart does not explain",
     "cuda_device_assert": "an error of the code comes back",
     "gpu_hardware": "a broken GPU stays broken",
     "disk_full": "a full disk stays full",
@@ -61,7 +66,13 @@ class Failure:
     changed: bool = False  # something was changed after it
 
     def same(self, other: Failure) -> bool:
-        return (self.cause, self.kind, self.rank, self.status, self.step) == (other.cause, other.kind, other.rank, other.status, other.step)
+        return (self.cause, self.kind, self.rank, self.status, self.step) == (
+            other.cause,
+            other.kind,
+            other.rank,
+            other.status,
+            other.step,
+        )
 
     @property
     def lost(self) -> int:
@@ -74,8 +85,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """`number`: of restarts in a row, 0 for one that does not count. `changes`: fields of the configuration with their new values;
-    `why` in the plan, `says` on the console."""
+    """`number`: of restarts in a row, 0 for one that does not count. `changes`: fields of the
+    configuration with their new values; `why` in the plan, `says` on the console."""
 
     number: int
     changes: FieldValues = field(default_factory=dict)
@@ -98,7 +109,9 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if failure.kind == ASKED:
         return GiveUp("")
-    if failure.cause in NEVER and -failure.status != signal.SIGKILL:  # whom the kernel killed may find more room at the next try
+    if (
+        failure.cause in NEVER and -failure.status != signal.SIGKILL
+    ):  # whom the kernel killed may find more room at the next try
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)
@@ -116,13 +129,20 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     number = 1 + sum(not f.changed for f in row)
     if number > retries:
         s = "s" if retries > 1 else ""
-        return GiveUp(f"{retries} restart{s} in a row brought no progress (retries is {retries}: {plan['retries']['reason']})")
+        return GiveUp(
+            f"{retries} restart{s} in a row brought no progress (retries is {retries}: "
+            f"{plan['retries']['reason']})"
+        )
     network = sum(f.cause in NETWORK for f in row)
-    return Restart(number, pause_s=PAUSES_S[min(network, len(PAUSES_S) - 1)] if failure.cause in NETWORK else 0.0)
+    return Restart(
+        number,
+        pause_s=PAUSES_S[min(network, len(PAUSES_S) - 1)] if failure.cause in NETWORK else 0.0,
+    )
 
 
 def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """The last ones without progress between them: none has left a checkpoint where the one before had failed, or later."""
+    """The last ones without progress between them: none has left a checkpoint where the one before
+    had failed, or later."""
     first = 0
     for i, (one, then) in enumerate(itertools.pairwise(failures)):
         if then.saved > one.saved and then.saved >= one.step:
@@ -137,32 +157,51 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
         return GiveUp(f"device_batch_size is {now} already: try {tasks.spec_of(plan).lighter}")
-    who, unit = "a rank" if failure.rank is None else f"rank {failure.rank}", tasks.task_of(plan)["unit"]
-    says = f"device_batch_size {now} → {size}, the same {total} {unit} per step with {now / size:g} × accumulation"
+    who, unit = (
+        "a rank" if failure.rank is None else f"rank {failure.rank}",
+        tasks.task_of(plan)["unit"],
+    )
+    says = (
+        f"device_batch_size {now} → {size}, the same {total} {unit} per step with "
+        f"{now / size:g} × accumulation"
+    )
     return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
 
 
 def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Restart | None:
-    """After the second failure of the data loader: a worker that was killed, or that nothing comes from."""
+    """After the second failure of the data loader: a worker that was killed, or that nothing comes
+    from."""
     workers = plan["config"]["num_workers"]
     if not workers or not _of_loader(failure) or not any(_of_loader(f) for f in row):
         return None
     fewer = workers // 2 if workers > 2 else 0
     changes = {"num_workers": fewer} | ({} if fewer else {"persistent_workers": False})
-    why = f"the data loader of rank {failure.rank} failed with {workers} worker{'s' if workers > 1 else ''}"
+    why = (
+        f"the data loader of rank {failure.rank} failed with {workers} "
+        f"worker{'s' if workers > 1 else ''}"
+    )
     says = f"num_workers {workers} → {fewer}, since the data loader has failed again"
-    return Restart(0, changes, why, says if fewer else f"{says}; the ranks read the data themselves")
+    return Restart(
+        0, changes, why, says if fewer else f"{says}; the ranks read the data themselves"
+    )
 
 
 def _of_loader(failure: Failure) -> bool:
-    stuck = failure.kind in (HANG, STOPPED, BLOCKED) and failure.rank is not None and phases.needs_data(failure.phase)
+    stuck = (
+        failure.kind in (HANG, STOPPED, BLOCKED)
+        and failure.rank is not None
+        and phases.needs_data(failure.phase)
+    )
     return stuck or failure.cause in WORKER
 
 
 def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     """The plan with these fields changed, and with what follows from them."""
     config = plan["config"] | changes
-    plan = plan | {"config": config, "origins": plan["origins"] | dict.fromkeys(changes, f"from recovery: {why}")}
+    plan = plan | {
+        "config": config,
+        "origins": plan["origins"] | dict.fromkeys(changes, f"from recovery: {why}"),
+    }
     if "device_batch_size" in changes:
         size, old = changes["device_batch_size"], plan["batch"]
         split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])

@@ -1,8 +1,10 @@
-"""Several machines find each other before any rank starts, and their supervisors keep a line until the end.
+"""Several machines find each other before any rank starts, and their supervisors keep a line until
+the end.
 
-Node 0 listens at the meeting point. Another node asks it for the run's name, with what it is going to do itself (`ask`), makes its
-part of the run directory, joins, prepares its data, says that it is ready; when all are, everybody goes. From then on a node
-says at once when one of its ranks has failed, and a line that breaks is a node that is gone (training.launcher.peer_link).
+Node 0 listens at the meeting point. Another node asks it for the run's name, with what it is going
+to do itself (`ask`), makes its part of the run directory, joins, prepares its data, says that it is
+ready; when all are, everybody goes. From then on a node says at once when one of its ranks has
+failed, and a line that breaks is a node that is gone (training.launcher.peer_link).
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ FIREWALL = "a firewall between the machines must let this port through"
 
 def facts(plan: Plan) -> Message:
     """What must be the same on every machine."""
-    own = {name: value for name, value in plan["config"].items() if name in FIELDS and of_the_run(name) and name != "run_name"}
+    own = {
+        name: value
+        for name, value in plan["config"].items()
+        if name in FIELDS and of_the_run(name) and name != "run_name"
+    }
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
-    counts = {"number of machines": plan["place"]["nnodes"], "ranks per machine": plan["local_ranks"]}
+    counts = {
+        "number of machines": plan["place"]["nnodes"],
+        "ranks per machine": plan["local_ranks"],
+    }
     return own | script | counts | {"torch": plan["torch"]}
 
 
@@ -60,7 +69,10 @@ class Coordinator(PeerLink):
         self._stack.callback(self._close)
         self._ready: set[int] = set()
         if self.port != wanted:
-            log.warning(f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the others find it")
+            log.warning(
+                f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the "
+                f"others find it"
+            )
 
     def _listen(self) -> None:
         self.store = listen(self._bound, self.port, 8 * self.place.nnodes)
@@ -76,8 +88,13 @@ class Coordinator(PeerLink):
             names = f"node {', '.join(map(str, missing))} of {self.place.nnodes}"
             if waiting.seconds > seconds:
                 text = f"{names} did not come to {at} within {seconds:g} s (--rendezvous_timeout)"
-                fixes = [f"on that machine: the same command with --node_rank={missing[0]} --master_addr={self.place.master_addr}"]
-                raise UserError(Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES)
+                fixes = [
+                    f"on that machine: the same command with --node_rank={missing[0]} "
+                    f"--master_addr={self.place.master_addr}"
+                ]
+                raise UserError(
+                    Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES
+                )
             waiting.say(f"{names} at {at}")
             self.store.settimeout(RETRY_S)
             with contextlib.suppress(TimeoutError):
@@ -126,9 +143,17 @@ class Coordinator(PeerLink):
         if not isinstance(node, int) or not 0 < node < self.place.nnodes:
             return [f"node_rank {node}: 1 to {self.place.nnodes - 1} are awaited here"]
         if message.get("want") == "join":
-            return [] if message.get("launch") == self.plan["launch"] else ["it belongs to another start"]
+            return (
+                []
+                if message.get("launch") == self.plan["launch"]
+                else ["it belongs to another start"]
+            )
         told = message.get("facts")
-        return differences(told, facts(self.plan), node) if isinstance(told, dict) else ["it says nothing of its plan"]
+        return (
+            differences(told, facts(self.plan), node)
+            if isinstance(told, dict)
+            else ["it says nothing of its plan"]
+        )
 
     def go(self) -> LocalRanks:
         waiting = Waiting()
@@ -138,7 +163,10 @@ class Coordinator(PeerLink):
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if why := self._hear(node):
                     self.tell({"left": why})
-                    raise UserError(Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES)
+                    raise UserError(
+                        Problem("nodes.lost_before_start", f"before the start: {why}"),
+                        Exit.RESOURCES,
+                    )
         if self.store.fileno() < 0:  # the ranks of the attempt before had it
             self._listen()
         local = self.plan["local_ranks"]
@@ -147,7 +175,9 @@ class Coordinator(PeerLink):
         self._fresh()
         self.tell({"go": self.port})
         store = None if self.store.fileno() < 0 else self.store
-        return LocalRanks(range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store)
+        return LocalRanks(
+            range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store
+        )
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
@@ -162,7 +192,12 @@ class Peer(PeerLink):
     """Another node."""
 
     def gather(self, seconds: float) -> None:
-        hello = {"want": "join", "node": self.place.node_rank, "launch": self.plan["launch"], "host": socket.gethostname()}
+        hello = {
+            "want": "join",
+            "node": self.place.node_rank,
+            "launch": self.plan["launch"],
+            "host": socket.gethostname(),
+        }
         answer, wire = _until_answered(self.place, hello, seconds)
         if "joined" not in answer:
             wire.close()
@@ -175,9 +210,16 @@ class Peer(PeerLink):
         answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text
-            raise UserError(Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES)
+            raise UserError(
+                Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES
+            )
         self._fresh()
-        return LocalRanks(range(first, first + local), self.plan["ranks"], self.place.master_addr, int(answer["go"]))
+        return LocalRanks(
+            range(first, first + local),
+            self.plan["ranks"],
+            self.place.master_addr,
+            int(answer["go"]),
+        )
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
@@ -188,7 +230,8 @@ class Peer(PeerLink):
         return again if isinstance(again, dict) else None
 
     def _await(self, keys: tuple[str, ...], what: str) -> Message:
-        """The next message of node 0 with one of these keys, or that it is gone. What it still said of the attempt before is skipped."""
+        """The next message of node 0 with one of these keys, or that it is gone. What it still said
+        of the attempt before is skipped."""
         waiting = Waiting()
         while 0 in self.wires:
             waiting.say(what, level=log.info)
@@ -202,13 +245,22 @@ class Peer(PeerLink):
 
 
 def ask(plan: Plan, seconds: float) -> tuple[str, str]:
-    """(run name, launch) from node 0, which compares what this machine is going to do. Raises UserError."""
+    """(run name, launch) from node 0, which compares what this machine is going to do. Raises
+    UserError."""
     place = Topology(**plan["place"])
-    answer, wire = _until_answered(place, {"want": "run", "node": place.node_rank, "facts": facts(plan)}, seconds)
+    answer, wire = _until_answered(
+        place, {"want": "run", "node": place.node_rank, "facts": facts(plan)}, seconds
+    )
     wire.close()
     name, launch = answer.get("run"), answer.get("launch")
     # The name becomes a folder here: it comes from a network.
-    if isinstance(name, str) and isinstance(launch, str) and name and set(name) <= NAME and not name.startswith("."):
+    if (
+        isinstance(name, str)
+        and isinstance(launch, str)
+        and name
+        and set(name) <= NAME
+        and not name.startswith(".")
+    ):
         return name, launch
     raise _refused(answer, place)
 
@@ -216,11 +268,20 @@ def ask(plan: Plan, seconds: float) -> tuple[str, str]:
 def _refused(answer: Message, place: Topology) -> UserError:
     told = answer.get("refused")
     reasons = [str(text) for text in told] if isinstance(told, list) else ["no reason given"]
-    return UserError([Problem("nodes.refused", f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}") for text in reasons])
+    return UserError(
+        [
+            Problem(
+                "nodes.refused",
+                f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}",
+            )
+            for text in reasons
+        ]
+    )
 
 
 def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
-    """Says after some seconds why nobody answers. Raises UserError (exit 3) at the end of the time."""
+    """Says after some seconds why nobody answers. Raises UserError (exit 3) at the end of the
+    time."""
     waiting = Waiting()
     at = f"node 0 at {place.master_addr}:{place.master_port}"
     while True:
@@ -233,7 +294,12 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
         if waiting.seconds > seconds:
             fixes = ["start node 0, or give its address: --master_addr=ADDRESS", FIREWALL]
             raise UserError(
-                Problem("nodes.no_answer", f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}", "", fixes),
+                Problem(
+                    "nodes.no_answer",
+                    f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}",
+                    "",
+                    fixes,
+                ),
                 Exit.RESOURCES,
             )
         waiting.say(at, why)
@@ -241,7 +307,8 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
 
 
 def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSocket] | str]:
-    """An answer, or why there is none: of the port, and of the next ones, where node 0 is when the first was taken."""
+    """An answer, or why there is none: of the port, and of the next ones, where node 0 is when the
+    first was taken."""
     for port in range(place.master_port, min(place.master_port + ports.TRIES, 65536)):
         try:
             connection = socket.create_connection((place.master_addr, port), ANSWER_S)
@@ -266,5 +333,7 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
 
 def line_of(plan: Plan) -> Coordinator | Peer:
     """This machine's end. Raises UserError when node 0 can not listen."""
-    opened: Callable[[Plan], Coordinator | Peer] = Coordinator if plan["place"]["node_rank"] == 0 else Peer
+    opened: Callable[[Plan], Coordinator | Peer] = (
+        Coordinator if plan["place"]["node_rank"] == 0 else Peer
+    )
     return opened(plan)

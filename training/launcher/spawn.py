@@ -1,4 +1,5 @@
-"""Start the processes of a run, each in a session of its own, with its own pipe, dying with the supervisor."""
+"""Start the processes of a run, each in a session of its own, with its own pipe, dying with the
+supervisor."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Child:
         return "torchrun" if self.rank is None else f"rank {self.rank}"
 
     def signal_group(self, number: signal.Signals) -> None:
-        """To the process and everything it has started (its session); nothing when all is gone. What tidies up after them is not killed."""
+        """To the process and everything it has started (its session); nothing when all is gone.
+        What tidies up after them is not killed."""
         if number == signal.SIGKILL:
             if self.popen.returncode is None:
                 self.popen.kill()
@@ -53,7 +55,8 @@ class Child:
 
 
 def remove_stale(run: rundir.RunDir, team: LocalRanks) -> None:
-    """What this machine's ranks told in an earlier start, and ranks that there are no more: it would be taken for this one's."""
+    """What this machine's ranks told in an earlier start, and ranks that there are no more: it
+    would be taken for this one's."""
     for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
         known = TOLD.fullmatch(path.name)
         if known and (int(known[1]) in team.ranks or int(known[1]) >= team.world_size):
@@ -61,14 +64,20 @@ def remove_stale(run: rundir.RunDir, team: LocalRanks) -> None:
 
 
 def clean_environment(ours: bool) -> dict[str, str]:
-    """The environment without what an outer launcher or a shell profile left: it would make ranks of another run. A script that
-    is not ours gets nothing of what our parts tell each other either."""
+    """The environment without what an outer launcher or a shell profile left: it would make ranks
+    of another run. A script that is not ours gets nothing of what our parts tell each other
+    either."""
     private = {"DUET_SCRIPT"} if ours else INTERNAL
-    return {name: value for name, value in topology.clean(os.environ).items() if name not in private}
+    return {
+        name: value for name, value in topology.clean(os.environ).items() if name not in private
+    }
 
 
-def start_ranks(team: LocalRanks, command: list[str], token: str, *, ours: bool, terminal: bool) -> list[Child]:
-    """Start this machine's ranks. With `terminal`, its first gets a pseudo-terminal, so that it shows a progress bar."""
+def start_ranks(
+    team: LocalRanks, command: list[str], token: str, *, ours: bool, terminal: bool
+) -> list[Child]:
+    """Start this machine's ranks. With `terminal`, its first gets a pseudo-terminal, so that it
+    shows a progress bar."""
     children = []
     for rank in team.ranks:
         env = clean_environment(ours) | team.variables(rank) | {process.TOKEN: token}
@@ -79,21 +88,45 @@ def start_ranks(team: LocalRanks, command: list[str], token: str, *, ours: bool,
     return children
 
 
-def start_torchrun(team: LocalRanks, command: list[str], token: str, logs: Path, *, ours: bool) -> Child:
-    """One torchrun that starts this machine's ranks; output of its first rank comes through, every rank's goes to `logs`."""
+def start_torchrun(
+    team: LocalRanks, command: list[str], token: str, logs: Path, *, ours: bool
+) -> Child:
+    """One torchrun that starts this machine's ranks; output of its first rank comes through, every
+    rank's goes to `logs`."""
     count, nodes = len(team.ranks), team.world_size // len(team.ranks)
     if "python" in Path(command[0]).name:
         python, program = command[0], command[2:] if command[1] == "-u" else command[1:]
     else:
         python, program = sys.executable, ["--no-python", *command]
-    argv = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-addr", team.address]
-    argv += ["--master-port", str(team.port), "--nnodes", str(nodes), "--node-rank", str(team.ranks.start // count)]
+    argv = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(count),
+        "--master-addr",
+        team.address,
+    ]
+    argv += [
+        "--master-port",
+        str(team.port),
+        "--nnodes",
+        str(nodes),
+        "--node-rank",
+        str(team.ranks.start // count),
+    ]
     to_files = ",".join(f"{rank}:3" for rank in range(1, count))
     argv += ["--log-dir", str(logs), "--redirects", to_files or "0", *program]
     return _start(argv, clean_environment(ours) | {process.TOKEN: token}, None, False, ())
 
 
-def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: bool, inherited: tuple[int, ...]) -> Child:
+def _start(
+    argv: list[str],
+    env: dict[str, str],
+    rank: int | None,
+    terminal: bool,
+    inherited: tuple[int, ...],
+) -> Child:
     if terminal:
         ours, theirs = pty.openpty()
         _raw(theirs)
@@ -108,7 +141,8 @@ def _start(argv: list[str], env: dict[str, str], rank: int | None, terminal: boo
             stdin=subprocess.DEVNULL,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,  # Ctrl-C reaches the supervisor alone, which tells the ranks what to do
+            # Ctrl-C reaches the supervisor alone, which tells the ranks what to do
+            start_new_session=True,
             pass_fds=inherited,
             # The supervisor has one thread, so code between fork and exec is safe.
             preexec_fn=functools.partial(_in_child, os.getpid()),  # noqa: PLW1509

@@ -1,4 +1,5 @@
-"""Signals that ask the supervisor to stop. Between two attempts they count as much as while ranks run."""
+"""Signals that ask the supervisor to stop. Between two attempts they count as much as while ranks
+run."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def name(number: int) -> str:
 
 
 class StopSignals:
-    """While it is entered, such signals become bytes in a pipe (`fd`), where none is lost and none comes in the middle of something.
-    It may be entered again inside. Who was asked to stop does that afterwards, however often he is asked."""
+    """While it is entered, such signals become bytes in a pipe (`fd`), where none is lost and none
+    comes in the middle of something. It may be entered again inside. Who was asked to stop does
+    that afterwards, however often he is asked."""
 
     def __init__(self) -> None:
         self.fd = self._writer = self._previous = -1
@@ -42,7 +44,9 @@ class StopSignals:
             os.set_blocking(self.fd, False)
             os.set_blocking(self._writer, False)
             self._previous = signal.set_wakeup_fd(self._writer)
-            self._before = {number: signal.signal(number, self._note) for number in process.STOP_SIGNALS}
+            self._before = {
+                number: signal.signal(number, self._note) for number in process.STOP_SIGNALS
+            }
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -1,4 +1,5 @@
-"""The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says what became of them.
+"""The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says
+what became of them.
 
 It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
 """
@@ -42,7 +43,9 @@ SEARCHED_LINES = 200  # at the end of each rank's log
 
 
 def main(argv: list[str]) -> int:
-    node = next((int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0)
+    node = next(
+        (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0
+    )
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = run_reader.read_plan(run.own_plan)
     if plan is None:
@@ -52,7 +55,10 @@ def main(argv: list[str]) -> int:
     os.environ["DUET_SUPERVISED"] = "1"
     console.open_log(plan["log_file"])
     planner.announce(plan)
-    rundir.write_json(run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []})
+    rundir.write_json(
+        run.supervisor,
+        {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "ranks": []},
+    )
     ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)
     if run.own == run.path:
@@ -67,7 +73,11 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
             _prepare(run, plan, line)
             ending.begun = True
             with Guardian() as token:
-                return (_together(run, plan, ending, line, token) if line else _attempts(run, plan, ending, stages, token)), ""
+                return (
+                    _together(run, plan, ending, line, token)
+                    if line
+                    else _attempts(run, plan, ending, stages, token)
+                ), ""
     except UserError as error:
         console.report(error, "the training has ended" if ending.begun else "nothing was launched")
         return error.code, str(error)
@@ -89,7 +99,8 @@ def _line(run: rundir.RunDir, plan: Plan) -> PeerLink:
 
 
 def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
-    """The other machines and the data. Raises UserError; then the run is as if it had never been asked for."""
+    """The other machines and the data. Raises UserError; then the run is as if it had never been
+    asked for."""
     try:
         if line:
             line.gather(plan["config"]["rendezvous_timeout"])
@@ -101,7 +112,8 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
 
 
 def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str) -> int:
-    """On several machines. They end together; when a rank fails anywhere, every machine stops, and node 0 decides what comes next."""
+    """On several machines. They end together; when a rank fails anywhere, every machine stops, and
+    node 0 decides what comes next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
         attempt = Attempt(run, plan, line.go(), token, line)
@@ -112,12 +124,26 @@ def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, t
             return Exit.TRAINING
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
-            return _regular_end(run, plan, ending, outcome, recovery.finish()) if first else _node_end(run, code, outcome)
-        own: FailureRecord = {"node": plan["place"]["node_rank"], **failure_report.failure(outcome, run, plan)}
+            return (
+                _regular_end(run, plan, ending, outcome, recovery.finish())
+                if first
+                else _node_end(run, code, outcome)
+            )
+        own: FailureRecord = {
+            "node": plan["place"]["node_rank"],
+            **failure_report.failure(outcome, run, plan),
+        }
         record = line.settle(own)
         _keep_failure(run, record, plan["created"])
-        chosen = recovery.choose(record, outcome, line.missing()) if first and _may_help(run, outcome, record) else None
-        order = line.decide({"changes": chosen.changes, "why": chosen.why} if chosen else None, int(recovery.stopped or 0))
+        chosen = (
+            recovery.choose(record, outcome, line.missing())
+            if first and _may_help(run, outcome, record)
+            else None
+        )
+        order = line.decide(
+            {"changes": chosen.changes, "why": chosen.why} if chosen else None,
+            int(recovery.stopped or 0),
+        )
         if order is None:
             if stopped := recovery.stopped or line.stopped:
                 return int(stopped)
@@ -145,10 +171,14 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 return _regular_end(run, plan, ending, outcome, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
-            # However its ranks have ended: one that has hardly started can leave with any status when it is asked to stop.
+            # However its ranks have ended: one that has hardly started can leave with any status
+            # when it is asked to stop.
             if outcome.asked != Exit.DONE and _unbegun(run, plan):
                 ending.begun = False
-                console.warning(f"stopped before the first step; {run.name} is what it was (exit {int(outcome.asked)})")
+                console.warning(
+                    f"stopped before the first step; {run.name} is what it was (exit "
+                    f"{int(outcome.asked)})"
+                )
                 return int(outcome.asked)
             record = failure_report.failure(outcome, run, plan)
             _keep_failure(run, record, plan["created"])
@@ -164,18 +194,32 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
 
 
 def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
-    """Was the run directory removed while our ranks ran? Told without a file of the run, since none can be written or read."""
+    """Was the run directory removed while our ranks ran? Told without a file of the run, since none
+    can be written or read."""
     if not outcome.ours or not (outcome.gone or run.is_gone()):
         return False
-    what = f"the run directory {run.own} has disappeared: it was removed, or its disk was unmounted, while the run trained"
-    fixes = [cli_args.command(plan["command"]["script"], plan["command"]["args"]) + "   # from the beginning: its checkpoints are gone"]
-    console.report(UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING), closing="training failed, nothing was saved")
+    what = (
+        f"the run directory {run.own} has disappeared: it was removed, or its disk was "
+        f"unmounted, while the run trained"
+    )
+    fixes = [
+        cli_args.command(plan["command"]["script"], plan["command"]["args"])
+        + "   # from the beginning: its checkpoints are gone"
+    ]
+    console.report(
+        UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING),
+        closing="training failed, nothing was saved",
+    )
     return True
 
 
 def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
     """Was this the resume of a run, without a step? Then the run is again what it was before."""
-    return plan["resume"] and not standing.stepped_since(run, plan["created"]) and writer.give_back(run)
+    return (
+        plan["resume"]
+        and not standing.stepped_since(run, plan["created"])
+        and writer.give_back(run)
+    )
 
 
 def _may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bool:
@@ -188,11 +232,21 @@ def _may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bo
     return True
 
 
-def _tell(run: rundir.RunDir, outcome: Outcome, record: FailureRecord, given_up: str, *, analyse: bool = False) -> None:
-    """The end of a run that failed or was stopped. `given_up`: why it is not started again, where that was asked for."""
+def _tell(
+    run: rundir.RunDir,
+    outcome: Outcome,
+    record: FailureRecord,
+    given_up: str,
+    *,
+    analyse: bool = False,
+) -> None:
+    """The end of a run that failed or was stopped. `given_up`: why it is not started again, where
+    that was asked for."""
     code = record["exit_code"]
     if outcome.torn_down:
-        console.warning(f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}")
+        console.warning(
+            f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}"
+        )
         return
     if record["kind"] == rundir.ASKED:
         console.warning(f"{record['summary']} (exit {code})")
@@ -205,9 +259,12 @@ def _tell(run: rundir.RunDir, outcome: Outcome, record: FailureRecord, given_up:
 
 
 def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
-    """torch has been built without libuv, and says so to a script or to torchrun, which ask for it: then the ranks are started
-    again without. torchrun itself can not be told by its environment, direct start can."""
-    said = (line for log, since in outcome.log_from.items() for line in tail(log, SEARCHED_LINES, since))
+    """torch has been built without libuv, and says so to a script or to torchrun, which ask for it:
+    then the ranks are started again without. torchrun itself can not be told by its environment,
+    direct start can."""
+    said = (
+        line for log, since in outcome.log_from.items() for line in tail(log, SEARCHED_LINES, since)
+    )
     if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for line in said):
         return False
     os.environ["USE_LIBUV"] = "0"
@@ -226,13 +283,20 @@ def _keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> 
 
 
 def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
-    text = f"this machine's ranks have ended; the run is node 0's, what each rank said here: {run.ranks}/"
+    text = (
+        f"this machine's ranks have ended; the run is node 0's, what each rank said here: "
+        f"{run.ranks}/"
+    )
     how = "" if outcome.ours else failure_report.statuses(outcome)
-    console.success(text) if code == Exit.DONE else console.warning(f"stopped on request{how} (exit {int(code)}); {text}")
+    console.success(text) if code == Exit.DONE else console.warning(
+        f"stopped on request{how} (exit {int(code)}); {text}"
+    )
     return code
 
 
-def _regular_end(run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovered: str = "") -> int:
+def _regular_end(
+    run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovered: str = ""
+) -> int:
     code = failure_report.exit_code(outcome)
     if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome)
@@ -251,18 +315,30 @@ def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> 
     ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
     if not run.is_gone():
-        done: ScriptSummary = {"status": status, "ranks": plan["ranks"], "seconds": seconds, "exit_code": int(code)}
+        done: ScriptSummary = {
+            "status": status,
+            "ranks": plan["ranks"],
+            "seconds": seconds,
+            "exit_code": int(code),
+        }
         rundir.write_json(run.summary, done)
     if code == Exit.DONE:
-        console.success(f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: {run.ranks}/")
+        console.success(
+            f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: "
+            f"{run.ranks}/"
+        )
     else:
         who = "on request" if outcome.asked != Exit.DONE else "by itself"
-        console.warning(f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); what each rank said: {run.ranks}/")
+        console.warning(
+            f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); what each "
+            f"rank said: {run.ranks}/"
+        )
     return code
 
 
 def analysis(run: rundir.RunDir) -> str:
-    """What every rank was doing and said last, and what the machine looked like (enhanced script)."""
+    """What every rank was doing and said last, and what the machine looked like (enhanced
+    script)."""
     import psutil
 
     lines = []
@@ -272,7 +348,8 @@ def analysis(run: rundir.RunDir) -> str:
         lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
     lines.append(
-        f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % used, load {os.getloadavg()[0]:.1f}"
+        f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % "
+        f"used, load {os.getloadavg()[0]:.1f}"
     )
     for check in (run_reader.read_preflight(run.preflight) or {"checks": []})["checks"]:
         if check["status"] != "ok":

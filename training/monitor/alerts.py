@@ -1,4 +1,5 @@
-"""What a person would want to know at once, told from a state of a run: who is stuck, slow, hot, full, a stranger."""
+"""What a person would want to know at once, told from a state of a run: who is stuck, slow, hot,
+full, a stranger."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 from training.core import phases
 
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
-SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = 95, 0.35, 100.0  # share of the power limit; watts where that is not known
+SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = (
+    95,
+    0.35,
+    100.0,
+)  # share of the power limit; watts where that is not known
 NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
 LATE_LINES = 5  # or so many usual times between two lines of a log
 SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
@@ -31,7 +36,12 @@ def active_alerts(state: RunState) -> list[AlertState]:
     if state["run"]["state"] not in ("starting", "running"):
         return []
     silent = no_step_s(state)
-    return [*(_standstill(state, silent) if silent else _slow_ranks(state)), *_gpus(state, silent), *_system(state), *_numbers(state)]
+    return [
+        *(_standstill(state, silent) if silent else _slow_ranks(state)),
+        *_gpus(state, silent),
+        *_system(state),
+        *_numbers(state),
+    ]
 
 
 def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None) -> AlertState:
@@ -41,29 +51,45 @@ def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None
 def _standstill(state: RunState, silent: float) -> list[AlertState]:
     """Where everybody is: who waits in another place than the rest is the one to look at."""
     places: dict[str, list[int]] = {}
-    for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():  # a script's ranks tell nothing
+    for r in (
+        state["ranks"] if any(r["doing"] for r in state["ranks"]) else ()
+    ):  # a script's ranks tell nothing
         places.setdefault(r["doing"] or "nothing heard", []).append(r["rank"])
     words = [
-        f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'" for place, ranks in list(places.items())[:SHOWN_PLACES]
+        f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'"
+        for place, ranks in list(places.items())[:SHOWN_PLACES]
     ]
-    return [_alert("no_step", f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else ""))]
+    return [
+        _alert(
+            "no_step", f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else "")
+        )
+    ]
 
 
 def _numbers_of(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + (f" … ({len(ranks)})" if len(ranks) > SHOWN_RANKS else "")
+    return ", ".join(map(str, ranks[:SHOWN_RANKS])) + (
+        f" … ({len(ranks)})" if len(ranks) > SHOWN_RANKS else ""
+    )
 
 
 def _slow_ranks(state: RunState) -> list[AlertState]:
     found = []
-    own = {r["rank"]: median for r in state["ranks"] if (median := r.get("compute_ms_median")) is not None}
-    for rank, value in own.items() if state["training"].get("steps_measured", 0) >= MEASURED_STEPS else ():
+    own = {
+        r["rank"]: median
+        for r in state["ranks"]
+        if (median := r.get("compute_ms_median")) is not None
+    }
+    for rank, value in (
+        own.items() if state["training"].get("steps_measured", 0) >= MEASURED_STEPS else ()
+    ):
         others = [v for r, v in own.items() if r != rank]
         usual = statistics.median(others) if others else 0.0
         if usual > 0 and value > SLOW_RANK * usual and value - usual > 1.0:
             found.append(
                 _alert(
                     "slow_rank",
-                    f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others {usual:.0f} ms: all wait for it",
+                    f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others "
+                    f"{usual:.0f} ms: all wait for it",
                     rank,
                 )
             )
@@ -71,15 +97,22 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
 
 
 def no_step_s(state: RunState) -> float | None:
-    """For how long there has been no step although there should have been; None when all is well or nobody can tell."""
+    """For how long there has been no step although there should have been; None when all is well or
+    nobody can tell."""
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
         return None
     if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
     silent = state["time_unix_s"] - last
-    told_every_s = state["training"].get("told_every_s") or 0.0  # a log tells of a step only now and then
-    return silent if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000, LATE_LINES * told_every_s) else None
+    told_every_s = (
+        state["training"].get("told_every_s") or 0.0
+    )  # a log tells of a step only now and then
+    return (
+        silent
+        if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000, LATE_LINES * told_every_s)
+        else None
+    )
 
 
 def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
@@ -93,30 +126,56 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
             if power < (SPINNING_POWER * limit if limit else SPINNING_W):
                 found.append(
                     _alert(
-                        "gpu_spins", f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: stuck in a collective", gpu=n
+                        "gpu_spins",
+                        f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: "
+                        f"stuck in a collective",
+                        gpu=n,
                     )
                 )
         elif silent and ours and use is not None and use < 5:
             found.append(
-                _alert("gpu_idle", f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come to the GPU", gpu=n)
+                _alert(
+                    "gpu_idle",
+                    f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come "
+                    f"to the GPU",
+                    gpu=n,
+                )
             )
         if g["throttle_reasons"]:
             heat = f", {g['temperature_c']} °C" if g["temperature_c"] is not None else ""
-            found.append(_alert("gpu_throttled", f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n))
+            found.append(
+                _alert("gpu_throttled", f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n)
+            )
         for p in g["processes"]:
             if not p["this_run"]:
-                size = f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
+                size = (
+                    f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
+                )
                 owner = f" of {p['user']}" if p["user"] != "-" else ""
-                found.append(_alert("foreign_process", f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}", gpu=n))
+                found.append(
+                    _alert(
+                        "foreign_process",
+                        f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}",
+                        gpu=n,
+                    )
+                )
     return found
 
 
 def _system(state: RunState) -> list[AlertState]:
     found, system = [], state["system"]
     for name, limit in FULL.items():
-        used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
+        used, total = (
+            whole(system.get(f"{name}_used_bytes")),
+            whole(system.get(f"{name}_total_bytes")),
+        )
         if used is not None and total and used > limit * total:
-            found.append(_alert(f"{name}_full", f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB"))
+            found.append(
+                _alert(
+                    f"{name}_full",
+                    f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB",
+                )
+            )
     return found
 
 
@@ -127,6 +186,10 @@ def _numbers(state: RunState) -> list[AlertState]:
     last = training["last_step_unix_s"]
     if last is not None and last - state["time_unix_s"] > CLOCK_S:
         found.append(
-            _alert("clock", f"the last step is {last - state['time_unix_s']:.0f} s in the future: this machine's clock was set back")
+            _alert(
+                "clock",
+                f"the last step is {last - state['time_unix_s']:.0f} s in the future: this "
+                f"machine's clock was set back",
+            )
         )
     return found

@@ -1,10 +1,12 @@
-"""Looks into a training that runs, whoever has started it: where each rank is, and who keeps the others waiting.
+"""Looks into a training that runs, whoever has started it: where each rank is, and who keeps the
+others waiting.
 
-    ./duet attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one Python process
+    ./duet attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one
+                                          Python process
     ./duet attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
-The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not be told; 5 a hang; 2 wrong usage;
-3 the processes may not be looked into.
+The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not
+be told; 5 a hang; 2 wrong usage; 3 the processes may not be looked into.
 """
 
 from __future__ import annotations
@@ -33,10 +35,23 @@ if TYPE_CHECKING:
     from training.core.contracts.state import AttachedRank
 
 LOOK_S, LOOKS = 1.0, 4
-CONFIRM_S = 4.0  # what looks like a standstill is looked at for so long again: a second without a move happens to anybody
-STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger"}
+# what looks like a standstill is looked at for so long again: a second without a move happens to
+# anybody
+CONFIRM_S = 4.0
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "blocked in I/O",
+    "T": "stopped",
+    "t": "held by a debugger",
+}
 EXAMPLE = f"{discovery.COMMAND} --run=experiments/RUN"
-FLAGS = {"pid": args.process_id(), "run": args.Flag(str, "a run directory", fixes=(EXAMPLE,)), "json": args.SWITCH, "help": args.SWITCH}
+FLAGS = {
+    "pid": args.process_id(),
+    "run": args.Flag(str, "a run directory", fixes=(EXAMPLE,)),
+    "json": args.SWITCH,
+    "help": args.SWITCH,
+}
 ASKER = RunSelector("--run", f"{discovery.COMMAND} --run=", f"{discovery.COMMAND} --run={LATEST}")
 
 
@@ -64,11 +79,23 @@ def main(argv: list[str]) -> int:
     if not seen:
         log.error("the ranks have ended while they were looked into")
         return int(Exit.CONFIG)
-    beats = {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
+    beats = (
+        {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
+    )
     facts = [_facts(course, beats.get(course.pid)) for course in seen.values()]
     code, text = _say(verdict)
     if as_json:
-        print(json.dumps({"ranks": facts, "stuck": code == Exit.HANG, "verdict": _record(verdict), "text": text}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "ranks": facts,
+                    "stuck": code == Exit.HANG,
+                    "verdict": _record(verdict),
+                    "text": text,
+                },
+                indent=1,
+            )
+        )
     else:
         print("\n".join(line for fact in facts for line in _lines(fact)))
         print(text)
@@ -81,9 +108,20 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
     given, problems = line.values, line.problems
     for word in line.words:
         fix = f"{discovery.COMMAND} --{'pid' if word.isdecimal() else 'run'}={shlex.quote(word)}"
-        problems.append(Problem("flag.positional", f"{word!r} is not known here", "--pid=PID or --run=DIR, and --json", [fix]))
+        problems.append(
+            Problem(
+                "flag.positional",
+                f"{word!r} is not known here",
+                "--pid=PID or --run=DIR, and --json",
+                [fix],
+            )
+        )
     if not problems and ("pid" in given) == ("run" in given):
-        text = "both --pid and --run are given" if "pid" in given else "which training? Neither --pid nor --run is given"
+        text = (
+            "both --pid and --run are given"
+            if "pid" in given
+            else "which training? Neither --pid nor --run is given"
+        )
         fixes = [EXAMPLE, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
         problems.append(Problem("attach.target", text, "one of them", fixes))
     if problems:
@@ -116,7 +154,8 @@ def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
 
 
 def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | None:
-    """What a run of ours tells of itself: who is behind in which phase, and for how long compared to what is usual."""
+    """What a run of ours tells of itself: who is behind in which phase, and for how long compared
+    to what is usual."""
     plan = run_reader.read_plan(run.plan)
     if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
         return None
@@ -171,7 +210,13 @@ def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> AttachedRank:
         "holds_gil": bool(main and main.holds_gil),
         "kernel": process.waits_in or None,
         "cpu": round(c.own_cpu, 2),
-        "workers": [{"pid": pid, "state": STATES.get(c.last.children[pid].state, c.last.children[pid].state)} for pid in workers],
+        "workers": [
+            {
+                "pid": pid,
+                "state": STATES.get(c.last.children[pid].state, c.last.children[pid].state),
+            }
+            for pid in workers
+        ],
         "workers_cpu": round(c.childrens_cpu, 2),
         "stack": [str(f) for f in main.frames] if main else [],
         "problem": None if isinstance(stack, Stack) else stack,
@@ -179,10 +224,18 @@ def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> AttachedRank:
 
 
 def _lines(fact: AttachedRank) -> list[str]:
-    head = f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, {100 * fact['cpu']:.0f} % of a core"
+    head = (
+        f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, {100 * fact['cpu']:.0f} % "
+        f"of "
+        f"a core"
+    )
     if fact["phase"]:
         head += f"; epoch {fact['epoch']}, {fact['phase']}, for {fact['age_s']} s"
-    at = f"at {fact['where']} ({fact['function']})" if fact["where"] else fact["problem"] or "no Python code"
+    at = (
+        f"at {fact['where']} ({fact['function']})"
+        if fact["where"]
+        else fact["problem"] or "no Python code"
+    )
     notes = [f"waits in {fact['waits_in']}"] if fact["waits_in"] else []
     notes += ["holds the GIL"] if fact["holds_gil"] else []
     notes += ["moves on"] if fact["moves"] and fact["where"] else []
@@ -190,7 +243,9 @@ def _lines(fact: AttachedRank) -> list[str]:
     lines = [head, "        " + ", ".join([at, *notes])]
     if fact["workers"]:
         shown = ", ".join(f"{w['pid']} {w['state']}" for w in fact["workers"])
-        lines.append(f"        Python children: {shown}; {100 * fact['workers_cpu']:.0f} % of a core")
+        lines.append(
+            f"        Python children: {shown}; {100 * fact['workers_cpu']:.0f} % of a core"
+        )
     return lines
 
 

@@ -1,4 +1,5 @@
-"""metrics.jsonl as far as it was read: last values, speed of the last steps, evaluations, the loss curve."""
+"""metrics.jsonl as far as it was read: last values, speed of the last steps, evaluations, the loss
+curve."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class History:
-    """A resumed run repeats steps: what comes later in the file wins, and what it overtakes is forgotten."""
+    """A resumed run repeats steps: what comes later in the file wins, and what it overtakes is
+    forgotten."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, keep=b'"val_')
@@ -73,9 +75,19 @@ class History:
         newest = self.evaluations[max(self.evaluations)] if self.evaluations else {}
         names = metric_units.scores(newest)
         if not names:
-            return {"eval_name": None, "eval_unit": None, "eval_last": None, "eval_best": None, "eval_best_step": None}
+            return {
+                "eval_name": None,
+                "eval_unit": None,
+                "eval_last": None,
+                "eval_best": None,
+                "eval_best_step": None,
+            }
         name = names[0]
-        scores = [(v, s) for s, r in self.evaluations.items() if (v := number(r.get(name))) is not None and math.isfinite(v)]
+        scores = [
+            (v, s)
+            for s, r in self.evaluations.items()
+            if (v := number(r.get(name))) is not None and math.isfinite(v)
+        ]
         choose = max if metric_units.higher_is_better(name) else min
         best = choose(scores, key=lambda pair: pair[0]) if scores else (None, None)
         return {
@@ -92,7 +104,8 @@ class History:
         return sorted(v for v in values if v is not None and math.isfinite(v))
 
     def measured(self, since: float) -> int:
-        """Steps of this start among the last SPEED_STEPS, without the first ones, which pay for warm-up."""
+        """Steps of this start among the last SPEED_STEPS, without the first ones, which pay for
+        warm-up."""
         times = [number(r.get("time")) for r in list(self._window)[-SPEED_STEPS:]]
         return sum(t is not None and t >= since for t in times)
 
@@ -108,16 +121,24 @@ class History:
         return [median(sorted(column)) for column in columns]
 
     def seconds_per_step(self, since: float) -> float | None:
-        """By the clock, everything between the steps included; `since`: when this start of the run began."""
-        seen = [(t, r["step"]) for r in self._window if (t := number(r.get("time"))) is not None and t >= since]
+        """By the clock, everything between the steps included; `since`: when this start of the run
+        began."""
+        seen = [
+            (t, r["step"])
+            for r in self._window
+            if (t := number(r.get("time"))) is not None and t >= since
+        ]
         if len(seen) < 2 or seen[-1][0] < seen[0][0]:
             return None
         return (seen[-1][0] - seen[0][0]) / (seen[-1][1] - seen[0][1])
 
     def curve(self, points: int) -> list[tuple[int, float]]:
-        """At most `points` (last step, mean loss) over equal stretches of steps; NaN where any loss of a stretch is."""
+        """At most `points` (last step, mean loss) over equal stretches of steps; NaN where any loss
+        of a stretch is."""
         return thin([(step, loss) for step, loss, _ in self._curve], points)
 
     def speed_curve(self, points: int) -> list[tuple[int, float]]:
         """The same of tokens or samples per second."""
-        return thin([(step, speed) for step, _, speed in self._curve if math.isfinite(speed)], points)
+        return thin(
+            [(step, speed) for step, _, speed in self._curve if math.isfinite(speed)], points
+        )

@@ -18,26 +18,36 @@ try:
 except ImportError:  # an interpreter without our packages: the run itself can still be shown
     psutil = None  # type: ignore[assignment]
 
-CLOCK_SLACK_S = 60.0  # a process's start time follows from the boot time, which moves when the clock is set
+CLOCK_SLACK_S = (
+    60.0  # a process's start time follows from the boot time, which moves when the clock is set
+)
 
 
 def alive(pid: int | None, seen: float) -> bool:
-    """Whether the process that had this pid at the time `seen` still runs: no zombie, no later process of that number."""
+    """Whether the process that had this pid at the time `seen` still runs: no zombie, no later
+    process of that number."""
     if pid is None or pid <= 0:
         return False
     if psutil is None:
         return Path(f"/proc/{pid}").exists()
     try:
         process = psutil.Process(pid)
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and process.create_time() <= seen + CLOCK_SLACK_S
+        return (
+            process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            and process.create_time() <= seen + CLOCK_SLACK_S
+        )
     except (psutil.NoSuchProcess, OverflowError):
         return False
-    except (psutil.Error, OSError):  # another user's, or no descriptor was left to look at it: one failed look proves nothing
+    except (
+        psutil.Error,
+        OSError,
+    ):  # another user's, or no descriptor was left to look at it: one failed look proves nothing
         return Path(f"/proc/{pid}").exists()
 
 
 def belongs(pid: int, family: set[int]) -> bool:
-    """Whether a process is one of these or has one of them above it (a launcher in between, a data-loader worker)."""
+    """Whether a process is one of these or has one of them above it (a launcher in between, a
+    data-loader worker)."""
     if pid in family:
         return True
     if psutil is None:
@@ -49,7 +59,8 @@ def belongs(pid: int, family: set[int]) -> bool:
 
 
 class Host:
-    """CPU, memory, disks. CPU use is what happened between two looks, so the first one has only the load."""
+    """CPU, memory, disks. CPU use is what happened between two looks, so the first one has only the
+    load."""
 
     def __init__(self) -> None:
         self._looked = False
@@ -65,7 +76,10 @@ class Host:
         if psutil is not None:
             percent, memory = psutil.cpu_percent(), psutil.virtual_memory()
             out["cpu_percent"] = percent if self._looked else None
-            out |= {"ram_used_bytes": memory.total - memory.available, "ram_total_bytes": memory.total}
+            out |= {
+                "ram_used_bytes": memory.total - memory.available,
+                "ram_total_bytes": memory.total,
+            }
             self._looked = True
         out["disk_used_bytes"], out["disk_total_bytes"] = _space(folder)
         out["shm_used_bytes"], out["shm_total_bytes"] = _space(Path("/dev/shm"))
@@ -82,7 +96,8 @@ def _space(place: Path) -> tuple[int | None, int | None]:
 
 
 class Gpus:
-    """NVML, asked by a thread of its own: a driver that hangs, as after some hardware faults, must not stop the monitor."""
+    """NVML, asked by a thread of its own: a driver that hangs, as after some hardware faults, must
+    not stop the monitor."""
 
     def __init__(self) -> None:
         self._answer = gpus.GpuInventory((), "not asked yet")
@@ -97,12 +112,15 @@ class Gpus:
             self._thread.start()
 
     def answer(self, patience_s: float) -> gpus.GpuInventory:
-        """All GPUs of the machine, whatever this shell's CUDA_VISIBLE_DEVICES says; the last answer if none comes in time."""
+        """All GPUs of the machine, whatever this shell's CUDA_VISIBLE_DEVICES says; the last answer
+        if none comes in time."""
         if self._thread is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
                 waited = time.monotonic() - self._asked
-                return gpus.GpuInventory(self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s")
+                return gpus.GpuInventory(
+                    self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s"
+                )
         return self._answer
 
     def _look(self) -> None:
@@ -115,7 +133,8 @@ class Gpus:
 
 
 class Shared:
-    """One look at the machine, also for several watches: what is younger than `hold_s` is told again."""
+    """One look at the machine, also for several watches: what is younger than `hold_s` is told
+    again."""
 
     def __init__(self, hold_s: float = 0.0) -> None:
         self._host, self._gpus, self._hold_s = Host(), Gpus(), hold_s
@@ -146,7 +165,9 @@ def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str])
             "name": gpu.name,
             "in_plan": gpu.uuid in planned,
             "use_percent": gpu.use_percent,
-            "memory_used_bytes": None if gpu.total_bytes is None or gpu.free_bytes is None else gpu.total_bytes - gpu.free_bytes,
+            "memory_used_bytes": None
+            if gpu.total_bytes is None or gpu.free_bytes is None
+            else gpu.total_bytes - gpu.free_bytes,
             "memory_total_bytes": gpu.total_bytes,
             "temperature_c": gpu.temperature_c,
             "power_w": gpu.power_w,
@@ -154,7 +175,13 @@ def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str])
             "fan_percent": gpu.fan_percent,
             "throttle_reasons": None if gpu.slowdowns is None else list(gpu.slowdowns),
             "processes": [
-                {"pid": p.pid, "user": p.user, "command": p.command, "used_bytes": p.used_bytes, "this_run": belongs(p.pid, family)}
+                {
+                    "pid": p.pid,
+                    "user": p.user,
+                    "command": p.command,
+                    "used_bytes": p.used_bytes,
+                    "this_run": belongs(p.pid, family),
+                }
                 for p in gpu.processes
             ],
         }

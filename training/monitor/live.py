@@ -20,9 +20,11 @@ from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, p
 if TYPE_CHECKING:
     from training.core.contracts.state import RunsState, RunState
 
-# A supervisor that is still there after the end may be writing its last lines, or about to start the ranks again.
+# A supervisor that is still there after the end may be writing its last lines, or about to start
+# the ranks again.
 LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
-# The first screen does not wait for a slow GPU driver, and has no CPU use yet: the second one comes soon.
+# The first screen does not wait for a slow GPU driver, and has no CPU use yet: the second one comes
+# soon.
 FIRST_PATIENCE_S, SECOND_LOOK_S = 0.05, 1.0
 NICE = 5  # the run's processes go first
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
@@ -31,28 +33,47 @@ RUNS_KEYS = "q quit  ? help  p pause  Return opens the marked run  +/- every {} 
 
 
 class Live:
-    """`newer`: what takes the place of a source that has ended; None as long as there is nothing newer."""
+    """`newer`: what takes the place of a source that has ended; None as long as there is nothing
+    newer."""
 
-    def __init__(self, source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> None:
-        self.source, self.interval_s, self.ascii_only, self.follow_exit = source, interval_s, ascii_only, follow_exit
+    def __init__(
+        self, source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool
+    ) -> None:
+        self.source, self.interval_s, self.ascii_only, self.follow_exit = (
+            source,
+            interval_s,
+            ascii_only,
+            follow_exit,
+        )
         self.newer: Callable[[StateSource], StateSource | None] = lambda shown: None
         self._first = source
         self._paused = False
         self._ended: float | None = None  # when the end was first seen
 
     def go(self) -> int:
-        """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
+        """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt
+        (Ctrl-C), SystemExit (TERM, HUP)."""
         self.state = self.source.read(FIRST_PATIENCE_S)
-        self.page: ScreenPage[Any] = self._home()  # always one for what is shown: a run, or all of them
+        self.page: ScreenPage[Any] = (
+            self._home()
+        )  # always one for what is shown: a run, or all of them
         with contextlib.suppress(Quit), Terminal() as self.terminal:
             try:
                 self._watch()
             finally:
                 self.page.close()
-        if "run" in self.state and self.state["run"]["state"] in ENDED:  # its last screen stays; one row is left for the prompt
+        if (
+            "run" in self.state and self.state["run"]["state"] in ENDED
+        ):  # its last screen stays; one row is left for the prompt
             width, height = size()
-            print_screen(screen(self.state, View(width, height - 1, self.terminal.colour, self.ascii_only)))
-        return status(self.state) if self.follow_exit and "run" in self.state and self._over() else int(Exit.DONE)
+            print_screen(
+                screen(self.state, View(width, height - 1, self.terminal.colour, self.ascii_only))
+            )
+        return (
+            status(self.state)
+            if self.follow_exit and "run" in self.state and self._over()
+            else int(Exit.DONE)
+        )
 
     def _watch(self) -> None:
         self._paint()
@@ -61,11 +82,17 @@ class Live:
         while not (self.follow_exit and self._over()):
             waits = isinstance(self.page, Diagnosis) and self.page.waits
             hurry = waits or (self.follow_exit and self._ended is not None)
-            for key in self.terminal.wait(min(next_look, time.monotonic() + LAST_LOOKS_S) if hurry else next_look):
+            for key in self.terminal.wait(
+                min(next_look, time.monotonic() + LAST_LOOKS_S) if hurry else next_look
+            ):
                 was_paused = self._paused
                 if not self._key(key):
                     return
-                next_look = min(next_look, time.monotonic() + (0.0 if was_paused and not self._paused else self.interval_s))
+                next_look = min(
+                    next_look,
+                    time.monotonic()
+                    + (0.0 if was_paused and not self._paused else self.interval_s),
+                )
             if time.monotonic() >= next_look or (hurry and not waits):
                 if not self._paused:
                     self._look()
@@ -76,7 +103,11 @@ class Live:
         self.state = self.source.read()
         if "run" in self.state and self.state["run"]["state"] in ENDED:
             self._ended = self._ended or time.monotonic()
-            if final(self.state, self._ended) and not self.follow_exit and (newer := self.newer(self.source)):
+            if (
+                final(self.state, self._ended)
+                and not self.follow_exit
+                and (newer := self.newer(self.source))
+            ):
                 self.source = self._first = newer
                 self._ended = None
                 self.state = self.source.read()
@@ -84,7 +115,8 @@ class Live:
             self._ended = None
 
     def _over(self) -> bool:
-        """Has the run ended for good? Its supervisor is gone too: as long as it is there it may start the ranks again."""
+        """Has the run ended for good? Its supervisor is gone too: as long as it is there it may
+        start the ranks again."""
         if "runs" in self.state or self.state["run"]["state"] not in ENDED:
             return False
         self._ended = self._ended or time.monotonic()
@@ -109,11 +141,21 @@ class Live:
             self._change_interval(faster=key in "+=")
         elif key in ("?", "h"):
             self._show(Help)
-        elif key == RETURN and isinstance(self.page, Runs) and "runs" in self.state and self.state["runs"]:
+        elif (
+            key == RETURN
+            and isinstance(self.page, Runs)
+            and "runs" in self.state
+            and self.state["runs"]
+        ):
             self.source = RunWatch(RunDir(self.page.marked))
             self.state = self.source.read()
             self._turn(Overview())
-        elif key == ESCAPE and isinstance(self.page, Overview) and "run" in self.state and self.source is not self._first:
+        elif (
+            key == ESCAPE
+            and isinstance(self.page, Overview)
+            and "run" in self.state
+            and self.source is not self._first
+        ):
             opened = self.state["run"]["dir"]
             self.source = self._first
             self.state = self.source.read()
@@ -126,7 +168,9 @@ class Live:
             elif key == "g":
                 self._show(GpuDetails)
             elif key == "a":
-                self._turn(Overview() if isinstance(self.page, Diagnosis) else Diagnosis(self.state))
+                self._turn(
+                    Overview() if isinstance(self.page, Diagnosis) else Diagnosis(self.state)
+                )
         return True
 
     def _show(self, kind: Callable[[], pages.Scrolled]) -> None:
@@ -151,18 +195,28 @@ class Live:
             footer = f"PAUSED since {units.clock(self.state['time_unix_s'])}  " + footer
         if not self.terminal.has_keys:
             footer = f"Ctrl-C quits  every {self.interval_s:g} s"
-        self.terminal.paint(self.page.lines(self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)))
+        self.terminal.paint(
+            self.page.lines(
+                self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)
+            )
+        )
 
 
-def lines(source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool) -> RunState | RunsState:
-    """Output that is no terminal: one plain line a look, of every living run. Returns the last state, of a run that has ended."""
+def lines(
+    source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool
+) -> RunState | RunsState:
+    """Output that is no terminal: one plain line a look, of every living run. Returns the last
+    state, of a run that has ended."""
     ended: float | None = None
     while True:
         state = source.read()
         runs = [state] if "run" in state else state["runs"]
         living = [r for r in runs if r["run"]["state"] not in ENDED]
         ended = (ended or time.monotonic()) if not living else None
-        last = ended is not None and ("runs" in state or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended)))
+        last = ended is not None and (
+            "runs" in state
+            or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended))
+        )
         if last or not ended:
             shown = living or runs[:1]
             for one in shown:
@@ -179,7 +233,8 @@ def final(state: RunState, ended: float) -> bool:
 
 
 def status(state: RunState) -> int:
-    """The exit status of a run that has ended; of one that nothing is known of, that of a failed one."""
+    """The exit status of a run that has ended; of one that nothing is known of, that of a failed
+    one."""
     code = state["run"]["exit_code"]
     if code is not None:
         return int(code)

@@ -16,7 +16,16 @@ from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
-from training.monitor.state import CURVE_POINTS, FAILED, FINISHED, GPU_PATIENCE_S, LOG_LINES, RUNNING, SCHEMA_VERSION, STARTING
+from training.monitor.state import (
+    CURVE_POINTS,
+    FAILED,
+    FINISHED,
+    GPU_PATIENCE_S,
+    LOG_LINES,
+    RUNNING,
+    SCHEMA_VERSION,
+    STARTING,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -29,7 +38,8 @@ EMPTY = "no output yet: the log is empty"
 
 
 class LogWatch:
-    """Looks at one log again and again; a look costs only what is new. Raises UserError for what can not be read."""
+    """Looks at one log again and again; a look costs only what is new. Raises UserError for what
+    can not be read."""
 
     def __init__(self, log: Path, shared: host_stats.Shared | None = None) -> None:
         _readable(log)
@@ -41,7 +51,8 @@ class LogWatch:
         """One look; `patience_s`: how long the GPU driver may keep it waiting."""
         now = time.time()
         self._machine.ask()
-        # Processes first: what they wrote before they ended is then certainly in what is read below.
+        # Processes first: what they wrote before they ended is then certainly in what is read
+        # below.
         writers = _writers(self.log)
         told = self._figures
         grown = told.read(now)
@@ -80,7 +91,11 @@ class LogWatch:
             "gpus_reason": gpus.reason,
             "system": host,
             "warnings": [],
-            "log": {"file": str(self.log), "last_lines": told.text.last_lines(LOG_LINES), "read_whole": told.text.whole},
+            "log": {
+                "file": str(self.log),
+                "last_lines": told.text.last_lines(LOG_LINES),
+                "read_whole": told.text.whole,
+            },
             "checkpoint": None,
             "summary": None,
             "failure": None,
@@ -97,14 +112,39 @@ class LogWatch:
         how, why = (None, None) if text.binary else end_detection.read(text.end)
         if how and not writers:
             return (FINISHED, None) if how == end_detection.FINISHED else (FAILED, why)
-        unknown = "it is no text" if text.binary else EMPTY if not text.size else None if tally.facts else UNKNOWN
-        lives = writers or grown or -RECENT_S < now - text.mtime < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
+        unknown = (
+            "it is no text"
+            if text.binary
+            else EMPTY
+            if not text.size
+            else None
+            if tally.facts
+            else UNKNOWN
+        )
+        lives = (
+            writers
+            or grown
+            or -RECENT_S
+            < now - text.mtime
+            < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
+        )
         if lives and not text.size:
             return STARTING, EMPTY
         if lives:
-            return RUNNING, f"{why}; but a process still writes to the log (pid {writers[0]})" if why else unknown
-        since = f"nothing new since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, {duration(now - text.mtime)} ago"
-        return SILENT, f"{unknown}; {since}" if unknown else f"{since}, and nothing says how it ended"
+            return (
+                RUNNING,
+                f"{why}; but a process still writes to the log (pid {writers[0]})"
+                if why
+                else unknown,
+            )
+        since = (
+            f"nothing new since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, "
+            f"{duration(now - text.mtime)} ago"
+        )
+        return (
+            SILENT,
+            f"{unknown}; {since}" if unknown else f"{since}, and nothing says how it ended",
+        )
 
 
 def _readable(log: Path) -> None:
@@ -112,7 +152,13 @@ def _readable(log: Path) -> None:
     try:
         kind = log.stat().st_mode
         if stat.S_ISDIR(kind):
-            why, fixes = "a folder", [f"./monitor_training.sh --run={shlex.quote(str(log))}   (if it is a run directory)"]
+            why, fixes = (
+                "a folder",
+                [
+                    f"./monitor_training.sh --run={shlex.quote(str(log))}   (if it is a run "
+                    f"directory)"
+                ],
+            )
         elif not stat.S_ISREG(kind):
             why = "not a file"  # a pipe can be read only once
         else:
@@ -124,7 +170,9 @@ def _readable(log: Path) -> None:
     except ValueError:  # \0
         why = "no name of a file"
     if why:
-        raise UserError(Problem("log.unreadable", f"{said}: {why}", "a log that can be read", fixes))
+        raise UserError(
+            Problem("log.unreadable", f"{said}: {why}", "a log that can be read", fixes)
+        )
 
 
 def _writers(log: Path) -> list[int]:
@@ -132,13 +180,19 @@ def _writers(log: Path) -> list[int]:
     found = []
     try:
         wanted = os.path.realpath(log)
-        pids = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+        pids = [
+            name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()
+        ]
     except OSError:
         return []
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or it is somebody else's
             folder = f"/proc/{pid}/fd"
-            if any(os.readlink(f"{folder}/{fd}") == wanted and _writes(pid, fd) for fd in os.listdir(folder)):  # noqa: PTH115  it is fast
+            if any(
+                os.readlink(f"{folder}/{fd}") == wanted  # noqa: PTH115  it is fast
+                and _writes(pid, fd)
+                for fd in os.listdir(folder)
+            ):
                 found.append(int(pid))
     return sorted(found)
 

@@ -75,19 +75,36 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         )
     if options.all and named:
         fixes = [f"{COMMAND} --all", *(f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named)]
-        problems.append(Problem("flag.contradiction", f"--all shows every run, --{named[0][0]} a single one", "one of them", fixes))
+        problems.append(
+            Problem(
+                "flag.contradiction",
+                f"--all shows every run, --{named[0][0]} a single one",
+                "one of them",
+                fixes,
+            )
+        )
     if options.follow_exit and (options.once or options.json or options.all):
         other = "once" if options.once else "json" if options.json else "all"
         why = "which run's end counts is not known" if options.all else "it looks only once"
         fixes = [f"{COMMAND} --follow-exit", f"{COMMAND} --{other}"]
         problems.append(
-            Problem("flag.contradiction", f"--follow-exit waits for the end of one run; with --{other} {why}", "one of them", fixes)
+            Problem(
+                "flag.contradiction",
+                f"--follow-exit waits for the end of one run; with --{other} {why}",
+                "one of them",
+                fixes,
+            )
         )
     if options.prometheus and (options.once or options.json):
         other = "once" if options.once else "json"
         fixes = [f"{COMMAND} --prometheus={options.prometheus}", f"{COMMAND} --{other}"]
         problems.append(
-            Problem("flag.contradiction", f"--prometheus answers as long as it runs, --{other} looks only once", "one of them", fixes)
+            Problem(
+                "flag.contradiction",
+                f"--prometheus answers as long as it runs, --{other} looks only once",
+                "one of them",
+                fixes,
+            )
         )
     return problems
 
@@ -102,12 +119,18 @@ def _without_flag(word: str) -> Problem:
         find_run.find(word, experiments, ASKER)
     except UserError as error:  # no run of that name: what it may have been
         wrong = error.problems[0]
-        return Problem("flag.positional", f"{what}, and neither a log nor a run", f"{allowed}: {wrong.allowed}", wrong.fixes)
+        return Problem(
+            "flag.positional",
+            f"{what}, and neither a log nor a run",
+            f"{allowed}: {wrong.allowed}",
+            wrong.fixes,
+        )
     return Problem("flag.positional", what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
 
 
 def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | None]:
-    """The run that is meant, and the log to show when one was named; (None, log) for a log of another program. Raises UserError."""
+    """The run that is meant, and the log to show when one was named; (None, log) for a log of
+    another program. Raises UserError."""
     experiments = root / find_run.EXPERIMENTS
     if options.run is not None:
         return find_run.find(options.run, experiments, ASKER), None
@@ -118,14 +141,20 @@ def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | Non
 
 
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
-    """The run that a log of our launchers names; None for any other log, and for one whose run is gone."""
+    """The run that a log of our launchers names; None for any other log, and for one whose run is
+    gone."""
     allowed = "a log file: one of ours (logs/<script>_<time>.log), or of any other training"
     latest = f"{COMMAND}   # the newest run" if find_run.newest(experiments) else FIRST_RUN
     said = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)
         raise UserError(
-            Problem("log.missing", f"{said}: no such file", allowed, [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest])
+            Problem(
+                "log.missing",
+                f"{said}: no such file",
+                allowed,
+                [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest],
+            )
         )
     if not log.is_file():
         fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if find_run.is_run(RunDir(log)) else []
@@ -135,7 +164,14 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
     try:
         found = run_line(_ends(log))
     except OSError as error:
-        raise UserError(Problem("log.unreadable", f"{said}: {error.strerror}", allowed, [f"chmod u+r {shlex.quote(str(log))}"])) from None
+        raise UserError(
+            Problem(
+                "log.unreadable",
+                f"{said}: {error.strerror}",
+                allowed,
+                [f"chmod u+r {shlex.quote(str(log))}"],
+            )
+        ) from None
     if found is None:
         return None
     moved = RunDir(experiments / RunDir(found).name)

@@ -1,4 +1,5 @@
-"""What the live view can show of a run besides its overview: help, the log, GPU details, a diagnosis; and the table of all runs."""
+"""What the live view can show of a run besides its overview: help, the log, GPU details, a
+diagnosis; and the table of all runs."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ class Scrolled(ScreenPage["RunState"]):
     from_end = False
 
     def __init__(self) -> None:
-        self._above: int | None = None  # rows above the screen; None: the end is shown, whatever comes
+        self._above: int | None = (
+            None  # rows above the screen; None: the end is shown, whatever comes
+        )
         if not self.from_end:
             self._above = 0
         self._rows = self._most = 0
@@ -88,13 +91,28 @@ class Scrolled(ScreenPage["RunState"]):
         self._rows = max(1, view.height - 2 - bool(view.footer))
         self._most = max(0, len(text) - self._rows)
         above = self._most if self._above is None else min(self._above, self._most)
-        here = f"  lines {above + 1}-{min(len(text), above + self._rows)} of {len(text)}" if text else ""
-        shown = [term_text.sides(self.title(state), [(here, "dim")], view.width), [], *text[above : above + self._rows]]
+        here = (
+            f"  lines {above + 1}-{min(len(text), above + self._rows)} of {len(text)}"
+            if text
+            else ""
+        )
+        shown = [
+            term_text.sides(self.title(state), [(here, "dim")], view.width),
+            [],
+            *text[above : above + self._rows],
+        ]
         return finish(shown, view)
 
     def key(self, key: str, state: RunState) -> bool:
         above = self._most if self._above is None else self._above
-        moves = {UP: above - 1, DOWN: above + 1, PAGE_UP: above - self._rows, PAGE_DOWN: above + self._rows, HOME: 0, END: self._most}
+        moves = {
+            UP: above - 1,
+            DOWN: above + 1,
+            PAGE_UP: above - self._rows,
+            PAGE_DOWN: above + self._rows,
+            HOME: 0,
+            END: self._most,
+        }
         if key not in moves:
             return False
         above = max(0, min(self._most, moves[key]))
@@ -118,7 +136,10 @@ class Log(Scrolled):
 
     def text(self, state: RunState) -> list[Line]:
         file = state["log"]["file"]
-        return [[(term_text.clean(line), "")] for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])]
+        return [
+            [(term_text.clean(line), "")]
+            for line in (last_lines(Path(file), 1 << 30, LOG_BYTES) if file else [])
+        ]
 
 
 class GpuDetails(Scrolled):
@@ -126,7 +147,9 @@ class GpuDetails(Scrolled):
         return [("GPUs", "bold"), (f"  {term_text.clean(state['gpus_reason'])}", "dim")]
 
     def text(self, state: RunState) -> list[Line]:
-        return [line for gpu in state["gpus"] for line in [*tables.gpu_details(gpu, state["ranks"]), []]]
+        return [
+            line for gpu in state["gpus"] for line in [*tables.gpu_details(gpu, state["ranks"]), []]
+        ]
 
 
 class Diagnosis(Scrolled):
@@ -138,9 +161,18 @@ class Diagnosis(Scrolled):
         self._started = time.monotonic()
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed in close()
         self._said: list[str] | None = None
-        command = [sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.diagnose", str(self._target)]
+        command = [
+            sys.executable,
+            str(ROOT / "lib/run_module.py"),
+            "training.cli.diagnose",
+            str(self._target),
+        ]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def title(self, state: RunState) -> Line:
@@ -149,7 +181,9 @@ class Diagnosis(Scrolled):
     def text(self, state: RunState) -> list[Line]:
         if self._said is None and self._process.poll() is not None:
             self._out.seek(0)
-            self._said = self._out.read().decode("utf-8", "replace").splitlines() or ["nothing was said"]
+            self._said = self._out.read().decode("utf-8", "replace").splitlines() or [
+                "nothing was said"
+            ]
         if self._said is None:
             return [[(f"reading the logs … {time.monotonic() - self._started:.0f} s", "dim")]]
         return [[(term_text.clean(line), "")] for line in self._said]
@@ -181,11 +215,20 @@ class Runs(ScreenPage["RunsState"]):
 
     def key(self, key: str, state: RunsState) -> bool:
         last, place = len(state["runs"]) - 1, self._place(state)
-        moves = {UP: place - 1, DOWN: place + 1, PAGE_UP: place - self._rows, PAGE_DOWN: place + self._rows, HOME: 0, END: last}
+        moves = {
+            UP: place - 1,
+            DOWN: place + 1,
+            PAGE_UP: place - self._rows,
+            PAGE_DOWN: place + self._rows,
+            HOME: 0,
+            END: last,
+        }
         if key not in moves or not state["runs"]:
             return False
         self.marked = state["runs"][max(0, min(last, moves[key]))]["run"]["dir"] or ""
         return True
 
     def _place(self, state: RunsState) -> int:
-        return next((n for n, run in enumerate(state["runs"]) if run["run"]["dir"] == self.marked), 0)
+        return next(
+            (n for n, run in enumerate(state["runs"]) if run["run"]["dir"] == self.marked), 0
+        )

@@ -1,7 +1,9 @@
-"""`--prometheus=PORT`: answers a Prometheus server with the metrics of the runs that are shown, on this machine only.
+"""`--prometheus=PORT`: answers a Prometheus server with the metrics of the runs that are shown, on
+this machine only.
 
-Exporter serves from a thread of its own, next to the live screen, which feeds it with what it has read anyway; `serve` is the same
-without a screen. A look at a run is never made more often than once per interval, however many ask.
+Exporter serves from a thread of its own, next to the live screen, which feeds it with what it has
+read anyway; `serve` is the same without a screen. A look at a run is never made more often than
+once per interval, however many ask.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Duet</titl
 
 
 class Exporter:
-    """`read`: one look at all that is to be shown, asked for when somebody scrapes and the last look is older than `interval_s`;
-    without it, what the last `update` brought is told. A state without a run tells of the machine only. `tell`: gets what went wrong
-    with an answer."""
+    """`read`: one look at all that is to be shown, asked for when somebody scrapes and the last
+    look is older than `interval_s`; without it, what the last `update` brought is told. A state
+    without a run tells of the machine only. `tell`: gets what went wrong with an answer."""
 
     def __init__(
         self,
@@ -63,14 +65,17 @@ class Exporter:
         return f"http://{HOST}:{self.port}/metrics"
 
     def start(self) -> None:
-        """Listens when it returns. Port 0 becomes a free one. Raises UserError: the package is missing, the port is taken."""
+        """Listens when it returns. Port 0 becomes a free one. Raises UserError: the package is
+        missing, the port is taken."""
         self._library = _library()
         try:
             self._server = _Server(self.port, self)
         except OSError as error:
             raise UserError(_no_port(self.port, error), Exit.RESOURCES) from None
         self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=_serve, args=(self._server,), name="prometheus", daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(self._server,), name="prometheus", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -92,7 +97,9 @@ class Exporter:
 
     def _look(self) -> None:
         """With the lock held: who comes meanwhile waits and gets the same."""
-        if self._read and (self._looked is None or time.monotonic() - self._looked >= self._interval_s):
+        if self._read and (
+            self._looked is None or time.monotonic() - self._looked >= self._interval_s
+        ):
             self._new(self._read())
 
     def states(self) -> Sequence[AnyState]:
@@ -125,7 +132,9 @@ class Exporter:
 class _Families:
     """What prometheus_client calls a collector: the metrics as its own objects."""
 
-    def __init__(self, collected: list[tuple[prom_metrics.Metric, list[prom_metrics.Sample]]]) -> None:
+    def __init__(
+        self, collected: list[tuple[prom_metrics.Metric, list[prom_metrics.Sample]]]
+    ) -> None:
         self._collected = collected
 
     def collect(self) -> Iterable[Any]:
@@ -135,7 +144,9 @@ class _Families:
             if not samples:
                 continue
             # The library puts these ends behind the name of the family itself.
-            family = Metric(metric.name.removesuffix("_total").removesuffix("_info"), metric.help, metric.kind)
+            family = Metric(
+                metric.name.removesuffix("_total").removesuffix("_info"), metric.help, metric.kind
+            )
             for labels, value in samples:
                 family.add_sample(metric.name, labels, value)
             yield family
@@ -151,20 +162,26 @@ class _Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of a name that the standard library makes here: a slow name server is none of our business."""
+        """Without the look-up of a name that the standard library makes here: a slow name server is
+        none of our business."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Never a traceback over the live screen. A client that goes away or is silent is its own affair."""
+        """Never a traceback over the live screen. A client that goes away or is silent is its own
+        affair."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.exporter.failed(error)
 
 
 def _serve(server: _Server) -> None:
-    """In its thread. Signals are the main thread's: one that came here, or to the threads of the clients, would not wake it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH))
+    """In its thread. Signals are the main thread's: one that came here, or to the threads of the
+    clients, would not wake it."""
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK,
+        (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH),
+    )
     server.serve_forever(POLL_S)
 
 
@@ -183,9 +200,13 @@ class _Handler(BaseHTTPRequestHandler):
                 body = _page(self.server.exporter.states())
             else:
                 status, kind, body = 404, "text/plain; charset=utf-8", b"not here: /metrics\n"
-        except Exception as error:  # whatever it is: the server of somebody's alerts must go on, and say that it can not see
+        except Exception as error:  # whatever it is: somebody's alerts depend on this server
             self.server.exporter.failed(error)
-            status, kind, body = 500, "text/plain; charset=utf-8", f"{type(error).__name__}: {error}\n".encode("utf-8", "replace")
+            status, kind, body = (
+                500,
+                "text/plain; charset=utf-8",
+                f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"),
+            )
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -201,7 +222,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _page(states: Sequence[AnyState]) -> bytes:
-    lines = (f"{prom_metrics.label(dig(s, 'run', 'name'))}: {prom_metrics.label(dig(s, 'run', 'state'))}" for s in states if s.get("run"))
+    lines = (
+        f"{prom_metrics.label(dig(s, 'run', 'name'))}: {prom_metrics.label(dig(s, 'run', 'state'))}"
+        for s in states
+        if s.get("run")
+    )
     return PAGE.format(runs="".join(f"<li>{html.escape(line)}</li>" for line in lines)).encode()
 
 
@@ -211,37 +236,66 @@ def _library() -> tuple[ModuleType, ModuleType]:
         import prometheus_client
         from prometheus_client.openmetrics import exposition
     except ImportError as error:
-        what = f"--prometheus needs the package {PACKAGE}, which this Python does not have ({error})"
-        raise UserError(Problem("package.missing", what, "", packages.add([PACKAGE])), Exit.RESOURCES) from None
+        what = (
+            f"--prometheus needs the package {PACKAGE}, which this Python does not have ({error})"
+        )
+        raise UserError(
+            Problem("package.missing", what, "", packages.add([PACKAGE])), Exit.RESOURCES
+        ) from None
     return prometheus_client, exposition
 
 
 def _no_port(port: int, error: OSError) -> Problem:
     free = ports.next_free(max(port, 1024))
-    fixes = [f"{COMMAND} --prometheus={free}"] if free else [f"{COMMAND} --prometheus=PORT   (another one)"]
+    fixes = (
+        [f"{COMMAND} --prometheus={free}"]
+        if free
+        else [f"{COMMAND} --prometheus=PORT   (another one)"]
+    )
     if error.errno == errno.EADDRINUSE:
-        return Problem("port.taken", f"--prometheus={port}: the port is taken by {ports.owner(port)}", "a free port", fixes)
-    return Problem("port.unusable", f"--prometheus={port}: {error.strerror}", "a free port from 1024 to 65535", fixes)
+        return Problem(
+            "port.taken",
+            f"--prometheus={port}: the port is taken by {ports.owner(port)}",
+            "a free port",
+            fixes,
+        )
+    return Problem(
+        "port.unusable",
+        f"--prometheus={port}: {error.strerror}",
+        "a free port from 1024 to 65535",
+        fixes,
+    )
 
 
-def serve(read: Callable[[], Sequence[AnyState]], port: int, interval_s: float = 3.0, stop: threading.Event | None = None) -> None:
-    """Answer until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or until `stop` is set (returns).
-    Call it in the main thread. Raises UserError."""
+def serve(
+    read: Callable[[], Sequence[AnyState]],
+    port: int,
+    interval_s: float = 3.0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Answer until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or
+    until `stop` is set (returns). Call it in the main thread. Raises UserError."""
     exporter = Exporter(port, read, interval_s, tell=log.warning)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been inherited as ignored
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # it may have been inherited as ignored
         signal.signal(signal.SIGTERM, _leave)
         if before[signal.SIGHUP] != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, _leave)
         exporter.start()
         log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C ends this, the run goes on")
         stop = stop or threading.Event()
-        while not stop.wait(WAKE_S):  # a signal in the moment before it waits would be seen only when it wakes
+        while not stop.wait(
+            WAKE_S
+        ):  # a signal in the moment before it waits would be seen only when it wakes
             pass
     finally:
         for number in before:
-            signal.signal(number, signal.SIG_IGN)  # one is enough: the port is given back in any case
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # one is enough: the port is given back in any case
         exporter.close()
         for number, handler in before.items():
             signal.signal(number, handler)

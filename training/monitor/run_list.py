@@ -34,7 +34,8 @@ class RunTable:
         self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
-        """{"schema_version", "time_unix_s", "runs_there", "runs", "gpus", "gpus_reason", "system"}: living runs first, then the newest."""
+        """{"schema_version", "time_unix_s", "runs_there", "runs", "gpus", "gpus_reason", "system"}:
+        living runs first, then the newest."""
         plans = []
         for plan in self.experiments.glob("*/plan.json"):
             try:
@@ -63,7 +64,10 @@ class RunTable:
             return False
         run = RunDir(path)
         known = read_object(run.supervisor) or {}
-        pids = [whole(known.get("pid")), *(whole(dig(rank, "pid")) for rank in items(known.get("ranks")))]
+        pids = [
+            whole(known.get("pid")),
+            *(whole(dig(rank, "pid")) for rank in items(known.get("ranks"))),
+        ]
         if any(host_stats.alive(pid, mtime(run.supervisor) or 0.0) for pid in pids):
             return True
         self._gone[path] = planned
@@ -85,7 +89,9 @@ def _merged(gpus: list[GpuState], runs: list[RunState]) -> list[GpuState]:
     """Marks what belongs to any of the living runs."""
     living = [run for run in runs if run["run"]["state"] not in ENDED]
     planned = {g["uuid"] for run in living for g in run["gpus"] if g["in_plan"]}
-    ours = {p["pid"] for run in living for g in run["gpus"] for p in g["processes"] if p["this_run"]}
+    ours = {
+        p["pid"] for run in living for g in run["gpus"] for p in g["processes"] if p["this_run"]
+    }
     for gpu in gpus:
         gpu["in_plan"] = gpu["uuid"] in planned
         for process in gpu["processes"]:
@@ -101,28 +107,56 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     words += f", the newest {len(runs)} shown" if state["runs_there"] > len(runs) else ""
     below: list[Line] = []
     for run in runs:
-        below += [[("! ", "bad"), (f"{term_text.clean(run['run']['name'])}: {term_text.clean(a['text'])}", "bad")] for a in run["alerts"]]
+        below += [
+            [
+                ("! ", "bad"),
+                (f"{term_text.clean(run['run']['name'])}: {term_text.clean(a['text'])}", "bad"),
+            ]
+            for a in run["alerts"]
+        ]
     below = below[:4]
-    below += tables.gpus({"gpus": state["gpus"], "gpus_reason": state["gpus_reason"], "ranks": [], "run": {"device": None}}, view.width, 9)
+    below += tables.gpus(
+        {
+            "gpus": state["gpus"],
+            "gpus_reason": state["gpus_reason"],
+            "ranks": [],
+            "run": {"device": None},
+        },
+        view.width,
+        9,
+    )
     below += term_text.flow(tables.system(state), view.width, 2, gap="  ")
     room = rows_for(view, len(below))
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
     right = units.clock(state["time_unix_s"])
     if len(runs) > room:
         right = f"{first + 1}-{first + room} of {len(runs)}  {right}"
-    lines: list[Line] = [term_text.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width), []]
+    lines: list[Line] = [
+        term_text.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width),
+        [],
+    ]
     wide = view.width >= 120
     name = max(12, min(40, view.width - (95 if wide else 66)))
-    titles = f"  {'RUN':<{name}} {'STATE':<8} {'STEP':>9} {'DONE':>6} {'LOSS':>8} {'EVAL':>8} {_speed_title(runs):>9} {'LEFT':>9}"
+    titles = (
+        f"  {'RUN':<{name}} {'STATE':<8} {'STEP':>9} {'DONE':>6} {'LOSS':>8} {'EVAL':>8} "
+        f"{_speed_title(runs):>9} {'LEFT':>9}"
+    )
     lines.append([(titles + (f" {'RANKS':>5} {'STEP TIME':>9}  STARTED" if wide else ""), "dim")])
-    lines += [_row(run, name, wide, number == marked) for number, run in enumerate(runs[first : first + room], start=first)]
+    lines += [
+        _row(run, name, wide, number == marked)
+        for number, run in enumerate(runs[first : first + room], start=first)
+    ]
     return finish([*lines, [], *below], view)
 
 
 def _speed_title(runs: list[RunState]) -> str:
     """By what all of them count; where that is not the same, each run's own screen says it."""
     units = {unit for run in runs if (unit := run["training"]["unit"])}
-    return "SPEED/S" if len(units) > 1 else f"{term_text.clean((units or {metric_units.TOKENS}).pop())[:7]}/s".upper()
+    return (
+        "SPEED/S"
+        if len(units) > 1
+        else f"{term_text.clean((units or {metric_units.TOKENS}).pop())[:7]}/s".upper()
+    )
 
 
 def rows_for(view: View, below: int = 0) -> int:
@@ -138,9 +172,23 @@ def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
     label = term_text.cut_middle(term_text.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
     line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
-    numbers = f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
-    line.append((numbers + f"{units.count(metric_units.speed(training)):>9} {units.duration(progress['eta_s']):>9}", style))
+    numbers = (
+        f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
+    )
+    line.append(
+        (
+            numbers + f"{units.count(metric_units.speed(training)):>9} "
+            f"{units.duration(progress['eta_s']):>9}",
+            style,
+        )
+    )
     if wide:
         started = units.clock(run["started_unix_s"], "%m-%d %H:%M")
-        line.append((f" {run['ranks'] or '-':>5} {units.milliseconds(training['step_ms_median']):>9}  {started}", style))
+        line.append(
+            (
+                f" {run['ranks'] or '-':>5} {units.milliseconds(training['step_ms_median']):>9}  "
+                f"{started}",
+                style,
+            )
+        )
     return line

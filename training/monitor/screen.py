@@ -1,4 +1,5 @@
-"""The state of a run as a screen of any size: sections in a fixed order, each given rows by how much it matters."""
+"""The state of a run as a screen of any size: sections in a fixed order, each given rows by how
+much it matters."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def finish(lines: list[Line], view: View) -> list[str]:
     if view.footer:
         lines = lines[: view.height - 1]
         lines += [[]] * (view.height - 1 - len(lines)) + [[(view.footer, "dim")]]
-    return [term_text.render(line, view.width, colour=view.colour, ascii_only=view.ascii_only) for line in lines[: view.height]]
+    return [
+        term_text.render(line, view.width, colour=view.colour, ascii_only=view.ascii_only)
+        for line in lines[: view.height]
+    ]
 
 
 Section = Callable[[int], list[Line]]
@@ -72,7 +76,8 @@ def _one_column(state: RunState, view: View) -> list[Line]:
 
 
 def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[str, int]:
-    """Rows for each section: first a little of everything, the most important first, then more of each."""
+    """Rows for each section: first a little of everything, the most important first, then more of
+    each."""
     ranks, gpus = len(state["ranks"]), len(state["gpus"])
     has_curve, has_log = len(state["loss_curve"]["points"]) > 1, bool(state["log"]["last_lines"])
     ended = state["run"]["state"] in ENDED
@@ -87,16 +92,40 @@ def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[st
         ("curve", 1),
         ("log", 2),
     ]
-    wishes += [("alerts", 3), ("places", 1), ("warnings", 1), ("ranks", min(ranks + 1, 5)), ("gpus", min(gpus + 1, 5)), ("curve", 3)]
-    wishes += [("log", 4), ("warnings", 3), ("places", 2), ("system", 2), ("verdict", 9 if ended else 4), ("ranks", ranks + 1)]
+    wishes += [
+        ("alerts", 3),
+        ("places", 1),
+        ("warnings", 1),
+        ("ranks", min(ranks + 1, 5)),
+        ("gpus", min(gpus + 1, 5)),
+        ("curve", 3),
+    ]
+    wishes += [
+        ("log", 4),
+        ("warnings", 3),
+        ("places", 2),
+        ("system", 2),
+        ("verdict", 9 if ended else 4),
+        ("ranks", ranks + 1),
+    ]
     wishes += [("gpus", gpus + 1), ("alerts", 6)]
     tall = view.height > 30
     if ended:
         wishes.insert(2, ("verdict", 5))
     if tall:
-        wishes += [("curve", 6), ("warnings", 6), ("log", 6), ("curve", view.height // 4), ("log", 11), ("warnings", 20)]
+        wishes += [
+            ("curve", 6),
+            ("warnings", 6),
+            ("log", 6),
+            ("curve", view.height // 4),
+            ("log", 11),
+            ("warnings", 20),
+        ]
     wishes.append(("log", view.height))  # whatever room is left
-    there = {name: bool(build(1)) for name, build in parts.items()} | {"curve": has_curve, "log": has_log}
+    there = {name: bool(build(1)) for name, build in parts.items()} | {
+        "curve": has_curve,
+        "log": has_log,
+    }
     # A tall screen keeps rows for the blank lines between sections.
     sizes, left = dict.fromkeys(parts, 0), view.height - bool(view.footer) - (7 if tall else 0)
     for name, wish in wishes:
@@ -109,9 +138,15 @@ def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[st
 
 
 def _two_columns(state: RunState, view: View) -> list[Line]:
-    """Curves at the left; ranks, GPUs and the machine at the right; head above, log below, over the whole width."""
+    """Curves at the left; ranks, GPUs and the machine at the right; head above, log below, over the
+    whole width."""
     rows = view.height - bool(view.footer)
-    top = [*sections.head(state, view.width), *sections.verdict(state, view.width)[:9], *sections.alerts(state, view.width)[:5], []]
+    top = [
+        *sections.head(state, view.width),
+        *sections.verdict(state, view.width)[:9],
+        *sections.alerts(state, view.width)[:5],
+        [],
+    ]
     top += [*sections.numbers(state, view.width, 2), []]
     left_width = (view.width - GAP) * 9 // 20
     right_width = view.width - GAP - left_width
@@ -132,17 +167,47 @@ def _two_columns(state: RunState, view: View) -> list[Line]:
     left += [[], *speed] if speed else []
     middle = term_text.beside(left, right, left_width, GAP) if left else right
     room = rows - len(top) - len(middle) - len(bottom) - 2
-    return [*top, *middle, [], *sections.log(state, view.width, room), *([[]] if bottom else []), *bottom]
+    return [
+        *top,
+        *middle,
+        [],
+        *sections.log(state, view.width, room),
+        *([[]] if bottom else []),
+        *bottom,
+    ]
 
 
 def one_line(state: RunState) -> str:
     """For output that is no terminal: a line a look."""
     run, progress, training = state["run"], state["progress"], state["training"]
-    words: list[Any] = [units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"), term_text.clean(run["name"]), run["state"]]
-    words += [] if progress["step"] is None else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
-    words += [] if training["loss"] is None else [f"loss {' '.join(filter(None, sections.loss(training)))}", sections.evaluation(training)]
-    words += [] if (rate := metric_units.speed(training)) is None else [f"{units.count(rate)} {training['unit']}/s"]
-    words += [] if training["step_ms_median"] is None else [f"step {units.milliseconds(training['step_ms_median'])}"]
+    words: list[Any] = [
+        units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"),
+        term_text.clean(run["name"]),
+        run["state"],
+    ]
+    words += (
+        []
+        if progress["step"] is None
+        else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
+    )
+    words += (
+        []
+        if training["loss"] is None
+        else [
+            f"loss {' '.join(filter(None, sections.loss(training)))}",
+            sections.evaluation(training),
+        ]
+    )
+    words += (
+        []
+        if (rate := metric_units.speed(training)) is None
+        else [f"{units.count(rate)} {training['unit']}/s"]
+    )
+    words += (
+        []
+        if training["step_ms_median"] is None
+        else [f"step {units.milliseconds(training['step_ms_median'])}"]
+    )
     words += [] if progress["eta_s"] is None else [f"{units.duration(progress['eta_s'])} left"]
     late = [str(r["rank"]) for r in state["ranks"] if r["late"]]
     words += [f"no beat for over 30 s from rank {', '.join(late)}"] if late else []

@@ -1,4 +1,5 @@
-"""Everything about a run at one moment, as one plain dict: the object that --json prints and every screen shows."""
+"""Everything about a run at one moment, as one plain dict: the object that --json prints and every
+screen shows."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from training.core import heartbeat, metric_units, rundir, standing
 from training.core.course import median, percentile
 from training.core.errors import UserError
-from training.core.jsonl import Record, Tail, dig, items, last_lines, mtime, number, read_object, text, whole
+from training.core.jsonl import (
+    Record,
+    Tail,
+    dig,
+    items,
+    last_lines,
+    mtime,
+    number,
+    read_object,
+    text,
+    whole,
+)
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
 from training.monitor import alerts, host_stats
@@ -47,15 +59,19 @@ CURVE_POINTS, LOG_LINES, WARNINGS = 240, 20, 20
 
 
 class StateSource(Protocol):
-    """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU driver may keep it waiting."""
+    """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU
+    driver may keep it waiting."""
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState | RunsState: ...
 
 
 class RunWatch:
-    """Looks at one run again and again; keeps what was read, so that a look costs only what is new."""
+    """Looks at one run again and again; keeps what was read, so that a look costs only what is
+    new."""
 
-    def __init__(self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None) -> None:
+    def __init__(
+        self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None
+    ) -> None:
         self.run, self.log = run, log
         self._history, self._events = History(run.metrics), Tail(run.events)
         self._warnings: deque[WarningState] = deque(maxlen=WARNINGS)
@@ -80,23 +96,36 @@ class RunWatch:
         self._machine.ask()
         plan = self.plan = read_object(standing.plan_file(run))
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
-        # Processes first: what they wrote before they ended is then certainly in the files that are read below.
+        # Processes first: what they wrote before they ended is then certainly in the files that are
+        # read below.
         supervisor = read_object(run.supervisor) or {}
         if (number(supervisor.get("started")) or 0.0) < since:  # of an earlier start of this run
             supervisor = {}
         ranks = self._ranks(plan, supervisor, since)
         # Of torchrun's ranks it knows none, only torchrun: an entry without a rank.
-        listed = [whole(supervisor.get("pid")), *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks")))]
+        listed = [
+            whole(supervisor.get("pid")),
+            *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))),
+        ]
         alive = [host_stats.alive(pid, mtime(run.supervisor) or now) for pid in listed]
         self._history.update()
         self._read_events()
         told = self._told(plan)
 
         since = max([since, *self._restarts[-1:]])
-        summary, failure = (read_object(p) if rundir.written_since(p, since) else None for p in (run.summary, run.failure))
-        state, reason = self._judge(plan, supervisor, ranks, any(alive), since, (summary, failure), told is not None)
+        summary, failure = (
+            read_object(p) if rundir.written_since(p, since) else None
+            for p in (run.summary, run.failure)
+        )
+        state, reason = self._judge(
+            plan, supervisor, ranks, any(alive), since, (summary, failure), told is not None
+        )
         for rank in ranks:
-            rank["late"] = state in (STARTING, RUNNING) and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
+            rank["late"] = (
+                state in (STARTING, RUNNING)
+                and (rank["beat_age_s"] or 0) > LATE_S
+                and rank["phase"] != heartbeat.FINISHED
+            )
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = self._end(state, end, ranks) if state in ENDED else None
@@ -130,7 +159,11 @@ class RunWatch:
                 "supervisor_pid": whole(supervisor.get("pid")),
                 "supervisor_alive": alive[0] if supervisor else None,
             },
-            **(self._of_script(told, state, took) if told else self._of_records(plan, state, since, took, summary)),
+            **(
+                self._of_script(told, state, took)
+                if told
+                else self._of_records(plan, state, since, took, summary)
+            ),
             "ranks": ranks,
             "gpus": host_stats.gpu_records(gpus, family, planned),
             "gpus_reason": gpus.reason,
@@ -160,19 +193,36 @@ class RunWatch:
     def _of_script(self, told: LogMetrics, state: RunStatus, took: float | None) -> FiguresState:
         progress = told.progress(running=state == RUNNING)
         return {
-            "progress": progress if progress["scope"] == "epoch" else {**progress, "elapsed_s": took},
+            "progress": progress
+            if progress["scope"] == "epoch"
+            else {**progress, "elapsed_s": took},
             "training": told.training(),
             "loss_curve": told.loss_curve(CURVE_POINTS),
             "speed_curve": {"points": []},
         }
 
-    def _of_records(self, plan: Record | None, state: RunStatus, since: float, took: float | None, summary: Record | None) -> FiguresState:
-        speed = metric_units.SPEEDS[metric_units.as_samples(metric_units.counted(self._history.last))]
+    def _of_records(
+        self,
+        plan: Record | None,
+        state: RunStatus,
+        since: float,
+        took: float | None,
+        summary: Record | None,
+    ) -> FiguresState:
+        speed = metric_units.SPEEDS[
+            metric_units.as_samples(metric_units.counted(self._history.last))
+        ]
         return {
             "progress": self._progress(plan, state, since, took, summary),
             "training": self._training(since),
-            "loss_curve": {"points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]},
-            "speed_curve": {"points": [{"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)]},
+            "loss_curve": {
+                "points": [{"step": s, "loss": v} for s, v in self._history.curve(CURVE_POINTS)]
+            },
+            "speed_curve": {
+                "points": [
+                    {"step": s, speed: v} for s, v in self._history.speed_curve(CURVE_POINTS)
+                ]
+            },
         }
 
     def _add_shares(self, ranks: list[RankState]) -> None:
@@ -193,19 +243,32 @@ class RunWatch:
             kind, said = event.get("event"), text(event.get("text"))
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
-                said = said or f"restarted after {text(event.get('cause')) or 'a failure'} at step {event.get('step')}"
+                said = (
+                    said
+                    or f"restarted after {text(event.get('cause')) or 'a failure'} at step "
+                    f"{event.get('step')}"
+                )
             self._warned += kind == "warning"
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
             if kind in ("warning", "restart", "verdict", "given_up"):
-                self._warnings.append({"time_unix_s": number(event.get("time")), "text": said or str(kind)})
+                self._warnings.append(
+                    {"time_unix_s": number(event.get("time")), "text": said or str(kind)}
+                )
 
     def _ranks(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
-        """One entry a rank, also for those that have not said anything yet; beats of an earlier start do not count."""
-        self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}  # one that cannot be read now is not absent
+        """One entry a rank, also for those that have not said anything yet; beats of an earlier
+        start do not count."""
+        self._beats |= {
+            b.rank: b for b in heartbeat.read_all(self.run.heartbeats)
+        }  # one that cannot be read now is not absent
         beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
         pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
-        numbers = {*range(min(whole(dig(plan, "ranks")) or 0, 4096)), *beats, *(r for r in pids if r is not None)}
+        numbers = {
+            *range(min(whole(dig(plan, "ranks")) or 0, 4096)),
+            *beats,
+            *(r for r in pids if r is not None),
+        }
         out: list[RankState] = []
         for rank in sorted(numbers):
             beat, pid = beats.get(rank), pids.get(rank)
@@ -214,8 +277,14 @@ class RunWatch:
             seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
             living = host_stats.alive(pid, seen or time.time())
             age = None
-            if beat:  # the monotonic clock is that of one boot: of no use for a run before the last one
-                age = beat.age_s if living and beat.monotonic_ns <= time.monotonic_ns() else max(0.0, time.time() - beat.wall_time)
+            if (
+                beat
+            ):  # the monotonic clock is that of one boot: of no use for a run before the last one
+                age = (
+                    beat.age_s
+                    if living and beat.monotonic_ns <= time.monotonic_ns()
+                    else max(0.0, time.time() - beat.wall_time)
+                )
             out.append(
                 {
                     "rank": rank,
@@ -243,11 +312,17 @@ class RunWatch:
     ) -> tuple[RunStatus, str | None]:
         """The state, and why where that is not plain. `told`: a script has printed figures."""
         summary, failure = ends
-        if failure and (not summary or (mtime(self.run.failure) or 0) >= (mtime(self.run.summary) or 0)):
+        if failure and (
+            not summary or (mtime(self.run.failure) or 0) >= (mtime(self.run.summary) or 0)
+        ):
             if failure.get("kind") == rundir.ASKED:
                 return STOPPED, text(failure.get("summary"))
             where = f" on rank {failure['rank']}" if whole(failure.get("rank")) is not None else ""
-            return FAILED, f"{text(failure.get('cause')) or 'unknown cause'}{where}: {text(failure.get('summary')) or 'no summary'}"
+            return (
+                FAILED,
+                f"{text(failure.get('cause')) or 'unknown cause'}{where}: "
+                f"{text(failure.get('summary')) or 'no summary'}",
+            )
         if summary:
             stopped = text(summary.get("status")) == STOPPED
             return (STOPPED, f"on request{self._go_on(plan)}") if stopped else (FINISHED, None)
@@ -256,37 +331,79 @@ class RunWatch:
         stepped = (number(self._history.last.get("time")) or -1.0) >= since
         if living or any(r["alive"] for r in ranks):
             # A script has no heartbeat: it runs when it is there.
-            begun = stepped or told or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
-            return RUNNING if begun else STARTING, None if plan else "plan.json is missing or not whole"
+            begun = (
+                stepped or told or any(r["alive"] if script_of(plan) else r["step"] for r in ranks)
+            )
+            return (
+                RUNNING if begun else STARTING,
+                None if plan else "plan.json is missing or not whole",
+            )
         if supervisor or any(r["pid"] for r in ranks):
             again = self._go_on(plan) if self._checkpoint() else ""
-            who = f"the supervisor (pid {supervisor.get('pid')}) and every rank are" if supervisor else "every rank is"
+            who = (
+                f"the supervisor (pid {supervisor.get('pid')}) and every rank are"
+                if supervisor
+                else "every rank is"
+            )
             return DIED, f"{who} gone, and nothing says how the run ended{again}"
         if plan is None or stepped:
-            return DIED, "nothing says which process it is" + ("" if plan else "; plan.json is missing or not whole")
+            return DIED, "nothing says which process it is" + (
+                "" if plan else "; plan.json is missing or not whole"
+            )
         # Preparing a large corpus takes hours before there is any rank, so silence proves nothing.
-        return STARTING, "no rank yet: preparing the data, or it never started (see the log)" if time.time() - since > STARTING_S else None
+        return (
+            STARTING,
+            "no rank yet: preparing the data, or it never started (see the log)"
+            if time.time() - since > STARTING_S
+            else None,
+        )
 
     def _go_on(self, plan: Record | None) -> str:
         """The command that resumes it; a script's state is its own."""
         try:
-            return f"; to resume: {next_command(as_plan(plan, self.run.plan), self.run)}" if plan and script_of(plan) is None else ""
-        except (KeyError, TypeError, AttributeError, UserError):  # a plan that is not whole, or of a later version
+            return (
+                f"; to resume: {next_command(as_plan(plan, self.run.plan), self.run)}"
+                if plan and script_of(plan) is None
+                else ""
+            )
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            UserError,
+        ):  # a plan that is not whole, or of a later version
             return ""
 
     def _end(self, state: RunStatus, end: Record | None, ranks: list[RankState]) -> float | None:
-        """When an ended run ended; of a run that died, its last sign of life. `end`: its last file, which may be a copy."""
+        """When an ended run ended; of a run that died, its last sign of life. `end`: its last file,
+        which may be a copy."""
         if state != DIED:
             of_failure = state == FAILED or not self.run.summary.exists()
-            return number(dig(end, "time")) or mtime(self.run.failure if of_failure else self.run.summary)
-        signs = [number(self._history.last.get("time")), mtime(self.run.supervisor), *(r["beat_unix_s"] for r in ranks)]
+            return number(dig(end, "time")) or mtime(
+                self.run.failure if of_failure else self.run.summary
+            )
+        signs = [
+            number(self._history.last.get("time")),
+            mtime(self.run.supervisor),
+            *(r["beat_unix_s"] for r in ranks),
+        ]
         return max((s for s in signs if s), default=None)
 
     def _progress(
-        self, plan: Record | None, state: RunStatus, since: float, elapsed: float | None, summary: Record | None
+        self,
+        plan: Record | None,
+        state: RunStatus,
+        since: float,
+        elapsed: float | None,
+        summary: Record | None,
     ) -> ProgressState:
         data = read_object(standing.data_file(self.run))
-        total = whole(dig(data, "total_steps")) or self._total or whole(dig(plan, "config", "num_iterations")) or None
+        total = (
+            whole(dig(data, "total_steps"))
+            or self._total
+            or whole(dig(plan, "config", "num_iterations"))
+            or None
+        )
         step = whole(self._history.last.get("step")) or 0
         if state == FINISHED and whole(dig(summary, "steps")) == step:
             total = step  # a resume that came to nothing had planned more
@@ -298,14 +415,19 @@ class RunWatch:
             "epoch": whole(self._history.last.get("epoch")),
             "epochs": whole(dig(data, "epochs")) or self._epochs,
             "elapsed_s": elapsed if elapsed is not None and elapsed >= 0 else None,
-            "eta_s": (total - step) * pace if total and step < total and pace is not None and state == RUNNING else None,
+            "eta_s": (total - step) * pace
+            if total and step < total and pace is not None and state == RUNNING
+            else None,
         }
 
     def _training(self, since: float) -> TrainingState:
         history, last = self._history, self._history.last
         unit = metric_units.counted(last)
         kind = metric_units.as_samples(unit)
-        count, speed = metric_units.so_far(last), median(history.of_last_steps(f"{unit}{metric_units.PER_S}"))
+        count, speed = (
+            metric_units.so_far(last),
+            median(history.of_last_steps(f"{unit}{metric_units.PER_S}")),
+        )
         tokens, evaluation = kind == metric_units.TOKENS, history.evaluation()
         loss, times = number(last.get("loss")), history.of_last_steps("step_ms")
         return {
@@ -326,7 +448,9 @@ class RunWatch:
             "tokens_per_s": speed if tokens else None,
             "samples_per_s": None if tokens else speed,
             "mfu": median(history.of_last_steps("mfu")),
-            "memory_bytes": max((m for m in history.of_ranks("memory_bytes") if m is not None), default=None),
+            "memory_bytes": max(
+                (m for m in history.of_ranks("memory_bytes") if m is not None), default=None
+            ),
             "step_ms_median": median(times),
             "step_ms_p95": percentile(times, 95),
             "steps_measured": history.measured(since),
@@ -339,7 +463,11 @@ class RunWatch:
         if found is None:
             return None
         step = found.name.removeprefix("step_")
-        return {"path": str(found), "step": int(step) if step.isdecimal() else None, "time_unix_s": mtime(found)}
+        return {
+            "path": str(found),
+            "step": int(step) if step.isdecimal() else None,
+            "time_unix_s": mtime(found),
+        }
 
 
 def script_of(plan: Mapping[str, object] | None) -> str | None:

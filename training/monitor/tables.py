@@ -1,4 +1,5 @@
-"""The tables of a screen: ranks, GPUs, the system. When rows are short, the rows that matter most stay."""
+"""The tables of a screen: ranks, GPUs, the system. When rows are short, the rows that matter most
+stay."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from training.monitor.state import ENDED
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
-    from training.core.contracts.state import GpuProcessState, GpuState, GpuTable, HostState, MachineState, RankState, RunState
+    from training.core.contracts.state import (
+        GpuProcessState,
+        GpuState,
+        GpuTable,
+        HostState,
+        MachineState,
+        RankState,
+        RunState,
+    )
 
 METER = 24  # cells
 NUMBERS_FROM = 90  # columns of a GPU table with room for the number of each rank
@@ -28,7 +37,9 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
         return [_all_ranks(every, ended)]
     shown, others = every, []
     if len(every) + 1 > rows:
-        urgent = sorted(every, key=lambda r: (not r["late"], r["alive"] is not False, -(r["beat_age_s"] or 0)))
+        urgent = sorted(
+            every, key=lambda r: (not r["late"], r["alive"] is not False, -(r["beat_age_s"] or 0))
+        )
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
     # Nothing is ever heard of a script's ranks: they have no heartbeat.
     unheard = "-" if ended or state["run"].get("program") else "nothing heard yet"
@@ -37,7 +48,12 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
-        mine = f" {units.milliseconds(r['compute_ms_median']):>9} {units.gib(r['memory_bytes']):>5} GiB" if shares else ""
+        mine = (
+            f" {units.milliseconds(r['compute_ms_median']):>9} {units.gib(r['memory_bytes']):>5} "
+            f"GiB"
+            if shares
+            else ""
+        )
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
         line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
         line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
@@ -65,7 +81,10 @@ def _all_ranks(every: list[RankState], ended: bool, which: str = "") -> Line:
         words += f", {sum(bool(r['alive']) for r in every)} alive"
     if ages:
         oldest = max(ages, key=lambda r: r["beat_age_s"] or 0.0)
-        words += f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: {term_text.clean(oldest['doing'] or '-')})"
+        words += (
+            f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: "
+            f"{term_text.clean(oldest['doing'] or '-')})"
+        )
     return [(words, "bad" if late else "")]
 
 
@@ -74,20 +93,44 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
     every = state["gpus"]
     if not every:
         # Silence is right for a run on the CPU; a run on GPUs that can not be seen needs a word.
-        return [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]] if state["run"]["device"] == "cuda" else []
+        return (
+            [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]]
+            if state["run"]["device"] == "cuda"
+            else []
+        )
     shown = every
     if len(every) + 1 > rows:
-        first = sorted(every, key=lambda g: (not g["in_plan"], not any(p["this_run"] for p in g["processes"])))
+        first = sorted(
+            every, key=lambda g: (not g["in_plan"], not any(p["this_run"] for p in g["processes"]))
+        )
         shown = sorted(first[: max(0, rows - 2)], key=lambda g: g["index"])
-    titles = f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES (* this run)"
+    titles = (
+        f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES "
+        f"(* this run)"
+    )
     lines: list[Line] = [[(titles, "dim")]]
     for g in shown:
         memory = f"{units.gib(g['memory_used_bytes'])} / {units.gib(g['memory_total_bytes'])}"
-        line: Line = [(f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {short_name(g):<17} {unit(g['use_percent'], ' %'):>5} ", "")]
+        line: Line = [
+            (
+                f"{g['index']:>2}{'*' if g['in_plan'] else ' '} {short_name(g):<17} "
+                f"{unit(g['use_percent'], ' %'):>5} ",
+                "",
+            )
+        ]
         line.append((f"{memory:>14} ", _memory_style(g)))
-        line.append((f"{unit(g['temperature_c'], ' °C'):>6} {unit(g['power_w'], ' W'):>6}  ", "warn" if g["throttle_reasons"] else ""))
+        line.append(
+            (
+                f"{unit(g['temperature_c'], ' °C'):>6} {unit(g['power_w'], ' W'):>6}  ",
+                "warn" if g["throttle_reasons"] else "",
+            )
+        )
         line += processes(g["processes"], state["ranks"] if width >= NUMBERS_FROM else [])
-        line += [(("  " if g["processes"] else "") + "slowed down", "bad")] if g["throttle_reasons"] else []
+        line += (
+            [(("  " if g["processes"] else "") + "slowed down", "bad")]
+            if g["throttle_reasons"]
+            else []
+        )
         lines.append(line)
     if shown is not every:
         used = [g["use_percent"] for g in every if g["use_percent"] is not None]
@@ -101,18 +144,43 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
     memory = f"{units.gib(gpu['memory_used_bytes'])} of {units.gib(gpu['memory_total_bytes'])} GiB"
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
-    power = unit(gpu["power_w"], " W") + (f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else "")
+    power = unit(gpu["power_w"], " W") + (
+        f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else ""
+    )
     drawn, limit = gpu["power_w"], gpu["power_limit_w"]
     title = f"GPU {gpu['index']}  {term_text.clean(gpu['name'])}"
     lines: list[Line] = [
-        [(title, "bold"), ("  of this run's plan" if gpu["in_plan"] else "", "good"), (f"  {term_text.clean(gpu['uuid'])}", "dim")]
+        [
+            (title, "bold"),
+            ("  of this run's plan" if gpu["in_plan"] else "", "good"),
+            (f"  {term_text.clean(gpu['uuid'])}", "dim"),
+        ]
     ]
-    lines.append(_meter("use", None if gpu["use_percent"] is None else gpu["use_percent"] / 100, unit(gpu["use_percent"], " %")))
+    lines.append(
+        _meter(
+            "use",
+            None if gpu["use_percent"] is None else gpu["use_percent"] / 100,
+            unit(gpu["use_percent"], " %"),
+        )
+    )
     lines.append(_meter("memory", share, memory))
     lines.append(_meter("power", drawn / limit if limit and drawn is not None else None, power))
-    lines.append([(f"  {'temperature':<12} {unit(gpu['temperature_c'], ' °C')}   fan {unit(gpu['fan_percent'], ' %')}", "")])
+    lines.append(
+        [
+            (
+                f"  {'temperature':<12} {unit(gpu['temperature_c'], ' °C')}   fan "
+                f"{unit(gpu['fan_percent'], ' %')}",
+                "",
+            )
+        ]
+    )
     slow = gpu["throttle_reasons"]
-    lines.append([(f"  {'clocks':<12} ", ""), ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else "")])
+    lines.append(
+        [
+            (f"  {'clocks':<12} ", ""),
+            ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else ""),
+        ]
+    )
     numbers = {r["pid"]: r["rank"] for r in ranks}
     for p in sorted(gpu["processes"], key=lambda p: not p["this_run"]):
         who = (
@@ -123,17 +191,26 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
             else f"stranger: {term_text.clean(p['user'])}"
         )
         used_words = "-" if p["used_bytes"] is None else f"{units.gib(p['used_bytes'])} GiB"
-        words = f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  {term_text.clean(p['command'])}"
+        words = (
+            f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  "
+            f"{term_text.clean(p['command'])}"
+        )
         lines.append([(words, "good" if p["this_run"] else "warn")])
     return lines
 
 
 def _meter(name: str, share: float | None, words: str) -> Line:
-    return [(f"  {name:<12} ", ""), (term_text.bar(share, METER), "good") if share is not None else (" " * METER, ""), (f"  {words}", "")]
+    return [
+        (f"  {name:<12} ", ""),
+        (term_text.bar(share, METER), "good") if share is not None else (" " * METER, ""),
+        (f"  {words}", ""),
+    ]
 
 
 def short_name(gpu: GpuState) -> str:
-    return term_text.cut(term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17)
+    return term_text.cut(
+        term_text.clean(gpu["name"]).removeprefix("NVIDIA ").removeprefix("GeForce "), 17
+    )
 
 
 def unit(value: float | None, unit: str) -> str:
@@ -151,9 +228,20 @@ def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
     numbers = {r["pid"]: r["rank"] for r in ranks}
     for p in sorted(every, key=lambda p: not p["this_run"]):
         rank = f"rank {numbers[p['pid']]} " if p["pid"] in numbers else ""
-        owner = f"*{rank}" if p["this_run"] else f"{term_text.clean(p['user'])} " if p["user"] != "-" else ""
+        owner = (
+            f"*{rank}"
+            if p["this_run"]
+            else f"{term_text.clean(p['user'])} "
+            if p["user"] != "-"
+            else ""
+        )
         memory = f" {units.gib(p['used_bytes'])}" if p["used_bytes"] is not None else ""
-        line.append((("" if not line else ", ") + f"{owner}{p['pid']}{memory}", "good" if p["this_run"] else "warn"))
+        line.append(
+            (
+                ("" if not line else ", ") + f"{owner}{p['pid']}{memory}",
+                "good" if p["this_run"] else "warn",
+            )
+        )
     return line
 
 

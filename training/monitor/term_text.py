@@ -1,6 +1,7 @@
 """Text in terminal cells: widths, colours, bars, curves, numbers for people. Knows nothing of runs.
 
-Everything is drawn with Unicode; where only ASCII can be shown, each character is replaced by one that looks alike.
+Everything is drawn with Unicode; where only ASCII can be shown, each character is replaced by one
+that looks alike.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ def clean(text: str) -> str:
     text = _ESCAPE.sub("", text).expandtabs(4)
     if text.isascii() and text.isprintable():
         return text
-    return "".join("?" if "\ud800" <= c <= "\udfff" else c for c in text if c.isprintable() or "\ud800" <= c <= "\udfff")
+    return "".join(
+        "?" if "\ud800" <= c <= "\udfff" else c
+        for c in text
+        if c.isprintable() or "\ud800" <= c <= "\udfff"
+    )
 
 
 def to_ascii(text: str) -> str:
@@ -33,7 +38,10 @@ def cells(text: str) -> int:
     """Columns of a terminal that this text takes."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def cut(text: str, width: int) -> str:
@@ -68,7 +76,8 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
-    """The line in as many rows as it takes, broken between words where that is possible; all but the first are indented."""
+    """The line in as many rows as it takes, broken between words where that is possible; all but
+    the first are indented."""
     indent = indent if width > 4 * indent else 0
     rows: list[Line] = [[]]
     room = width
@@ -121,7 +130,8 @@ def sides(left: Line, right: Line, width: int) -> Line:
 
 
 def flow(items: list[Line], width: int, rows: int, gap: str = "   ") -> list[Line]:
-    """Items side by side, as many rows as allowed; an item is never torn apart, what has no room is left out."""
+    """Items side by side, as many rows as allowed; an item is never torn apart, what has no room is
+    left out."""
     lines: list[Line] = [[]]
     for item in items:
         used = width_of(lines[-1])
@@ -163,18 +173,27 @@ def bar(share: float, width: int) -> str:
 def plot(values: list[float], low: float, high: float, rows: int) -> list[str]:
     """Bars, a column each, top row first; values above `high` fill their column, NaN is a '×'."""
     steps = len(LEVELS) * rows
-    heights = [0 if math.isnan(v) else 1 + round(min(1.0, max(0.0, (v - low) / (high - low or 1.0))) * (steps - 1)) for v in values]
+    heights = [
+        0
+        if math.isnan(v)
+        else 1 + round(min(1.0, max(0.0, (v - low) / (high - low or 1.0))) * (steps - 1))
+        for v in values
+    ]
     out = []
     for row in reversed(range(rows)):
         inside = (max(0, min(len(LEVELS), h - row * len(LEVELS))) for h in heights)
         out.append(
-            "".join(("×" if row == 0 and h == 0 else " ") if k == 0 else LEVELS[k - 1] for k, h in zip(inside, heights, strict=True))
+            "".join(
+                ("×" if row == 0 and h == 0 else " ") if k == 0 else LEVELS[k - 1]
+                for k, h in zip(inside, heights, strict=True)
+            )
         )
     return out
 
 
 def spread(points: list[tuple[int, float]], width: int) -> list[float]:
-    """A value per column over equal stretches of steps; a stretch without a point repeats the one before."""
+    """A value per column over equal stretches of steps; a stretch without a point repeats the one
+    before."""
     first, span = points[0][0], points[-1][0] - points[0][0] + 1
     groups: list[list[float]] = [[] for _ in range(width)]
     for step, value in points:

@@ -1,4 +1,5 @@
-"""The terminal itself: its modes, signals, keys, painting. However it is left, the terminal is as it was before.
+"""The terminal itself: its modes, signals, keys, painting. However it is left, the terminal is as
+it was before.
 
 It draws on the alternate screen, so what stood on the terminal comes back.
 """
@@ -16,9 +17,11 @@ import time
 import tty
 from types import FrameType, TracebackType
 
-# Before leaving, a new line at the bottom: a terminal without an alternate screen goes on below what was drawn.
+# Before leaving, a new line at the bottom: a terminal without an alternate screen goes on below
+# what was drawn.
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?2026l\x1b[999;1H\r\n\x1b[?25h\x1b[?1049l"
-# Synchronized output: a terminal that knows it shows a screen when it is whole, and never half of it.
+# Synchronized output: a terminal that knows it shows a screen when it is whole, and never half of
+# it.
 BEGIN, END_OF_SCREEN = "\x1b[?2026h", "\x1b[?2026l"
 RESIZED, ESCAPE, UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, RETURN = (
     "resized",
@@ -32,13 +35,32 @@ RESIZED, ESCAPE, UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, RETURN = (
     "return",
 )
 GIVE_UP_S = 1.0
-_SEQUENCES = {b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN, b"\x1b[5~": PAGE_UP, b"\x1b[6~": PAGE_DOWN}
-_SEQUENCES |= {b"\x1b[H": HOME, b"\x1bOH": HOME, b"\x1b[1~": HOME, b"\x1b[F": END, b"\x1bOF": END, b"\x1b[4~": END}
+_SEQUENCES = {
+    b"\x1b[A": UP,
+    b"\x1bOA": UP,
+    b"\x1b[B": DOWN,
+    b"\x1bOB": DOWN,
+    b"\x1b[5~": PAGE_UP,
+    b"\x1b[6~": PAGE_DOWN,
+}
+_SEQUENCES |= {
+    b"\x1b[H": HOME,
+    b"\x1bOH": HOME,
+    b"\x1b[1~": HOME,
+    b"\x1b[F": END,
+    b"\x1bOF": END,
+    b"\x1b[4~": END,
+}
 _SEQUENCES |= {b"\x1b": ESCAPE, b"\r": RETURN, b"\n": RETURN, b" ": PAGE_DOWN, b"k": UP, b"j": DOWN}
-# One key: a control sequence (of the Linux console with a second bracket), a key of the keypad, Escape, a character.
-_KEY = re.compile(rb"\x1b\[\[?[0-?]*[ -/]*[@-~]|\x1bO[@-~]|\x1b(?=\x1b|$)|\x1b[^\[O]|[^\x1b]", re.DOTALL)
+# One key: a control sequence (of the Linux console with a second bracket), a key of the keypad,
+# Escape, a character.
+_KEY = re.compile(
+    rb"\x1b\[\[?[0-?]*[ -/]*[@-~]|\x1bO[@-~]|\x1b(?=\x1b|$)|\x1b[^\[O]|[^\x1b]", re.DOTALL
+)
 _UNFINISHED = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*|O)?$")
-REST_OF_A_KEY_S = 0.1  # a sequence may come in pieces over a slow line; Escape by itself is followed by nothing
+REST_OF_A_KEY_S = (
+    0.1  # a sequence may come in pieces over a slow line; Escape by itself is followed by nothing
+)
 
 
 class Quit(Exception):
@@ -50,7 +72,8 @@ def print_screen(text: list[str]) -> None:
 
 
 def size(fallback: tuple[int, int] = (80, 24)) -> tuple[int, int]:
-    """(columns, rows) of the terminal now; the variables COLUMNS and LINES do not follow a resize."""
+    """(columns, rows) of the terminal now; the variables COLUMNS and LINES do not follow a
+    resize."""
     try:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
@@ -59,7 +82,8 @@ def size(fallback: tuple[int, int] = (80, 24)) -> tuple[int, int]:
 
 
 def names_of(keys: bytes) -> list[str]:
-    """What was pressed: a name for keys that are no character, the lower-case character for others."""
+    """What was pressed: a name for keys that are no character, the lower-case character for
+    others."""
     return [_SEQUENCES.get(key) or key.decode("latin-1").lower() for key in _KEY.findall(keys)]
 
 
@@ -84,7 +108,9 @@ class Terminal:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been inherited as ignored
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # it may have been inherited as ignored
         signal.signal(signal.SIGWINCH, lambda number, frame: None)
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
@@ -94,9 +120,16 @@ class Terminal:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
-            signal.signal(number, signal.SIG_IGN)  # nothing may come between and leave the cursor hidden
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # nothing may come between and leave the cursor hidden
         self._give_back()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,7 +143,9 @@ class Terminal:
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            if select.select([], [self._out], [], GIVE_UP_S)[1]:  # or stopped by Ctrl-S, or behind a dead line
+            if select.select([], [self._out], [], GIVE_UP_S)[
+                1
+            ]:  # or stopped by Ctrl-S, or behind a dead line
                 self._write(LEAVE)
         if self._modes is not None:
             with contextlib.suppress(termios.error):
@@ -130,7 +165,8 @@ class Terminal:
 
     def paint(self, text: list[str]) -> None:
         """Raises Quit."""
-        # Each line at its own row and erased first: no scrolling, nothing old left, no line break at the last column.
+        # Each line at its own row and erased first: no scrolling, nothing old left, no line break
+        # at the last column.
         rows = "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in enumerate(text, start=1))
         try:
             self._write(f"{BEGIN}{rows}\x1b[J{END_OF_SCREEN}")
@@ -138,7 +174,8 @@ class Terminal:
             raise Quit from None
 
     def wait(self, until: float) -> list[str]:
-        """The next keys, RESIZED among them when a signal came; [] when the time has come. Raises Quit."""
+        """The next keys, RESIZED among them when a signal came; [] when the time has come. Raises
+        Quit."""
         while (left := until - time.monotonic()) > 0:
             watched = [self._wake, *([sys.stdin.fileno()] if self.has_keys else [])]
             ready, _, _ = select.select(watched, [], [], left)
@@ -148,7 +185,10 @@ class Terminal:
                 return [RESIZED]
             if ready:
                 keys = self._read()
-                while unfinished(keys) and select.select([sys.stdin.fileno()], [], [], REST_OF_A_KEY_S)[0]:
+                while (
+                    unfinished(keys)
+                    and select.select([sys.stdin.fileno()], [], [], REST_OF_A_KEY_S)[0]
+                ):
                     keys += self._read()
                 return names_of(keys)
         return []

@@ -1,5 +1,5 @@
-"""What the plan of our own training and that of somebody's script have in common: who starts the ranks where, on what, with which
-variables, meeting at which port."""
+"""What the plan of our own training and that of somebody's script have in common: who starts the
+ranks where, on what, with which variables, meeting at which port."""
 
 from __future__ import annotations
 
@@ -24,14 +24,25 @@ if TYPE_CHECKING:
 
 
 def start(
-    request: LaunchRequest, machine: GpuInventory, torch: TorchBuild | None, device: decisions.Decision, environ: Mapping[str, str]
+    request: LaunchRequest,
+    machine: GpuInventory,
+    torch: TorchBuild | None,
+    device: decisions.Decision,
+    environ: Mapping[str, str],
 ) -> tuple[PlanStart, list[preflight.Check]]:
-    """The fields of every plan, with its first two sentences and notes, and the checks of the meeting point."""
+    """The fields of every plan, with its first two sentences and notes, and the checks of the
+    meeting point."""
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
-    port, check = preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
+    port, check = (
+        preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
+    )
     launcher = decisions.launcher(config, place, request.script, ranks)
     retries = decisions.retries(config, launcher, request.script)
-    unheard = [f"retries is {config.retries}, but {retries.reason}"] if config.retries not in ("auto", retries.value) else []
+    unheard = (
+        [f"retries is {config.retries}, but {retries.reason}"]
+        if config.retries not in ("auto", retries.value)
+        else []
+    )
     chosen = env_vars.choose(
         environ,
         device=device.value,
@@ -64,27 +75,48 @@ def start(
         "variables": [v.record() for v in chosen],
         "master_port": port,
         "resume": bool(request.resume_from),
-        "notes": [*request.notes, *decisions.left_over(place), *unheard, *env_vars.useless(environ), *_not_installed(request)],
-        "text": [place.sentence(), f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}"],
+        "notes": [
+            *request.notes,
+            *decisions.left_over(place),
+            *unheard,
+            *env_vars.useless(environ),
+            *_not_installed(request),
+        ],
+        "text": [
+            place.sentence(),
+            f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}",
+        ],
     }, [check] if check else []
 
 
 def _not_installed(request: LaunchRequest) -> list[str]:
-    """One note on what is off in this run because an optional package is not installed, or on the installation that it begins with."""
+    """One note on what is off in this run because an optional package is not installed, or on the
+    installation that it begins with."""
     if not request.installed:
-        return ["the first start makes the environment .venv: torch and the other packages of requirements.lock, some minutes"]
+        return [
+            "the first start makes the environment .venv: torch and the other packages of "
+            "requirements.lock, some minutes"
+        ]
     tracked = request.tracked() if isinstance(request, Request) else []
-    wanted = ["py-spy", "google-re2", *(["vl-convert-python"] if request.config.report else []), *tracked]
+    wanted = [
+        "py-spy",
+        "google-re2",
+        *(["vl-convert-python"] if request.config.report else []),
+        *tracked,
+    ]
     text = packages.missing_text(packages.lacking(wanted))
     return [text] if text else []
 
 
 def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None:
-    """Raises UserError (exit 3) when the machine can not do it; a report (--dry_run, --check) shows it instead."""
+    """Raises UserError (exit 3) when the machine can not do it; a report (--dry_run, --check) shows
+    it instead."""
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
         place = request.place
-        raise UserError(problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0)
+        raise UserError(
+            problems, Exit.RESOURCES, said_by_another=place.kind == RANK and place.local_rank != 0
+        )
 
 
 def warnings(checks: list[preflight.Check]) -> list[str]:

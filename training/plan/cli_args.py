@@ -1,4 +1,5 @@
-"""The command line and what it names: task, config file, run to resume. All of it is one configuration, of one task."""
+"""The command line and what it names: task, config file, run to resume. All of it is one
+configuration, of one task."""
 
 from __future__ import annotations
 
@@ -23,9 +24,19 @@ from training.tasks.spec import TaskSpec
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 # Ranks each script starts on a machine: a number, or None for 'the first argument says'.
-SCRIPTS: dict[str, int | None] = {"train_dual_gpu.sh": 2, "train_dual_gpu_enhanced.sh": 2, "launch_train.sh": None, ENTRYPOINT: 1}
+SCRIPTS: dict[str, int | None] = {
+    "train_dual_gpu.sh": 2,
+    "train_dual_gpu_enhanced.sh": 2,
+    "launch_train.sh": None,
+    ENTRYPOINT: 1,
+}
 MAX_RANKS = 1024
-NUMBERS = {"one": "N=1", "three": "N=3", "four": "N=4", "eight": "N=8"}  # as they may be typed for N
+NUMBERS = {
+    "one": "N=1",
+    "three": "N=3",
+    "four": "N=4",
+    "eight": "N=8",
+}  # as they may be typed for N
 
 
 @dataclass
@@ -45,8 +56,11 @@ class ParsedArgs:
     problems: list[Problem] = field(default_factory=list)
 
     def bad(self, names: Collection[str]) -> bool:
-        """Is the value of one of these fields not known, because of a problem that is told already?"""
-        unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(p.field in names for p in self.file.problems)
+        """Is the value of one of these fields not known, because of a problem that is told
+        already?"""
+        unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
+            p.field in names for p in self.file.problems
+        )
         return unread or any(p.field in names for p in self.resolved.problems)
 
     def overruled(self) -> list[str]:
@@ -54,19 +68,35 @@ class ParsedArgs:
         if not self.resume_from or not self.config_file:
             return []
         values, resumed = self.file.values, self.resumed
-        changed = [n for n in values if n in resumed and values[n][0] != resumed[n][0] and n not in self.line.flags]
-        return [f"resumed run wins over {self.config_file}: {', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}"] if changed else []
+        changed = [
+            n
+            for n in values
+            if n in resumed and values[n][0] != resumed[n][0] and n not in self.line.flags
+        ]
+        return (
+            [
+                f"resumed run wins over {self.config_file}: "
+                f"{', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}"
+            ]
+            if changed
+            else []
+        )
 
 
 def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> ParsedArgs:
     """Read all of it. Problems are in the answer."""
-    first = _look(script, args, environ, tasks.everything())  # with the fields of all tasks: which one it is decides what is allowed
+    first = _look(
+        script, args, environ, tasks.everything()
+    )  # with the fields of all tasks: which one it is decides what is allowed
     named, origin = first.resolved.config.task, first.resolved.origins["task"]
     kind, problems = tasks.find(named, origin)
     asked = _look(script, args, environ, kind.fields)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
     if problems:  # which flags the task would have is not known
-        asked.problems, asked.line.unknown = [*problems, *(p for p in first.problems if p not in first.line.problems)], []
+        asked.problems, asked.line.unknown = (
+            [*problems, *(p for p in first.problems if p not in first.line.problems)],
+            [],
+        )
     return asked
 
 
@@ -77,7 +107,11 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     config_file = _config_file(script, line, positional, problems, environ)
     if config_file and (what := program.kind(config_file, fields)) != program.CONFIG:
         raise UserError(_program(script, line, args, typed, config_file, what))
-    file = loader.read(config_file, tasks.CONFIG_READERS, typed) if config_file else loader.ConfigFile()
+    file = (
+        loader.read(config_file, tasks.CONFIG_READERS, typed)
+        if config_file
+        else loader.ConfigFile()
+    )
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
     experiments = folder("out_dir", resolved)
@@ -85,20 +119,42 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     if resolved.config.resume:
 
         def merged(known: loader.Values, having: Known) -> resolve.Resolved:
-            return resolve.resolve(line, file.values, environ, {n: v for n, v in known.items() if n in having}, having)
+            return resolve.resolve(
+                line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
+            )
 
         wish = resume_run.ResumeRequest(
-            script, typed, line, config_file, resolved, experiments, merged, fields, partial(command, script, args)
+            script,
+            typed,
+            line,
+            config_file,
+            resolved,
+            experiments,
+            merged,
+            fields,
+            partial(command, script, args),
         )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
     problems += resolved.problems
-    return ParsedArgs(line, typed, config_file, file, tasks.DEFAULT, resolved, experiments, found.known, found.run, found.answer, problems)
+    return ParsedArgs(
+        line,
+        typed,
+        config_file,
+        file,
+        tasks.DEFAULT,
+        resolved,
+        experiments,
+        found.known,
+        found.run,
+        found.answer,
+        problems,
+    )
 
 
 def command(script: str, args: list[str], /, **changes: Any) -> str:
-    """The user's own command with these flags changed, to paste into a shell. A `config` replaces the one that is given by its
-    path alone; a value None is a switch."""
+    """The user's own command with these flags changed, to paste into a shell. A `config` replaces
+    the one that is given by its path alone; a value None is a switch."""
     program = "python train.py" if script == ENTRYPOINT else f"./{script}"
     line = flags.parse(args, tasks.everything())
     out = {i for name, start, stop in line.places if name in changes for i in range(start, stop)}
@@ -106,7 +162,13 @@ def command(script: str, args: list[str], /, **changes: Any) -> str:
     at = line.positional_at[takes_ranks(script) :]
     if "config" in changes and "config" not in line.flags:
         kept[at[0] if at else len(args)] = str(changes.pop("config"))
-    return " ".join([program, *map(shlex.quote, kept.values()), *(flags.written(k, v) for k, v in changes.items())])
+    return " ".join(
+        [
+            program,
+            *map(shlex.quote, kept.values()),
+            *(flags.written(k, v) for k, v in changes.items()),
+        ]
+    )
 
 
 def is_config(word: str) -> bool:
@@ -115,12 +177,17 @@ def is_config(word: str) -> bool:
 
 
 def _by_another_name(line: flags.CommandLine) -> int:
-    """The number of processes that an unknown flag gives, such as torchrun's --nproc_per_node; 0: none does."""
+    """The number of processes that an unknown flag gives, such as torchrun's --nproc_per_node; 0:
+    none does."""
     if not line.unknown:
         return 0
     from training.config import meant
 
-    found = [c[0].get(RANKS, "0") for one in line.unknown if (c := meant.name(one.name, one.text, FIELDS).changes)]
+    found = [
+        c[0].get(RANKS, "0")
+        for one in line.unknown
+        if (c := meant.name(one.name, one.text, FIELDS).changes)
+    ]
     return next((int(text) for text in found if text.isdecimal() and 0 < int(text) <= MAX_RANKS), 0)
 
 
@@ -130,7 +197,8 @@ def takes_ranks(script: str) -> bool:
 
 
 def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> int:
-    """The N of `./launch_train.sh N`; 0 when it is wrong. `positional`: its own word is taken out."""
+    """The N of `./launch_train.sh N`; 0 when it is wrong. `positional`: its own word is taken
+    out."""
     allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
     word = positional[0] if positional else ""
     named = _by_another_name(line)
@@ -142,16 +210,36 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
     if positional and not is_config(word):
         positional.pop(0)
         problems.append(
-            Problem("ranks.value", f"the number of processes is {word!r} (first argument)", allowed, [NUMBERS.get(word.lower(), "N=2")])
+            Problem(
+                "ranks.value",
+                f"the number of processes is {word!r} (first argument)",
+                allowed,
+                [NUMBERS.get(word.lower(), "N=2")],
+            )
         )
     else:
-        what = f"the number of processes is missing: the first argument is {word!r}" if positional else "the number of processes is missing"
-        problems.append(Problem("ranks.value", what, allowed, ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"]))
+        what = (
+            f"the number of processes is missing: the first argument is {word!r}"
+            if positional
+            else "the number of processes is missing"
+        )
+        problems.append(
+            Problem(
+                "ranks.value",
+                what,
+                allowed,
+                ["N=2" if positional or line.flags else f"N=2 --config={QUICKSTART}"],
+            )
+        )
     return 0
 
 
 def _config_file(
-    script: str, line: flags.CommandLine, positional: list[str], problems: list[Problem], environ: Mapping[str, str]
+    script: str,
+    line: flags.CommandLine,
+    positional: list[str],
+    problems: list[Problem],
+    environ: Mapping[str, str],
 ) -> Path | None:
     given = [line.flags["config"][0]] if "config" in line.flags else []
     given += positional
@@ -160,20 +248,35 @@ def _config_file(
         if script == "train_dual_gpu.sh" and not resumes:
             names = sorted(p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py"))
             problems.append(
-                Problem("config.not_given", "no config given", f"a config file; ready ones: {', '.join(names)}", [f"--config={QUICKSTART}"])
+                Problem(
+                    "config.not_given",
+                    "no config given",
+                    f"a config file; ready ones: {', '.join(names)}",
+                    [f"--config={QUICKSTART}"],
+                )
             )
         return None
-    if "config" not in line.flags:  # `--data *.txt CONFIG`: the shell has made several words of the pattern
+    if (
+        "config" not in line.flags
+    ):  # `--data *.txt CONFIG`: the shell has made several words of the pattern
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
     if extra := given[1:]:
         shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")
         many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
-        allowed = "one config file" + ("; --data takes one file, or a folder of files" if "data" in line.flags else "")
-        problems.append(Problem("config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed))
+        allowed = "one config file" + (
+            "; --data takes one file, or a folder of files" if "data" in line.flags else ""
+        )
+        problems.append(
+            Problem(
+                "config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed
+            )
+        )
     return shipped(Path(os.path.expanduser(given[0])))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
-def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str) -> Problem:
+def _program(
+    script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str
+) -> Problem:
     """One problem for a program where a config belongs, with the command that runs it."""
     shown, ranks = shlex.quote(str(path)), typed or 2
     number = line.positional[:1] if SCRIPTS[script] is None else []
@@ -181,11 +284,16 @@ def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, 
     rest = [word for word in args if word not in named + number]
     own, theirs = launch_words(rest)
     words = shlex.join([str(ranks), *own])
-    as_script = f"./launch_train.sh {words} --script {shown} " + (f"-- {shlex.join(theirs)}" if theirs else "  # its arguments after --")
+    as_script = f"./launch_train.sh {words} --script {shown} " + (
+        f"-- {shlex.join(theirs)}" if theirs else "  # its arguments after --"
+    )
     if what == program.TASK:
         fixes = [f"./launch_train.sh {shlex.join([str(ranks), *rest])} --task={shown}", as_script]
     elif path.resolve() == ROOT / ENTRYPOINT:
-        fixes = [f"./launch_train.sh {words} {QUICKSTART}   # it starts Duet's train.py by itself", as_script]
+        fixes = [
+            f"./launch_train.sh {words} {QUICKSTART}   # it starts Duet's train.py by itself",
+            as_script,
+        ]
     else:
         fixes = [as_script]
     where = "--config" if "config" in line.flags else f"argument of {script}"
@@ -198,6 +306,7 @@ def _program(script: str, line: flags.CommandLine, args: list[str], typed: int, 
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:
-    """Default folders stand in the project, wherever it is started from; a folder that the user names, where he is."""
+    """Default folders stand in the project, wherever it is started from; a folder that the user
+    names, where he is."""
     value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     return WORK / value if resolved.origins[name] == "default" else value.absolute()

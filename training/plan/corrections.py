@@ -1,4 +1,5 @@
-"""The user's whole command with what is wrong in it corrected: so that a suggestion can be pasted and is accepted."""
+"""The user's whole command with what is wrong in it corrected: so that a suggestion can be pasted
+and is accepted."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ LAUNCH = "launch_train.sh"
 _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 
 
-def problems(asked: ParsedArgs, script: str, args: list[str], others: list[Problem]) -> list[Problem]:
-    """The answer to every unknown flag, then `others`; a suggestion that is flags only becomes the whole command, which corrects
-    the unknown flags and wrong values of the other problems too."""
+def problems(
+    asked: ParsedArgs, script: str, args: list[str], others: list[Problem]
+) -> list[Problem]:
+    """The answer to every unknown flag, then `others`; a suggestion that is flags only becomes the
+    whole command, which corrects the unknown flags and wrong values of the other problems too."""
     found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
     every: Changes = {}
     for one in found.values():
@@ -38,7 +41,12 @@ def problems(asked: ParsedArgs, script: str, args: list[str], others: list[Probl
             first |= one if number != without else {}
         return _whole(asked, script, args, first | every | changes, sizes)
 
-    out = [unknown(u, m, asked.kind.fields, [whole(c) for c in m.changes] or [f"{_program(script)} --help"]) for u, m in found.items()]
+    out = [
+        unknown(
+            u, m, asked.kind.fields, [whole(c) for c in m.changes] or [f"{_program(script)} --help"]
+        )
+        for u, m in found.items()
+    ]
     for number, problem in enumerate(others):
         fixes = [(fix, as_changes(fix, asked.kind.fields)) for fix in problem.fixes]
         full = [fix if changes is None else whole(changes, number) for fix, changes in fixes]
@@ -46,9 +54,11 @@ def problems(asked: ParsedArgs, script: str, args: list[str], others: list[Probl
     return out
 
 
-def names(unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:
-    """What each unknown flag means, in the order of the command line, and the sizes with all of them. A translation that depends
-    on sizes comes after the others."""
+def names(
+    unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes
+) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:
+    """What each unknown flag means, in the order of the command line, and the sizes with all of
+    them. A translation that depends on sizes comes after the others."""
     actions = tuple(n for n in flags.ACTIONS if n in flags.SWITCHES)
     found: dict[flags.Unknown, meant.Meant] = {}
     in_order = list(unknown)
@@ -62,14 +72,20 @@ def names(unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes) -> tupl
 def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
     """The answer to one unknown flag."""
     if one.name in FIELDS and one.name not in fields:
-        return Problem("field.other_task", f"{one.typed} is a field of {DEFAULT.name}, which is not the task", "", fixes)
+        return Problem(
+            "field.other_task",
+            f"{one.typed} is a field of {DEFAULT.name}, which is not the task",
+            "",
+            fixes,
+        )
     what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
     dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
     return Problem("flag.unknown", what, found.allowed or dashes, fixes)
 
 
 def as_changes(fix: str, fields: Known) -> Changes | None:
-    """A suggestion that is flags alone (after variables, and N=2 for the number of processes); None for any other."""
+    """A suggestion that is flags alone (after variables, and N=2 for the number of processes); None
+    for any other."""
     try:
         words = shlex.split(fix)
     except ValueError:
@@ -79,11 +95,20 @@ def as_changes(fix: str, fields: Known) -> Changes | None:
         name, equals, text = word.partition("=")
         if _VARIABLE.match(word):
             changes[name] = text
-        elif word.startswith("--") and name[2:] in (*fields, *flags.ACTIONS) and (equals or name[2:] in flags.SWITCHES) and "…" not in word:
+        elif (
+            word.startswith("--")
+            and name[2:] in (*fields, *flags.ACTIONS)
+            and (equals or name[2:] in flags.SWITCHES)
+            and "…" not in word
+        ):
             changes[name[2:]] = text
         else:
             return None
-    return changes if any(word.startswith("--") or word.startswith(f"{RANKS}=") for word in words) else None
+    return (
+        changes
+        if any(word.startswith("--") or word.startswith(f"{RANKS}=") for word in words)
+        else None
+    )
 
 
 def _program(script: str) -> str:
@@ -91,7 +116,9 @@ def _program(script: str) -> str:
 
 
 def _sizes(asked: ParsedArgs) -> Sizes:
-    plans = sorted(asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True)
+    plans = sorted(
+        asked.experiments.glob("*/plan.json"), key=lambda p: (p.stat().st_mtime_ns, p), reverse=True
+    )
     runs = tuple(plan.parent.name for plan in plans if rundir.read_json(plan))
     return meant.sizes_of(asked.resolved.config, asked.typed, runs)
 
@@ -102,12 +129,26 @@ def _whole(asked: ParsedArgs, script: str, args: list[str], changes: Changes, si
     changes = dict(changes)
     changes |= _repair(asked, meant.with_changes(sizes, changes), changes)
     order = [RANKS, *asked.kind.fields]
-    changes = {n: changes[n] for n in sorted(changes, key=lambda n: order.index(n) if n in order else len(order))}
-    variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper() and n != RANKS]
+    changes = {
+        n: changes[n]
+        for n in sorted(changes, key=lambda n: order.index(n) if n in order else len(order))
+    }
+    variables = [
+        f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper() and n != RANKS
+    ]
     number = changes.pop(RANKS, None)
     if number is not None and SCRIPTS.get(script) != int(number):
         script, words = LAUNCH, _with_ranks(script, words, number)
-    return " ".join([*variables, command(script, words, **{n: None if n in flags.SWITCHES and not v else v for n, v in changes.items()})])
+    return " ".join(
+        [
+            *variables,
+            command(
+                script,
+                words,
+                **{n: None if n in flags.SWITCHES and not v else v for n, v in changes.items()},
+            ),
+        ]
+    )
 
 
 def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
@@ -121,9 +162,15 @@ def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
     """A total that divides, where the changes make another one necessary."""
     config, origins = asked.resolved.config, asked.resolved.origins
     each = changes.get("device_batch_size", config.device_batch_size)
-    if each == "auto" or asked.bad({"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()):
+    if each == "auto" or asked.bad(
+        {"device_batch_size", "total_batch_size", "max_seq_len"} - changes.keys()
+    ):
         return {}
-    if asked.kind.total_follows and origins["total_batch_size"] == "default" and "total_batch_size" not in changes:
+    if (
+        asked.kind.total_follows
+        and origins["total_batch_size"] == "default"
+        and "total_batch_size" not in changes
+    ):
         return {}
     seq_len = asked.kind.seq_len(replace(config, max_seq_len=sizes.max_seq_len))
     found = (sizes.device_batch_size, seq_len, sizes.ranks * config.nnodes, sizes.total_batch_size)

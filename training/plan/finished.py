@@ -1,4 +1,5 @@
-"""Has a finished run anything left to train, as it is asked for now? Answered from its files, before anything is touched."""
+"""Has a finished run anything left to train, as it is asked for now? Answered from its files,
+before anything is touched."""
 
 from __future__ import annotations
 
@@ -29,32 +30,53 @@ class Finished:
     longer: dict[str, int]  # flags that train it for twice as long
 
     def sentence(self) -> str:
-        return f"finished: step {self.steps} of {self.steps}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.at))}"
+        return (
+            f"finished: step {self.steps} of {self.steps}, "
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(self.at))}"
+        )
 
 
 def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished | None:
-    """None: it was stopped or has failed, or this configuration trains it for longer. `options`: of the task."""
+    """None: it was stopped or has failed, or this configuration trains it for longer. `options`: of
+    the task."""
     plan, summary = standing.read_plan(run), standing.ends(run)[0]
-    if plan is None or summary is None or summary.get("status") != "done" or not isinstance(summary.get("steps"), int):
+    if (
+        plan is None
+        or summary is None
+        or summary.get("status") != "done"
+        or not isinstance(summary.get("steps"), int)
+    ):
         return None
     steps = summary["steps"]
     if not _reached(run, plan, config, options, steps):
         return None
-    return Finished(steps, float(summary.get("time", 0.0)), longer({n: getattr(config, n) for n in LIMITS}, steps))
+    return Finished(
+        steps,
+        float(summary.get("time", 0.0)),
+        longer({n: getattr(config, n) for n in LIMITS}, steps),
+    )
 
 
 def longer(config: FieldValues, steps: int) -> dict[str, int]:
     """The limits that end a run, doubled."""
-    limits = {name: 2 * max(config[name], steps if name == "num_iterations" else 1) for name in LIMITS if config[name]}
+    limits = {
+        name: 2 * max(config[name], steps if name == "num_iterations" else 1)
+        for name in LIMITS
+        if config[name]
+    }
     return limits or {"num_iterations": 2 * steps}
 
 
-def _reached(run: rundir.RunDir, plan: Plan, config: Config, options: FieldValues, steps: int) -> bool:
+def _reached(
+    run: rundir.RunDir, plan: Plan, config: Config, options: FieldValues, steps: int
+) -> bool:
     if config.num_iterations and steps >= config.num_iterations:
         return True
     before = plan["config"]
     same = all(before.get(n) == getattr(config, n) for n in EPOCH if n in before)
-    same &= all(options.get(name) == value for name, value in tasks.task_of(plan)["options"].items())
+    same &= all(
+        options.get(name) == value for name, value in tasks.task_of(plan)["options"].items()
+    )
     if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
         return same  # the end that was reached is still the end
     if not same or (config.num_iterations and not config.num_epochs):
@@ -69,7 +91,11 @@ def _reached(run: rundir.RunDir, plan: Plan, config: Config, options: FieldValue
 
 def _steps_per_epoch(run: rundir.RunDir) -> int:
     """As the newest start has recorded it; 0: not known."""
-    starts = [record.get("steps_per_epoch") for record in rundir.read_records(run.events) if record.get("event") == "start"]
+    starts = [
+        record.get("steps_per_epoch")
+        for record in rundir.read_records(run.events)
+        if record.get("event") == "start"
+    ]
     return starts[-1] if starts and isinstance(starts[-1], int) else 0
 
 

@@ -1,4 +1,5 @@
-"""The option list of `--help`, from the schema. Runs under `python -I -S`: it must answer at once."""
+"""The option list of `--help`, from the schema. Runs under `python -I -S`: it must answer at
+once."""
 
 from __future__ import annotations
 
@@ -23,16 +24,33 @@ def option_lines() -> list[str]:
             lines.append(_line(name, f, FIELDS))
     for spec in tasks.BUILT_IN.values():
         if spec.own:
-            lines += ["", f"Options of --task={spec.name} (instead of those for {tasks.DEFAULT.name} alone):"]
+            lines += [
+                "",
+                f"Options of --task={spec.name} (instead of those for {tasks.DEFAULT.name} alone):",
+            ]
             lines += [_line(name, f, spec.own) for name, f in spec.own.items()]
-    lines += ["", "Exit codes:", *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items())]
+    lines += [
+        "",
+        "Exit codes:",
+        *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items()),
+    ]
     return lines
 
 
 def _line(name: str, f: Field[Any], fields: Known) -> str:
     meta = f.metadata
-    shown = "|".join(meta["choices"]) if meta["choices"] else "|".join((kind(name, fields), *meta["words"]))
-    default = "''" if f.default == "" else str(f.default).lower() if isinstance(f.default, bool) else f.default
+    shown = (
+        "|".join(meta["choices"])
+        if meta["choices"]
+        else "|".join((kind(name, fields), *meta["words"]))
+    )
+    default = (
+        "''"
+        if f.default == ""
+        else str(f.default).lower()
+        if isinstance(f.default, bool)
+        else f.default
+    )
     unit = f" [{meta['unit']}]" if meta["unit"] else ""
     alone = f"; {tasks.DEFAULT.name} alone" if meta["own"] else ""
     also = f"; also {meta['env']}" if meta["env"] else ""

@@ -1,5 +1,5 @@
-"""What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch, standard library only,
-so that a typing error is answered before anything is installed."""
+"""What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch,
+standard library only, so that a typing error is answered before anything is installed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ class Request(LaunchRequest):
         log.success(f"configuration saved in {self.save_config}; nothing is launched")
 
     def login_file(self) -> str | None:
-        """An option file that holds a key for W&B: it is read again where W&B starts, and the key written nowhere."""
+        """An option file that holds a key for W&B: it is read again where W&B starts, and the key
+        written nowhere."""
         if self.config_file and tasks.login_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
@@ -145,7 +146,11 @@ class Request(LaunchRequest):
         changes: FieldValues = {}
         if self.origins["total_batch_size"] == "default" and self.kind.total_follows:
             return command("launch_train.sh", [str(ranks), *args])
-        device, seq, total = self.config.device_batch_size, self.seq_len, self.config.total_batch_size
+        device, seq, total = (
+            self.config.device_batch_size,
+            self.seq_len,
+            self.config.total_batch_size,
+        )
         size = 1 if isinstance(device, str) else device
         if not batch.split(size, seq, ranks, total):
             changes = dict(batch.repairs(size, seq, ranks, total)[:1])
@@ -159,22 +164,34 @@ def read(
     installed: bool = True,
     gpus: int = 0,
 ) -> Request:
-    """Check everything that can be checked without looking at the machine. `installed`: this interpreter is the run's, with
-    its packages. `gpus`: visible ones, for train.py where it is given a whole node.
+    """Check everything that can be checked without looking at the machine. `installed`: this
+    interpreter is the run's, with its packages. `gpus`: visible ones, for train.py where it is
+    given a whole node.
 
     Raises UserError with all problems at once.
     """
     asked = reading.parse_args(script, args, environ)
     problems, resolved, kind = asked.problems, asked.resolved, asked.kind
-    config, origins, resume_from, notes = resolved.config, resolved.origins, asked.resume_from, list(asked.file.notes)
+    config, origins, resume_from, notes = (
+        resolved.config,
+        resolved.origins,
+        asked.resume_from,
+        list(asked.file.notes),
+    )
     place = place_of(script, config, environ, problems, gpus)
-    ranks, local_ranks, more = count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
+    ranks, local_ranks, more = (
+        count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
+    )
     notes += more + asked.overruled()
     whole = not (resolved.problems or asked.file.problems)
     source, wrong = kind.check(config, resolved.options, origins, installed=installed, whole=whole)
-    problems += ([] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)) + wrong
+    problems += (
+        [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
+    ) + wrong
     problems += not_trackable(config, origins) if installed else []
-    problems += run_name(config, origins, asked.experiments, resume_from, place, partial(command, script, args))
+    problems += run_name(
+        config, origins, asked.experiments, resume_from, place, partial(command, script, args)
+    )
     if "save_config" in asked.line.flags:
         problems += saved.problems(Path(asked.line.flags["save_config"][0]).expanduser())
     if config.inject:
@@ -183,7 +200,10 @@ def read(
         problems += fault_spec.check(config.inject, origins["inject"], ranks, config.num_workers)
         notes = [*notes, f"faults will happen on purpose: {config.inject} ({origins['inject']})"]
     if place and place.kind == RANK and rundir.VARIABLE in environ:
-        text = f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a rank would start every rank again"
+        text = (
+            f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a "
+            f"rank would start every rank again"
+        )
         problems.append(
             Problem(
                 "launch.nested",
@@ -196,7 +216,9 @@ def read(
         from training.plan import corrections
 
         problems = corrections.problems(asked, script, args, problems)
-        raise UserError(problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0)
+        raise UserError(
+            problems, said_by_another=place is not None and place.kind == RANK and place.rank != 0
+        )
     if asked.answer and not asked.line.on("check") and "save_config" not in asked.line.flags:
         raise NothingToDo(asked.answer if place.kind != RANK or place.rank == 0 else "")
     return Request(
@@ -224,14 +246,25 @@ def trackers(config: Config, key: str | None = None) -> list[str]:
 
 
 def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A tracker that this command asks for, and that is not installed; without the command's own word it is only off."""
-    fields = {"tensorboard": ("tensorboard", "--tensorboard=false"), "wandb": ("wandb_mode", "--wandb_mode=disabled")}
+    """A tracker that this command asks for, and that is not installed; without the command's own
+    word it is only off."""
+    fields = {
+        "tensorboard": ("tensorboard", "--tensorboard=false"),
+        "wandb": ("wandb_mode", "--wandb_mode=disabled"),
+    }
     problems = []
     for package in packages.lacking(trackers(config)):
         field, without = fields[package]
         if origin.asked_for(origins[field]):
-            text = f"{field} is {getattr(config, field)!r} ({origins[field]}), but {package} is not installed"
-            problems.append(Problem("tracker.not_installed", text, "", [packages.install([package]), without], field))
+            text = (
+                f"{field} is {getattr(config, field)!r} ({origins[field]}), but {package} is "
+                f"not installed"
+            )
+            problems.append(
+                Problem(
+                    "tracker.not_installed", text, "", [packages.install([package]), without], field
+                )
+            )
     return problems
 
 
@@ -251,7 +284,13 @@ class _FromCommandLine(TypedDict):
     logs: Path
 
 
-def common(script: str, args: list[str], line: flags.CommandLine, resolved: resolve.Resolved, place: Topology) -> _FromCommandLine:
+def common(
+    script: str,
+    args: list[str],
+    line: flags.CommandLine,
+    resolved: resolve.Resolved,
+    place: Topology,
+) -> _FromCommandLine:
     """What every LaunchRequest has of its command line."""
     return {
         "script": script,
@@ -262,30 +301,41 @@ def common(script: str, args: list[str], line: flags.CommandLine, resolved: reso
         "dry_run": line.on("dry_run") or line.on("explain"),
         "check": line.on("check"),
         "json": line.on("json"),
-        "save_config": Path(line.flags["save_config"][0]).expanduser() if "save_config" in line.flags else None,
+        "save_config": Path(line.flags["save_config"][0]).expanduser()
+        if "save_config" in line.flags
+        else None,
         "experiments": folder("out_dir", resolved),
         "logs": folder("log_dir", resolved),
     }
 
 
-def place_of(script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int) -> Topology | None:
-    asked = LauncherOptions(config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port)
+def place_of(
+    script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int
+) -> Topology | None:
+    asked = LauncherOptions(
+        config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port
+    )
     try:
-        return topology.find(environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1)
+        return topology.find(
+            environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1
+        )
     except UserError as error:
         problems += error.problems
         return None
 
 
 def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
-    """(ranks in all, ranks on this machine, what to say of it). A platform's numbers win over the one that was typed."""
+    """(ranks in all, ranks on this machine, what to say of it). A platform's numbers win over the
+    one that was typed."""
     if place.kind == RANK:
         local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, gpus))
         differs = script != ENTRYPOINT and typed not in (0, place.world_size, local)
         return (
             place.world_size,
             local,
-            [f"{typed} processes were asked for, {place.world_size} ranks are started already"] if differs else [],
+            [f"{typed} processes were asked for, {place.world_size} ranks are started already"]
+            if differs
+            else [],
         )
     here = max(1, gpus) if place.kind == NODE and script == ENTRYPOINT else typed
     return here * place.nnodes, here, []
@@ -304,16 +354,36 @@ def run_name(
     if not name or resume_from:
         return []
     said = f"run_name is {name!r} ({origins['run_name']})"
-    if not all(c.isalnum() or c in "._-" for c in name) or name.startswith((".", "-")) or len(os.fsencode(name)) > 128:
+    if (
+        not all(c.isalnum() or c in "._-" for c in name)
+        or name.startswith((".", "-"))
+        or len(os.fsencode(name)) > 128
+    ):
         plain = re.sub(r"[^\w.-]+", "_", name).strip("._-")[:64]
-        return [Problem("run_name.value", said, f"{NAME_CHARACTERS}, at most 128", [f"--run_name={plain}"] if plain else [])]
+        return [
+            Problem(
+                "run_name.value",
+                said,
+                f"{NAME_CHARACTERS}, at most 128",
+                [f"--run_name={plain}"] if plain else [],
+            )
+        ]
     if place and not place.first_node:
         return []  # on a common disk node 0 has made it already
     if (experiments / name).exists():
-        free = next(f"{name[:100]}_{n}" for n in itertools.count(2) if not (experiments / f"{name[:100]}_{n}").exists())
+        free = next(
+            f"{name[:100]}_{n}"
+            for n in itertools.count(2)
+            if not (experiments / f"{name[:100]}_{n}").exists()
+        )
         resumable = rundir.read_json(rundir.RunDir(experiments / name).plan)
         fixes = [again(resume=name)] if resumable and not resumable.get("script") else []
         return [
-            Problem("run_name.taken", f"{said}, but {experiments / name} is there already", "a new name", [*fixes, again(run_name=free)])
+            Problem(
+                "run_name.taken",
+                f"{said}, but {experiments / name} is there already",
+                "a new name",
+                [*fixes, again(run_name=free)],
+            )
         ]
     return []

@@ -1,4 +1,5 @@
-"""Which run `--resume` means: a run directory, a run's name, or `latest`: the newest unfinished run (of the config, where one is given)."""
+"""Which run `--resume` means: a run directory, a run's name, or `latest`: the newest unfinished run
+(of the config, where one is given)."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ SHOWN = 6  # runs in a list
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What is asked for. `merged`: the configuration when this one of the run to resume is added; `fields`: those that may be set;
-    `again`: the user's own command, with these flags changed."""
+    """What is asked for. `merged`: the configuration when this one of the run to resume is added;
+    `fields`: those that may be set; `again`: the user's own command, with these flags changed."""
 
     script: str
     ranks: int  # typed
@@ -40,17 +41,29 @@ class ResumeRequest:
 
     def command(self, run: rundir.RunDir, **changes: Any) -> str:
         """The same script for another run, without a config: a resumed run keeps its own."""
-        program = {"launch_train.sh": f"./launch_train.sh {self.ranks or 2}", "train.py": "python train.py"}.get(
-            self.script, f"./{self.script}"
+        program = {
+            "launch_train.sh": f"./launch_train.sh {self.ranks or 2}",
+            "train.py": "python train.py",
+        }.get(self.script, f"./{self.script}")
+        kept = {
+            name: self.line.flags[name][0]
+            for name in ("out_dir", "log_dir")
+            if name in self.line.flags
+        }
+        words = (
+            kept
+            | {"resume": run.name if run.path.parent == self.experiments else str(run.path)}
+            | changes
         )
-        kept = {name: self.line.flags[name][0] for name in ("out_dir", "log_dir") if name in self.line.flags}
-        words = kept | {"resume": run.name if run.path.parent == self.experiments else str(run.path)} | changes
-        return " ".join([program, *(f"--{name}={shlex.quote(str(value))}" for name, value in words.items())])
+        return " ".join(
+            [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in words.items())]
+        )
 
 
 @dataclass
 class Found:
-    """`answer`: why there is nothing to do; without it and without a run, the problems have been noted."""
+    """`answer`: why there is nothing to do; without it and without a run, the problems have been
+    noted."""
 
     known: loader.Values = field(default_factory=dict)  # the configuration of the run
     run: rundir.RunDir | None = None
@@ -66,14 +79,27 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     run = rundir.RunDir(next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute())
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
-        fixes = [wish.again(resume=name) for name in _meant(wanted, [run.name for run, _ in _runs(wish.experiments, _known_plan)])]
+        fixes = [
+            wish.again(resume=name)
+            for name in _meant(
+                wanted, [run.name for run, _ in _runs(wish.experiments, _known_plan)]
+            )
+        ]
         problems.append(
-            Problem("run.missing", f"resume is {wanted!r} ({origin}): no run there", "a run directory, a run's name, or latest", fixes)
+            Problem(
+                "run.missing",
+                f"resume is {wanted!r} ({origin}): no run there",
+                "a run directory, a run's name, or latest",
+                fixes,
+            )
         )
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
-        found.answer = f"run {run.name} is {end.sentence()}; nothing is launched\n    to train longer: {wish.again(**end.longer)}"
+        found.answer = (
+            f"run {run.name} is {end.sentence()}; nothing is launched\n    to train "
+            f"longer: {wish.again(**end.longer)}"
+        )
     return found
 
 
@@ -96,28 +122,49 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
     if ends:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
         return Found(
-            answer="\n    ".join([f"every run{which} in {wish.experiments} is finished; nothing is launched; to train longer:", *shown])
+            answer="\n    ".join(
+                [
+                    f"every run{which} in {wish.experiments} is finished; nothing is launched; to "
+                    f"train longer:",
+                    *shown,
+                ]
+            )
         )
-    others = [_row(wish, run, plan, _finished(wish, _merge(wish, run, plan))) for run, plan in every[:SHOWN]]
+    others = [
+        _row(wish, run, plan, _finished(wish, _merge(wish, run, plan)))
+        for run, plan in every[:SHOWN]
+    ]
     what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
-    problems.append(Problem("resume.nothing_unfinished", what, "one of the runs that are there" if others else "a run directory", others))
+    problems.append(
+        Problem(
+            "resume.nothing_unfinished",
+            what,
+            "one of the runs that are there" if others else "a run directory",
+            others,
+        )
+    )
     return Found()
 
 
 def _meant(wanted: str, names: list[str]) -> list[str]:
-    """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a yes; else the last three."""
+    """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a
+    yes; else the last three."""
     from training.config import meant
 
     if inside := [name for name in names if name in Path(wanted).parts]:
         return inside[:1]
     if names and (near := meant.value("resume", wanted, FIELDS)[0]):
         return near
-    return list(dict.fromkeys([*suggest.suggest(wanted.strip("/").rpartition("/")[2], names), *names]))[:3]
+    return list(
+        dict.fromkeys([*suggest.suggest(wanted.strip("/").rpartition("/")[2], names), *names])
+    )[:3]
 
 
-def _runs(experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan) -> Iterator[tuple[rundir.RunDir, Plan]]:
-    """The newest first, without scripts: what those have saved is not known. Raises UserError when it comes to a run of a later version,
-    which may be the one that is meant."""
+def _runs(
+    experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan
+) -> Iterator[tuple[rundir.RunDir, Plan]]:
+    """The newest first, without scripts: what those have saved is not known. Raises UserError when
+    it comes to a run of a later version, which may be the one that is meant."""
     plans = []
     for path in experiments.glob("*/plan.json"):
         try:
@@ -157,7 +204,10 @@ def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Fini
     """The command that continues a run, with what it is."""
     config = finished.config_of(plan)
     if end:
-        return f"{wish.command(run, **end.longer)}   # {config.name + ', ' if config else ''}{end.sentence()}"
+        return (
+            f"{wish.command(run, **end.longer)}   # "
+            f"{config.name + ', ' if config else ''}{end.sentence()}"
+        )
     return f"{wish.command(run)}   # {config.name + ', ' if config else ''}{_where(run, plan)}"
 
 
@@ -166,9 +216,22 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
     lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
-    state = str(summary["status"]) if summary else "failed" if failure else "running" if lives else "died"
+    state = (
+        str(summary["status"])
+        if summary
+        else "failed"
+        if failure
+        else "running"
+        if lives
+        else "died"
+    )
     saved = manifest.newest(run.checkpoints) or {"step": 0}
     step = summary.get("steps", saved["step"]) if summary else saved["step"]
-    total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan["config"].get("num_iterations")
+    total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan[
+        "config"
+    ].get("num_iterations")
     when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
-    return f"{state}: step {step}{f' of {total}' if total else ''}, {units.clock(when, '%Y-%m-%d %H:%M')}"
+    return (
+        f"{state}: step {step}{f' of {total}' if total else ''}, "
+        f"{units.clock(when, '%Y-%m-%d %H:%M')}"
+    )

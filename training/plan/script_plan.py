@@ -1,4 +1,5 @@
-"""The plan for somebody's own script (training/plan/script_request.py): the same file as any plan, with what is known of a script."""
+"""The plan for somebody's own script (training/plan/script_request.py): the same file as any plan,
+with what is known of a script."""
 
 from __future__ import annotations
 
@@ -17,20 +18,38 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
-def build(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """As training.plan.training_plan.build, for what is known of a script. Raises UserError (exit 3) when the machine can not do it."""
+def build(
+    request: ScriptLaunchRequest, environ: Mapping[str, str]
+) -> tuple[Plan, list[preflight.Check]]:
+    """As training.plan.training_plan.build, for what is known of a script. Raises UserError (exit
+    3) when the machine can not do it."""
     config, local, script = request.config, request.local_ranks, request.runs
-    machine = gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+    machine = (
+        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+    )
     torch = torch_build.installed() if script.python == sys.executable else None
-    device = decisions.device(config, local, machine, torch) if machine.gpus else decisions.Decision("cpu", machine.reason)
+    device = (
+        decisions.device(config, local, machine, torch)
+        if machine.gpus
+        else decisions.Decision("cpu", machine.reason)
+    )
     if config.device == "cuda":
         device = decisions.Decision("cuda", "as asked")
     begun, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
-        text = f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU then is up to it"
-        checks.append(preflight.Check("GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]))
+        text = (
+            f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU "
+            f"then is up to it"
+        )
+        checks.append(
+            preflight.Check(
+                "GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]
+            )
+        )
     facts = preflight.PreflightContext(request, machine, torch, device.value)
-    checks += preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
+    checks += preflight.at_every_start(facts) + (
+        preflight.only_in_check(facts) if request.check else []
+    )
     builder.refuse_errors(request, checks)
     plan: Plan = {
         **begun,
@@ -41,7 +60,10 @@ def build(request: ScriptLaunchRequest, environ: Mapping[str, str]) -> tuple[Pla
     plan["notes"] += builder.warnings(checks)
     plan["text"] += [
         f"script: {shlex.join([script.path, *script.args])}",
-        f"python: {script.python}, {script.python_reason}" if script.python else "a program: executed directly",
-        f"device {device.value}: {device.reason}" + ("; the script decides" if config.device == "auto" else ""),
+        f"python: {script.python}, {script.python_reason}"
+        if script.python
+        else "a program: executed directly",
+        f"device {device.value}: {device.reason}"
+        + ("; the script decides" if config.device == "auto" else ""),
     ]
     return plan, checks

@@ -1,7 +1,9 @@
-"""`./launch_train.sh N --script main.py -- ARGS`: somebody's own torchrun-style script, unchanged, under our launcher.
+"""`./launch_train.sh N --script main.py -- ARGS`: somebody's own torchrun-style script, unchanged,
+under our launcher.
 
-It gets the environment, checks, per-rank logs, the promise that nothing is left behind, exit codes and failure card; what it
-trains and how is its own, so none of our training flags mean anything here.
+It gets the environment, checks, per-rank logs, the promise that nothing is left behind, exit codes
+and failure card; what it trains and how is its own, so none of our training flags mean anything
+here.
 """
 
 from __future__ import annotations
@@ -61,7 +63,12 @@ class Script:
     python_reason: str
 
     def record(self) -> ScriptRecord:
-        return {"path": self.path, "args": self.args, "python": self.python, "python_reason": self.python_reason}
+        return {
+            "path": self.path,
+            "args": self.args,
+            "python": self.python,
+            "python_reason": self.python_reason,
+        }
 
 
 def asked_for(args: list[str]) -> bool:
@@ -73,7 +80,9 @@ def asked_for(args: list[str]) -> bool:
 def command_of(program: str, args: list[str], /, **changes: Any) -> str:
     """The user's own command with these flags of ours changed."""
     own, theirs = split(args)
-    return " ".join([command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])])
+    return " ".join(
+        [command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])]
+    )
 
 
 def _means_nothing(name: str) -> bool:
@@ -82,48 +91,73 @@ def _means_nothing(name: str) -> bool:
 
 
 def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunchRequest:
-    """Check what can be checked without looking at the machine. Raises UserError with all problems at once."""
+    """Check what can be checked without looking at the machine. Raises UserError with all problems
+    at once."""
     own, theirs = split(args)
     line = flags.parse(own)
     if not line.flags.get("script", ("", ""))[0]:
         fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # the script's own arguments after --"
-        raise UserError(Problem("flag.no_value", "--script has no value", "a Python file or a program", [fix]))
+        raise UserError(
+            Problem("flag.no_value", "--script has no value", "a Python file or a program", [fix])
+        )
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
-        problems.append(Problem("flag.other_script", f"--script is for {SCRIPT}", "", [f"N={typed}"]))
+        problems.append(
+            Problem("flag.other_script", f"--script is for {SCRIPT}", "", [f"N={typed}"])
+        )
     if "save_config" in line.flags:
         problems.append(
-            Problem("save_config.script", "--save_config means nothing with --script: the script's configuration is its own", "")
+            Problem(
+                "save_config.script",
+                "--save_config means nothing with --script: the script's configuration is its own",
+                "",
+            )
         )
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
     if isinstance(config.retries, int) and config.retries:
-        what = f"retries is {config.retries} ({origins['retries']}): a user script is not restarted, since what it has saved is not known"
+        what = (
+            f"retries is {config.retries} ({origins['retries']}): a user script is not "
+            f"restarted, since what it has saved is not known"
+        )
         problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
     if origins["device"] == "default":
         config.device = "auto"
     script = _script(line.flags["script"][0], theirs, environ, problems)
     experiments = folder("out_dir", resolved)
     place = place_of(program, config, environ, problems, 0)
-    problems += run_name(config, origins, experiments, None, place, partial(command_of, program, args))
+    problems += run_name(
+        config, origins, experiments, None, place, partial(command_of, program, args)
+    )
     if place and place.kind == RANK:
         text = f"--script starts ranks, but {place.reason}"
         problems.append(
             Problem(
-                "launch.nested", text, "one launcher", [f"python {shlex.quote(script.path)} …   # it is a rank already", "--launcher=spawn"]
+                "launch.nested",
+                text,
+                "one launcher",
+                [
+                    f"python {shlex.quote(script.path)} …   # it is a rank already",
+                    "--launcher=spawn",
+                ],
             )
         )
     if problems or place is None or _moved(line, own):
-        raise UserError([*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)])
+        raise UserError(
+            [*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)]
+        )
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
     return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
 
 
-def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
-    """Everything before -- that belongs to the script, or is another launcher's: each with the whole command."""
+def _misplaced(
+    line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
+) -> list[Problem]:
+    """Everything before -- that belongs to the script, or is another launcher's: each with the
+    whole command."""
     from training.config import foreign_names, meant
 
     out = []
@@ -132,32 +166,61 @@ def _misplaced(line: flags.CommandLine, own: list[str], theirs: list[str], ranks
     for one in line.unknown:
         if _of_a_launcher(one):
             row = foreign_names.row_of(one.name)
-            out.append(Problem("flag.unknown", f"{one.typed} is not a known flag: {row.note if row else ''}", "", [command]))
+            out.append(
+                Problem(
+                    "flag.unknown",
+                    f"{one.typed} is not a known flag: {row.note if row else ''}",
+                    "",
+                    [command],
+                )
+            )
             continue
-        near = [n for n in suggest.suggest(one.name, list(used)) if meant.fits(n, one.text, used)][:1]
-        fixes = [_rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near]
-        out.append(Problem("script.own_flag", f"{one.typed} is not a flag of the launcher", ALLOWED, [*fixes, command]))
+        near = [n for n in suggest.suggest(one.name, list(used)) if meant.fits(n, one.text, used)][
+            :1
+        ]
+        fixes = [
+            _rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near
+        ]
+        out.append(
+            Problem(
+                "script.own_flag",
+                f"{one.typed} is not a flag of the launcher",
+                ALLOWED,
+                [*fixes, command],
+            )
+        )
     for name in dict.fromkeys(name for name, _, _ in line.places if _means_nothing(name)):
         out.append(
             Problem(
                 "script.field",
-                f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with --script",
+                f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with "
+                f"--script",
                 ALLOWED,
                 [command],
             )
         )
-    out += [Problem("script.extra_argument", f"{own[at]!r} is one argument too many", ALLOWED, [command]) for at in _extra(line)]
+    out += [
+        Problem(
+            "script.extra_argument", f"{own[at]!r} is one argument too many", ALLOWED, [command]
+        )
+        for at in _extra(line)
+    ]
     return out
 
 
-def _in_full(problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int) -> list[Problem]:
+def _in_full(
+    problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
+) -> list[Problem]:
     """Suggestions that are flags only become the whole command."""
     from training.plan.corrections import as_changes
 
     out = []
     for problem in problems:
         fixes = [(fix, as_changes(fix, FIELDS)) for fix in problem.fixes]
-        whole = [fix if changes is None else _rebuilt(line, own, theirs, ranks, changes) for fix, changes in fixes]
+        whole = [
+            fix if changes is None else _rebuilt(line, own, theirs, ranks, changes)
+            for fix, changes in fixes
+        ]
         out.append(replace(problem, fixes=whole))
     return out
 
@@ -168,7 +231,11 @@ def _of_a_launcher(one: flags.Unknown) -> bool:
 
     row = row_of(one.name)
     launches = {RANKS, "nnodes", "node_rank", "master_addr", "master_port", "retries"}
-    return row is not None and (TORCHRUN in row.tools or ACCELERATE in row.tools) and set(row.to) <= launches
+    return (
+        row is not None
+        and (TORCHRUN in row.tools or ACCELERATE in row.tools)
+        and set(row.to) <= launches
+    )
 
 
 def _extra(line: flags.CommandLine) -> list[int]:
@@ -185,9 +252,15 @@ def _moved(line: flags.CommandLine, own: list[str]) -> list[str]:
 
 
 def _rebuilt(
-    line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int, changes: Changes, without: flags.Unknown | None = None
+    line: flags.CommandLine,
+    own: list[str],
+    theirs: list[str],
+    ranks: int,
+    changes: Changes,
+    without: flags.Unknown | None = None,
 ) -> str:
-    """The whole command with the script's own arguments after --. `without`: what `changes` replace."""
+    """The whole command with the script's own arguments after --. `without`: what `changes`
+    replace."""
     from training.config import meant
 
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
@@ -195,15 +268,27 @@ def _rebuilt(
     for one in launcher:
         for translated in meant.name(one.name, one.text, FIELDS).changes[:1]:
             changes = {n: v for n, v in translated.items() if n != "retries"} | changes
-    gone = {i for one in [*launcher, *([without] if without else [])] for i in range(one.start, one.stop)}
+    gone = {
+        i
+        for one in [*launcher, *([without] if without else [])]
+        for i in range(one.start, one.stop)
+    }
     moved = {i for one in line.unknown for i in range(one.start, one.stop)} | set(_extra(line))
-    moved |= {i for name, start, stop in line.places if _means_nothing(name) for i in range(start, stop)}
+    moved |= {
+        i for name, start, stop in line.places if _means_nothing(name) for i in range(start, stop)
+    }
     number = changes.pop(RANKS, str(ranks or 2))
     first = line.positional_at[:1]
     kept = [word for i, word in enumerate(own) if i not in moved | gone | set(first)]
     variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper()]
     tail = [*(own[i] for i in sorted(moved - gone)), *theirs]
-    return " ".join([*variables, command(SCRIPT, [number, *kept], **changes), *([SEPARATOR, shlex.join(tail)] if tail else [])])
+    return " ".join(
+        [
+            *variables,
+            command(SCRIPT, [number, *kept], **changes),
+            *([SEPARATOR, shlex.join(tail)] if tail else []),
+        ]
+    )
 
 
 def _other_field(variable: str) -> bool:
@@ -211,22 +296,45 @@ def _other_field(variable: str) -> bool:
     return variable.startswith(resolve.PREFIX) and name in FIELDS and name not in USED
 
 
-def _script(path: str, args: list[str], environ: Mapping[str, str], problems: list[Problem]) -> Script:
+def _script(
+    path: str, args: list[str], environ: Mapping[str, str], problems: list[Problem]
+) -> Script:
     file = Path(os.path.expanduser(path))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     python, reason = interpreter(environ)
     if not file.is_file():
-        near = suggest.suggest(file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else [])
+        near = suggest.suggest(
+            file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        )
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
         what = "is a folder" if file.is_dir() else "is not there"
-        problems.append(Problem("script.file", f"the script {path!r} (--script) {what}", "a Python file or a program", fixes))
+        problems.append(
+            Problem(
+                "script.file",
+                f"the script {path!r} (--script) {what}",
+                "a Python file or a program",
+                fixes,
+            )
+        )
     elif not os.access(file, os.R_OK):
         problems.append(
-            Problem("script.unreadable", f"the script {path!r} (--script) can not be read", "", [f"chmod u+r {shlex.quote(str(file))}"])
+            Problem(
+                "script.unreadable",
+                f"the script {path!r} (--script) can not be read",
+                "",
+                [f"chmod u+r {shlex.quote(str(file))}"],
+            )
         )
     elif file.suffix != ".py":
         if not os.access(file, os.X_OK):
             what = f"the script {path!r} (--script) is neither a .py file nor executable"
-            problems.append(Problem("script.file", what, "a Python file or a program", [f"chmod +x {shlex.quote(str(file))}"]))
+            problems.append(
+                Problem(
+                    "script.file",
+                    what,
+                    "a Python file or a program",
+                    [f"chmod +x {shlex.quote(str(file))}"],
+                )
+            )
         return Script(str(file.absolute()), args, None, "")
     return Script(str(file), args, python, reason)
 

@@ -8,7 +8,11 @@ from training.config.schema import FIELDS
 SEPARATOR = "--"
 # Fields that say something about the launch of any script.
 USED = (
-    *(name for name, field in FIELDS.items() if field.metadata["group"] == "launch" and name != "inject"),
+    *(
+        name
+        for name, field in FIELDS.items()
+        if field.metadata["group"] == "launch" and name != "inject"
+    ),
     *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
 )
 
@@ -20,7 +24,13 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 def launch_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """(flags of the launch, the rest) of the arguments for a program that was given without --script."""
+    """(flags of the launch, the rest) of the arguments for a program that was given without
+    --script."""
     name = {word: word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words}
-    own = [word for word in words if word.startswith("--") and (name[word] in flags.SWITCHES or ("=" in word and name[word] in USED))]
+    own = [
+        word
+        for word in words
+        if word.startswith("--")
+        and (name[word] in flags.SWITCHES or ("=" in word and name[word] in USED))
+    ]
     return own, [word for word in words if word not in own and word != SEPARATOR]

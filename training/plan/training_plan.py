@@ -1,4 +1,5 @@
-"""The plan of our own training: request + this machine → everything that will be done, in one file."""
+"""The plan of our own training: request + this machine → everything that will be done, in one
+file."""
 
 from __future__ import annotations
 
@@ -21,19 +22,24 @@ if TYPE_CHECKING:
 
 
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the machine can not do it."""
+    """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the
+    machine can not do it."""
     config, place, local = request.config, request.place, request.local_ranks
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
-    machine = gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+    machine = (
+        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+    )
     torch = torch_build.installed()
     if place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(config, request.gpu_ranks, machine, torch)
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
     compiled = decisions.compiled(config, device.value)
-    room = decisions.budget(device.value, request.gpu_ranks if device.value == "cuda" else local, machine)
+    room = decisions.budget(
+        device.value, request.gpu_ranks if device.value == "cuda" else local, machine
+    )
     decided = request.kind.decide(request, Situation(device.value, precision, compiled, room))
     resumed = resume_checks.check_model(request, decided.model) if request.resume_from else []
     split = decided.batch
@@ -46,13 +52,16 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     if own_gpu and device.value == "cuda":
         why = f"gpu_ids of {request.config_file}, which count for a single process"
         begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
-        begun["variables"].append(env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record())
+        begun["variables"].append(
+            env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
+        )
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),
         "login_file": request.login_file(),
         "task": request.kind.record(request.options),
-        "config": request.values() | {"device_batch_size": split.device_sequences, "total_batch_size": split.total_tokens},
+        "config": request.values()
+        | {"device_batch_size": split.device_sequences, "total_batch_size": split.total_tokens},
         "precision": precision.record(),
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
@@ -78,10 +87,14 @@ def _checks(
     step: StepNeeds | None,
 ) -> list[preflight.Check]:
     facts = preflight.PreflightContext(request, machine, torch, device, room, step)
-    return preflight.at_every_start(facts) + (preflight.only_in_check(facts) if request.check else [])
+    return preflight.at_every_start(facts) + (
+        preflight.only_in_check(facts) if request.check else []
+    )
 
 
-def _warnings(request: Request, checks: list[preflight.Check], static_graph: decisions.Decision) -> list[str]:
+def _warnings(
+    request: Request, checks: list[preflight.Check], static_graph: decisions.Decision
+) -> list[str]:
     notes = builder.warnings(checks)
     if request.config.use_static_graph and not static_graph.value:
         notes.append(f"use_static_graph: {static_graph.reason}")
@@ -94,35 +107,59 @@ def _amount(data: CorpusRecord) -> str:
 
 def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
     """The plan in a few lines; each decision with its reason."""
-    duration = [f"{plan['config'][n]} {w}" for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs")) if plan["config"][n]]
+    duration = [
+        f"{plan['config'][n]} {w}"
+        for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs"))
+        if plan["config"][n]
+    ]
     data = f"; data: {plan['data']['name']}, {_amount(plan['data'])}" if "data" in plan else ""
+    first = ", whichever comes first" if len(duration) > 1 else ""
     lines = [
         f"device {plan['device']['value']}: {plan['device']['reason']}",
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
         f"batch: {split.sentence(plan['task']['unit'])}",
-        f"length: {' or '.join(duration) or '1 epoch'}{', whichever comes first' if len(duration) > 1 else ''}{data}",
+        f"length: {' or '.join(duration) or '1 epoch'}{first}{data}",
         *decided.text,
     ]
     if count := plan["retries"]["value"]:
         again = f"{count} restart{'s' if count > 1 else ''} in a row from the last checkpoint"
-        lines.append(f"recovery: at most {again} while they bring no progress: {plan['retries']['reason']}")
+        lines.append(
+            f"recovery: at most {again} while they bring no progress: {plan['retries']['reason']}"
+        )
     if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
-        lines.append(f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}")
+        lines.append(
+            f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}"
+        )
     return lines
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     """The whole plan for people (`--dry_run`)."""
-    values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})  # a script has no task
+    values = plan["config"] | (
+        plan["task"]["options"] if "task" in plan else {}
+    )  # a script has no task
     width = max(map(len, values))
-    lines = ["Plan (dry run: nothing is launched, nothing was written)", "", *(f"  {s}" for s in plan["text"]), ""]
+    lines = [
+        "Plan (dry run: nothing is launched, nothing was written)",
+        "",
+        *(f"  {s}" for s in plan["text"]),
+        "",
+    ]
     lines += ["Configuration"]
     for name, value in values.items():
-        lines.append(f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}")
+        lines.append(
+            f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}"
+        )
     lines += ["", "Environment variables of the ranks"]
-    lines += [f"  {v.line()}" for v in (env_vars.Variable(**record) for record in plan["variables"])]
-    lines += ["", f"Resources ({preflight.count(checks)})", preflight.table([c.record() for c in checks]).rstrip("\n")]
+    lines += [
+        f"  {v.line()}" for v in (env_vars.Variable(**record) for record in plan["variables"])
+    ]
+    lines += [
+        "",
+        f"Resources ({preflight.count(checks)})",
+        preflight.table([c.record() for c in checks]).rstrip("\n"),
+    ]
     notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
     lines += ["", *(f"note: {n}" for n in notes)] if notes else []
     return "\n".join(lines)
@@ -140,7 +177,9 @@ def announce(plan: Plan) -> None:
         log.warning(note)
 
 
-def make(script: str, args: list[str], environ: Mapping[str, str]) -> tuple[Request, Plan, list[preflight.Check]]:
+def make(
+    script: str, args: list[str], environ: Mapping[str, str]
+) -> tuple[Request, Plan, list[preflight.Check]]:
     count = len(gpus.inventory(environ).gpus) if script == ENTRYPOINT else 0
     request = read(script, args, environ, gpus=count)
     if request.save_config:

@@ -1,4 +1,5 @@
-"""From the plan to files: the run directory with everything that later stages read, and back when the plan is refused after all."""
+"""From the plan to files: the run directory with everything that later stages read, and back when
+the plan is refused after all."""
 
 from __future__ import annotations
 
@@ -20,13 +21,22 @@ from training.plan.request import LaunchRequest
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-Ask = Callable[["Plan", float], tuple[str, str]]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
+Ask = Callable[
+    ["Plan", float], tuple[str, str]
+]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
 
 
-def write(plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask) -> rundir.RunDir:
-    """Make the run directory and the log file, and put the plan there for every later stage. On another node than the first it
-    is the first one's run, by name: `ask` asks for that. Raises UserError when that does not answer."""
-    run = _common_run(plan, request, ask) if not request.place.first_node else request.resume_from or new_run(request)
+def write(
+    plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask
+) -> rundir.RunDir:
+    """Make the run directory and the log file, and put the plan there for every later stage. On
+    another node than the first it is the first one's run, by name: `ask` asks for that. Raises
+    UserError when that does not answer."""
+    run = (
+        _common_run(plan, request, ask)
+        if not request.place.first_node
+        else request.resume_from or new_run(request)
+    )
     log = _new_log(request)
     run.create()
     if request.resume_from and request.place.first_node:
@@ -36,10 +46,23 @@ def write(plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
     node = [] if request.place.first_node else [f"--node={request.place.node_rank}"]
-    rundir.write_bytes(run.argv, _nul([sys.executable, str(ROOT / "lib/run_module.py"), "training.cli.supervise", str(run.path), *node]))
+    rundir.write_bytes(
+        run.argv,
+        _nul(
+            [
+                sys.executable,
+                str(ROOT / "lib/run_module.py"),
+                "training.cli.supervise",
+                str(run.path),
+                *node,
+            ]
+        ),
+    )
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
-    if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:  # this machine does not see the first one's disk
+    if (rundir.read_json(run.plan) or {}).get("launch") != plan[
+        "launch"
+    ]:  # this machine does not see the first one's disk
         rundir.write_json(run.plan, plan)
     return run
 
@@ -47,21 +70,41 @@ def write(plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask
 def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
-        text = f"node 0 trains {name}, but this machine was asked to continue {request.resume_from.name}"
-        raise UserError(Problem("nodes.common_run", text, "the same run on every machine", [request.command(resume=name)]))
+        text = (
+            f"node 0 trains {name}, but this machine was asked to continue "
+            f"{request.resume_from.name}"
+        )
+        raise UserError(
+            Problem(
+                "nodes.common_run",
+                text,
+                "the same run on every machine",
+                [request.command(resume=name)],
+            )
+        )
     return rundir.RunDir(request.experiments / name, request.place.node_rank)
 
 
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
     """What lib/run.sh does with a plan: this process goes on as the supervisor of the ranks."""
     command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
-    os.execve(command[0], command, {os.fsencode(k): os.fsencode(v) for k, v in environ.items()} | dict(v.split(b"=", 1) for v in variables))
+    os.execve(
+        command[0],
+        command,
+        {os.fsencode(k): os.fsencode(v) for k, v in environ.items()}
+        | dict(v.split(b"=", 1) for v in variables),
+    )
 
 
 def _keep_before(run: rundir.RunDir) -> None:
     """Of a resumed run: what comes back when this start ends before its first step."""
-    if standing.plan_file(run) == run.plan:  # else the start before this one has ended so, and what is kept is of the one before that
-        for old, kept in ((run.data, run.data_before), (run.plan, run.plan_before)):  # the plan last: with it everything is there
+    if (
+        standing.plan_file(run) == run.plan
+    ):  # else the start before this one has ended so, and what is kept is of the one before that
+        for old, kept in (
+            (run.data, run.data_before),
+            (run.plan, run.plan_before),
+        ):  # the plan last: with it everything is there
             if old.exists():
                 shutil.copy2(old, kept)
             else:
@@ -70,7 +113,8 @@ def _keep_before(run: rundir.RunDir) -> None:
 
 
 def withdraw(run: rundir.RunDir) -> None:
-    """The plan was refused after all, or stopped before its first step: a new run goes, a resumed one is again what it was."""
+    """The plan was refused after all, or stopped before its first step: a new run goes, a resumed
+    one is again what it was."""
     if run.own != run.path:
         shutil.rmtree(run.own)
     elif not give_back(run):

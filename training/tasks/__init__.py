@@ -1,5 +1,5 @@
-"""What can be trained: the tasks that are built in, and a user's own in one file. The rest of the house asks a task's spec, whichever it
-is. No torch here: a plan is made with it."""
+"""What can be trained: the tasks that are built in, and a user's own in one file. The rest of the
+house asks a task's spec, whichever it is. No torch here: a plan is made with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from training.tasks.base import Task
 
 # The registry: a task of the product stands here and nowhere else outside its own folder.
-BUILT_IN: dict[str, TaskSpec] = {spec.name: spec for spec in (GptSpec(GPT), VideoSpec(VIDEO, {f.name: f for f in fields(VideoOptions)}))}
+BUILT_IN: dict[str, TaskSpec] = {
+    spec.name: spec
+    for spec in (GptSpec(GPT), VideoSpec(VIDEO, {f.name: f for f in fields(VideoOptions)}))
+}
 DEFAULT = BUILT_IN[str(FIELDS["task"].default)]
 # What else than a config of ours may stand where a config belongs: (is a text one, its reader).
 CONFIG_READERS = tuple((spec.reads_config, spec.load_config) for spec in BUILT_IN.values())
@@ -41,7 +44,11 @@ def find(name: str, origin: str) -> tuple[TaskSpec, list[Problem]]:
     found, problems = custom.read(file, origin, list(BUILT_IN))
     # A file that is called like a built-in one has a problem, but for its suffix.
     own_name = file.name if file.stem in BUILT_IN else file.stem
-    return (DEFAULT, problems) if problems else (custom.CustomSpec(own_name, found, file.absolute()), [])
+    return (
+        (DEFAULT, problems)
+        if problems
+        else (custom.CustomSpec(own_name, found, file.absolute()), [])
+    )
 
 
 def everything() -> Known:
@@ -58,11 +65,16 @@ def spec_of(plan: Plan) -> TaskSpec:
     """A plan's task, without the fields of a user's own: its file may be another one by now."""
     task = task_of(plan)
     name, file = str(task["name"]), task.get("file")
-    return BUILT_IN[name] if name in BUILT_IN else custom.CustomSpec(name, file=Path(file) if file else None)
+    return (
+        BUILT_IN[name]
+        if name in BUILT_IN
+        else custom.CustomSpec(name, file=Path(file) if file else None)
+    )
 
 
 def step_of(plan: Plan, sequences: int | None = None) -> StepNeeds | None:
-    """The planned step, or the same with another micro-batch; None where the plan does not know its memory."""
+    """The planned step, or the same with another micro-batch; None where the plan does not know its
+    memory."""
     load = plan.get("memory", {}).get("load")
     if not load:
         return None

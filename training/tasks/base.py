@@ -1,7 +1,9 @@
-"""What a task is: a model, its data, a loss, metrics and a sample. The trainer knows nothing else of what it trains.
+"""What a task is: a model, its data, a loss, metrics and a sample. The trainer knows nothing else
+of what it trains.
 
-The first part of the class is what a task of your own needs (docs/tasks.md has a complete one); the second part is what the
-trainer asks for, made of the first: a task overrides it where it has something better.
+The first part of the class is what a task of your own needs (docs/tasks.md has a complete one); the
+second part is what the trainer asks for, made of the first: a task overrides it where it has
+something better.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Task(ABC):
-    """One on each rank. `options`: the task's own options as attributes; `config`: those of every training."""
+    """One on each rank. `options`: the task's own options as attributes; `config`: those of every
+    training."""
 
     unit = "samples"  # what a batch and the speed count
     pieces = "samples"  # what a data set is made of
@@ -44,8 +47,9 @@ class Task(ABC):
 
     @abstractmethod
     def train_data(self) -> Dataset[Any]:
-        """A map-style dataset: len() and [index]. Where samples are drawn at random (crops, flips), it has draw(index, random)
-        beside that, with a numpy Generator that is the same for the same seed, epoch and index, whatever the workers and ranks."""
+        """A map-style dataset: len() and [index]. Where samples are drawn at random (crops, flips),
+        it has draw(index, random) beside that, with a numpy Generator that is the same for the same
+        seed, epoch and index, whatever the workers and ranks."""
 
     def val_data(self) -> Dataset[Any] | None:
         """As train_data(), looked at in its order and never drawn; None: no validation."""
@@ -53,10 +57,12 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The mean over the batch, a scalar. `model`: call it, once, and nothing of the bare model: DDP is around it."""
+        """The mean over the batch, a scalar. `model`: call it, once, and nothing of the bare model:
+        DDP is around it."""
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        """A figure for each sample of a validation batch, (B,) each, by name: higher is better for psnr, ssim, acc and accuracy."""
+        """A figure for each sample of a validation batch, (B,) each, by name: higher is better for
+        psnr, ssim, acc and accuracy."""
         return {"loss": self.loss(model, batch).expand(self.count(batch))}
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -65,16 +71,18 @@ class Task(ABC):
         return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
 
     def rate(self, step: int, total: int) -> float:
-        """The share of the optimizer's learning rates in step `step` (0-based): warm-up, constant, decay of the configuration."""
+        """The share of the optimizer's learning rates in step `step` (0-based): warm-up, constant,
+        decay of the configuration."""
         return optim.multiplier(step, total, self.config)
 
     def sample(self, model: nn.Module, folder: Path) -> str | None:
-        """What can be seen of the trained model, on rank 0 at the end: a text for the summary, pictures (.png) into `folder`, which
-        the report shows."""
+        """What can be seen of the trained model, on rank 0 at the end: a text for the summary,
+        pictures (.png) into `folder`, which the report shows."""
         return None
 
     def alive(self) -> None:
-        """To be called now and then in a metrics() or sample() that takes minutes: otherwise it looks like a hang."""
+        """To be called now and then in a metrics() or sample() that takes minutes: otherwise it
+        looks like a hang."""
         heartbeat.current.again()
 
     # What the trainer asks for.
@@ -104,9 +112,12 @@ class Task(ABC):
         return range(rank, count, ranks)
 
     def measure(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        """Sums over a validation batch, one number each; those of all batches and ranks are added."""
+        """Sums over a validation batch, one number each; those of all batches and ranks are
+        added."""
         found = self.metrics(model, batch)
-        return {name: values.double().sum() for name, values in found.items()} | {"": torch.tensor(float(self.count(batch)))}
+        return {name: values.double().sum() for name, values in found.items()} | {
+            "": torch.tensor(float(self.count(batch)))
+        }
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """From the sums of everything to what is recorded, as val_NAME."""
@@ -125,7 +136,8 @@ class Task(ABC):
         return "" if count else "no validation: its data is empty"
 
     def facts(self) -> ManifestRecord:
-        """What a checkpoint says of the model ("shape") and its data ("data"), beside the weights."""
+        """What a checkpoint says of the model ("shape") and its data ("data"), beside the
+        weights."""
         return {}
 
     def same_data(self, saved: ManifestRecord) -> bool:
@@ -137,7 +149,8 @@ class Task(ABC):
         return f"{units.millions(sum(p.numel() for p in model.parameters()))} parameters"
 
     def flops(self, model: nn.Module) -> float | None:
-        """Arithmetic of one unit, forward and backward, for the use of the GPU's peak (MFU); None: not known."""
+        """Arithmetic of one unit, forward and backward, for the use of the GPU's peak (MFU); None:
+        not known."""
         return None
 
 
@@ -177,7 +190,9 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return {name: mapped(value, change) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)):
         found = [mapped(value, change) for value in batch]
-        return type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)  # a namedtuple takes them one by one
+        return (
+            type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
+        )  # a namedtuple takes them one by one
     return batch
 
 
@@ -185,7 +200,13 @@ def _first(batch: Any) -> torch.Tensor:
     """The first tensor of a batch."""
     if isinstance(batch, torch.Tensor):
         return batch
-    for value in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ():
+    for value in (
+        batch.values()
+        if isinstance(batch, Mapping)
+        else batch
+        if isinstance(batch, (list, tuple))
+        else ()
+    ):
         found = _first(value)
         if found is not _NONE:
             return found

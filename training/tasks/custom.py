@@ -1,4 +1,5 @@
-"""A task of the user's own: one Python file with a class that is a Task, and its options as OPTIONS = {"name": default, …}."""
+"""A task of the user's own: one Python file with a class that is a Task, and its options as OPTIONS
+= {"name": default, …}."""
 
 from __future__ import annotations
 
@@ -44,30 +45,75 @@ class CustomSpec(SampleSpec):
         return load(self.file, plan["task"]["options"], Config(**plan["config"]), device)
 
 
-def read(path: Path, origin: str, known: Sequence[str]) -> tuple[dict[str, Field[Any]], list[Problem]]:
-    """Its options as fields, without running it: that is for the ranks. `known`: names of the tasks that are built in."""
+def read(
+    path: Path, origin: str, known: Sequence[str]
+) -> tuple[dict[str, Field[Any]], list[Problem]]:
+    """Its options as fields, without running it: that is for the ranks. `known`: names of the tasks
+    that are built in."""
     said = f"task is {str(path)!r} ({origin})"
     if path.suffix != ".py":
         fixes = [f"--task={near}" for near in suggest(str(path), list(known))]
-        return {}, [Problem("task.not_python", f"{said}, which is none", f"{', '.join(known)}, or a .py file of your own", fixes)]
+        return {}, [
+            Problem(
+                "task.not_python",
+                f"{said}, which is none",
+                f"{', '.join(known)}, or a .py file of your own",
+                fixes,
+            )
+        ]
     if path.stem in known:  # by this name plans and checkpoints know it
-        return {}, [Problem("task.name_taken", f"{said}, and {path.stem} is one that is built in", "another name for the file")]
+        return {}, [
+            Problem(
+                "task.name_taken",
+                f"{said}, and {path.stem} is one that is built in",
+                "another name for the file",
+            )
+        ]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
-        return {}, [Problem("task.syntax", f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}", "a Python file")]
+        return {}, [
+            Problem(
+                "task.syntax",
+                f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}",
+                "a Python file",
+            )
+        ]
     except (OSError, ValueError, RecursionError) as error:
         near = [p.name for p in path.parent.glob("*.py")] if os.path.isdir(path.parent) else []
-        fixes = [f"--task={shlex.quote(str(path.with_name(name)))}" for name in suggest(path.name, near)]
+        fixes = [
+            f"--task={shlex.quote(str(path.with_name(name)))}" for name in suggest(path.name, near)
+        ]
         return {}, [
-            Problem("task.unreadable", f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}", "a Python file", fixes)
+            Problem(
+                "task.unreadable",
+                f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}",
+                "a Python file",
+                fixes,
+            )
         ]
     if not any(isinstance(node, ast.ClassDef) and node.bases for node in tree.body):
-        return {}, [Problem("task.no_class", f"{said}, and no class in it is a Task", "class MyTask(Task), as docs/tasks.md shows")]
+        return {}, [
+            Problem(
+                "task.no_class",
+                f"{said}, and no class in it is a Task",
+                "class MyTask(Task), as docs/tasks.md shows",
+            )
+        ]
     if lacking := _lacking(tree):
         what = f"{path}:{lacking[0].lineno}: class {lacking[0].name} lacks {', '.join(lacking[1])}"
-        return {}, [Problem("task.several_classes", what, f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows")]
-    given = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _names(node) == [OPTIONS]]
+        return {}, [
+            Problem(
+                "task.several_classes",
+                what,
+                f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows",
+            )
+        ]
+    given = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and _names(node) == [OPTIONS]
+    ]
     found: dict[str, Field[Any]] = {}
     problems: list[Problem] = []
     for node in given:
@@ -78,7 +124,11 @@ def read(path: Path, origin: str, known: Sequence[str]) -> tuple[dict[str, Field
             options = None
         if not isinstance(options, dict):
             problems.append(
-                Problem("task.options", f"{where}: {OPTIONS} can not be read without running the file", f'{OPTIONS} = {{"width": 64}}')
+                Problem(
+                    "task.options",
+                    f"{where}: {OPTIONS} can not be read without running the file",
+                    f'{OPTIONS} = {{"width": 64}}',
+                )
             )
             continue
         problems += [p for name, value in options.items() if (p := _problem(where, name, value))]
@@ -88,19 +138,28 @@ def read(path: Path, origin: str, known: Sequence[str]) -> tuple[dict[str, Field
 
 
 def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
-    """The last Task of the file and what it lacks, where no class is whole as far as the file alone shows it."""
+    """The last Task of the file and what it lacks, where no class is whole as far as the file alone
+    shows it."""
     modules = _modules(tree)
-    known: dict[str, set[str]] = {"Task": set()}  # a Task of this file → what it and its bases here define
+    known: dict[str, set[str]] = {
+        "Task": set()
+    }  # a Task of this file → what it and its bases here define
     found: tuple[ast.ClassDef, list[str]] | None = None
     for node in (n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases):
         bases = [ast.unparse(base) for base in node.bases]
         ours = [base.rpartition(".")[2] for base in bases if base.rpartition(".")[2] in known]
-        if any(_may_be_task(base, modules) for base in bases if base.rpartition(".")[2] not in known):
+        if any(
+            _may_be_task(base, modules) for base in bases if base.rpartition(".")[2] not in known
+        ):
             return None  # seen when the file is run
         if not ours:
             continue
-        own = {n.name for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        own = {
+            n.name for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
+        own |= {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
         known[node.name] = own.union(*(known[base] for base in ours))
         if not (lacks := [name for name in REQUIRED if name not in known[node.name]]):
             return None
@@ -113,7 +172,9 @@ def _modules(tree: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {(n.asname or n.name).partition(".")[0]: n.name.partition(".")[0] for n in node.names}
+            found |= {
+                (n.asname or n.name).partition(".")[0]: n.name.partition(".")[0] for n in node.names
+            }
         elif isinstance(node, ast.ImportFrom):
             found |= {n.asname or n.name: (node.module or "").partition(".")[0] for n in node.names}
     return found
@@ -122,7 +183,11 @@ def _modules(tree: ast.Module) -> dict[str, str]:
 def _may_be_task(base: str, modules: Mapping[str, str]) -> bool:
     """Of a base class from elsewhere: data sets, modules and exceptions are not."""
     package = modules.get(base.partition(".")[0])
-    return not (package in NO_TASKS or package in sys.stdlib_module_names or (package is None and hasattr(builtins, base)))
+    return not (
+        package in NO_TASKS
+        or package in sys.stdlib_module_names
+        or (package is None and hasattr(builtins, base))
+    )
 
 
 def _names(node: ast.Assign | ast.AnnAssign) -> list[str]:
@@ -132,7 +197,11 @@ def _names(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 def _problem(where: str, name: Any, value: Any) -> Problem | None:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        return Problem("task.option_name", f"{where}: the option {name!r} of {OPTIONS} is no name", "letters, digits and _")
+        return Problem(
+            "task.option_name",
+            f"{where}: the option {name!r} of {OPTIONS} is no name",
+            "letters, digits and _",
+        )
     if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
         return Problem(
             "task.option_name",
@@ -147,12 +216,16 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:
     """With the type of its default an option has the same checks as any field."""
-    made = make_dataclass("Options", [(n, type(v).__name__, option(v, "data", "of the task's own")) for n, v in options.items()])
+    made = make_dataclass(
+        "Options",
+        [(n, type(v).__name__, option(v, "data", "of the task's own")) for n, v in options.items()],
+    )
     return {f.name: f for f in fields(made)}
 
 
 def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.device) -> Task:
-    """Run the file and make its task. Raises what it raises, and TypeError where no class in it is a task."""
+    """Run the file and make its task. Raises what it raises, and TypeError where no class in it is
+    a task."""
 
     from training.tasks.base import Task
 
@@ -162,9 +235,15 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))  # what stands beside it, as for a script
     spec.loader.exec_module(module)
-    found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Task) and c.__module__ == path.stem]
+    found = [
+        c
+        for c in vars(module).values()
+        if isinstance(c, type) and issubclass(c, Task) and c.__module__ == path.stem
+    ]
     whole = [c for c in found if not inspect.isabstract(c)]
     if not whole:
-        lacks = "; ".join(f"{c.__name__} lacks {', '.join(sorted(c.__abstractmethods__))}" for c in found)
+        lacks = "; ".join(
+            f"{c.__name__} lacks {', '.join(sorted(c.__abstractmethods__))}" for c in found
+        )
         raise TypeError(f"{path} has no class that is a whole Task{f': {lacks}' if lacks else ''}")
     return whole[-1](SimpleNamespace(**options), config, device)

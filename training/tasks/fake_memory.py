@@ -1,9 +1,11 @@
-"""The peak of a training step by fake tensors: model and optimizer run without memory and without arithmetic, and torch counts what
-would be alive (source: torch/distributed/_tools/mem_tracker.py, torch/_subclasses).
+"""The peak of a training step by fake tensors: model and optimizer run without memory and without
+arithmetic, and torch counts what would be alive (source: torch/distributed/_tools/mem_tracker.py,
+torch/_subclasses).
 
-What it can not see: torch.compile (it measures the eager step), a GPU's own kernels and autocast list (the tensors are CPU
-tensors, since a torch for the CPU can not fake others), CUDA's context, fragmentation. DDP's buckets are the gradients
-(gradient_as_bucket_view), which are alive from the start here as they are there.
+What it can not see: torch.compile (it measures the eager step), a GPU's own kernels and autocast
+list (the tensors are CPU tensors, since a torch for the CPU can not fake others), CUDA's context,
+fragmentation. DDP's buckets are the gradients (gradient_as_bucket_view), which are alive from the
+start here as they are there.
 """
 
 from __future__ import annotations
@@ -28,8 +30,16 @@ def fake_mode(**settings: Any) -> AbstractContextManager[Any]:
     return FakeTensorMode(**settings)
 
 
-def step_peak(model: nn.Module, optimizer: Optimizers, batch: list[torch.Tensor], loss: Callable[[], torch.Tensor], *, bf16: bool) -> int:
-    """Bytes at the peak of a step, in a fake mode. `batch`: what is in memory of it already. Raises Unavailable."""
+def step_peak(
+    model: nn.Module,
+    optimizer: Optimizers,
+    batch: list[torch.Tensor],
+    loss: Callable[[], torch.Tensor],
+    *,
+    bf16: bool,
+) -> int:
+    """Bytes at the peak of a step, in a fake mode. `batch`: what is in memory of it already. Raises
+    Unavailable."""
     try:
         from torch.distributed._tools.mem_tracker import MemTracker
     except ImportError as error:
@@ -55,4 +65,7 @@ def begin_gradients(model: nn.Module) -> None:
 
 
 def _unavailable(error: ImportError) -> Unavailable:
-    return Unavailable(f"torch {torch.__version__} has no fake tensors with a memory tracker as 2.9 to 2.13 have: {error}")
+    return Unavailable(
+        f"torch {torch.__version__} has no fake tensors with a memory tracker as 2.9 to 2.13 have: "
+        f"{error}"
+    )

@@ -1,7 +1,9 @@
-"""Measures a training step of any task by fake tensors: a process of its own, which training.tasks.measurement starts.
+"""Measures a training step of any task by fake tensors: a process of its own, which
+training.tasks.measurement starts.
 
-The model and the optimizer are the task's own, its batch has the shapes of two samples of its own data. The answer is one JSON object on
-standard output; what the user's file prints goes to standard error.
+The model and the optimizer are the task's own, its batch has the shapes of two samples of its own
+data. The answer is one JSON object on standard output; what the user's file prints goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class FakeTraining:
         first = question.sizes[0] if question.sizes else 1
         self.question = question
         plan = {"config": question.config | {"device_batch_size": first}, "task": question.task}
-        self.task = tasks.make(cast("Plan", plan), CPU, None)  # all that a task of samples asks of one
+        self.task = tasks.make(
+            cast("Plan", plan), CPU, None
+        )  # all that a task of samples asks of one
         rows = self.task.rows("train")
         self.samples = 0 if rows is None else len(rows)
         if rows is None or not self.samples:
@@ -73,7 +77,8 @@ class FakeTraining:
         return self._heights[size]
 
     def load(self, size: int) -> SampleLoad:
-        """With a second micro-batch beside it, never one of a single sample, which batch norm refuses."""
+        """With a second micro-batch beside it, never one of a single sample, which batch norm
+        refuses."""
         other = max(2, size // 2) if size > 2 else 2 * size
         here, there = self.height(size), self.height(other)
         per_sample = (here.rest - there.rest) // (size - other)
@@ -117,16 +122,30 @@ class FakeTraining:
             batch = self.task.arrive(self._batch(size))
             tensors: list[torch.Tensor] = []
             base.mapped(batch, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-            peak = fake_memory.step_peak(model, optimizer, tensors, lambda: self.task.loss(model, batch), bf16=self.question.bf16)
-            return Height(_bytes([*model.parameters(), *model.buffers()]), _bytes(_gradients(model)), _bytes(_state(optimizer)), peak)
+            peak = fake_memory.step_peak(
+                model,
+                optimizer,
+                tensors,
+                lambda: self.task.loss(model, batch),
+                bf16=self.question.bf16,
+            )
+            return Height(
+                _bytes([*model.parameters(), *model.buffers()]),
+                _bytes(_gradients(model)),
+                _bytes(_state(optimizer)),
+                peak,
+            )
 
     def _model(self, mode: Any) -> nn.Module:
-        """Made of fake tensors; where a constructor needs values (a pretrained file, .item()), made really and then faked."""
+        """Made of fake tensors; where a constructor needs values (a pretrained file, .item()), made
+        really and then faked."""
         from torch._subclasses.fake_tensor import FakeCopyMode
 
         try:
             return self.task.model()
-        except Exception:  # whatever it is: made really it comes again, if it is no matter of fake tensors
+        except (
+            Exception
+        ):  # whatever it is: made really it comes again, if it is no matter of fake tensors
             from torch._subclasses.fake_tensor import unset_fake_temporarily
 
             with unset_fake_temporarily():
@@ -140,7 +159,9 @@ class FakeTraining:
 
         def grown(tensor: torch.Tensor) -> torch.Tensor:
             of_samples = tensor.dim() > 0 and tensor.shape[0] == count
-            return torch.zeros((size, *tensor.shape[1:]) if of_samples else tensor.shape, dtype=tensor.dtype)
+            return torch.zeros(
+                (size, *tensor.shape[1:]) if of_samples else tensor.shape, dtype=tensor.dtype
+            )
 
         return base.mapped(self.batch, grown)
 
@@ -151,12 +172,16 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
 
 def _state(optimizer: Optimizers) -> list[torch.Tensor]:
     states = [state for part in optimizer.parts for state in part.state.values()]
-    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return [
+        value for state in states for value in state.values() if isinstance(value, torch.Tensor)
+    ]
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
     """Each memory once: weights may be tied."""
-    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values())
+    return sum(
+        {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values()
+    )
 
 
 def answer(question: Question) -> dict[str, object]:
@@ -176,12 +201,22 @@ def _powers(most: int) -> list[int]:
 
 def reason(error: BaseException, file: str | None) -> str:
     """Why this can not be measured, with the line of the user's file that it came to."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
 
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
+    lines = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if file and frame.filename == file
+    ]
     where = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return f"it depends on the values of a tensor ({error.func}), which fake tensors do not have{where}"
+        return (
+            f"it depends on the values of a tensor ({error.func}), which fake tensors do not "
+            f"have{where}"
+        )
     if isinstance(error, (Unavailable, NoData)):
         return str(error)
     return f"{type(error).__name__}: {error}{where}"
@@ -194,7 +229,10 @@ def main() -> int:
     question = Question(**asked)
     try:
         found = answer(question)
-    except (Exception, SystemExit) as error:  # the user's own code: whatever it is, the plan goes on without the figure and says why
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's own code: the plan goes on without the figure, and says why
         found = {"why": reason(error, question.task["file"])}
     with os.fdopen(out, "w") as stream:
         json.dump(found, stream)

@@ -1,9 +1,12 @@
-"""`python -m training.tasks.make_blur_video [FOLDER] [--clips=16] [--frames=20] [--size=128] [--seed=1] [--layout=gopro] [--spikes]
-[--force]`: moving scenes, sharp and blurred by their motion, to train video restoration on without a download.
+"""`python -m training.tasks.make_blur_video [FOLDER] [--clips=16] [--frames=20] [--size=128]
+[--seed=1] [--layout=gopro] [--spikes] [--force]`: moving scenes, sharp and blurred by their motion,
+to train video restoration on without a download.
 
-FOLDER is data/blur_video. --clips: for training; a quarter as many are for validation. --frames: of each clip. --size: side of a
-frame, or WIDTHxHEIGHT, pixels. --layout: gopro (train/CLIP/blur and sharp), or kair (train_GT/CLIP and train_GT_blurred/CLIP).
---spikes: a spike camera's raw .dat beside each frame. --force: a folder that is there is replaced. The same seed makes the same pictures.
+FOLDER is data/blur_video. --clips: for training; a quarter as many are for validation. --frames: of
+each clip. --size: side of a frame, or WIDTHxHEIGHT, pixels. --layout: gopro (train/CLIP/blur and
+sharp), or kair (train_GT/CLIP and train_GT_blurred/CLIP).
+--spikes: a spike camera's raw .dat beside each frame. --force: a folder that is there is replaced.
+The same seed makes the same pictures.
 """
 
 from __future__ import annotations
@@ -36,7 +39,11 @@ def _main(argv: list[str]) -> int:
             said = making.make(chosen)
         except OSError as error:
             raise UserError(
-                Problem("output.unwritable", f"{chosen.folder} can not be written: {error.strerror}", "a folder that can be written")
+                Problem(
+                    "output.unwritable",
+                    f"{chosen.folder} can not be written: {error.strerror}",
+                    "a folder that can be written",
+                )
             ) from None
     except UserError as error:
         log.report(error, closing="nothing was made")

@@ -1,5 +1,5 @@
-"""Asks for the memory of a step in a process of its own (training.tasks.fake_step): it imports torch and runs the user's file, and a plan
-does neither."""
+"""Asks for the memory of a step in a process of its own (training.tasks.fake_step): it imports
+torch and runs the user's file, and a plan does neither."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ MODULE = "training.tasks.fake_step"
 
 @dataclass(frozen=True)
 class Question:
-    """`task`: its record in the plan; `sizes`: micro-batches to choose from, ascending, the largest that fits `room` bytes; None: powers of
-    two, as the data allows. One size is measured whether it fits or not."""
+    """`task`: its record in the plan; `sizes`: micro-batches to choose from, ascending, the largest
+    that fits `room` bytes; None: powers of two, as the data allows. One size is measured whether it
+    fits or not."""
 
     task: TaskRecord
     config: FieldValues
@@ -43,7 +44,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """`step` is None where nothing could be measured, and `why` says why; `fits`: in the room, where that is known."""
+    """`step` is None where nothing could be measured, and `why` says why; `fits`: in the room,
+    where that is known."""
 
     step: SampleStep | None
     why: str = ""
@@ -52,8 +54,10 @@ class Answer:
 
 
 def ask(question: Question) -> Answer:
-    """Seconds: torch is imported, the data set made, the model run on fake tensors. Leaves no process behind."""
-    # No GPU: the tensors are fake, and its memory is for the ranks. No __pycache__: a dry run writes nothing.
+    """Seconds: torch is imported, the data set made, the model run on fake tensors. Leaves no
+    process behind."""
+    # No GPU: the tensors are fake, and its memory is for the ranks. No __pycache__: a dry run
+    # writes nothing.
     own = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
         [sys.executable, str(ROOT / "lib/run_module.py"), MODULE],
@@ -80,7 +84,9 @@ def _answer(said: str, complaint: str, status: int) -> Answer:
         found = json.loads(said)
     except ValueError:
         last = (complaint.strip().splitlines() or [""])[-1]
-        return Answer(None, _short(f"the measurement ended with status {status}{': ' + last if last else ''}"))
+        return Answer(
+            None, _short(f"the measurement ended with status {status}{': ' + last if last else ''}")
+        )
     if "why" in found:
         return Answer(None, _short(found["why"]))
     return Answer(SampleStep(SampleLoad(**found["load"])), fits=found["fits"], of=found["of"])

@@ -1,6 +1,7 @@
 """What a training step needs of a rank's memory, as the plan and its checks see it. No torch here.
 
-Each task knows its own step: by a formula (training.tasks.gpt.memory) or measured by fake tensors (training.tasks.sample_memory).
+Each task knows its own step: by a formula (training.tasks.gpt.memory) or measured by fake tensors
+(training.tasks.sample_memory).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of an eager step without the GPU's context: by fake tensors, and by the formula for the same."""
+    """Bytes of an eager step without the GPU's context: by fake tensors, and by the formula for the
+    same."""
 
     fake: int
     formula: int
@@ -77,7 +79,8 @@ class StepNeeds(ABC):
 
     @abstractmethod
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
-        """Changes of the configuration that fit `room` bytes by the estimate, the nearest of each kind."""
+        """Changes of the configuration that fit `room` bytes by the estimate, the nearest of each
+        kind."""
 
     @abstractmethod
     def record(self) -> StepRecord:
@@ -88,7 +91,8 @@ class StepNeeds(ABC):
         return None
 
     def measure(self) -> Measured | None:
-        """The estimate against fake tensors, with torch; None where it comes from them. Raises Unavailable."""
+        """The estimate against fake tensors, with torch; None where it comes from them. Raises
+        Unavailable."""
         return None
 
 

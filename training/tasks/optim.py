@@ -1,4 +1,5 @@
-"""Optimizers as the trainer uses them, and the learning-rate schedule: functions of the step alone."""
+"""Optimizers as the trainer uses them, and the learning-rate schedule: functions of the step
+alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Group = dict[str, Any]  # of parameters, as torch has them
 
 
 class Optimizers:
-    """Several optimizers as one. Learning rates and momentum are a function of the step alone: nothing to save of them."""
+    """Several optimizers as one. Learning rates and momentum are a function of the step alone:
+    nothing to save of them."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
@@ -27,8 +29,8 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def schedule(self, step: int, share: float) -> float:
-        """Set what step `step` (0-based) uses, `share` of the peak learning rates; returns the first group's rate, the one that is
-        recorded."""
+        """Set what step `step` (0-based) uses, `share` of the peak learning rates; returns the
+        first group's rate, the one that is recorded."""
         for group in self.param_groups:
             group["lr"] = group["initial_lr"] * share
             if "momentum" in group:
@@ -51,20 +53,26 @@ class Optimizers:
                 part.consolidate_state_dict()
 
     def state_dict(self) -> list[Group]:
-        """Moments of all parameters, the same for every number of ranks. On rank 0, after gather()."""
+        """Moments of all parameters, the same for every number of ranks. On rank 0, after
+        gather()."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[Group]) -> None:
-        """Moments only: rates and decay are the configuration's, which a resumed run may have changed."""
+        """Moments only: rates and decay are the configuration's, which a resumed run may have
+        changed."""
         for part, state in zip(self.parts, states, strict=True):
-            settings = [{name: value for name, value in group.items() if name != "params"} for group in part.param_groups]
+            settings = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in part.param_groups
+            ]
             part.load_state_dict(state)
             for group, own in zip(part.param_groups, settings, strict=True):
                 group.update(own)
 
 
 def multiplier(step: int, total: int, config: Config) -> float:
-    """Share of the peak learning rate at this step (0-based): linear warm-up, constant, linear decay."""
+    """Share of the peak learning rate at this step (0-based): linear warm-up, constant, linear
+    decay."""
     warmup, warmdown = round(config.warmup_ratio * total), round(config.warmdown_ratio * total)
     if step < warmup:
         return (step + 1) / warmup

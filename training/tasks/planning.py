@@ -40,7 +40,8 @@ class PlanRequest(Protocol):
 
 @dataclass(frozen=True)
 class Situation:
-    """What the plan has decided before it asks the task. `room`: free bytes for one rank, None if unknown."""
+    """What the plan has decided before it asks the task. `room`: free bytes for one rank, None if
+    unknown."""
 
     device: str
     precision: Decision
@@ -54,11 +55,14 @@ class Situation:
 
 @dataclass(frozen=True)
 class Decided:
-    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `step` where its memory is known."""
+    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `step` where
+    its memory is known."""
 
     batch: Batch
     text: list[str]
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
-    model: FieldValues = field(default_factory=dict)  # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
+    model: FieldValues = field(
+        default_factory=dict
+    )  # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
     step: StepNeeds | None = None

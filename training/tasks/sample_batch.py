@@ -1,4 +1,5 @@
-"""The batch of a task that counts samples: device_batch_size of each rank, and as many micro-batches as total_batch_size asks for."""
+"""The batch of a task that counts samples: device_batch_size of each rank, and as many
+micro-batches as total_batch_size asks for."""
 
 from __future__ import annotations
 
@@ -28,9 +29,14 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
     total = config.total_batch_size
     said = f"device_batch_size {config.device_batch_size} ({origins['device_batch_size']})"
     size = 1 if isinstance(config.device_batch_size, str) else config.device_batch_size
-    if size != config.device_batch_size and (origins["total_batch_size"] == "default" or batch.device_choices(1, ranks, total)):
+    if size != config.device_batch_size and (
+        origins["total_batch_size"] == "default" or batch.device_choices(1, ranks, total)
+    ):
         return []  # the plan finds one
     counted = units.plural(ranks, "rank")
-    what = f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × {counted} = {size * ranks}"
+    what = (
+        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × "
+        f"{counted} = {size * ranks}"
+    )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]
     return [Problem("batch.not_divisible", what, f"a multiple of {size * ranks} samples", fixes)]

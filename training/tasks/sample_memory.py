@@ -1,5 +1,5 @@
-"""The step of a task that counts samples: what fake tensors have measured of it (training.tasks.fake_step), as a function of the
-micro-batch. No torch here."""
+"""The step of a task that counts samples: what fake tensors have measured of it
+(training.tasks.fake_step), as a function of the micro-batch. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleLoad:
-    """Measured bytes, and what else the memory depends on. Activations are a line through two measured micro-batches."""
+    """Measured bytes, and what else the memory depends on. Activations are a line through two
+    measured micro-batches."""
 
     sequences: int  # samples of a micro-batch of one rank
     parameters: int  # with buffers
@@ -40,9 +41,13 @@ class SampleEstimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    gradients: int  # DDP's buckets; with accumulation over several ranks what gathers beside them too
+    gradients: (
+        int  # DDP's buckets; with accumulation over several ranks what gathers beside them too
+    )
     optimizer: int
-    activations: int  # with the batch and what the optimizer needs for a moment, whichever is the height
+    activations: (
+        int  # with the batch and what the optimizer needs for a moment, whichever is the height
+    )
     context: int
     saved: int  # the copy of a checkpoint, on rank 0 of a CPU training
 
@@ -59,14 +64,23 @@ class SampleEstimate:
         return with_ample_margin(self.total)
 
     def record(self) -> MemoryRecord:
-        margins = {"total_bytes": self.total, "needed_bytes": self.needed, "tight_bytes": self.tight}
-        return cast("MemoryRecord", {f"{name}_bytes": value for name, value in asdict(self).items()} | margins)
+        margins = {
+            "total_bytes": self.total,
+            "needed_bytes": self.needed,
+            "tight_bytes": self.tight,
+        }
+        return cast(
+            "MemoryRecord",
+            {f"{name}_bytes": value for name, value in asdict(self).items()} | margins,
+        )
 
     def sentence(self) -> str:
         copy = f", checkpoint {gib(self.saved)}" if self.saved else ""
         return (
-            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients {gib(self.gradients)}, "
-            f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}{copy}); {gib(self.needed)} with the margin that decides"
+            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients "
+            f"{gib(self.gradients)}, "
+            f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}{copy}); "
+            f"{gib(self.needed)} with the margin that decides"
         )
 
 
@@ -88,7 +102,10 @@ class SampleStep(StepNeeds):
 
     @property
     def source(self) -> str:
-        return f"fake tensors (eager, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
+        return (
+            f"fake tensors (eager, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan "
+            f"chose)"
+        )
 
     def resized(self, sequences: int) -> SampleStep:
         return SampleStep(replace(self.load, sequences=sequences))
@@ -97,7 +114,9 @@ class SampleStep(StepNeeds):
         """A smaller micro-batch: nothing else is known to save memory."""
         now, total = self.load.sequences, self.load.total
         sizes = batch.device_choices(1, ranks, total) if total else range(1, now)
-        fitting = [size for size in sizes if size < now and self.resized(size).estimate.needed <= room]
+        fitting = [
+            size for size in sizes if size < now and self.resized(size).estimate.needed <= room
+        ]
         return [{"device_batch_size": fitting[-1]}] if fitting else []
 
     def record(self) -> StepRecord:

@@ -1,4 +1,5 @@
-"""What a plan decides for a task that counts samples: its micro-batch, by the memory that fake tensors measure."""
+"""What a plan decides for a task that counts samples: its micro-batch, by the memory that fake
+tensors measure."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ FALLBACK = int(str(FIELDS["device_batch_size"].default))
 
 
 def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decided:
-    """Measuring takes seconds, so it is done where somebody wants to know (a dry run, a check), where the batch depends on it, and on a
-    GPU, where too large a step ends the run."""
+    """Measuring takes seconds, so it is done where somebody wants to know (a dry run, a check),
+    where the batch depends on it, and on a GPU, where too large a step ends the run."""
     config, follows = request.config, request.origins["total_batch_size"] == "default"
     auto = isinstance(config.device_batch_size, str)
     split = sample_batch.split(config, request.origins, request.ranks)
@@ -34,7 +35,11 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
     question = Question(
         task,
         request.values(),
-        [split.device_sequences] if split else None if follows else batch.device_choices(1, request.ranks, total),
+        [split.device_sequences]
+        if split
+        else None
+        if follows
+        else batch.device_choices(1, request.ranks, total),
         machine.room,
         request.ranks,
         total,
@@ -53,7 +58,13 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
     if found.step is None:
         return Decided(split, [], [f"memory of a step: not measured: {found.why}"], fields)
     fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
-    return Decided(split, [f"memory, by fake tensors: {found.step.estimate.sentence()}"], [], fields, step=found.step)
+    return Decided(
+        split,
+        [f"memory, by fake tensors: {found.step.estimate.sentence()}"],
+        [],
+        fields,
+        step=found.step,
+    )
 
 
 def _answer(request: PlanRequest, question: Question) -> Answer:
@@ -72,7 +83,11 @@ def _size(question: Question, found: Answer) -> Decision:
         return Decision(_fallback(question), f"at most {FALLBACK}: the memory of a step is unknown")
     size, follows = found.step.load.sequences, not question.total
     if not found.fits:
-        return Decision(size, f"the smallest{'' if follows else ' that divides'}; by the estimate even that does not fit")
+        return Decision(
+            size,
+            f"the smallest{'' if follows else ' that divides'}; by the estimate even that does not "
+            f"fit",
+        )
     kind = "powers of two that leave an epoch its steps and" if follows else "that divide and"
     return Decision(size, f"the largest of {found.of} {kind} fit")
 

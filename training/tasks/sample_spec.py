@@ -1,4 +1,5 @@
-"""What tasks have in common that count samples: the batch, and a step that fake tensors measure, since no formula knows it."""
+"""What tasks have in common that count samples: the batch, and a step that fake tensors measure,
+since no formula knows it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ class SampleSpec(TaskSpec):
 
         shown = f"task {self.name}" + (f" ({self.file})" if self.file else "")
         decided = sample_plan.decide(request, machine, self.record(request.options))
-        return replace(decided, text=[shown, *self.sentences(request.options), *decided.text], model=request.options)
+        return replace(
+            decided,
+            text=[shown, *self.sentences(request.options), *decided.text],
+            model=request.options,
+        )
 
     def step(self, load: Mapping[str, Any]) -> SampleStep:
         return SampleStep(SampleLoad(**load))

@@ -1,5 +1,6 @@
-"""What a task is to everything but the ranks: its options, checks, plan and words. The rest of the house asks this and knows no task
-by name. No torch here; the class that trains is training.tasks.base.Task, which `make` gives."""
+"""What a task is to everything but the ranks: its options, checks, plan and words. The rest of the
+house asks this and knows no task by name. No torch here; the class that trains is
+training.tasks.base.Task, which `make` gives."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskSpec(ABC):
-    """`own`: its options beside the fields that every training has, as fields of the same make; `file`: of a user's own task."""
+    """`own`: its options beside the fields that every training has, as fields of the same make;
+    `file`: of a user's own task."""
 
     name: str
     own: Known = field(default_factory=dict)
@@ -52,7 +54,12 @@ class TaskSpec(ABC):
 
     def record(self, options: Mapping[str, Any]) -> TaskRecord:
         """For the plan."""
-        return {"name": self.name, "unit": self.unit, "file": str(self.file) if self.file else None, "options": dict(options)}
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "file": str(self.file) if self.file else None,
+            "options": dict(options),
+        }
 
     # The request.
 
@@ -62,17 +69,25 @@ class TaskSpec(ABC):
 
     @abstractmethod
     def split(self, config: Config, origins: Mapping[str, str], ranks: int) -> Batch | None:
-        """The batch as far as it is known without looking at the machine; None where it does not divide, or is auto."""
+        """The batch as far as it is known without looking at the machine; None where it does not
+        divide, or is auto."""
 
     @abstractmethod
     def divides(self, config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
         """A batch that does not divide, with the nearest that do."""
 
     def check(
-        self, config: Config, options: Mapping[str, Any], origins: Mapping[str, str], *, installed: bool, whole: bool
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        origins: Mapping[str, str],
+        *,
+        installed: bool,
+        whole: bool,
     ) -> tuple[CorpusSource | None, list[Problem]]:
-        """The text to train on, of a task that reads some, and what is wrong with its options and data; quick. `installed`: this
-        interpreter has the packages; `whole`: every option is what the user meant."""
+        """The text to train on, of a task that reads some, and what is wrong with its options and
+        data; quick. `installed`: this interpreter has the packages; `whole`: every option is what
+        the user meant."""
         return None, []
 
     # The plan.

@@ -1,1 +1,2 @@
-"""A rank: the loop (loop.py), train state, evaluation, checkpoints, metrics, trackers, faults on purpose. Imports torch."""
+"""A rank: the loop (loop.py), train state, evaluation, checkpoints, metrics, trackers, faults on
+purpose. Imports torch."""

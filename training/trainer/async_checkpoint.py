@@ -1,7 +1,9 @@
-"""Checkpoints off the step path: a copy of the state on the training thread, everything else on one thread of its own.
+"""Checkpoints off the step path: a copy of the state on the training thread, everything else on one
+thread of its own.
 
-At most one copy lives: a save that comes while the one before is still being written waits for it. One failed save is a warning; the
-second in a row stops the run, since it would train on without a checkpoint.
+At most one copy lives: a save that comes while the one before is still being written waits for it.
+One failed save is a warning; the second in a row stops the run, since it would train on without a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(code, text)` are called from the writing thread.
-    `resume`: the command that continues the run."""
+    """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(code, text)` are
+    called from the writing thread. `resume`: the command that continues the run."""
 
     def __init__(
-        self, folder: Path, keep: int, on_saved: Callable[[int, Path], None], on_warning: Callable[[str, str], None], resume: str = ""
+        self,
+        folder: Path,
+        keep: int,
+        on_saved: Callable[[int, Path], None],
+        on_warning: Callable[[str, str], None],
+        resume: str = "",
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
         self._on_saved, self._on_warning = on_saved, on_warning
@@ -51,23 +58,33 @@ class AsyncCheckpointer:
         checkpoint.remove_leftovers(self.folder)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self._finish()
         elif self._thread is not None:
             self._thread.join(LEAVE_S)
 
-    def save(self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool) -> None:
-        """Returns when the state is copied; when `required`, or when the save before it failed, after it is on the disk.
+    def save(
+        self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool
+    ) -> None:
+        """Returns when the state is copied; when `required`, or when the save before it failed,
+        after it is on the disk.
 
-        A full disk does not end the training at once, the next save may succeed: `on_warning` tells it. Raises OSError when `required`,
-        and Stopped after the second failure in a row.
+        A full disk does not end the training at once, the next save may succeed: `on_warning` tells
+        it. Raises OSError when `required`, and Stopped after the second failure in a row.
         """
         self._finish()
         self._copy = _copied(state, self._copy)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies above are asynchronous
-        self._thread = threading.Thread(target=self._write, args=(position, facts, required), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(position, facts, required), name="checkpoint", daemon=True
+        )
         self._thread.start()
         if required or self._missed is not None:
             self._finish()
@@ -81,7 +98,8 @@ class AsyncCheckpointer:
                 self._on_warning("warning.checkpoint_not_pruned", left)
         except OSError as error:
             if "DUET_SUPERVISED" in os.environ and not self.folder.parent.exists():
-                return  # the run directory was removed: the supervisor reports that and ends the run
+                # the run directory was removed: the supervisor reports that and ends the run
+                return
             before, self._missed = self._missed, position.step
             if before is not None:
                 self._error = self._stopped(before, position.step, error)
@@ -89,7 +107,10 @@ class AsyncCheckpointer:
                 self._error = error
             else:
                 checks = "; ".join(self._checks())
-                text = f"checkpoint of step {position.step} was not saved: {error}; {self._room()}; try: {checks}"
+                text = (
+                    f"checkpoint of step {position.step} was not saved: {error}; "
+                    f"{self._room()}; try: {checks}"
+                )
                 self._on_warning("warning.checkpoint_not_saved", text)
         except BaseException as error:  # raised on the training thread
             self._error = error
@@ -109,12 +130,27 @@ class AsyncCheckpointer:
     def _stopped(self, before: int, step: int, error: OSError) -> RunStopped:
         """Its state: what the newest checkpoint holds."""
         newest = manifest.newest(self.folder)
-        what = f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; {self._room()}"
-        room = f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and the one that is written)"
+        what = (
+            f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; "
+            f"{self._room()}"
+        )
+        room = (
+            f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and "
+            f"the "
+            f"one that is written)"
+        )
         fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
         again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
-        left = f"the newest checkpoint is that of step {newest['step']}" if newest else "there is no checkpoint"
-        return RunStopped(Problem("checkpoint.unwritable", what, room, [*self._checks(), *again]), f"stopped at step {step}, {left}", error)
+        left = (
+            f"the newest checkpoint is that of step {newest['step']}"
+            if newest
+            else "there is no checkpoint"
+        )
+        return RunStopped(
+            Problem("checkpoint.unwritable", what, room, [*self._checks(), *again]),
+            f"stopped at step {step}, {left}",
+            error,
+        )
 
     def _moved(self) -> None:
         self._pieces += 1
@@ -141,20 +177,34 @@ def _bytes(value: Any) -> int:
     """Of all tensors."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return sum(map(_bytes, parts))
 
 
 def _copied(value: Any, buffer: Any) -> Any:
     """`value` with every tensor copied to host memory, into `buffer`'s tensors where they fit."""
     if isinstance(value, torch.Tensor):
-        fits = isinstance(buffer, torch.Tensor) and buffer.shape == value.shape and buffer.dtype == value.dtype
+        fits = (
+            isinstance(buffer, torch.Tensor)
+            and buffer.shape == value.shape
+            and buffer.dtype == value.dtype
+        )
         target = buffer if fits else torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
         return target.copy_(value.detach(), non_blocking=True)
     if isinstance(value, dict):
         have = buffer if isinstance(buffer, dict) else {}
         return {key: _copied(item, have.get(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        old = buffer if isinstance(buffer, (list, tuple)) and len(buffer) == len(value) else [None] * len(value)
+        old = (
+            buffer
+            if isinstance(buffer, (list, tuple)) and len(buffer) == len(value)
+            else [None] * len(value)
+        )
         return type(value)(_copied(item, there) for item, there in zip(value, old, strict=True))
     return value

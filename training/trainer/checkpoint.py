@@ -1,10 +1,11 @@
 """Checkpoints that survive a crash at any instant and are verified when written and when read.
 
     checkpoints/step_00000200/state.pt       weights, optimizer
-                              manifest.json  step, position in the data, sha256 and size of state.pt and of itself
+                              manifest.json  step, position in the data, sha256 and size of state.pt
+                                             and of itself
 
-Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is whole. A flipped bit is noticed by the
-checksum, and the checkpoint before is used.
+Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is whole. A
+flipped bit is noticed by the checksum, and the checkpoint before is used.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20
-SYNCED = 1 << 28  # bytes between two words of the disk: all of a large model at once can take longer than a save may be silent
+SYNCED = 1 << 28  # bytes between two heartbeats: a large model at once would be silent too long
 
-TensorTree = dict[str, Any]  # what torch.save() takes: tensors, numbers and texts in dicts and lists
+TensorTree = dict[
+    str, Any
+]  # what torch.save() takes: tensors, numbers and texts in dicts and lists
 
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together have used the first `used`
-    sequences of its order; `tokens` in all. Nothing of it depends on the number of ranks."""
+    """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together
+    have used the first `used` sequences of its order; `tokens` in all. Nothing of it depends on the
+    number of ranks."""
 
     step: int = 0
     epoch: int = 0
@@ -59,7 +63,8 @@ class LoadedCheckpoint:
 
 
 class _Hashed(io.RawIOBase):
-    """What is written through it, counted and hashed on its way. `failed`: what the disk said, since torch hides it."""
+    """What is written through it, counted and hashed on its way. `failed`: what the disk said,
+    since torch hides it."""
 
     def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
         self.file, self.moved, self.digest, self.bytes = file, moved, hashlib.sha256(), 0
@@ -90,8 +95,15 @@ class _Hashed(io.RawIOBase):
             raise
 
 
-def save(folder: Path, position: TrainProgress, state: TensorTree, facts: ManifestRecord, moved: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint and read it back. `moved()` is called for each piece that is written or read.
+def save(
+    folder: Path,
+    position: TrainProgress,
+    state: TensorTree,
+    facts: ManifestRecord,
+    moved: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write a checkpoint and read it back. `moved()` is called for each piece that is written or
+    read.
 
     Raises OSError; then nothing of it is left, and the earlier checkpoints are untouched.
     """
@@ -108,15 +120,21 @@ def save(folder: Path, position: TrainProgress, state: TensorTree, facts: Manife
                 raise
             file.flush()
             os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the check shall read the disk, not the cache
+            os.posix_fadvise(
+                file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+            )  # the check shall read the disk, not the cache
         checksum = hashed.digest.hexdigest()
-        manifest.write(work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum})
+        manifest.write(
+            work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum}
+        )
         if _sha256(work / "state.pt", moved) != checksum:
             raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             _remove(final)
-        _sync_folder(work)  # the files' names, before the folder gets the name that says it is whole
+        _sync_folder(
+            work
+        )  # the files' names, before the folder gets the name that says it is whole
         work.rename(final)
         _sync_folder(folder)
     finally:
@@ -125,8 +143,9 @@ def save(folder: Path, position: TrainProgress, state: TensorTree, facts: Manife
 
 
 def prune(newest: Path, keep: int) -> str:
-    """Remove what is older than the `keep` last ones up to `newest`, and everything later: that is of a past that was given up,
-    damaged or before a resume from an older one. Returns what could not be removed, for people, or nothing."""
+    """Remove what is older than the `keep` last ones up to `newest`, and everything later: that is
+    of a past that was given up, damaged or before a resume from an older one. Returns what could
+    not be removed, for people, or nothing."""
     found = manifest.all_in(newest.parent)
     at = found.index(newest)
     left = []
@@ -139,7 +158,8 @@ def prune(newest: Path, keep: int) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Its name goes first, at once: a process that is killed meanwhile leaves nothing half that is named like a checkpoint."""
+    """Its name goes first, at once: a process that is killed meanwhile leaves nothing half that is
+    named like a checkpoint."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "a symbolic link")
     work = path.with_name(f"{TEMPORARY}{path.name}")
@@ -174,7 +194,8 @@ def _sync_folder(folder: Path) -> None:
 def latest(folder: Path) -> LoadedCheckpoint | None:
     """The newest checkpoint that is whole, or None when there is none at all.
 
-    Raises UserError when there are checkpoints but every one is damaged: starting over would hide the loss.
+    Raises UserError when there are checkpoints but every one is damaged: starting over would hide
+    the loss.
     """
     skipped: list[str] = []
     for path in reversed(manifest.all_in(folder)):
@@ -183,12 +204,18 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
         if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
-        position = TrainProgress(facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0))
+        position = TrainProgress(
+            facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0)
+        )
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         return LoadedCheckpoint(position, state, facts, path, skipped)
     if skipped:
         raise UserError(
-            Problem("checkpoint.damaged", f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}", "a run with a whole checkpoint")
+            Problem(
+                "checkpoint.damaged",
+                f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}",
+                "a run with a whole checkpoint",
+            )
         )
     return None
 

@@ -1,4 +1,5 @@
-"""What a failing rank leaves behind: one file with exception, place and time, so that nobody needs to parse tracebacks."""
+"""What a failing rank leaves behind: one file with exception, place and time, so that nobody needs
+to parse tracebacks."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ _reserved: list[int] = []
 
 
 def reserve() -> None:
-    """Descriptors for the last words of a process that has none left: a log, a temporary file, a source file for the traceback."""
+    """Descriptors for the last words of a process that has none left: a log, a temporary file, a
+    source file for the traceback."""
     if not _reserved:
         _reserved.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(3))
 
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
-    """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only where no supervisor
-    shows the one card that matters (a victim's traceback is no news). Returns the status to leave with."""
+    """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only
+    where no supervisor shows the one card that matters (a victim's traceback is no news). Returns
+    the status to leave with."""
     while _reserved:
         os.close(_reserved.pop())
     facts = _facts(run, rank, error)
@@ -50,13 +53,17 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
 def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
     """Write ranks/rank<r>.error.json of a run that stops itself, and has said why."""
     with contextlib.suppress(OSError):
-        rundir.write_json(run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)})
+        rundir.write_json(
+            run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)}
+        )
 
 
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")] or list(frames)
+    ours = [
+        f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")
+    ] or list(frames)
     where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
     beat = heartbeat.read(run.heartbeat(rank))
     return {

@@ -1,4 +1,5 @@
-"""Validation: every rank measures its share of the validation data, and the sums of all make the scores."""
+"""Validation: every rank measures its share of the validation data, and the sums of all make the
+scores."""
 
 from __future__ import annotations
 
@@ -35,13 +36,16 @@ def evaluate(session: TrainState) -> Scores | None:
     session.raw.eval()
     for start in range(0, max(1, len(mine)), size):
         heartbeat.current.again()  # trainer.validate() has begun the phase
-        # A rank that has no sample for itself looks at the first one, which does not count: all ranks add up the same figures.
+        # A rank that has no sample for itself looks at the first one, which does not count: all
+        # ranks add up the same figures.
         indices = mine[start : start + size] or range(1)
         batch = task.arrive(data.rows(indices, 0))
         with session.autocast:
             found = task.measure(session.raw, batch)
         for name, value in found.items():
-            sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64, device=world.device)) + value * bool(mine)
+            sums[name] = sums.get(
+                name, torch.zeros((), dtype=torch.float64, device=world.device)
+            ) + value * bool(mine)
     session.raw.train()
     total = torch.stack(list(sums.values()))
     if world.world_size > 1:

@@ -36,7 +36,16 @@ def banner(world: World, session: TrainState, wandb: str) -> str:
     width = max(map(len, facts))
     rule = "─" * 24
     title = f"── Distributed Training Setup {rule}"
-    return "\n".join([title, *(f"   {name:<{width}}  {value}" for name, value in facts.items()), "─" * len(title)]) + "\n"
+    return (
+        "\n".join(
+            [
+                title,
+                *(f"   {name:<{width}}  {value}" for name, value in facts.items()),
+                "─" * len(title),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _hardware(device: torch.device) -> str:
@@ -46,15 +55,24 @@ def _hardware(device: torch.device) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''} per rank"
 
 
-def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainProgress, code: Exit, started: float) -> SummaryRecord:
-    """summary.json, and what stands in it: figures from the recorded metrics (all parts of a resumed run), and generated text."""
+def write_summary(
+    session: TrainState,
+    recorder: MetricsWriter,
+    position: TrainProgress,
+    code: Exit,
+    started: float,
+) -> SummaryRecord:
+    """summary.json, and what stands in it: figures from the recorded metrics (all parts of a
+    resumed run), and generated text."""
     recorder.flush()
     steps: dict[int, Figures] = {}
     evals: dict[int, Figures] = {}
     for record in rundir.read_records(session.run.metrics):
         if record["step"] > position.step:
             continue  # of a part that a resume has given up
-        (steps if "loss" in record else evals)[record["step"]] = record  # after a resume the last one counts
+        (steps if "loss" in record else evals)[record["step"]] = (
+            record  # after a resume the last one counts
+        )
     first, last = steps[min(steps)], steps[max(steps)]
     begin, end = metric_units.ends([record["loss"] for _, record in sorted(steps.items())])
     recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
@@ -73,13 +91,22 @@ def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainP
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
         "step_ms": statistics.median(r["step_ms"] for r in recent),
-        "mfu": statistics.median(known) if (known := [r["mfu"] for r in recent if r.get("mfu") is not None]) else None,
-        "memory_bytes": max((m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None), default=None),
+        "mfu": statistics.median(known)
+        if (known := [r["mfu"] for r in recent if r.get("mfu") is not None])
+        else None,
+        "memory_bytes": max(
+            (m for r in steps.values() for m in r.get("memory_bytes", ()) if m is not None),
+            default=None,
+        ),
         "checkpoint": f"step_{position.step:08d}",
         "sample": text,
     }
     speed = f"{unit}{metric_units.PER_S}"
-    named: Figures = {unit: position.tokens, **scores(evals), speed: statistics.median(r[speed] for r in recent)}
+    named: Figures = {
+        unit: position.tokens,
+        **scores(evals),
+        speed: statistics.median(r[speed] for r in recent),
+    }
     summary = cast("SummaryRecord", {**summary, **named})
     rundir.write_json(session.run.summary, summary)
     session.run.forget_before(started)
@@ -90,7 +117,12 @@ def write_summary(session: TrainState, recorder: MetricsWriter, position: TrainP
 def scores(evals: dict[int, Figures]) -> dict[str, float]:
     """Each figure of the first and of the last validation: val_NAME_first, val_NAME_last."""
     ends = (("first", evals[min(evals)]), ("last", evals[max(evals)])) if evals else ()
-    return {f"{name}_{end}": value for end, record in ends for name, value in record.items() if name.startswith("val_")}
+    return {
+        f"{name}_{end}": value
+        for end, record in ends
+        for name, value in record.items()
+        if name.startswith("val_")
+    }
 
 
 def sample(session: TrainState) -> str | None:

@@ -1,7 +1,8 @@
-"""The rank's end of training.watchdog.probes.flight_recorder: torch's own control server, on a socket in the run directory, answers from a
-thread of C++ that needs nobody's leave.
+"""The rank's end of training.watchdog.probes.flight_recorder: torch's own control server, on a
+socket in the run directory, answers from a thread of C++ that needs nobody's leave.
 
-It is a private part of torch (2.5 and newer): without it this evidence is missing, and nothing else. Standard library only, Python
+It is a private part of torch (2.5 and newer): without it this evidence is missing, and nothing
+else. Standard library only, Python
 >= 3.8: lib/run_script.py loads this file into somebody's script.
 """
 
@@ -21,7 +22,8 @@ def address(folder: Path, rank: int) -> Path:
 
 
 def serve(folder: Path, rank: int) -> str:
-    """Called in the rank, before it meets the others. Returns why there is no server, or nothing."""
+    """Called in the rank, before it meets the others. Returns why there is no server, or
+    nothing."""
     try:
         from torch._C._distributed_c10d import _WorkerServer  # type: ignore[attr-defined]
     except ImportError:

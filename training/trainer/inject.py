@@ -1,4 +1,5 @@
-"""In the rank that `--inject` means: faults happen right after a phase was published. A rank without a fault never imports it."""
+"""In the rank that `--inject` means: faults happen right after a phase was published. A rank
+without a fault never imports it."""
 
 from __future__ import annotations
 
@@ -19,15 +20,21 @@ if TYPE_CHECKING:
 
 
 def arm(plan: Plan, run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
-    """Called when the rank's heartbeat has begun: it is replaced by one that lets the faults of this rank and this start happen."""
+    """Called when the rank's heartbeat has begun: it is replaced by one that lets the faults of
+    this rank and this start happen."""
     attempt = int(environ.get(ATTEMPT, 1))
-    specs = [s for s in parse(plan["config"].get("inject", ""), plan["ranks"])[0] if s.rank == rank and s.attempt in (None, attempt)]
+    specs = [
+        s
+        for s in parse(plan["config"].get("inject", ""), plan["ranks"])[0]
+        if s.rank == rank and s.attempt in (None, attempt)
+    ]
     if specs:
         heartbeat.current = Armed(run, rank, plan, specs)
 
 
 class Armed(heartbeat.Heartbeat):
-    """The heartbeat of a rank that faults wait for: they happen right after a phase was published."""
+    """The heartbeat of a rank that faults wait for: they happen right after a phase was
+    published."""
 
     def __init__(self, run: rundir.RunDir, rank: int, plan: Plan, specs: list[Spec]) -> None:
         super().__init__(run.heartbeat(rank), rank)
@@ -50,7 +57,9 @@ class Armed(heartbeat.Heartbeat):
                     self._happen(spec)
         if phase == heartbeat.FINISHED:
             for spec in self._waiting:
-                text = f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
+                text = (
+                    f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
+                )
                 log.warning(text)
                 self._run.event("warning", code="warning.inject_missed", text=text)
 
@@ -61,16 +70,21 @@ class Armed(heartbeat.Heartbeat):
             return
 
         def tell() -> None:
-            self._run.event("injected", fault=spec.fault.name, rank=self.rank, text=spec.text, pid=os.getpid())
+            self._run.event(
+                "injected", fault=spec.fault.name, rank=self.rank, text=spec.text, pid=os.getpid()
+            )
 
         device = self._plan["device"]["value"]
-        here = FaultContext(self._run.ranks, self.rank, device, size, spec.seconds, spec.code, spec.above, tell)
+        here = FaultContext(
+            self._run.ranks, self.rank, device, size, spec.seconds, spec.code, spec.above, tell
+        )
         if spec.fault.tells:
             tell()
         ACTS[spec.fault.name](here)
 
     def _arm_workers(self) -> None:
-        """Just before workers are started. What they call is the dataset; in the rank itself it stays as it was."""
+        """Just before workers are started. What they call is the dataset; in the rank itself it
+        stays as it was."""
         from torch.utils.data import get_worker_info
 
         from training.data.batch_dataset import BatchDataset
@@ -82,7 +96,11 @@ class Armed(heartbeat.Heartbeat):
                 worker = get_worker_info()
                 (epoch,) = struct.unpack_from("q", self._shared)
                 for spec in specs if worker is not None else ():
-                    if worker is not None and worker.id == spec.worker and spec.epoch in (None, epoch):
+                    if (
+                        worker is not None
+                        and worker.id == spec.worker
+                        and spec.epoch in (None, epoch)
+                    ):
                         self._seen[spec] += 1
                         if self._seen[spec] == spec.call:
                             self._happen(spec)

@@ -1,8 +1,9 @@
 """The training loop. Epoch protocol, so that no rank can wait for another in a wrong place:
 
-1. synchronise, 2. collect garbage and release cached GPU memory, 3. create the data iterator (its workers), 4. barrier:
-every rank's iterator exists before any rank iterates, 5. only then the progress bar, on rank 0. Between barriers nothing
-that can block: trackers and checkpoints have threads of their own, other ranks are silent.
+1. synchronise, 2. collect garbage and release cached GPU memory, 3. create the data iterator (its
+workers), 4. barrier: every rank's iterator exists before any rank iterates, 5. only then the
+progress bar, on rank 0. Between barriers nothing that can block: trackers and checkpoints have
+threads of their own, other ranks are silent.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ from training.trainer.step_stats import LocalStep, StepAllReduce, StopRequest
 from training.trainer.train_state import TrainState
 
 
-def train(session: TrainState, recorder: MetricsWriter | None, stop: StopRequest) -> tuple[TrainProgress, Exit]:
-    """Run until the last step or a wish to stop; returns where training stands, with a checkpoint saved there."""
+def train(
+    session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
+) -> tuple[TrainProgress, Exit]:
+    """Run until the last step or a wish to stop; returns where training stands, with a checkpoint
+    saved there."""
     config, total, position = session.config, session.length.total_steps, session.position
     exchange, pulse = StepAllReduce(session.world), heartbeat.current
     watch = Stopwatch(session.batch.total_tokens)
     code = Exit.DONE
-    # What lives by now lives to the end: no collection at an epoch's start looks at it again (0.1 s of modules and classes).
+    # What lives by now lives to the end: no collection at an epoch's start looks at it again (0.1 s
+    # of modules and classes).
     gc.collect()
     gc.enable()  # off since the start (train.py)
     gc.freeze()
@@ -47,10 +52,14 @@ def train(session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
             while position.step < total and session.steps_left(position) and code == Exit.DONE:
                 begun, number = position, position.step + 1
                 pulse.step = number
-                rate = session.optimizer.schedule(position.step, session.task.rate(position.step, total))
+                rate = session.optimizer.schedule(
+                    position.step, session.task.rate(position.step, total)
+                )
                 work = forward_backward(session, batches, position)
                 pulse.beat("reduce")
-                checksum = checksum_of(session.raw) if inspected(config.inspect_every, number) else None
+                checksum = (
+                    checksum_of(session.raw) if inspected(config.inspect_every, number) else None
+                )
                 exchange.start(number, work, checksum, stop.code)
                 norm = clip(session)
                 pulse.beat("optimizer")
@@ -60,13 +69,23 @@ def train(session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
 
                 pulse.beat("record")
                 sanity_checks.check_step(session, report, begun, float(norm))
-                used, tokens = begun.used + session.batches.step_sequences, begun.tokens + session.batch.total_tokens
+                used, tokens = (
+                    begun.used + session.batches.step_sequences,
+                    begun.tokens + session.batch.total_tokens,
+                )
                 position = TrainProgress(number, begun.epoch, used, tokens)
                 progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
-                code = Exit.DONE if done else Exit(report.stop)  # who asks to stop after the last step gets what he wants
-                # Before the checkpoint: killed between the two, a resumed run would never make up for it.
-                if code == Exit.DONE and config.eval_every and (done or due(config.eval_every, number)):
+                code = (
+                    Exit.DONE if done else Exit(report.stop)
+                )  # who asks to stop after the last step gets what he wants
+                # Before the checkpoint: killed between the two, a resumed run would never make up
+                # for it.
+                if (
+                    code == Exit.DONE
+                    and config.eval_every
+                    and (done or due(config.eval_every, number))
+                ):
                     progress.evaluation(position, validate(session))
                     watch.restart()
                 if done or code != Exit.DONE or due(config.save_every, number):
@@ -105,8 +124,11 @@ def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
     return batches
 
 
-def forward_backward(session: TrainState, batches: Iterator[Any], position: TrainProgress) -> LocalStep:
-    """The micro-batches of one optimizer step. In a backward pass the ranks wait for each other, so it counts for nobody."""
+def forward_backward(
+    session: TrainState, batches: Iterator[Any], position: TrainProgress
+) -> LocalStep:
+    """The micro-batches of one optimizer step. In a backward pass the ranks wait for each other, so
+    it counts for nobody."""
     pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
     if task.random:
         # From (seed, step, rank) alone: a resumed run drops the same, and ranks drop differently.

@@ -36,8 +36,15 @@ def login(plan: Plan) -> str | None:
 class MetricsWriter:
     """Rank 0's writer of steps and evaluations; `write()` returns at once."""
 
-    def __init__(self, run: rundir.RunDir, config: Config, values: Mapping[str, Any] | None = None, key: str | None = None) -> None:
-        """`values`: what trackers are told of the configuration, where that is not all of it; `key`: for W&B."""
+    def __init__(
+        self,
+        run: rundir.RunDir,
+        config: Config,
+        values: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> None:
+        """`values`: what trackers are told of the configuration, where that is not all of it;
+        `key`: for W&B."""
         global _current
         self._file = os.open(run.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path, self._unwritten, self._disk_warned = run.metrics, b"", False
@@ -65,14 +72,17 @@ class MetricsWriter:
             self._trackers.note(self._notes.pop(0), record["step"])
 
     def flush(self) -> None:
-        """Write what is not on the disk yet. On a full disk it stays in memory for the next try: training goes on, and
-        nothing is lost when there is room again."""
+        """Write what is not on the disk yet. On a full disk it stays in memory for the next try:
+        training goes on, and nothing is lost when there is room again."""
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError as error:
             if not self._disk_warned:
-                log.warning(f"{self._path} can not be written ({error.strerror}): records are kept in memory until there is room")
+                log.warning(
+                    f"{self._path} can not be written ({error.strerror}): records are kept in "
+                    f"memory until there is room"
+                )
             self._disk_warned = True
 
     def close(self, summary: SummaryRecord, code: int) -> None:

@@ -1,4 +1,5 @@
-"""The prepared data of a run: made by one process (supervisor or rank 0), published in data.json for the others."""
+"""The prepared data of a run: made by one process (supervisor or rank 0), published in data.json
+for the others."""
 
 from __future__ import annotations
 
@@ -26,20 +27,29 @@ SAY_EVERY_S = 5.0
 
 
 def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorpus:
-    """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so nobody waits."""
+    """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so
+    nobody waits."""
     config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     try:
         source, problem = corpus.find(config.data, plan["origins"]["data"], config.encoding)
         if source is None:
             assert problem
             raise UserError(problem)
-        # Asked when the request was checked, too; a resumed run may have lost a package or a file since.
-        if problems := tokenizer.check(config.tokenizer, plan["origins"]["tokenizer"]) + optional_deps.missing(
-            source.files, config.tokenizer
-        ):
+        # Asked when the request was checked, too; a resumed run may have lost a package or a file
+        # since.
+        if problems := tokenizer.check(
+            config.tokenizer, plan["origins"]["tokenizer"]
+        ) + optional_deps.missing(source.files, config.tokenizer):
             raise UserError(problems)
         shown = _Shown(source.name)
-        data = ensure(source, config.text_field, cache, shown, chosen=config.tokenizer, vocab_size=config.vocab_size)
+        data = ensure(
+            source,
+            config.text_field,
+            cache,
+            shown,
+            chosen=config.tokenizer,
+            vocab_size=config.vocab_size,
+        )
         if note := tokenizer.fewer(config.tokenizer, config.vocab_size, data.vocab):
             log.info(note)
         if warning := resume_checks.check_data(run, data):
@@ -48,19 +58,31 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = f"the prepared data can not be written to {cache}: {error.strerror}"
-        own = f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # a project folder of your own"
+        own = (
+            f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # a project "
+            f"folder "
+            f"of your own"
+        )
         fixes = [own] if isinstance(error, PermissionError) else []
-        raise UserError(Problem("data.unwritable", what, "a folder with room that may be written", fixes), Exit.RESOURCES) from None
+        raise UserError(
+            Problem("data.unwritable", what, "a folder with room that may be written", fixes),
+            Exit.RESOURCES,
+        ) from None
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
         raise
-    facts = {"total_steps": steps.total_steps, "steps_per_epoch": steps.steps_per_epoch, "epochs": steps.epochs}
+    facts = {
+        "total_steps": steps.total_steps,
+        "steps_per_epoch": steps.steps_per_epoch,
+        "epochs": steps.epochs,
+    }
     rundir.write_json(run.data, asdict(data) | facts)
     return data
 
 
 def published(run: rundir.RunDir) -> PreparedCorpus | None:
-    """What prepare() published, or None while it is under way. Raises UserError (already told) when it failed."""
+    """What prepare() published, or None while it is under way. Raises UserError (already told) when
+    it failed."""
     facts = rundir.read_json(run.data)
     if facts is None:
         return None
@@ -70,7 +92,8 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
 
 
 def changed(run: rundir.RunDir) -> str:
-    """The first shard of the run that no longer has its size: cut while ranks read it from memory, it kills them by SIGBUS."""
+    """The first shard of the run that no longer has its size: cut while ranks read it from memory,
+    it kills them by SIGBUS."""
     facts = rundir.read_json(run.data) or {}
     if any(name not in facts for name in PreparedCorpus.__dataclass_fields__):
         return ""
@@ -79,7 +102,10 @@ def changed(run: rundir.RunDir) -> str:
         for path, tokens in zip(paths, data.sizes(part), strict=True):
             size = path.stat().st_size if path.exists() else 0
             if size != tokens * data.token_bytes:
-                return f"the shard {path} has {size} bytes, not {tokens * data.token_bytes}: it was changed while the run read it"
+                return (
+                    f"the shard {path} has {size} bytes, not {tokens * data.token_bytes}: it "
+                    f"was changed while the run read it"
+                )
     return ""
 
 
@@ -95,5 +121,8 @@ class _Shown:
         if now - self.last >= SAY_EVERY_S:
             self.last = now
             far = f"{units.size(done)} of {units.size(total)} ({100 * done // max(1, total)} %)"
-            log.info(f"{what} data {self.name}: {f'{now - self.begun:.0f} s so far' if what == MERGING else far}")
+            log.info(
+                f"{what} data {self.name}: "
+                f"{f'{now - self.begun:.0f} s so far' if what == MERGING else far}"
+            )
             sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""What rank 0 shows while training: a progress bar on a terminal, `[time] Epoch: 1, Iter: 100, Loss: 0.0234` lines."""
+"""What rank 0 shows while training: a progress bar on a terminal, `[time] Epoch: 1, Iter: 100,
+Loss: 0.0234` lines."""
 
 from __future__ import annotations
 
@@ -37,52 +38,97 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second, if all ranks' GPUs (like this one's) did nothing but the model's arithmetic; None: not known."""
+    """Units per second, if all ranks' GPUs (like this one's) did nothing but the model's
+    arithmetic; None: not known."""
     if session.world.device.type != "cuda":
         return None
-    peak, cost = flops.peak(torch.cuda.get_device_name(session.world.device)), session.task.flops(session.raw)
+    peak, cost = (
+        flops.peak(torch.cuda.get_device_name(session.world.device)),
+        session.task.flops(session.raw),
+    )
     return session.world.world_size * peak / cost if peak and cost else None
 
 
 class Progress:
-    """One epoch's display. Silent on other ranks than 0; the bar is silent where there is no terminal."""
+    """One epoch's display. Silent on other ranks than 0; the bar is silent where there is no
+    terminal."""
 
-    def __init__(self, session: TrainState, recorder: MetricsWriter | None, position: TrainProgress) -> None:
-        self.session, self.recorder, self._speed_at_peak = session, recorder, _speed_at_peak(session)
+    def __init__(
+        self, session: TrainState, recorder: MetricsWriter | None, position: TrainProgress
+    ) -> None:
+        self.session, self.recorder, self._speed_at_peak = (
+            session,
+            recorder,
+            _speed_at_peak(session),
+        )
         self._bar: tqdm[Any] | None = None
         self._start = position.used // session.batches.step_sequences
-        self._end = self._start + min(session.steps_left(position), session.length.total_steps - position.step)
+        self._end = self._start + min(
+            session.steps_left(position), session.length.total_steps - position.step
+        )
 
     def __enter__(self) -> Progress:
         if self.recorder:
             # disable=None: nothing is written when standard error is no terminal.
             self._bar = tqdm(
-                total=self._end, initial=self._start, disable=None, file=sys.stderr, unit="step", leave=False, dynamic_ncols=True
+                total=self._end,
+                initial=self._start,
+                disable=None,
+                file=sys.stderr,
+                unit="step",
+                leave=False,
+                dynamic_ncols=True,
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.close()
 
-    def step(self, position: TrainProgress, report: StepReport, rate: float, norm: float, lap: tuple[float, float]) -> None:
+    def step(
+        self,
+        position: TrainProgress,
+        report: StepReport,
+        rate: float,
+        norm: float,
+        lap: tuple[float, float],
+    ) -> None:
         if not self.recorder:
             return
         (milliseconds, speed), loss = lap, report.loss
-        record = {"step": position.step, "epoch": position.epoch + 1, "loss": loss, "lr": rate, "grad_norm": norm}
+        record = {
+            "step": position.step,
+            "epoch": position.epoch + 1,
+            "loss": loss,
+            "lr": rate,
+            "grad_norm": norm,
+        }
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
         ranks = {
             "compute_ms": [round(share.compute_ms, 3) for share in report.shares],
             "memory_bytes": [share.memory for share in report.shares],
         }
-        self.recorder.write({**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks})
+        self.recorder.write(
+            {**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks}
+        )
         if self._bar is not None:
             self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)
             self._bar.update()
-        if position.step == 1 or position.step % self.session.config.log_every == 0 or position.step == self.session.length.total_steps:
+        if (
+            position.step == 1
+            or position.step % self.session.config.log_every == 0
+            or position.step == self.session.length.total_steps
+        ):
             self._line(
-                position, f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, {units.amount(speed).replace(',', '')} {unit}/s"
+                position,
+                f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, "
+                f"{units.amount(speed).replace(',', '')} {unit}/s",
             )
 
     def evaluation(self, position: TrainProgress, result: tuple[Scores | None, float]) -> None:
@@ -90,11 +136,16 @@ class Progress:
         if not self.recorder or scores is None:
             return
         found = {f"val_{name}": value for name, value in scores.items()}
-        self.recorder.write({"step": position.step, "epoch": position.epoch + 1, **found, "eval_ms": seconds * 1000})
+        self.recorder.write(
+            {"step": position.step, "epoch": position.epoch + 1, **found, "eval_ms": seconds * 1000}
+        )
         self.session.run.event("eval", step=position.step, **found)
         self._line(position, f"Validation: {self.session.task.shown(scores)}")
 
     def _line(self, position: TrainProgress, text: str) -> None:
-        line = f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: {position.step}, {text}"
+        line = (
+            f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] Epoch: {position.epoch + 1}, Iter: "
+            f"{position.step}, {text}"
+        )
         tqdm.write(line, file=sys.stderr)
         log.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say

@@ -1,7 +1,9 @@
-"""Are all ranks really training, on different data, with the same weights? (`--debug_ddp` shows every rank's answers.)
+"""Are all ranks really training, on different data, with the same weights? (`--debug_ddp` shows
+every rank's answers.)
 
-At the start of each epoch the ranks' shards are proven disjoint and complete; in each step every rank's share is looked at;
-every `inspect_every` steps the parameters are proven equal. It rides on the reduction of the loss: no further collective.
+At the start of each epoch the ranks' shards are proven disjoint and complete; in each step every
+rank's share is looked at; every `inspect_every` steps the parameters are proven equal. It rides on
+the reduction of the loss: no further collective.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class ParametersDiffer(SanityCheckError):
 
 
 def prove_shards(session: TrainState, position: TrainProgress) -> None:
-    """Every rank says which sequences it will take; rank 0 compares with the whole. Raises ShardsOverlap on rank 0."""
+    """Every rank says which sequences it will take; rank 0 compares with the whole. Raises
+    ShardsOverlap on rank 0."""
     world, batches = session.world, session.batches
     steps = min(session.steps_left(position), max(1, PROVEN_SEQUENCES // batches.step_sequences))
     own = batches.indices(position.epoch, position.used, steps=steps)
@@ -68,63 +71,113 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
     if world.rank != 0:
         return
     reports: list[ShardReport] = [json.loads(text) for text in texts]
-    whole = batches.order(position.epoch).indices(position.used, position.used + steps * batches.step_sequences)
-    wrong = [r["rank"] for r in reports if r["count"] * world.world_size != len(whole) or r["dataset_sequences"] != len(batches.dataset)]
+    whole = batches.order(position.epoch).indices(
+        position.used, position.used + steps * batches.step_sequences
+    )
+    wrong = [
+        r["rank"]
+        for r in reports
+        if r["count"] * world.world_size != len(whole)
+        or r["dataset_sequences"] != len(batches.dataset)
+    ]
     total = sum(r["digest"] for r in reports) % (1 << 64)
     if wrong or total != digest(whole):
         first = wrong[0] if wrong else _first_wrong(session, position, steps, reports)
-        text = f"the ranks' shards of epoch {position.epoch + 1} are not disjoint and complete: see rank {first}; all: {reports}"
+        text = (
+            f"the ranks' shards of epoch {position.epoch + 1} are not disjoint and complete: "
+            f"see rank {first}; all: {reports}"
+        )
         raise ShardsOverlap(text, first)
     pieces = session.task.pieces
-    session.run.event("shards", epoch=position.epoch + 1, proven_sequences=len(whole), pieces=pieces, ranks=reports)
+    session.run.event(
+        "shards",
+        epoch=position.epoch + 1,
+        proven_sequences=len(whole),
+        pieces=pieces,
+        ranks=reports,
+    )
     if position.epoch == 0 or session.config.debug_ddp:
         piece, ranks = pieces.removesuffix("s"), world.world_size
-        shards = f"the shards of {ranks} ranks are disjoint and complete" if ranks > 1 else "the shard of the only rank is complete"
+        shards = (
+            f"the shards of {ranks} ranks are disjoint and complete"
+            if ranks > 1
+            else "the shard of the only rank is complete"
+        )
         log.info(
             f"data of epoch {position.epoch + 1}: {units.plural(len(batches.dataset), piece)}, "
-            f"{units.plural(session.steps_left(position), 'step')}; {shards} ({units.plural(len(whole), piece)} checked)"
+            f"{units.plural(session.steps_left(position), 'step')}; {shards} "
+            f"({units.plural(len(whole), piece)} checked)"
         )
     if session.config.debug_ddp:
         for r in reports:
             log.info(
-                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} {pieces}, {r['batches']} batches an epoch, "
+                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} "
+                f"{pieces}, {r['batches']} batches an epoch, "
                 f"first {pieces} {r['first_sequences']}"
             )
 
 
-def _first_wrong(session: TrainState, position: TrainProgress, steps: int, reports: list[ShardReport]) -> int | None:
+def _first_wrong(
+    session: TrainState, position: TrainProgress, steps: int, reports: list[ShardReport]
+) -> int | None:
     """The first rank whose digest is not that of the sequences it should take."""
     for r in reports:
-        if r["digest"] != digest(session.batches.indices(position.epoch, position.used, r["rank"], steps)):
+        if r["digest"] != digest(
+            session.batches.indices(position.epoch, position.used, r["rank"], steps)
+        ):
             return r["rank"]
     return None
 
 
-def check_step(session: TrainState, report: StepReport, position: TrainProgress, norm: float) -> None:
-    """Look at a finished step; `position` is where it began. Raises an InspectionError on all ranks."""
+def check_step(
+    session: TrainState, report: StepReport, position: TrainProgress, norm: float
+) -> None:
+    """Look at a finished step; `position` is where it began. Raises an InspectionError on all
+    ranks."""
     step = position.step + 1
     for rank, share in enumerate(report.shares):
         if share.step != step:
-            raise SanityCheckError(f"rank {rank} is at step {share.step}, this rank at {step}", rank)
+            raise SanityCheckError(
+                f"rank {rank} is at step {share.step}, this rank at {step}", rank
+            )
         if share.sequences <= 0:
-            raise EmptyBatch(f"rank {rank} had an empty batch at step {step} ({_samples(session, position, rank)})", rank)
+            raise EmptyBatch(
+                f"rank {rank} had an empty batch at step {step} "
+                f"({_samples(session, position, rank)})",
+                rank,
+            )
         if not math.isfinite(share.loss):
-            raise NotFinite(f"loss is {share.loss} on rank {rank} at step {step} ({_samples(session, position, rank)})", rank)
+            raise NotFinite(
+                f"loss is {share.loss} on rank {rank} at step {step} "
+                f"({_samples(session, position, rank)})",
+                rank,
+            )
     if not math.isfinite(norm):
-        raise NotFinite(f"the gradient norm is {norm} at step {step}, while every rank's loss is finite", None)
+        raise NotFinite(
+            f"the gradient norm is {norm} at step {step}, while every rank's loss is finite", None
+        )
     if report.shares[0].checksum != NO_CHECKSUM:
         _compare(session, report, step)
         if session.config.debug_ddp and session.world.rank == 0:
             pieces = session.task.pieces
-            shown = "; ".join(f"rank {r}: {s.sequences} {pieces}, loss {s.loss:.4f}" for r, s in enumerate(report.shares))
-            log.info(f"step {step}: all ranks train: {shown}; parameters equal ({int(report.shares[0].checksum):012x})")
+            shown = "; ".join(
+                f"rank {r}: {s.sequences} {pieces}, loss {s.loss:.4f}"
+                for r, s in enumerate(report.shares)
+            )
+            log.info(
+                f"step {step}: all ranks train: {shown}; parameters equal "
+                f"({int(report.shares[0].checksum):012x})"
+            )
 
 
 def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """Which sequences that rank had; every rank can tell, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
     more = f", … {len(indices)} in all" if len(indices) > 2 * SHOWN_INDICES else ""
-    return f"epoch {position.epoch + 1}, {session.task.pieces} {', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
+    return (
+        f"epoch {position.epoch + 1}, {session.task.pieces} "
+        f"{', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
+    )
 
 
 def _compare(session: TrainState, report: StepReport, step: int) -> None:
@@ -133,11 +186,28 @@ def _compare(session: TrainState, report: StepReport, step: int) -> None:
     common, votes = Counter(seen).most_common(1)[0]
     if votes == len(seen):
         return
-    texts = exchange_texts(f"parameters/{step}", json.dumps(checksums(session.raw).tolist()), everybody=True)
+    texts = exchange_texts(
+        f"parameters/{step}", json.dumps(checksums(session.raw).tolist()), everybody=True
+    )
     columns = zip(*(json.loads(text) for text in texts), strict=True)
-    names = [name for (name, _), column in zip(session.raw.named_parameters(), columns, strict=True) if len(set(column)) > 1]
+    names = [
+        name
+        for (name, _), column in zip(session.raw.named_parameters(), columns, strict=True)
+        if len(set(column)) > 1
+    ]
     # Among two ranks nobody has the majority: both are named.
-    guilty = [r for r, value in enumerate(seen) if value != common] if votes > len(seen) / 2 else list(range(len(seen)))
-    who = f"rank {', '.join(map(str, guilty))}" if len(guilty) < len(seen) else f"ranks {', '.join(map(str, guilty))} among each other"
-    text = f"parameters differ at step {step}: {who}; {len(names)} of them, first {names[0] if names else '(equal again by now)'}"
+    guilty = (
+        [r for r, value in enumerate(seen) if value != common]
+        if votes > len(seen) / 2
+        else list(range(len(seen)))
+    )
+    who = (
+        f"rank {', '.join(map(str, guilty))}"
+        if len(guilty) < len(seen)
+        else f"ranks {', '.join(map(str, guilty))} among each other"
+    )
+    text = (
+        f"parameters differ at step {step}: {who}; {len(names)} of them, first "
+        f"{names[0] if names else '(equal again by now)'}"
+    )
     raise ParametersDiffer(text, guilty[0] if len(guilty) < len(seen) else None)

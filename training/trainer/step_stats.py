@@ -1,4 +1,5 @@
-"""What the ranks tell each other in a step: one small reduction carries loss, health and the wish to stop."""
+"""What the ranks tell each other in a step: one small reduction carries loss, health and the wish
+to stop."""
 
 from __future__ import annotations
 
@@ -14,15 +15,20 @@ import torch.distributed as dist
 from training.core.errors import Exit
 from training.inspector.distributed import World
 
-STOP_SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.PREEMPTED, signal.SIGUSR1: Exit.PREEMPTED}
+STOP_SIGNALS = {
+    signal.SIGINT: Exit.INTERRUPTED,
+    signal.SIGTERM: Exit.PREEMPTED,
+    signal.SIGUSR1: Exit.PREEMPTED,
+}
 NO_CHECKSUM = NO_MEMORY = -1.0
-# To ask torch for the peak of its GPU memory takes some ten microseconds; the kernel tells the resident set in two.
+# To ask torch for the peak of its GPU memory takes some ten microseconds; the kernel tells the
+# resident set in two.
 GPU_MEMORY_EVERY = 10  # steps
 
 
 class StopRequest:
-    """TERM, USR1 or Ctrl-C: the current step is finished and a checkpoint saved. All ranks stop after the same step,
-    since the wish travels with the loss."""
+    """TERM, USR1 or Ctrl-C: the current step is finished and a checkpoint saved. All ranks stop
+    after the same step, since the wish travels with the loss."""
 
     def __init__(self) -> None:
         self.code = Exit.DONE
@@ -37,7 +43,8 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """What this rank has done before the ranks wait for each other: fetch and forward of all micro-batches."""
+    """What this rank has done before the ranks wait for each other: fetch and forward of all
+    micro-batches."""
 
     loss: torch.Tensor  # mean of its sequences, nats per token
     sequences: int
@@ -46,19 +53,25 @@ class LocalStep:
 
 @dataclass(frozen=True)
 class RankStep:
-    """One rank's part of a step. `checksum` of its parameters before the step, or NO_CHECKSUM when it was not asked for."""
+    """One rank's part of a step. `checksum` of its parameters before the step, or NO_CHECKSUM when
+    it was not asked for."""
 
     step: int
     sequences: int
     loss: float  # as in Work
     checksum: float
     compute_ms: float = 0.0
-    memory: int | None = None  # bytes: the peak of what torch has allocated on its GPU, or the resident set; None: not known
+    memory: int | None = (
+        # bytes: the peak of what torch has allocated on its GPU, or the resident set; None: not
+        # known
+        None
+    )
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What all ranks know after a step: every rank's share, and the exit code of a wish to stop (0: none)."""
+    """What all ranks know after a step: every rank's share, and the exit code of a wish to stop (0:
+    none)."""
 
     shares: list[RankStep]
     stop: int
@@ -69,10 +82,11 @@ class StepReport:
 
 
 class StepAllReduce:
-    """Starts the reduction after the backward pass and reads it after the optimizer step, so that it costs no waiting.
+    """Starts the reduction after the backward pass and reads it after the optimizer step, so that
+    it costs no waiting.
 
-    Each rank has slots of its own (a sum with zeros elsewhere), so that everything about every rank is known everywhere
-    without another collective. float64: a checksum of 48 bits is exact.
+    Each rank has slots of its own (a sum with zeros elsewhere), so that everything about every rank
+    is known everywhere without another collective. float64: a checksum of 48 bits is exact.
     """
 
     SLOTS = 6
@@ -80,7 +94,9 @@ class StepAllReduce:
     def __init__(self, world: World) -> None:
         self.world, self._memory = world, MemoryUse(world.device)
         self._work: dist.Work | None = None
-        self._values = torch.zeros(self.SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device)
+        self._values = torch.zeros(
+            self.SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device
+        )
 
     def start(self, step: int, work: LocalStep, checksum: torch.Tensor | None, stop: int) -> None:
         self._values = torch.zeros_like(self._values)
@@ -120,7 +136,9 @@ class MemoryUse:
         """Of a GPU the value may be some steps old. NO_MEMORY: not known."""
         if self._file >= 0:
             return float(int(os.pread(self._file, 64, 0).split()[1]) * self._page)
-        if self.device.type == "cuda" and (self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0):  # the first has no optimizer state
+        if self.device.type == "cuda" and (
+            self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0
+        ):  # the first has no optimizer state
             self._last = float(torch.cuda.max_memory_allocated(self.device))
         self._asked += 1
         return self._last

@@ -1,4 +1,5 @@
-"""The end of a run in one screen, from summary.json; shown by the supervisor, or by rank 0 where there is none."""
+"""The end of a run in one screen, from summary.json; shown by the supervisor, or by rank 0 where
+there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def render(run: rundir.RunDir, plan: Plan) -> str:
-    """What was trained, how well, a sample, where everything is, what to do next. Empty without a summary."""
+    """What was trained, how well, a sample, where everything is, what to do next. Empty without a
+    summary."""
     s = run_reader.read_summary(run.summary)
     if s is None:
         return ""
@@ -36,7 +38,10 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         f"           {_contents(run, s['checkpoint'])}",
         f"Report     {run.report}" if run.report.exists() else "",
         f"Log        {plan['log_file']}" if plan.get("log_file") else "",
-        typed(f"Monitor    ./monitor_training.sh --run={shlex.quote(run.name if _default_place(plan) else str(run.path))}"),
+        typed(
+            f"Monitor    ./monitor_training.sh "
+            f"--run={shlex.quote(run.name if _default_place(plan) else str(run.path))}"
+        ),
         f"Resume     {next_command(plan, run, **more)}",
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
@@ -48,9 +53,16 @@ def _model(plan: Plan) -> str:
 
 def trained(s: SummaryRecord, plan: Plan) -> str:
     unit, count, name = metric_units.counted(s), metric_units.so_far(s), metric_units.data(plan)
-    amount = units.millions(count) if count is not None and unit == metric_units.TOKENS else units.count(count)
+    amount = (
+        units.millions(count)
+        if count is not None and unit == metric_units.TOKENS
+        else units.count(count)
+    )
     of = f" of {name}" if name else ""
-    return f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × {plan['device']['value']}"
+    return (
+        f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × "
+        f"{plan['device']['value']}"
+    )
 
 
 def learnt(s: SummaryRecord) -> str:
@@ -59,7 +71,11 @@ def learnt(s: SummaryRecord) -> str:
         scores = ", ".join(metric_units.courses(s))
         return metric_units.course(s) + (f"; validation {scores}" if scores else "")
     seen = s.get("val_bpb_last") is not None
-    validation = f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}" if seen else ""
+    validation = (
+        f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
+        if seen
+        else ""
+    )
     return f"{metric_units.course(s)}{validation}"
 
 
@@ -84,9 +100,14 @@ def _use(s: SummaryRecord) -> str:
 
 
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:
-    files, folders = (run.plan, run.metrics, run.checkpoints / checkpoint), (run.samples, run.tensorboard, run.wandb, run.ranks)
+    files, folders = (
+        (run.plan, run.metrics, run.checkpoints / checkpoint),
+        (run.samples, run.tensorboard, run.wandb, run.ranks),
+    )
     parts = dict.fromkeys(files, "") | dict.fromkeys(folders, "/")
-    return ", ".join(f"{path.relative_to(run.path)}{slash}" for path, slash in parts.items() if path.exists())
+    return ", ".join(
+        f"{path.relative_to(run.path)}{slash}" for path, slash in parts.items() if path.exists()
+    )
 
 
 def _default_place(plan: Plan) -> bool:
@@ -96,4 +117,10 @@ def _default_place(plan: Plan) -> bool:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{seconds:.1f} s"
+    )

@@ -1,7 +1,8 @@
 """TensorBoard and W&B get what rank 0 records, from a thread of their own.
 
-Nothing of a tracker can delay or stop a rank: the queue is bounded, a full one drops records (never those of metrics.jsonl), any
-failure turns that tracker off with one warning, and at the end it is waited for so long and no longer.
+Nothing of a tracker can delay or stop a rank: the queue is bounded, a full one drops records (never
+those of metrics.jsonl), any failure turns that tracker off with one warning, and at the end it is
+waited for so long and no longer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.config.schema import Config
@@ -28,7 +30,9 @@ QUEUE_LENGTH = 10_000
 POLL_S = 0.2
 CLOSE_S, FAILED_S = 10.0, 4.0  # at the end of a run; where other ranks may wait for this one's end
 WANDB_INIT_S = 10.0  # unless WANDB_INIT_TIMEOUT says otherwise
-STARTING_S = 20.0  # more, for one that is still starting when a short run ends: W&B that tries the network, and then without it
+# more, for one that is still starting when a short run ends: W&B that tries the network, and then
+# without it
+STARTING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Tracker(Protocol):
 
 
 def figures(record: Figures) -> Iterator[tuple[str, float]]:
-    """Every number of a record by a name of its own; of a list, one number a rank, those of each rank: compute_ms/rank0."""
+    """Every number of a record by a name of its own; of a list, one number a rank, those of each
+    rank: compute_ms/rank0."""
     for name, value in record.items():
         if isinstance(value, list):
             yield from figures({f"{name}/rank{rank}": one for rank, one in enumerate(value)})
@@ -55,8 +60,8 @@ def figures(record: Figures) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """experiments/<run>/tb_logger/: one scalar per number. `first`: the first step of this start; later ones of an earlier start,
-    which has got further, are no longer shown."""
+    """experiments/<run>/tb_logger/: one scalar per number. `first`: the first step of this start;
+    later ones of an earlier start, which has got further, are no longer shown."""
 
     def __init__(self, run: rundir.RunDir, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -80,17 +85,27 @@ class TensorBoard:
 
 
 class WandB:
-    """W&B, online or offline; a missing login or network degrades to offline, said once. A run has one id, which every start of it
-    goes on with."""
+    """W&B, online or offline; a missing login or network degrades to offline, said once. A run has
+    one id, which every start of it goes on with."""
 
-    def __init__(self, run: rundir.RunDir, config: Config, mode: str, values: Mapping[str, Any], key: str | None = None) -> None:
+    def __init__(
+        self,
+        run: rundir.RunDir,
+        config: Config,
+        mode: str,
+        values: Mapping[str, Any],
+        key: str | None = None,
+    ) -> None:
         import wandb
 
         name, number, self.wandb = config.wandb_run or run.name, _wandb_id(run), wandb
 
         def begin(mode: Any) -> Any:
-            more: dict[str, Any] = {} if os.environ.get("WANDB_INIT_TIMEOUT") else {"init_timeout": WANDB_INIT_S}
-            if key:  # not by the environment, which every process that is started from here on would have
+            more: dict[str, Any] = (
+                {} if os.environ.get("WANDB_INIT_TIMEOUT") else {"init_timeout": WANDB_INIT_S}
+            )
+            # not by the environment, which every process that is started from here on would have
+            if key:
                 more["api_key"] = key
             settings = wandb.Settings(console="off", silent=True, **more)
             return wandb.init(
@@ -108,12 +123,14 @@ class WandB:
             self.run = begin(mode)
         except wandb.errors.Error as error:
             log.warning(
-                f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; later: "
+                f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; "
+                f"later: "
                 f"wandb sync {shlex.quote(str(run.wandb))}/offline-run-*"
             )
             wandb.teardown()  # its service takes the id for one in use
             self.run = begin("offline")
-        # W&B's own count of steps can not go back, as a run does that starts again from a checkpoint.
+        # W&B's own count of steps can not go back, as a run does that starts again from a
+        # checkpoint.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
 
@@ -124,17 +141,23 @@ class WandB:
         self.run.log({"event": text, "step": step})
 
     def close(self, end: End) -> None:
-        self.run.summary.update({name: value for name, value in end.summary.items() if value is not None})
+        self.run.summary.update(
+            {name: value for name, value in end.summary.items() if value is not None}
+        )
         if end.code == Exit.PREEMPTED:
             self.run.mark_preempting()  # so that W&B does not call it failed
         self.run.finish(exit_code=0 if end.code == Exit.INTERRUPTED else end.code)
-        self.wandb.teardown()  # its service: a rank that fails leaves without what Python does at an end
+        # its service: a rank that fails leaves without what Python does at an end
+        self.wandb.teardown()
 
 
 def public(values: Mapping[str, Any]) -> Figures:
     """The configuration for others' eyes."""
     shown = {name: value for name, value in values.items() if name != "notify"}
-    return {name: redact.shown(name, value) if isinstance(value, str) else value for name, value in shown.items()}
+    return {
+        name: redact.shown(name, value) if isinstance(value, str) else value
+        for name, value in shown.items()
+    }
 
 
 def _wandb_id(run: rundir.RunDir) -> str:
@@ -158,10 +181,13 @@ class Trackers:
         self._in = "a tracker"  # where the thread is
         self._end: End | None = None
         self._told = False
-        self._skip_from = float("inf")  # on the monotonic clock: what is still in the queue then is given up for a proper end
+        self._skip_from = float(
+            "inf"
+        )  # on the monotonic clock: what is still in the queue then is given up for a proper end
 
     def write(self, record: Figures) -> None:
-        """Returns at once. The first record starts the thread: importing trackers takes a second that nobody should wait for."""
+        """Returns at once. The first record starts the thread: importing trackers takes a second
+        that nobody should wait for."""
         if not self._makers:
             return
         if not self._started:
@@ -184,7 +210,8 @@ class Trackers:
     def _serve(self) -> None:
         sinks: dict[str, Tracker] = {}
         for name, make in self._makers.items():
-            self._guarded(name, sinks, lambda name=name, make=make: sinks.__setitem__(name, make(self._first)))  # type: ignore[misc]
+            begin = partial(self._begin, sinks, name, make)
+            self._guarded(name, sinks, begin)
         self._ready.set()
         while (action := self._queue.get()) is not None:
             if time.monotonic() > self._skip_from:
@@ -197,6 +224,9 @@ class Trackers:
         for name in list(sinks):
             self._guarded(name, sinks, lambda name=name: sinks[name].close(end))  # type: ignore[misc]
 
+    def _begin(self, sinks: dict[str, Tracker], name: str, make: Callable[[int], Tracker]) -> None:
+        sinks[name] = make(self._first)
+
     def _guarded(self, name: str, sinks: dict[str, Tracker], action: Callable[[], None]) -> None:
         self._in = name
         try:
@@ -206,17 +236,23 @@ class Trackers:
             log.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
 
     def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
-        """Tell the end; trackers that are not done after so many seconds are left behind. `starting_s`: so long it is waited before for
-        those that have not even started."""
+        """Tell the end; trackers that are not done after so many seconds are left behind.
+        `starting_s`: so long it is waited before for those that have not even started."""
         if not self._started:
             return
         self._wait(self._ready.is_set, starting_s)
         self._end, self._skip_from = end, time.monotonic() + limit_s / 2
         self._wait(self._gone, limit_s)
         if self._dropped:
-            log.warning(f"{self._dropped} records did not reach the trackers, which were too slow; metrics.jsonl has them all")
+            log.warning(
+                f"{self._dropped} records did not reach the trackers, which were too slow; "
+                f"metrics.jsonl has them all"
+            )
         if self._thread.is_alive():
-            log.warning(f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl has everything")
+            log.warning(
+                f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl "
+                f"has everything"
+            )
 
     def _gone(self) -> bool:
         """Has it left? A full queue does not take the word that this is the end at once."""

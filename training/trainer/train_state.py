@@ -1,4 +1,5 @@
-"""Everything a training loop needs, put together: model, optimizer, data, position to start from."""
+"""Everything a training loop needs, put together: model, optimizer, data, position to start
+from."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """One rank's training of a task: `raw` is the bare model, `model` what the loop calls (DDP around it when there are several
-    ranks)."""
+    """One rank's training of a task: `raw` is the bare model, `model` what the loop calls (DDP
+    around it when there are several ranks)."""
 
     config: Config
     run: rundir.RunDir
@@ -42,7 +43,9 @@ class TrainState:
     length: TrainingLength
     task: Task
     raw: torch.nn.Module
-    weights: list[torch.nn.Parameter]  # of raw: walking through its modules at each step would cost as much as a small kernel
+    weights: list[
+        torch.nn.Parameter
+    ]  # of raw: walking through its modules at each step would cost as much as a small kernel
     model: torch.nn.Module
     optimizer: optim.Optimizers
     batches: Batches
@@ -59,7 +62,9 @@ class TrainState:
     @property
     def barrier_s(self) -> float:
         """The time limit of a barrier of the training."""
-        return phase_timeouts.backstop_s(self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ)
+        return phase_timeouts.backstop_s(
+            self.config.hang_timeout, supervised="DUET_SUPERVISED" in os.environ
+        )
 
     def steps_left(self, position: checkpoint.TrainProgress) -> int:
         """Whole steps until the end of this epoch."""
@@ -67,10 +72,15 @@ class TrainState:
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged in the last micro-batch of a step only."""
-        return nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
+        return (
+            nullcontext()
+            if last or not isinstance(self.model, DistributedDataParallel)
+            else self.model.no_sync()
+        )
 
     def save(self, position: checkpoint.TrainProgress, *, required: bool) -> None:
-        """Rank 0 copies the state and lets it be written; with `required` it is on the disk afterwards (OSError). A collective."""
+        """Rank 0 copies the state and lets it be written; with `required` it is on the disk
+        afterwards (OSError). A collective."""
         self.optimizer.gather()
         heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
@@ -80,7 +90,8 @@ class TrainState:
 
 
 def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainState:
-    """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights anyway."""
+    """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights
+    anyway."""
     config, batch = task.config, Batch(**plan["batch"])
     torch.manual_seed(config.seed)
     raw = task.model().to(world.device)
@@ -107,11 +118,19 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         _tell_resume(loaded, run, world)
     train = task.rows("train")
     assert train is not None
-    length = plan_length(config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used)
+    length = plan_length(
+        config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used
+    )
     if length is None:
-        what = f"the training data has {len(train)} {task.unit}; one step needs {batch.total_tokens} ({batch.sentence(task.unit)})"
+        what = (
+            f"the training data has {len(train)} {task.unit}; one step needs "
+            f"{batch.total_tokens} ({batch.sentence(task.unit)})"
+        )
         raise UserError(
-            Problem("data.too_short", what, "more data, or a smaller batch", ["--device_batch_size=1"]), said_by_another=world.rank != 0
+            Problem(
+                "data.too_short", what, "more data, or a smaller batch", ["--device_batch_size=1"]
+            ),
+            said_by_another=world.rank != 0,
         )
     batches = Batches(
         train,
@@ -123,7 +142,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         arrive=task.arrive,
     )
     model = _wrap(raw, task, plan, world)
-    autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16")
+    autocast = torch.autocast(
+        world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"
+    )
     if world.world_size > 2:
         _settle_buckets(model, task, autocast, optimizer, train, batch)
     return TrainState(
@@ -146,14 +167,21 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     )
 
 
-def _load(raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint) -> None:
+def _load(
+    raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
+) -> None:
     """Raises UserError when the checkpoint is of another model."""
     try:
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
-        what = f"the checkpoint {loaded.path} is of another model: {' '.join(str(error).split())[:300]}"
-        raise UserError(Problem("resume.other_model", what, "the same model as when it was saved")) from error
+        what = (
+            f"the checkpoint {loaded.path} is of another model: "
+            f"{' '.join(str(error).split())[:300]}"
+        )
+        raise UserError(
+            Problem("resume.other_model", what, "the same model as when it was saved")
+        ) from error
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
@@ -171,7 +199,10 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.n
     if plan["compile"]["value"]:
         task.compile(raw)
         if world.rank == 0:
-            log.info("the first step compiles the model: some ten seconds, less when torch has it in its cache")
+            log.info(
+                "the first step compiles the model: some ten seconds, less when torch has it in "
+                "its cache"
+            )
     if world.world_size == 1:
         return raw
     return DistributedDataParallel(
@@ -185,10 +216,16 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.n
 
 
 def _settle_buckets(
-    model: torch.nn.Module, task: Task, autocast: torch.autocast, optimizer: optim.Optimizers, train: BatchDataset, batch: Batch
+    model: torch.nn.Module,
+    task: Task,
+    autocast: torch.autocast,
+    optimizer: optim.Optimizers,
+    train: BatchDataset,
+    batch: Batch,
 ) -> None:
-    """DDP lays out its buckets anew after the first backward pass, which changes the order of sums over more than two ranks. A
-    pass that counts for nothing brings the layout of all later steps at once: a resumed run sums as one that never stopped."""
+    """DDP lays out its buckets anew after the first backward pass, which changes the order of sums
+    over more than two ranks. A pass that counts for nothing brings the layout of all later steps at
+    once: a resumed run sums as one that never stopped."""
     heartbeat.current.beat("first pass")
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm counts every pass
     some = task.arrive(train.rows([0] * batch.device_sequences))
@@ -202,11 +239,15 @@ def _settle_buckets(
 
 
 def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
-    """Rank 0's buffers go to all where they are state that a step changes (batch norm); constants stay. torch 2.13 renamed the argument
-    and warns about the old name."""
+    """Rank 0's buffers go to all where they are state that a step changes (batch norm); constants
+    stay. torch 2.13 renamed the argument and warns about the old name."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(state)}
+    return {
+        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(
+            state
+        )
+    }
 
 
 def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
@@ -215,12 +256,15 @@ def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world:
     saved_ranks = loaded.manifest["world_size"]
     for text in loaded.skipped:
         log.warning(f"damaged checkpoint skipped: {text}")
-        run.event("warning", code="warning.checkpoint_skipped", text=f"damaged checkpoint skipped: {text}")
+        run.event(
+            "warning", code="warning.checkpoint_skipped", text=f"damaged checkpoint skipped: {text}"
+        )
     log.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
     if saved_ranks != world.world_size:
         by = units.plural(saved_ranks, "rank")
         log.warning(
-            f"saved by {by}, continued by {world.world_size}: the same samples in the same order, but not bit-exact "
+            f"saved by {by}, continued by {world.world_size}: the same samples in the same order, "
+            f"but not bit-exact "
             "(sums are made in another order)"
         )
     run.event("resume", step=loaded.position.step, path=str(loaded.path))

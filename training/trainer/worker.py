@@ -1,6 +1,7 @@
 """The life of one rank: plan → meet the others → data → train → summary. `train.py` calls main().
 
-torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so long.
+torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so
+long.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def open_to_watchers(run: rundir.RunDir, rank: int) -> None:
 
 
 def stacks_on_request(run: rundir.RunDir, rank: int) -> None:
-    """SIGUSR2 writes the Python stacks of all threads, even while the main thread is blocked; so does a crash (SIGSEGV, SIGABRT …)."""
+    """SIGUSR2 writes the Python stacks of all threads, even while the main thread is blocked; so
+    does a crash (SIGSEGV, SIGABRT …)."""
     # Open for the whole life of the process: the signal handler writes to the descriptor.
     file = (run.ranks / f"rank{rank}.stacks").open("w")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
@@ -67,7 +69,15 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     """Train and, on rank 0, write the summary. `ending`: on rank 0 without a supervisor."""
     from training import tasks
     from training.inspector.distributed import barrier, cleanup
-    from training.trainer import error_file, evaluate, finish, loop, metrics_writer, summary, train_state
+    from training.trainer import (
+        error_file,
+        evaluate,
+        finish,
+        loop,
+        metrics_writer,
+        summary,
+        train_state,
+    )
     from training.trainer.metrics_writer import MetricsWriter
     from training.trainer.step_stats import StopRequest
 
@@ -84,24 +94,35 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     setup = train_state.begin(plan, run, world, tasks.make(plan, world.device, data))
     recorder = None
     if world.rank == 0:
-        recorder = MetricsWriter(run, setup.config, plan["config"] | tasks.task_of(plan)["options"], metrics_writer.login(plan))
+        recorder = MetricsWriter(
+            run,
+            setup.config,
+            plan["config"] | tasks.task_of(plan)["options"],
+            metrics_writer.login(plan),
+        )
         log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             log.warning(
-                f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; raise --num_iterations or --num_epochs"
+                f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; "
+                f"raise --num_iterations or --num_epochs"
             )
         if text := evaluate.why_not(setup):
             log.warning(text)
-        run.event("start", step=setup.position.step, world_size=world.world_size, **asdict(setup.length))
+        run.event(
+            "start", step=setup.position.step, world_size=world.world_size, **asdict(setup.length)
+        )
     with setup.saver if world.rank == 0 else nullcontext():
         position, code = loop.train(setup, recorder, stop)
     setup.batches.close()
-    # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its heartbeat whether it does.
+    # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its
+    # heartbeat whether it does.
     barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
         done = finish.write_summary(setup, recorder, position, code, started)
-        recorder.close(done, code)  # trackers may be slow, now that nobody waits for this rank any more
+        recorder.close(
+            done, code
+        )  # trackers may be slow, now that nobody waits for this rank any more
     if ending:
         ending.report(code)
         log.raw(summary.render(run, plan))
@@ -110,8 +131,8 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
 
 
 def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
-    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a collective that could time out.
-    None: there is nothing to prepare."""
+    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a
+    collective that could time out. None: there is nothing to prepare."""
     from training import tasks
     from training.trainer import prepared_cache
 
@@ -128,7 +149,8 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
 
 
 def _prove_rank_0_lives() -> None:
-    """The ranks' store is rank 0's, or that of a launcher which ends us with it. Raises RuntimeError when it has gone."""
+    """The ranks' store is rank 0's, or that of a launcher which ends us with it. Raises
+    RuntimeError when it has gone."""
     import torch.distributed as dist
 
     try:
@@ -138,7 +160,8 @@ def _prove_rank_0_lives() -> None:
 
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
-    """What the supervisor does where there is one. A resumed run whose new data is refused is again what it was."""
+    """What the supervisor does where there is one. A resumed run whose new data is refused is again
+    what it was."""
     from training.plan import writer
     from training.trainer import prepared_cache
 

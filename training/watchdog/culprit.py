@@ -1,5 +1,6 @@
-"""Who keeps the others waiting? From what was seen of the ranks, in this order: a stopped process, different collectives, who is
-behind, who does not stand where ranks wait for each other. Where none of it tells, nobody is blamed."""
+"""Who keeps the others waiting? From what was seen of the ranks, in this order: a stopped process,
+different collectives, who is behind, who does not stand where ranks wait for each other. Where none
+of it tells, nobody is blamed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def behind(everything: list[RankSnapshot]) -> list[RankSnapshot]:
 
 def still_reading(e: RankSnapshot) -> bool:
     """What it reads comes slowly, but it comes."""
-    return phases.reads(e.beat.phase) and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
+    return (
+        phases.reads(e.beat.phase)
+        and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
+    )
 
 
 def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
@@ -49,25 +53,41 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
         together = len({e.collective or str(e.beat) for e in last}) == 1
         where = "in the same place" if together else "in different places"
         if all(e.collective or phases.waits(e.beat.phase) for e in last):
-            how = f"all ranks wait for each other, {where}" + (": the network between them, or a device" if together else "")
+            how = f"all ranks wait for each other, {where}" + (
+                ": the network between them, or a device" if together else ""
+            )
         else:
             how = f"the ranks stand still, {where}"
-        return HangFinding(HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last))
+        return HangFinding(
+            HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last)
+        )
     if guilty.process.always("D"):
-        return _finding(BLOCKED, guilty, everything, f"is blocked in I/O ({guilty.process.waits_in or 'uninterruptible'})")
+        return _finding(
+            BLOCKED,
+            guilty,
+            everything,
+            f"is blocked in I/O ({guilty.process.waits_in or 'uninterruptible'})",
+        )
     return _finding(HANG, guilty, everything, _how(guilty))
 
 
 def _busy_elsewhere(e: RankSnapshot) -> bool:
-    """Does it stand where nobody waits for other ranks? Without a stack only a process that is blocked for sure."""
-    return e.collective is None if e.process.threads else e.process.always("D") or not phases.waits(e.beat.phase)
+    """Does it stand where nobody waits for other ranks? Without a stack only a process that is
+    blocked for sure."""
+    return (
+        e.collective is None
+        if e.process.threads
+        else e.process.always("D") or not phases.waits(e.beat.phase)
+    )
 
 
 def _alone(found: list[RankSnapshot]) -> RankSnapshot | None:
     return found[0] if len(found) == 1 else None
 
 
-def _fewest_calls(everything: list[RankSnapshot], calls: dict[int, list[Call]]) -> RankSnapshot | None:
+def _fewest_calls(
+    everything: list[RankSnapshot], calls: dict[int, list[Call]]
+) -> RankSnapshot | None:
     """The one rank that has not yet called the collective in which all others wait."""
     if len(calls) < len(everything) or len(everything) < 2:
         return None
@@ -76,33 +96,66 @@ def _fewest_calls(everything: list[RankSnapshot], calls: dict[int, list[Call]]) 
     return _alone(fewest)
 
 
-def _finding(kind: HangKind, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str) -> HangFinding:
+def _finding(
+    kind: HangKind, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str
+) -> HangFinding:
     others = {e.rank: _stands(e) for e in everything if e is not guilty}
     if guilty is None:
-        return HangFinding(kind, None, None, how, others, _stacks(everything), min(e.beat.age_s for e in everything))
+        return HangFinding(
+            kind,
+            None,
+            None,
+            how,
+            others,
+            _stacks(everything),
+            min(e.beat.age_s for e in everything),
+        )
     where, worker = _where(guilty), _guilty_worker(guilty)
     told = _stacks(everything) | ({guilty.rank: worker.stacks[-1]} if worker else {})
-    return HangFinding(kind, guilty.rank, f"{where.file}:{where.line}" if where else None, how, others, told, guilty.beat.age_s)
+    return HangFinding(
+        kind,
+        guilty.rank,
+        f"{where.file}:{where.line}" if where else None,
+        how,
+        others,
+        told,
+        guilty.beat.age_s,
+    )
 
 
 def _how(e: RankSnapshot) -> str:
     if worker := _guilty_worker(e):
-        state = "is stopped" if worker.always("T") else f"stands at {worker.own_frame}" if worker.own_frame else "does nothing"
+        state = (
+            "is stopped"
+            if worker.always("T")
+            else f"stands at {worker.own_frame}"
+            if worker.own_frame
+            else "does nothing"
+        )
         return f"waits for its data-loader worker (pid {worker.pid}), which {state}"
     busy = e.process.busy > SPINNING or e.process.always("R")  # it would spin if it got a core
     if e.process.holds_gil and not busy:
         return f"holds the GIL in C, called at {_where(e)}"
     if busy:
         return f"spins at {_where(e)}" + (", and holds the GIL" if e.process.holds_gil else "")
-    return f"waits in {e.collective}, which the others have left" if e.collective else f"stands at {_where(e)}"
+    return (
+        f"waits in {e.collective}, which the others have left"
+        if e.collective
+        else f"stands at {_where(e)}"
+    )
 
 
 def _guilty_worker(e: RankSnapshot) -> ProcessActivity | None:
     main = e.process.main
     if not e.workers or not (main and waits_for_worker(main)):
         return None
-    # An idle worker waits for indices in torch's own code; one that is stuck stands in the dataset's.
-    stuck = [w for w in e.workers if w.always("T", "D") or (w.own_frame and "torch/utils/data" not in w.own_frame.file)]
+    # An idle worker waits for indices in torch's own code; one that is stuck stands in the
+    # dataset's.
+    stuck = [
+        w
+        for w in e.workers
+        if w.always("T", "D") or (w.own_frame and "torch/utils/data" not in w.own_frame.file)
+    ]
     return stuck[0] if stuck else e.workers[0]
 
 
@@ -115,7 +168,11 @@ def _where(e: RankSnapshot) -> Frame | None:
 
 def _stands(e: RankSnapshot) -> str:
     frame = own(e.process.main.frames) if e.process.main else None
-    return f"{e.beat}" + (f", waits in {e.collective}" if e.collective else "") + (f" at {frame}" if frame else "")
+    return (
+        f"{e.beat}"
+        + (f", waits in {e.collective}" if e.collective else "")
+        + (f" at {frame}" if frame else "")
+    )
 
 
 def _stacks(everything: list[RankSnapshot]) -> dict[int, Stack | str]:

@@ -1,4 +1,5 @@
-"""Which processes are the ranks? Of a run directory, or of any process that belongs to a training."""
+"""Which processes are the ranks? Of a run directory, or of any process that belongs to a
+training."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from training.core.errors import Problem, UserError
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
-MEETING = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")  # who has these in common trains together
+MEETING = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)  # who has these in common trains together
 
 
 def of_run(path: Path) -> dict[int, int]:
@@ -21,8 +26,19 @@ def of_run(path: Path) -> dict[int, int]:
     run = rundir.RunDir(path)
     if not run.plan.exists():
         newest = rundir.newest(path) if path.is_dir() else rundir.newest(path.parent)
-        fixes = [f"{COMMAND} --run={shlex.quote(str(newest.path))}"] if newest else [f"{COMMAND} --pid=PID"]
-        raise UserError(Problem("run.not_a_run", f"{path} (--run) is no run directory", "a folder with a plan.json", fixes))
+        fixes = (
+            [f"{COMMAND} --run={shlex.quote(str(newest.path))}"]
+            if newest
+            else [f"{COMMAND} --pid=PID"]
+        )
+        raise UserError(
+            Problem(
+                "run.not_a_run",
+                f"{path} (--run) is no run directory",
+                "a folder with a plan.json",
+                fixes,
+            )
+        )
     host, elsewhere = socket.gethostname(), set()
     found: dict[int, int] = {}
     for file in [run.supervisor, *path.glob("node*/supervisor.json")]:
@@ -35,16 +51,30 @@ def of_run(path: Path) -> dict[int, int]:
             # A number that another process has got meanwhile: ours is the supervisor's child.
             if process is None or process.state in "ZX" or process.parent != facts["pid"]:
                 continue
-            found |= {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
-    for beat in heartbeat.read_all(run.heartbeats) if not found else []:  # started by somebody else's torchrun
+            found |= (
+                {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
+            )
+    for beat in (
+        heartbeat.read_all(run.heartbeats) if not found else []
+    ):  # started by somebody else's torchrun
         process = procfs.read_process(beat.pid)
-        if process and process.state not in "ZX" and beat.phase != heartbeat.FINISHED and _holds(beat.pid, run.heartbeat(beat.rank)):
+        if (
+            process
+            and process.state not in "ZX"
+            and beat.phase != heartbeat.FINISHED
+            and _holds(beat.pid, run.heartbeat(beat.rank))
+        ):
             found[beat.rank] = beat.pid
     if not found:
         where = f"no rank of {path} (--run) runs on this machine"
         if elsewhere:
             raise UserError(
-                Problem("run.elsewhere", f"{where}; it was started on {', '.join(sorted(elsewhere))}", "", [f"ssh {min(elsewhere)}"])
+                Problem(
+                    "run.elsewhere",
+                    f"{where}; it was started on {', '.join(sorted(elsewhere))}",
+                    "",
+                    [f"ssh {min(elsewhere)}"],
+                )
             )
         raise UserError(
             Problem(
@@ -58,42 +88,66 @@ def of_run(path: Path) -> dict[int, int]:
 
 
 def of_process(pid: int) -> dict[int, int]:
-    """rank → pid, of the training to which this process belongs: a rank, a worker of one, or what has started the ranks. A single
-    Python process without ranks is rank 0. Raises UserError."""
+    """rank → pid, of the training to which this process belongs: a rank, a worker of one, or what
+    has started the ranks. A single Python process without ranks is rank 0. Raises UserError."""
     process = procfs.read_process(pid)
     if process is None or process.state in "ZX":
         raise UserError(
             Problem(
-                "process.missing", f"there is no process {pid} (--pid)", "", ["pgrep -af python   # all Python processes, with their pids"]
+                "process.missing",
+                f"there is no process {pid} (--pid)",
+                "",
+                ["pgrep -af python   # all Python processes, with their pids"],
             )
         )
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
         text = f"process {pid} (--pid) is another user's, or protected"
-        raise UserError(Problem("process.not_allowed", text, "a process of your own", [f"sudo {COMMAND} --pid={pid}"]))
+        raise UserError(
+            Problem(
+                "process.not_allowed",
+                text,
+                "a process of your own",
+                [f"sudo {COMMAND} --pid={pid}"],
+            )
+        )
     top = _top(pid)
     if top is None:
         found = _below(pid)
         if not found and procfs.is_python(pid):
             return {0: pid}
     else:
-        # Its siblings: those below the same parent, or further up where each has a shell of its own, that meet at the same place.
+        # Its siblings: those below the same parent, or further up where each has a shell of its
+        # own, that meet at the same place.
         mine, found, above = _meeting(top), {}, procfs.read_process(top)
         found = {_number(top): [top]}
         while above and above.parent > 1 and len(found) < _world(top):
-            found = {r: p for r, pids in _below(above.parent).items() if (p := [q for q in pids if _meeting(q) == mine])} or found
+            found = {
+                r: p
+                for r, pids in _below(above.parent).items()
+                if (p := [q for q in pids if _meeting(q) == mine])
+            } or found
             above = procfs.read_process(above.parent)
     if not found:
         fixes = ["pgrep -af python   # all Python processes, with their pids"]
         raise UserError(
             Problem(
-                "process.not_python", f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is below it", "", fixes
+                "process.not_python",
+                f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is "
+                f"below it",
+                "",
+                fixes,
             )
         )
     several = [pids for pids in found.values() if len(pids) > 1]
     if several:
         fixes = [f"{COMMAND} --pid={one}" for one in several[0]]
         raise UserError(
-            Problem("process.several", f"there is more than one training below process {pid} (--pid)", "a rank of one of them", fixes)
+            Problem(
+                "process.several",
+                f"there is more than one training below process {pid} (--pid)",
+                "a rank of one of them",
+                fixes,
+            )
         )
     return {rank: pids[0] for rank, pids in sorted(found.items())}
 
@@ -118,13 +172,21 @@ def _below(pid: int) -> dict[int, list[int]]:
 
 def _is_rank(pid: int) -> bool:
     variables = procfs.environment(pid)
-    return ("RANK" in variables or "LOCAL_RANK" in variables) and procfs.is_python(pid) and not _starts_ranks(pid)
+    return (
+        ("RANK" in variables or "LOCAL_RANK" in variables)
+        and procfs.is_python(pid)
+        and not _starts_ranks(pid)
+    )
 
 
 def _starts_ranks(pid: int) -> bool:
     """torchrun, in an environment that a platform has given a rank."""
     command = procfs.command(pid)
-    return "torch.distributed.run" in command or "torch.distributed.launch" in command or "/torchrun" in command.split(" --")[0]
+    return (
+        "torch.distributed.run" in command
+        or "torch.distributed.launch" in command
+        or "/torchrun" in command.split(" --")[0]
+    )
 
 
 def _top(pid: int) -> int | None:

@@ -1,4 +1,5 @@
-"""A finding, written down: hangs/<time>/ in the run directory with what was seen of every rank, and an event."""
+"""A finding, written down: hangs/<time>/ in the run directory with what was seen of every rank, and
+an event."""
 
 from __future__ import annotations
 

@@ -52,11 +52,17 @@ class HangFinding:
             return f"{self.kind.upper()}: {self.how}, since {self.since_s:.1f} s"
         doing = f" in '{self.phase}'" if self.phase else ""
         at = f", at {self.where}" if self.where and self.where not in self.how else ""
-        return f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, since {self.since_s:.1f} s"
+        return (
+            f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, since "
+            f"{self.since_s:.1f} s"
+        )
 
     def others(self) -> str:
         return "; ".join(f"rank {rank}: {place}" for rank, place in sorted(self.waiting.items()))
 
     def texts(self) -> dict[int, str]:
         """The stacks, for files."""
-        return {rank: stack if isinstance(stack, str) else stack.text() for rank, stack in self.stacks.items()}
+        return {
+            rank: stack if isinstance(stack, str) else stack.text()
+            for rank, stack in self.stacks.items()
+        }

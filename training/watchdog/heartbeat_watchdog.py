@@ -1,4 +1,5 @@
-"""Watches the ranks of our own training by their heartbeats: cheap while all is well, thorough when a phase takes too long."""
+"""Watches the ranks of our own training by their heartbeats: cheap while all is well, thorough when
+a phase takes too long."""
 
 from __future__ import annotations
 
@@ -25,21 +26,29 @@ STOPPED_S = 2.0  # a process that is stopped for so long is told
 ROLL_S = 10.0
 WATCHED = 0.25  # of the floor, at least, in which it was counted whether a rank gets a core
 AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
-READING_TIMES = 5.0  # data that comes slowly gets so many budgets, and so does a rank that gets no core
-ABSENT_S = 10.0  # a rank without any heartbeat does nothing for this long before it is called a hang
+READING_TIMES = (
+    5.0  # data that comes slowly gets so many budgets, and so does a rank that gets no core
+)
+ABSENT_S = (
+    10.0  # a rank without any heartbeat does nothing for this long before it is called a hang
+)
 UNREAD_S = 60.0  # a heartbeat that was there and cannot be read for this long is reported
-ASLEEP_S = 10.0  # look() itself was not called: the whole job was frozen, or the machine; what was before does not count
+# look() itself was not called: the whole job was frozen, or the machine; what was before does not
+# count
+ASLEEP_S = 10.0
 _SECONDS = re.compile(r"\b\d+ s\b")
 MISSING_S = 25.0  # the others have met: who is missing is told
 
 
 def elsewhere_s(floor_s: float) -> float:
-    """So long all ranks of this machine may wait for one of another, which may save a large checkpoint: its own watch names it."""
+    """So long all ranks of this machine may wait for one of another, which may save a large
+    checkpoint: its own watch names it."""
     return phase_timeouts.backstop_s(floor_s, supervised=True)
 
 
 class HeartbeatWatchdog:
-    """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and writes nothing."""
+    """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and
+    writes nothing."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, *, acts: bool = True) -> None:
         self.run, self.ranks, self._acts = run, ranks, acts
@@ -47,7 +56,9 @@ class HeartbeatWatchdog:
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = PhaseTimeouts(self.floor_s, compiled=bool(plan["compile"]["value"]))
         self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
-        self._quiet: dict[int, tuple[float, Process, float]] = {}  # without a heartbeat: since when, what it had done and waited for
+        self._quiet: dict[
+            int, tuple[float, Process, float]
+        ] = {}  # without a heartbeat: since when, what it had done and waited for
         self._unread_since: float | None = None
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()
@@ -56,8 +67,8 @@ class HeartbeatWatchdog:
         self._awake = 0.0
 
     def look(self, pids: Mapping[int, int]) -> HangFinding | None:
-        """`pids`: of the ranks that live, each as it was started; empty under torchrun: as they tell themselves. A finding is certain:
-        its run can be ended."""
+        """`pids`: of the ranks that live, each as it was started; empty under torchrun: as they
+        tell themselves. A finding is certain: its run can be ended."""
         if not self.floor_s:
             return None
         now = time.monotonic()
@@ -85,7 +96,8 @@ class HeartbeatWatchdog:
         return self._examine(beats, pids, overdue, stopped)
 
     def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> HangFinding | None:
-        """Never seen, in any look of this start. One that computes, reads or waits for a core is still on its way."""
+        """Never seen, in any look of this start. One that computes, reads or waits for a core is
+        still on its way."""
         since, pid = max(self._begun, self._awake), pids[rank]
         process = procfs.read_process(pid)
         if now - since <= START_S or process is None or process.state in "ZX":
@@ -99,12 +111,17 @@ class HeartbeatWatchdog:
             return None
         cpu = process.cpu_s - before.cpu_s + waited - known[2]
         read = (process.io_bytes or 0) - (before.io_bytes or 0)
-        busy = cpu > IDLE_SHARE * seconds or read > IDLE_BYTES * seconds or process.faults - before.faults > IDLE_FAULTS * seconds
+        busy = (
+            cpu > IDLE_SHARE * seconds
+            or read > IDLE_BYTES * seconds
+            or process.faults - before.faults > IDLE_FAULTS * seconds
+        )
         if busy and now - since < READING_TIMES * START_S:
             self._quiet[rank] = now, process, waited
             self._say(
                 "warning.no_heartbeat",
-                f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still works: slow, not stuck",
+                f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still "
+                f"works: slow, not stuck",
             )
             return None
         how = "has sent no heartbeat since it was started: its Python does not reach the training"
@@ -119,7 +136,10 @@ class HeartbeatWatchdog:
         since = self._unread_since = self._unread_since or now
         if now - since > UNREAD_S:
             files = ", ".join(str(self.run.heartbeat(rank)) for rank in unread)
-            self._say("warning.heartbeat_unreadable", f"hang detection is off: unreadable heartbeat ({files})")
+            self._say(
+                "warning.heartbeat_unreadable",
+                f"hang detection is off: unreadable heartbeat ({files})",
+            )
         return False
 
     def patience_s(self, beat: HeartbeatRecord) -> float:
@@ -129,8 +149,11 @@ class HeartbeatWatchdog:
     def budget_s(self, beat: HeartbeatRecord) -> float:
         return self._budgets.seconds(beat, self.run.heartbeat(beat.rank))
 
-    def _overdue(self, beats: list[HeartbeatRecord], pids: Mapping[int, int]) -> list[HeartbeatRecord]:
-        """The ranks that no other one is behind, when all of them are over their budget. Only the slowest rank's budget counts."""
+    def _overdue(
+        self, beats: list[HeartbeatRecord], pids: Mapping[int, int]
+    ) -> list[HeartbeatRecord]:
+        """The ranks that no other one is behind, when all of them are over their budget. Only the
+        slowest rank's budget counts."""
         if not beats:
             return []
         lowest = min(map(phases.place, beats))
@@ -139,16 +162,21 @@ class HeartbeatWatchdog:
         for b in last:
             if ages[b.rank] > self.floor_s / 2:
                 self._starved.note(b, pids[b.rank])
-        # Where this process was kept from looking for long, it is not known yet whether the ranks got a core.
+        # Where this process was kept from looking for long, it is not known yet whether the ranks
+        # got a core.
         watched_s = WATCHED * self.floor_s if self._acts else 0.0
         late = [
-            b for b in last if ages[b.rank] > self.floor_s and self._starved.watched_s(b) >= watched_s and ages[b.rank] > self.budget_s(b)
+            b
+            for b in last
+            if ages[b.rank] > self.floor_s
+            and self._starved.watched_s(b) >= watched_s
+            and ages[b.rank] > self.budget_s(b)
         ]
         return last if len(late) == len(last) else []
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
-        """A rank that is stopped by a signal does not come back by itself; it is told before its phase is overdue. Who stops them all
-        has a reason."""
+        """A rank that is stopped by a signal does not come back by itself; it is told before its
+        phase is overdue. Who stops them all has a reason."""
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in ("T", "t"):
@@ -158,29 +186,55 @@ class HeartbeatWatchdog:
             if since > STOPPED_S:
                 self._tell_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
-        long = [rank for rank, since in self._stopped.items() if now - since > max(STOPPED_S, self.floor_s)]
+        long = [
+            rank
+            for rank, since in self._stopped.items()
+            if now - since > max(STOPPED_S, self.floor_s)
+        ]
         return long[0] if long and len(self._stopped) < len(pids) else None
 
     def _tell_stopped(self, rank: int, pid: int, by: str) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
-        text = f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: kill -CONT {pid} lets it go on"
+        text = (
+            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: "
+            f"kill -CONT {pid} lets it go on"
+        )
         if self._acts and text not in self._said:
             self._said.add(text)
-            end = f"; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s" if len(self.ranks) > 1 else ""
+            end = (
+                f"; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s"
+                if len(self.ranks) > 1
+                else ""
+            )
             log.error(f"{text}{end}")
-            self.run.event("verdict", kind=STOPPED, rank=rank, where=None, phase=str(beat), text=text, since_s=STOPPED_S, final=False)
+            self.run.event(
+                "verdict",
+                kind=STOPPED,
+                rank=rank,
+                where=None,
+                phase=str(beat),
+                text=text,
+                since_s=STOPPED_S,
+                final=False,
+            )
 
     def _tell_missing(self, beats: list[HeartbeatRecord]) -> None:
         """Some have arrived at the meeting point, others have not."""
         there = [b for b in beats if b.phase == "meeting the other ranks" and b.age_s > MISSING_S]
         missing = {
-            b.rank: b for b in beats if b.first_step == 0 and phases.place(b) < min((phases.place(t) for t in there), default=(-9, 0, 0))
+            b.rank: b
+            for b in beats
+            if b.first_step == 0
+            and phases.place(b) < min((phases.place(t) for t in there), default=(-9, 0, 0))
         }
         if there and missing:
-            shown = "; ".join(f"rank {rank} is in '{b}' since {b.age_s:.0f} s" for rank, b in missing.items())
+            shown = "; ".join(
+                f"rank {rank} is in '{b}' since {b.age_s:.0f} s" for rank, b in missing.items()
+            )
             self._say(
                 "warning.rank_missing",
-                f"rank {', '.join(str(b.rank) for b in there)} waits for rank {', '.join(map(str, missing))}: {shown}",
+                f"rank {', '.join(str(b.rank) for b in there)} waits for rank "
+                f"{', '.join(map(str, missing))}: {shown}",
             )
 
     def _say(self, code: str, text: str) -> None:
@@ -191,14 +245,20 @@ class HeartbeatWatchdog:
             self.run.event("warning", code=code, text=text)
 
     def _examine(
-        self, beats: list[HeartbeatRecord], pids: Mapping[int, int], overdue: list[HeartbeatRecord], stopped: int | None
+        self,
+        beats: list[HeartbeatRecord],
+        pids: Mapping[int, int],
+        overdue: list[HeartbeatRecord],
+        stopped: int | None,
     ) -> HangFinding | None:
         self._next_look = time.monotonic() + AGAIN * self.floor_s  # if this one finds nothing
         if stopped is None and any(self._gets_no_core(b, pids[b.rank]) for b in overdue):
             return None
         seen = snapshot.gather(self.run, beats, pids)
         after = {b.rank: b for b in heartbeat.read_all(self.run.heartbeats, self.ranks)}
-        moved = not overdue or any(b.rank not in after or after[b.rank].beats != b.beats for b in overdue)
+        moved = not overdue or any(
+            b.rank not in after or after[b.rank].beats != b.beats for b in overdue
+        )
         if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
             return None  # it has gone on, or its end is noticed elsewhere
         if stopped is None and self._only_slow(culprit.behind(seen)):
@@ -206,20 +266,27 @@ class HeartbeatWatchdog:
         found = culprit.find_culprit(seen)
         if moved and found.kind != STOPPED:
             return None  # it was stopped, and has been continued meanwhile
-        if self.others_elsewhere and found.rank is None and found.kind == HANG and found.since_s < elsewhere_s(self.floor_s):
+        if (
+            self.others_elsewhere
+            and found.rank is None
+            and found.kind == HANG
+            and found.since_s < elsewhere_s(self.floor_s)
+        ):
             return None  # whom they wait for is on another machine, whose own watch names it
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
         return hang_dump.keep(self.run, found, snapshot.texts(seen)) if self._acts else found
 
     def _gets_no_core(self, beat: HeartbeatRecord, pid: int) -> bool:
-        """It would run if the machine let it: time in which it waits for a core does not count, within a limit."""
+        """It would run if the machine let it: time in which it waits for a core does not count,
+        within a limit."""
         starved, budget = self._starved.seconds(beat, pid), self.budget_s(beat)
         if not starved or beat.age_s - starved > budget or beat.age_s > READING_TIMES * budget:
             return False
         self._say(
             "warning.machine_overloaded",
-            f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the machine is overloaded",
+            f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the "
+            f"machine is overloaded",
         )
         return True
 
@@ -230,14 +297,21 @@ class HeartbeatWatchdog:
             return False
         self._say(
             "warning.still_reading",
-            f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it still reads: slow, not stuck",
+            f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it "
+            f"still reads: slow, not stuck",
         )
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 
 
-def look_once(run: rundir.RunDir, plan: Plan, pids: Mapping[int, int], floor_s: float) -> HangFinding | None:
-    """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what keeps it there."""
+def look_once(
+    run: rundir.RunDir, plan: Plan, pids: Mapping[int, int], floor_s: float
+) -> HangFinding | None:
+    """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what
+    keeps it there."""
     watch = HeartbeatWatchdog(
-        run, {**plan, "config": {**plan["config"], "hang_timeout": floor_s}}, range(min(pids), max(pids) + 1), acts=False
+        run,
+        {**plan, "config": {**plan["config"], "hang_timeout": floor_s}},
+        range(min(pids), max(pids) + 1),
+        acts=False,
     )
     return watch.look(pids)

@@ -1,4 +1,5 @@
-"""The first words on a rank that has died: how, and where, as far as it has left that. The card comes when all the others are gone."""
+"""The first words on a rank that has died: how, and where, as far as it has left that. The card
+comes when all the others are gone."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
 @dataclass(frozen=True)
 class RankExit:
-    """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can not be told."""
+    """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can
+    not be told."""
 
     kind: ExitKind
     rank: int | None
@@ -39,19 +41,36 @@ class RankExit:
         return "FAILED" if self.kind == ERROR else self.kind.upper()
 
 
-def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, int]], log_from: Mapping[Path, int]) -> int | None:
-    """The rank of a script that left first, with status 0, where this one failed since it lost a peer. That status is no failure by
-    itself, but here it is where the failure begins. `gone`: the ends so far, in the order in which they happened."""
+def left_before(
+    run: rundir.RunDir,
+    rank: int,
+    gone: Sequence[tuple[int | None, int]],
+    log_from: Mapping[Path, int],
+) -> int | None:
+    """The rank of a script that left first, with status 0, where this one failed since it lost a
+    peer. That status is no failure by itself, but here it is where the failure begins. `gone`: the
+    ends so far, in the order in which they happened."""
     left = [other for other, status in gone if other is not None and status == 0]
-    ends = {int(p.stem[4:]): float(facts["time"]) for p in run.ranks.glob("rank*.ended") if (facts := rundir.read_json(p))}
-    errors = {int(e["rank"]): e for p in run.ranks.glob("rank*.error.json") if (e := run_reader.read_rank_error(p))}
+    ends = {
+        int(p.stem[4:]): float(facts["time"])
+        for p in run.ranks.glob("rank*.ended")
+        if (facts := rundir.read_json(p))
+    }
+    errors = {
+        int(e["rank"]): e
+        for p in run.ranks.glob("rank*.error.json")
+        if (e := run_reader.read_rank_error(p))
+    }
     if (error := errors.get(rank)) is not None:
         if not exception_cause.lost_peer(error) or any(
             e["time"] <= error["time"] and not exception_cause.lost_peer(e) for e in errors.values()
         ):
             return None  # it failed by itself, or another one did
-        # The end of a process is seen late where much has to be torn down: the script's own end counts.
-        left += sorted((other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__)
+        # The end of a process is seen late where much has to be torn down: the script's own end
+        # counts.
+        left += sorted(
+            (other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__
+        )
     elif left:
         log = run.rank_log(rank)
         told = exception_cause.of_log(log, rank, log_from.get(log, 0))
@@ -60,12 +79,20 @@ def left_before(run: rundir.RunDir, rank: int, gone: Sequence[tuple[int | None, 
     return next((other for other in left if other != rank), None)
 
 
-def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]) -> RankExit:
-    """`alive`: the ranks that are still there; `log_from`: log → where the words of this start begin."""
+def explain(
+    run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]
+) -> RankExit:
+    """`alive`: the ranks that are still there; `log_from`: log → where the words of this start
+    begin."""
     if error := run_reader.read_rank_error(run.rank_error(rank)):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
-        return RankExit(ERROR, error["guilty_rank"], error["where"], f"{error['type']}: {one_line(error['message'])[:200]}")
+        return RankExit(
+            ERROR,
+            error["guilty_rank"],
+            error["where"],
+            f"{error['type']}: {one_line(error['message'])[:200]}",
+        )
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
@@ -75,8 +102,20 @@ def explain(run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], lo
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
-        how = f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits {sizes[2]}, and was aborted by gloo"
-        last = {other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))}
-        others = "; ".join(f"rank {other} is in collective {call.number}, {call}" for other, call in last.items())
-        return RankExit(DESYNC, None, where, f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""))
+        how = (
+            f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits "
+            f"{sizes[2]}, and was aborted by gloo"
+        )
+        last = {
+            other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
+        }
+        others = "; ".join(
+            f"rank {other} is in collective {call.number}, {call}" for other, call in last.items()
+        )
+        return RankExit(
+            DESYNC,
+            None,
+            where,
+            f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""),
+        )
     return RankExit(DIED, rank, where, exit_status.how(status))

@@ -1,8 +1,10 @@
-"""Hang detection for scripts that know nothing of us: no output of any rank for long, and stacks that do not move.
+"""Hang detection for scripts that know nothing of us: no output of any rank for long, and stacks
+that do not move.
 
-Silence alone is never a hang: a script may train, evaluate, compile, download or sleep without a word. It only decides when the
-ranks are looked at. What ends a run is told by training.watchdog.stall_detector, from samples of the second half of the silence: a rank
-waits for the others, and one that does not is idle, stopped, or in an endless loop.
+Silence alone is never a hang: a script may train, evaluate, compile, download or sleep without a
+word. It only decides when the ranks are looked at. What ends a run is told by
+training.watchdog.stall_detector, from samples of the second half of the silence: a rank waits for
+the others, and one that does not is idle, stopped, or in an endless loop.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from dataclasses import replace
 from training.core import log
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
-from training.watchdog.hang_report import BLIND, FAILED, GPU_WORKS, LOOPS, QUIET, SHORT, STOPPED, HangFinding, NoFinding
+from training.watchdog.hang_report import (
+    BLIND,
+    FAILED,
+    GPU_WORKS,
+    LOOPS,
+    QUIET,
+    SHORT,
+    STOPPED,
+    HangFinding,
+    NoFinding,
+)
 from training.watchdog.heartbeat_watchdog import STOPPED_S
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import Sample, take
@@ -30,17 +42,20 @@ SAMPLES = 3  # the least that a finding stands on
 PER_PATIENCE = 12  # samples in that time
 LEAST_S = 0.3  # between samples
 ALONE_TIMES = 5.0  # nobody waits for another rank, or who keeps the others waiting may be at work
-SPIN_TIMES = ALONE_TIMES  # long work in Python looks like an endless loop; before the first step it is taken for work
+# long work in Python looks like an endless loop; before the first step it is taken for work
+SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # in a row that find it, before it is told
 KEPT = 200  # samples
 REACH = 0.7  # of the time that is asked for
 NOTHING_YET = NoFinding(SHORT, "not looked at for long enough")
-ASLEEP_S = 10.0  # look() itself was not called: the whole machine was asleep, or we were stopped with the ranks
+# look() itself was not called: the whole machine was asleep, or we were stopped with the ranks
+ASLEEP_S = 10.0
 
 
 class ScriptWatch:
-    """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks too; `pending`: has this rank a
-    collective that is not done (None: not known)? `trains`: has the script printed a step, or a loss? `say`: a warning for people."""
+    """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks
+    too; `pending`: has this rank a collective that is not done (None: not known)? `trains`: has the
+    script printed a step, or a loss? `say`: a warning for people."""
 
     def __init__(
         self,
@@ -51,7 +66,12 @@ class ScriptWatch:
         trains: Callable[[], bool] = lambda: True,
         say: Callable[[str], None] = log.warning,
     ) -> None:
-        self.floor_s, self.others_elsewhere, self._pending, self._say = floor_s, elsewhere, pending, say
+        self.floor_s, self.others_elsewhere, self._pending, self._say = (
+            floor_s,
+            elsewhere,
+            pending,
+            say,
+        )
         self._trains, self._training = trains, False
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._heard: float | None = None  # the last output
@@ -82,9 +102,12 @@ class ScriptWatch:
         usual = gaps[min(len(gaps) - 1, int(SHARE * len(gaps)))] if gaps else 0.0
         return max(self.floor_s, TIMES * usual)
 
-    def look(self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None) -> HangFinding | None:
-        """Called a few times a second with the ranks that live (rank → pid) and those that do not (rank → status). Samples are taken
-        by a thread of their own. A finding is certain: its run can be ended."""
+    def look(
+        self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None
+    ) -> HangFinding | None:
+        """Called a few times a second with the ranks that live (rank → pid) and those that do not
+        (rank → status). Samples are taken by a thread of their own. A finding is certain: its run
+        can be ended."""
         now = time.monotonic()
         asleep, self._looked = now - self._looked > ASLEEP_S, now
         if not self.floor_s or not pids:
@@ -108,7 +131,8 @@ class ScriptWatch:
         return found
 
     def close(self) -> None:
-        """Waits for the stacks that are being taken: who starts processes next wants to be the only thread."""
+        """Waits for the stacks that are being taken: who starts processes next wants to be the only
+        thread."""
         self._closing.set()
         if self._sampler:
             self._sampler.join()
@@ -121,9 +145,18 @@ class ScriptWatch:
             if found.code in (BLIND, FAILED):
                 self._tell(f"no hang can be found: {found}", found.code)
             elif found.code == LOOPS and self._loops >= SPIN_LOOKS:
-                end = f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: print progress, or raise --hang_timeout"
-                end = end if self._training else "no step has been printed yet, so this is taken for work"
-                self._tell(f"no output for {silent:.0f} s: {found}; {end}", f"{LOOPS} {self._training}")
+                end = (
+                    f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: "
+                    f"print progress, or raise --hang_timeout"
+                )
+                end = (
+                    end
+                    if self._training
+                    else "no step has been printed yet, so this is taken for work"
+                )
+                self._tell(
+                    f"no output for {silent:.0f} s: {found}; {end}", f"{LOOPS} {self._training}"
+                )
             elif silent > ALONE_TIMES * patience and found.code == QUIET:
                 self._tell(f"no output for {silent:.0f} s: {found}", QUIET)
             return None
@@ -141,20 +174,30 @@ class ScriptWatch:
             self._say(text)
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> bool:
-        """Is a rank stopped for long, and not all of them? It does not come back by itself; who stops all has a reason."""
+        """Is a rank stopped for long, and not all of them? It does not come back by itself; who
+        stops all has a reason."""
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
                 by = "a debugger" if process.state == "t" else "SIGSTOP"
-                self._tell(f"rank {rank} (pid {pid}) is stopped by {by}; go on: kill -CONT {pid}", f"stopped {rank}")
+                self._tell(
+                    f"rank {rank} (pid {pid}) is stopped by {by}; go on: kill -CONT {pid}",
+                    f"stopped {rank}",
+                )
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         longest = max((now - since for since in self._stopped.values()), default=0.0)
         return longest > max(STOPPED_S, self.floor_s) and len(self._stopped) < len(pids)
 
     def _examine(
-        self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
+        self,
+        samples: list[Sample],
+        pids: dict[int, int],
+        ended: dict[int, int],
+        silent: float,
+        patience: float,
+        stopped: bool,
     ) -> None:
         """In the thread. `samples` belongs to it, until an output begins another list."""
         try:
@@ -167,7 +210,13 @@ class ScriptWatch:
         self._verdict = (samples, told)
 
     def _judged(
-        self, samples: list[Sample], pids: dict[int, int], ended: dict[int, int], silent: float, patience: float, stopped: bool
+        self,
+        samples: list[Sample],
+        pids: dict[int, int],
+        ended: dict[int, int],
+        silent: float,
+        patience: float,
+        stopped: bool,
     ) -> HangFinding | NoFinding:
         samples.append(take(pids))
         if samples[-1].looks.keys() != samples[0].looks.keys():
@@ -175,38 +224,57 @@ class ScriptWatch:
         del samples[: -(KEPT + 1)]
         # At first the second half of the silence, and as long as it takes once there is so much.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
-        burst = functools.cache(self._burst) if silent > SPIN_TIMES * patience and self._training else None
+        burst = (
+            functools.cache(self._burst)
+            if silent > SPIN_TIMES * patience and self._training
+            else None
+        )
         told: HangFinding | NoFinding = NOTHING_YET
-        windows = [(window, False)] + ([(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else [])
+        windows = [(window, False)] + (
+            [(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else []
+        )
         for seconds, alone in windows:
             if isinstance(told, NoFinding) and (part := last(samples, seconds)):
-                told = stall_detector.detect_stall(part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone)
+                told = stall_detector.detect_stall(
+                    part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone
+                )
                 told = self._doubted(told, alone)
         return told
 
     def _doubted(self, told: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
-        """Who waits for a GPU waits for other ranks only where a collective is pending; without one the GPU computes."""
+        """Who waits for a GPU waits for other ranks only where a collective is pending; without one
+        the GPU computes."""
         if isinstance(told, NoFinding) or told.kind == STOPPED:
             return told
         for rank in stall_detector.on_gpu(told):
             pending = self._pending(rank)
             if pending is False:
-                return NoFinding(GPU_WORKS, f"the GPU of rank {rank} computes: none of its collectives is pending")
+                return NoFinding(
+                    GPU_WORKS,
+                    f"the GPU of rank {rank} computes: none of its collectives is pending",
+                )
             if pending is None and not alone:
-                return NoFinding(GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are not known")
+                return NoFinding(
+                    GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are not known"
+                )
         return told
 
     def _burst(self, pid: int) -> list[Stack | str]:
         taken: list[Stack | str] = []
         end = time.monotonic() + stall_detector.BURST_LIMIT_S
-        while len(taken) < stall_detector.BURST and not self._closing.is_set() and (left := end - time.monotonic()) > 0:
+        while (
+            len(taken) < stall_detector.BURST
+            and not self._closing.is_set()
+            and (left := end - time.monotonic()) > 0
+        ):
             taken.append(stacks.dump([pid], left)[pid])
         return taken
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
-    """Those of the last seconds; none when they do not reach back that far (a sample less does not matter) or are too few. Where each
-    look takes long, on a busy machine, they are the last few all the same: what held for longer holds."""
+    """Those of the last seconds; none when they do not reach back that far (a sample less does not
+    matter) or are too few. Where each look takes long, on a busy machine, they are the last few all
+    the same: what held for longer holds."""
     within = sum(samples[-1].at - sample.at <= seconds for sample in samples)
     part = samples[-max(within, SAMPLES) :]
     reach = part[-1].at - part[0].at if part else 0.0

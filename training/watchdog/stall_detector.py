@@ -1,5 +1,5 @@
-"""Is it a standstill, and whose fault? By stacks and /proc alone, for ranks that know nothing of us. Only what is certain is a finding;
-in any other case the answer says what speaks against it."""
+"""Is it a standstill, and whose fault? By stacks and /proc alone, for ranks that know nothing of
+us. Only what is certain is a finding; in any other case the answer says what speaks against it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from training.watchdog import hang_report
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses
-from training.watchdog.probes.stacks import Frame, Stack, in_collective, own, saves, waits_for_device, waits_for_worker
+from training.watchdog.probes.stacks import (
+    Frame,
+    Stack,
+    in_collective,
+    own,
+    saves,
+    waits_for_device,
+    waits_for_worker,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
@@ -30,22 +38,33 @@ def detect_stall(
     elsewhere: bool = False,
     alone: bool = False,
 ) -> HangFinding | NoFinding:
-    """`samples`: of at least two moments. `ended`: rank → status of those that are gone. `elsewhere`: ranks of other machines may be
-    waited for. `burst`: takes many stacks of a pid in a row; without it an endless loop is never told from a long computation.
-    `alone`: they reach back so far that a data loader which gets nothing is a standstill also where no rank waits for another, and a
-    file that is being written is no excuse any more."""
+    """`samples`: of at least two moments. `ended`: rank → status of those that are gone.
+    `elsewhere`: ranks of other machines may be waited for. `burst`: takes many stacks of a pid in a
+    row; without it an endless loop is never told from a long computation. `alone`: they reach back
+    so far that a data loader which gets nothing is a standstill also where no rank waits for
+    another, and a file that is being written is no excuse any more."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
         return NoFinding(hang_report.SHORT, "the ranks were not there in every sample")
     stopped = [c for c in seen.values() if c.always("Tt")]
     if stopped and len(stopped) < len(seen):
         c = stopped[0]
-        by = "held by a debugger" if c.always("t") else f"stopped (SIGSTOP); go on: kill -CONT {c.pid}"
+        by = (
+            "held by a debugger"
+            if c.always("t")
+            else f"stopped (SIGSTOP); go on: kill -CONT {c.pid}"
+        )
         return _finding(STOPPED, c, f"is {by}", seen)
     if stopped:
         pids = " ".join(str(c.pid) for c in stopped)
-        return NoFinding(hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; go on: kill -CONT {pids}")
-    blind = [f"rank {c.rank}: {c.last.stack}" for c in seen.values() if all(isinstance(look.stack, str) for look in c.looks)]
+        return NoFinding(
+            hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; go on: kill -CONT {pids}"
+        )
+    blind = [
+        f"rank {c.rank}: {c.last.stack}"
+        for c in seen.values()
+        if all(isinstance(look.stack, str) for look in c.looks)
+    ]
     if blind:
         return NoFinding(hang_report.BLIND, f"no stack of {'; '.join(blind)}")
     waiting = {c.rank: name for c in seen.values() if (name := waits(c))}
@@ -64,7 +83,10 @@ def detect_stall(
         if how is None:
             shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
             if spins(c):
-                text = f"in the same Python functions all the time, an endless loop or long work: {shown}"
+                text = (
+                    f"in the same Python functions all the time, an endless loop or long work: "
+                    f"{shown}"
+                )
                 return NoFinding(hang_report.LOOPS, text)
             return NoFinding(hang_report.WORKS, f"one of them works: {shown}")
         guilty.append((c, how))
@@ -75,26 +97,38 @@ def detect_stall(
 
 
 def waits(c: RankTrace) -> str | None:
-    """What this rank waits in for other ranks or for its GPU, all the time and in the same place; None: it does not."""
+    """What this rank waits in for other ranks or for its GPU, all the time and in the same place;
+    None: it does not."""
     main = c.last.main
     if main is None or not c.same_place or c.children_work:
         return None
     name = in_collective(main)
-    if name is None and c.last.gpu and not any(look.main and look.main.holds_gil for look in c.looks) and waits_for_device(main.frames[0]):
+    if (
+        name is None
+        and c.last.gpu
+        and not any(look.main and look.main.holds_gil for look in c.looks)
+        and waits_for_device(main.frames[0])
+    ):
         name = GPU
-    # Who looks for the others' meeting point tries again and again; every other wait is a single one.
+    # Who looks for the others' meeting point tries again and again; every other wait is a single
+    # one.
     if name is None or c.moves_data or (c.woken and name != "init_process_group"):
         return None
-    # On a CPU a collective that waits uses none; 'backward' may be the computation itself. A GPU is often waited for in a busy loop.
+    # On a CPU a collective that waits uses none; 'backward' may be the computation itself. A GPU is
+    # often waited for in a busy loop.
     return name if c.last.gpu or c.idle else None
 
 
 def on_gpu(found: HangFinding) -> list[int]:
     """The ranks that wait for their GPU: it may compute."""
-    return [rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")]
+    return [
+        rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")
+    ]
 
 
-def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool) -> HangFinding | NoFinding:
+def _all_wait(
+    seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mapping[int, int], elsewhere: bool
+) -> HangFinding | NoFinding:
     done = sorted(rank for rank, status in ended.items() if status == 0)
     since = _since(seen)
     if done:
@@ -109,20 +143,25 @@ def _all_wait(seen: dict[int, RankTrace], waiting: dict[int, str], ended: Mappin
     if len(seen) == 1:
         return NoFinding(hang_report.SINGLE, f"the only rank here {places[min(places)]}")
     if len(set(places.values())) > 1:
-        how = "all ranks wait for each other, in different places: uneven batches, or a branch that not all of them take"
+        how = (
+            "all ranks wait for each other, in different places: uneven batches, or a branch "
+            "that not all of them take"
+        )
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
     how = "all ranks wait for each other, in the same place: the network between them, or a device"
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 
 def _nobody_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
-    """Without a rank that waits for another one, only a data loader that gets nothing from idle workers is certain: a script may
-    sleep, serve or poll as long as it likes."""
+    """Without a rank that waits for another one, only a data loader that gets nothing from idle
+    workers is certain: a script may sleep, serve or poll as long as it likes."""
     shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
-        return NoFinding(hang_report.QUIET, f"nobody waits for another rank, nobody does anything: {shown}")
+        return NoFinding(
+            hang_report.QUIET, f"nobody waits for another rank, nobody does anything: {shown}"
+        )
     first = seen[min(seen)]
     return _finding(HANG, first, _at_worker(first)[0], seen)
 
@@ -142,30 +181,45 @@ def _stands_still(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if c.idle and c.same_place:
         if all(look.main and look.main.holds_gil for look in c.looks):
             return f"holds the GIL in C, called at {frame}"
-        return f"stands at {frame}" + (f", waiting in {name} since others have left it" if (name := in_collective(main)) else "")
+        return f"stands at {frame}" + (
+            f", waiting in {name} since others have left it"
+            if (name := in_collective(main))
+            else ""
+        )
     if burst and spins(c) and _still_spins(c, burst(c.pid)):
         return f"spins at {frame}, and holds the GIL"
     return None
 
 
 def spins(c: RankTrace) -> bool:
-    """May this be an endless loop? Python code of the same functions that never lets go of its core and touches nothing new."""
+    """May this be an endless loop? Python code of the same functions that never lets go of its core
+    and touches nothing new."""
     # Always ready to run; what it gets of a core depends on how many others want it.
     computing = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s > IDLE_SHARE * c.seconds
     alone = not c.children_work and not c.moves_data
-    return computing and alone and c.always("R") and c.same_functions and all(look.main and look.main.holds_gil for look in c.looks)
+    return (
+        computing
+        and alone
+        and c.always("R")
+        and c.same_functions
+        and all(look.main and look.main.holds_gil for look in c.looks)
+    )
 
 
 def _still_spins(c: RankTrace, taken: list[Stack | str]) -> bool:
     here = [(f.file, f.function) for f in c.frames]
     mains = [stack.main for stack in taken if isinstance(stack, Stack) and stack.main]
     same = [main for main in mains if [(f.file, f.function) for f in main.frames] == here]
-    return len(mains) >= BURST // 2 and len(same) == len(mains) and sum(main.holds_gil for main in mains) >= BURST_GIL * len(mains)
+    return (
+        len(mains) >= BURST // 2
+        and len(same) == len(mains)
+        and sum(main.holds_gil for main in mains) >= BURST_GIL * len(mains)
+    )
 
 
 def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
-    """The worker that does not answer: one that is stopped or blocked, or one that stands in the dataset's own code. Idle ones wait
-    for work in torch's."""
+    """The worker that does not answer: one that is stopped or blocked, or one that stands in the
+    dataset's own code. Idle ones wait for work in torch's."""
     pids = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
     found = stacks.dump(pids)
     for pid in pids:
@@ -173,18 +227,40 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
         frame = own(stack.main.frames) if isinstance(stack, Stack) and stack.main else None
         busy_there = frame is not None and "/torch/utils/data/" not in frame.file
         if state in "TtD" or busy_there:
-            what = {"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "is blocked in I/O"}.get(state, "stands")
-            return f"waits for its data-loader worker (pid {pid}), which {what}{f' at {frame}' if frame else ''}", frame
-    return f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), which do nothing", None
+            what = {
+                "T": "is stopped (SIGSTOP)",
+                "t": "is held by a debugger",
+                "D": "is blocked in I/O",
+            }.get(state, "stands")
+            return (
+                f"waits for its data-loader worker (pid {pid}), which "
+                f"{what}{f' at {frame}' if frame else ''}",
+                frame,
+            )
+    return (
+        f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), "
+        f"which do nothing",
+        None,
+    )
 
 
-def _finding(kind: HangKind, guilty: RankTrace, how: str, seen: dict[int, RankTrace]) -> HangFinding:
+def _finding(
+    kind: HangKind, guilty: RankTrace, how: str, seen: dict[int, RankTrace]
+) -> HangFinding:
     main = guilty.last.main
     frame = own(main.frames) if main else None
     if main and waits_for_worker(main):
         frame = _at_worker(guilty)[1] or frame
     places = {rank: place for rank, place in _places(seen).items() if rank != guilty.rank}
-    return HangFinding(kind, guilty.rank, f"{frame.file}:{frame.line}" if frame else None, how, places, _stacks(seen), _since(seen))
+    return HangFinding(
+        kind,
+        guilty.rank,
+        f"{frame.file}:{frame.line}" if frame else None,
+        how,
+        places,
+        _stacks(seen),
+        _since(seen),
+    )
 
 
 def _places(seen: dict[int, RankTrace]) -> dict[int, str]:

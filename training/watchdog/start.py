@@ -1,4 +1,5 @@
-"""The watch of one start: by heartbeats where the ranks are our own training, by stacks and silence where they are somebody's script."""
+"""The watch of one start: by heartbeats where the ranks are our own training, by stacks and silence
+where they are somebody's script."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ class RanksWatch:
         if plan.get("script"):
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
             self._script = ScriptWatch(
-                floor_s, elsewhere=elsewhere, pending=lambda rank: flight_recorder.pending(run.ranks, rank), trains=self._trains
+                floor_s,
+                elsewhere=elsewhere,
+                pending=lambda rank: flight_recorder.pending(run.ranks, rank),
+                trains=self._trains,
             )
         else:
             self._ours = HeartbeatWatchdog(run, plan, ranks)
@@ -69,16 +73,23 @@ class RanksWatch:
         """So long the rank may stay in its phase; 0 where nothing is known of it."""
         return self._of_ours(HeartbeatWatchdog.budget_s, beat)
 
-    def _of_ours(self, what: Callable[[HeartbeatWatchdog, heartbeat.HeartbeatRecord], float], beat: heartbeat.HeartbeatRecord) -> float:
+    def _of_ours(
+        self,
+        what: Callable[[HeartbeatWatchdog, heartbeat.HeartbeatRecord], float],
+        beat: heartbeat.HeartbeatRecord,
+    ) -> float:
         try:
             return what(self._ours, beat) if self._ours else 0.0
         except Exception as error:
             self._failed(error)
             return 0.0
 
-    def look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> HangFinding | None:
-        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None. `ended`: rank → status. An error of
-        the watch itself turns the watch off for a while, with its traceback in the run directory, and never ends the training."""
+    def look(
+        self, started: Mapping[int | None, int], ended: Mapping[int, int]
+    ) -> HangFinding | None:
+        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None.
+        `ended`: rank → status. An error of the watch itself turns the watch off for a while, with
+        its traceback in the run directory, and never ends the training."""
         if time.monotonic() < self._off_until:
             return None
         try:
@@ -94,11 +105,18 @@ class RanksWatch:
         off_s = OFF_S * 2 ** (self._errors - 1) if self._errors < ERRORS else math.inf
         self._off_until = time.monotonic() + off_s
         how_long = f"{off_s:.0f} s" if off_s < math.inf else "this start"
-        log.warning(f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see {self.run.watch_error})")
+        log.warning(
+            f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see "
+            f"{self.run.watch_error})"
+        )
         with contextlib.suppress(OSError):
-            self.run.watch_error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            self.run.watch_error.write_text(
+                "".join(traceback.format_exception(error)), encoding="utf-8"
+            )
 
-    def _look(self, started: Mapping[int | None, int], ended: Mapping[int, int]) -> HangFinding | None:
+    def _look(
+        self, started: Mapping[int | None, int], ended: Mapping[int, int]
+    ) -> HangFinding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
         if self._ours:
             return self._ours.look(pids)
@@ -107,11 +125,17 @@ class RanksWatch:
             pids = self._torchruns(started[None])
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
         found = self._script.look(pids, ended)
-        return hang_dump.keep(self.run, self._compared(found, pids), found.texts()) if found else None
+        return (
+            hang_dump.keep(self.run, self._compared(found, pids), found.texts()) if found else None
+        )
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Its ranks: some come late, and it does not tell how they end."""
-        known = {rank: pid for rank, pid in self._below.items() if (now := procfs.read_process(pid)) and now.state not in "ZX"}
+        known = {
+            rank: pid
+            for rank, pid in self._below.items()
+            if (now := procfs.read_process(pid)) and now.state not in "ZX"
+        }
         if len(known) < len(self.ranks) and time.monotonic() >= self._next_below:
             self._next_below = time.monotonic() + BELOW_S
             known = discovery.below(launcher) or known
@@ -127,11 +151,24 @@ class RanksWatch:
 
     def _compared(self, found: HangFinding, numbers: Iterable[int]) -> HangFinding:
         """A script whose ranks stand still, seen by what they have called."""
-        calls = {rank: called for rank in numbers if (called := flight_recorder.read(self.run.ranks, rank)) is not None}
+        calls = {
+            rank: called
+            for rank in numbers
+            if (called := flight_recorder.read(self.run.ranks, rank)) is not None
+        }
         different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
         if different is None:
             return found
         if found.kind == UNEVEN:
             return replace(found, how=f"{found.how}; {different}")
-        where, waiting = (found.where, found.waiting) if different.rank == found.rank else (None, {})
-        return replace(found, kind=DESYNC, rank=different.rank, where=where, waiting=waiting, how=str(different))
+        where, waiting = (
+            (found.where, found.waiting) if different.rank == found.rank else (None, {})
+        )
+        return replace(
+            found,
+            kind=DESYNC,
+            rank=different.rank,
+            where=where,
+            waiting=waiting,
+            how=str(different),
+        )

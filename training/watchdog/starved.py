@@ -1,5 +1,6 @@
-"""Is a rank slow because the machine is overloaded? The kernel counts for each thread how long it was ready to run without a core
-(schedstat): such a rank is not stuck, however long its phase takes. Without these counts nothing counts as starved."""
+"""Is a rank slow because the machine is overloaded? The kernel counts for each thread how long it
+was ready to run without a core (schedstat): such a rank is not stuck, however long its phase takes.
+Without these counts nothing counts as starved."""
 
 from __future__ import annotations
 
@@ -38,14 +39,22 @@ class Starved:
         return time.monotonic() - known.at if known and known.beats == beat.beats else 0.0
 
     def seconds(self, beat: HeartbeatRecord, pid: int) -> float:
-        """That long the thread which waits most for a core has waited for one since `note`; 0 where it got enough of it."""
+        """That long the thread which waits most for a core has waited for one since `note`; 0 where
+        it got enough of it."""
         known = self._since.get(beat.rank)
         if known is None or known.beats != beat.beats:
             return 0.0
-        waited = max((now - known.queued.get(thread, 0.0) for thread, now in queued(pid).items()), default=0.0)
+        waited = max(
+            (now - known.queued.get(thread, 0.0) for thread, now in queued(pid).items()),
+            default=0.0,
+        )
         return waited if waited > SHARE * (time.monotonic() - known.at) else 0.0
 
 
 def queued(pid: int) -> dict[int, float]:
     """Of the rank's threads and those of its children (data-loader workers)."""
-    return {thread: seconds for one in (pid, *procfs.family(pid)) for thread, seconds in procfs.queued(one).items()}
+    return {
+        thread: seconds
+        for one in (pid, *procfs.family(pid))
+        for thread, seconds in procfs.queued(one).items()
+    }

@@ -1,4 +1,5 @@
-"""A torchrun-style script as people have it: bare DDP, nothing of ours. Writes what each rank ends with to the file argv[1]<rank>."""
+"""A torchrun-style script as people have it: bare DDP, nothing of ours. Writes what each rank ends
+with to the file argv[1]<rank>."""
 
 import os
 import sys

@@ -1,7 +1,8 @@
-"""A bare DDP script, nothing of ours, in which one thing goes wrong: faulty.py FAULT [SECONDS]. Runs under torchrun too.
+"""A bare DDP script, nothing of ours, in which one thing goes wrong: faulty.py FAULT [SECONDS].
+Runs under torchrun too.
 
-200 steps of about 10 ms, a line for each; the fault comes at step 20. SECONDS: how long slow_eval, upload, quiet,
-slow_data and prepare take.
+200 steps of about 10 ms, a line for each; the fault comes at step 20. SECONDS: how long slow_eval,
+upload, quiet, slow_data and prepare take.
 """
 
 import ctypes
@@ -121,7 +122,9 @@ def at_fault():
         raise ValueError("something is wrong with sample 80")
 
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "1800"))))
+dist.init_process_group(
+    "gloo", timeout=timedelta(seconds=float(os.environ.get("GROUP_TIMEOUT_S", "1800")))
+)
 rank = dist.get_rank()
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))

@@ -1,5 +1,5 @@
-"""Lightning with the inspector's callback: inspected_lightning.py "FAULT;FAULT…" [MODE] [STEPS]. Imported by the name that clashes with
-nobody."""
+"""Lightning with the inspector's callback: inspected_lightning.py "FAULT;FAULT…" [MODE] [STEPS].
+Imported by the name that clashes with nobody."""
 
 import sys
 import time
@@ -50,5 +50,10 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
     callbacks=[callback],
 )
-trainer.fit(Net(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=4, shuffle="shuffle" in FAULTS))
+trainer.fit(
+    Net(),
+    torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(data), batch_size=4, shuffle="shuffle" in FAULTS
+    ),
+)
 print(f"rank {trainer.global_rank} done", flush=True)

@@ -1,4 +1,5 @@
-"""A hand-written DDP loop with the inspector, in which things go wrong: inspected_loop.py "FAULT;FAULT…" [MODE] [STEPS].
+"""A hand-written DDP loop with the inspector, in which things go wrong: inspected_loop.py
+"FAULT;FAULT…" [MODE] [STEPS].
 
 Epochs of 40 batches of 4 from 320 samples for two ranks, until STEPS (80).
 """
@@ -10,7 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, Subset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+)
 
 from training.inspector import DDPInspector
 
@@ -53,12 +61,16 @@ if "stream" in FAULTS or "same stream" in FAULTS:
     loader = DataLoader(Stream(), batch_size=BATCH)
 else:
     data = Samples()
-    sampler = None if "no sampler" in FAULTS else DistributedSampler(data, shuffle="shuffle" in FAULTS)
+    sampler = (
+        None if "no sampler" in FAULTS else DistributedSampler(data, shuffle="shuffle" in FAULTS)
+    )
     if "own shuffle" in FAULTS:
         sampler = RandomSampler(data, generator=torch.Generator().manual_seed(rank))
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 if "uneven" in FAULTS:
-    loader = DataLoader(Subset(Samples(), range(100 * rank, 100 * rank + (12 - 2 * rank) * BATCH)), batch_size=BATCH)
+    loader = DataLoader(
+        Subset(Samples(), range(100 * rank, 100 * rank + (12 - 2 * rank) * BATCH)), batch_size=BATCH
+    )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inspector = DDPInspector(model, loader, every=20, on_finding=MODE, patience_s=3)
 step = 0

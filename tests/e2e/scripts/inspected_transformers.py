@@ -1,11 +1,18 @@
-"""The Hugging Face Trainer with the inspector's callback: inspected_transformers.py "FAULT;FAULT…" [MODE] [STEPS]."""
+"""The Hugging Face Trainer with the inspector's callback: inspected_transformers.py "FAULT;FAULT…"
+[MODE] [STEPS]."""
 
 import sys
 import tempfile
 import time
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PretrainedConfig,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.modeling_outputs import ModelOutput
 
 from training.inspector.transformers import InspectorCallback
@@ -29,10 +36,14 @@ class Net(PreTrainedModel):
 
 
 class Fault(TrainerCallback):
-    def on_step_begin(self, args: TrainingArguments, state: object, control: object, **facts: object) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: object, control: object, **facts: object
+    ) -> None:
         time.sleep(0.03 if "slow" in FAULTS and args.process_index == 1 else 0.005)
 
-    def on_optimizer_step(self, args: TrainingArguments, state: object, control: object, **facts: object) -> None:
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: object, control: object, **facts: object
+    ) -> None:
         if "changed" in FAULTS and args.process_index == 1 and state.global_step == 14:
             with torch.no_grad():
                 facts["model"].last.weight.add_(1e-6)

@@ -11,7 +11,9 @@ set_seed(1)
 layer = torch.nn.Linear(8, 1)
 data = torch.utils.data.TensorDataset(torch.randn(32, 8))
 model, optimizer, loader = accelerator.prepare(
-    layer, torch.optim.SGD(layer.parameters(), lr=0.1), torch.utils.data.DataLoader(data, batch_size=4)
+    layer,
+    torch.optim.SGD(layer.parameters(), lr=0.1),
+    torch.utils.data.DataLoader(data, batch_size=4),
 )
 for (batch,) in loader:
     optimizer.zero_grad()

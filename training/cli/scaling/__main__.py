@@ -1,7 +1,8 @@
 """./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
 
-Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares tokens (or samples) per second with the
-expected band; says what limits it. Each run is one of ./launch_train.sh, in a temporary folder. A minute or two.
+Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares
+tokens (or samples) per second with the expected band; says what limits it. Each run is one of
+./launch_train.sh, in a temporary folder. A minute or two.
 
   CONFIG          default: configs/dual_gpu/quickstart.py; none where --task names another task
   --ranks=1,2     numbers of ranks (default: 1,2, with 4 and 8 where so many GPUs are visible)
@@ -10,8 +11,8 @@ expected band; says what limits it. Each run is one of ./launch_train.sh, in a t
   --json          the figures as JSON on standard output
   --key=value     any field of the configuration, see ./launch_train.sh --help
 
-Exit code: 0 measured, whatever the verdict; 2 wrong command line or configuration; 3 a resource is missing; 4, 5 a run
-failed (its card is shown, its folder kept); 130 stopped by Ctrl-C.
+Exit code: 0 measured, whatever the verdict; 2 wrong command line or configuration; 3 a resource is
+missing; 4, 5 a run failed (its card is shown, its folder kept); 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ def _measure(experiment: Experiment, as_json: bool) -> int:
     others = measure.BackgroundLoad()
     rounds, parameters = measure.all_rounds(experiment)
     report = analysis.analyze(rounds, experiment, parameters, others.cores())
-    print(json.dumps(render.record(report), indent=1, ensure_ascii=False) if as_json else render.text(report))
+    print(
+        json.dumps(render.record(report), indent=1, ensure_ascii=False)
+        if as_json
+        else render.text(report)
+    )
     return int(Exit.DONE)
 
 

@@ -28,10 +28,14 @@ class ScalingResult:
     band: tuple[float, float] | None
     verdict: str
     share_cores: bool
-    apart_ms: float | None = None  # so many runs of one rank at the same time, without communication
+    apart_ms: float | None = (
+        None  # so many runs of one rank at the same time, without communication
+    )
     machine_ms: float | None = None  # what those lose against one alone
     exchange_ms: float | None = None  # what the ranks lose beyond that
-    gigabytes_per_s: float | None = None  # of gradients, at least: the exchange was done within a step
+    gigabytes_per_s: float | None = (
+        None  # of gradients, at least: the exchange was done within a step
+    )
 
     @property
     def efficiency(self) -> float:
@@ -84,15 +88,23 @@ def verdict(ranks: int, speed_up: float) -> str:
     return BELOW if shown < expected[0] else BETTER if shown > expected[1] else WITHIN
 
 
-def analyze(rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float) -> ScalingReport:
-    """`other_work`: cores that others used meanwhile. Ratios and differences are made within a round, so that
-    what changes slowly on the machine does not count."""
+def analyze(
+    rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float
+) -> ScalingReport:
+    """`other_work`: cores that others used meanwhile. Ratios and differences are made within a
+    round, so that what changes slowly on the machine does not count."""
     results = [_result(n, rounds, experiment, parameters) for n in experiment.ranks]
     return ScalingReport(experiment, parameters, results, other_work)
 
 
-def _result(ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None) -> ScalingResult:
-    rows = [(a, t, r.get(RankLayout(ranks, True))) for r in rounds if (a := r.get(RankLayout(1))) and (t := r.get(RankLayout(ranks)))]
+def _result(
+    ranks: int, rounds: list[Round], experiment: Experiment, parameters: int | None
+) -> ScalingResult:
+    rows = [
+        (a, t, r.get(RankLayout(ranks, True)))
+        for r in rounds
+        if (a := r.get(RankLayout(1))) and (t := r.get(RankLayout(ranks)))
+    ]
     step_ms = statistics.median(t for _, t, _ in rows)
     speed_ups = [ranks * alone / at_once for alone, at_once, _ in rows]
     speed_up = statistics.median(speed_ups)
@@ -108,6 +120,10 @@ def _result(ranks: int, rounds: list[Round], experiment: Experiment, parameters:
         share_cores=experiment.share_cores(ranks),
         apart_ms=statistics.median(apart for _, _, apart in split) if split else None,
         machine_ms=statistics.median(apart - alone for alone, _, apart in split) if split else None,
-        exchange_ms=statistics.median(at_once - apart for _, at_once, apart in split) if split else None,
-        gigabytes_per_s=GRADIENT_BYTES * parameters / step_ms / 1e6 if parameters and ranks > 1 else None,
+        exchange_ms=statistics.median(at_once - apart for _, at_once, apart in split)
+        if split
+        else None,
+        gigabytes_per_s=GRADIENT_BYTES * parameters / step_ms / 1e6
+        if parameters and ranks > 1
+        else None,
     )

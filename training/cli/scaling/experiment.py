@@ -1,4 +1,5 @@
-"""What is measured: the same work per rank for each number of ranks, everything that the plan decides held fixed."""
+"""What is measured: the same work per rank for each number of ranks, everything that the plan
+decides held fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted
 THREADS = "OMP_NUM_THREADS"
-# Flags that the measurement needs as they are here; the user's own are refused, not silently changed.
+# Flags that the measurement needs as they are here; the user's own are refused, not silently
+# changed.
 FIXED: dict[str, str] = {
     "num_iterations": "",
     "num_epochs": "0",
@@ -44,13 +46,22 @@ FIXED: dict[str, str] = {
     "out_dir": "",
     "log_dir": "",
 }
-# What the plan would decide for each number of ranks anew (by free memory, by the GPUs that are there).
-PINNED: tuple[DecisionName, ...] = ("device", "precision", "compile", "device_batch_size", "activation_checkpointing", "loss_chunks")
+# What the plan would decide for each number of ranks anew (by free memory, by the GPUs that are
+# there).
+PINNED: tuple[DecisionName, ...] = (
+    "device",
+    "precision",
+    "compile",
+    "device_batch_size",
+    "activation_checkpointing",
+    "loss_chunks",
+)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked measurement. `args`: config and flags of every run, without the batch of all ranks and what `FIXED` names."""
+    """A checked measurement. `args`: config and flags of every run, without the batch of all ranks
+    and what `FIXED` names."""
 
     config: str
     args: tuple[str, ...]
@@ -79,21 +90,47 @@ class Experiment:
 
     def command(self, ranks: int, folder: Path, name: str, more_steps: int = 0) -> list[str]:
         """The run of so many ranks, below `folder`."""
-        own = {"num_iterations": self.steps + WARM_UP_STEPS + more_steps, "run_name": name, "out_dir": folder, "log_dir": folder / "logs"}
-        values = {**{name: FIXED[name] for name in self.fixed}, **own, "total_batch_size": self.tokens_per_rank * ranks}
-        return [str(ROOT / SCRIPT), str(ranks), *self.args, *(f"--{k}={v}" for k, v in values.items())]
+        own = {
+            "num_iterations": self.steps + WARM_UP_STEPS + more_steps,
+            "run_name": name,
+            "out_dir": folder,
+            "log_dir": folder / "logs",
+        }
+        values = {
+            **{name: FIXED[name] for name in self.fixed},
+            **own,
+            "total_batch_size": self.tokens_per_rank * ranks,
+        }
+        return [
+            str(ROOT / SCRIPT),
+            str(ranks),
+            *self.args,
+            *(f"--{k}={v}" for k, v in values.items()),
+        ]
 
 
 def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
-    """Check everything by a plan for the largest number of ranks. Raises UserError with all problems, ours and the launcher's."""
+    """Check everything by a plan for the largest number of ranks. Raises UserError with all
+    problems, ours and the launcher's."""
     problems = list(options.problems)
     line = flags.parse(options.rest, tasks.everything())
     args = list(options.rest)
-    named = line.flags["task"][0] if "task" in line.flags else environ.get(f"{resolve.PREFIX}TASK", tasks.DEFAULT.name)
+    named = (
+        line.flags["task"][0]
+        if "task" in line.flags
+        else environ.get(f"{resolve.PREFIX}TASK", tasks.DEFAULT.name)
+    )
     for name, (_, typed) in line.flags.items():
         if name in FIXED:
             fixes = [f"--steps={options.steps}"] if name == "num_iterations" else []
-            problems.append(Problem("scaling.fixed_flag", f"{typed} can not be chosen here: the measurement sets it", "left out", fixes))
+            problems.append(
+                Problem(
+                    "scaling.fixed_flag",
+                    f"{typed} can not be chosen here: the measurement sets it",
+                    "left out",
+                    fixes,
+                )
+            )
             args = without(args, name)
     given = [line.flags["config"][0]] if "config" in line.flags else line.positional[:1]
     config = given[0] if given else named
@@ -113,8 +150,16 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     spec, resolved = _configuration(options.rest, given, environ)
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
     # As variables, so that the commands which the plan suggests hold only what the user typed.
-    fixed = _fixed(spec) | {"num_iterations": "1", "out_dir": tempfile.gettempdir(), "run_name": f"scaling-{os.getpid()}"}
-    surroundings = {k: v for k, v in {**environ, **{resolve.PREFIX + n.upper(): v for n, v in fixed.items()}}.items() if v}
+    fixed = _fixed(spec) | {
+        "num_iterations": "1",
+        "out_dir": tempfile.gettempdir(),
+        "run_name": f"scaling-{os.getpid()}",
+    }
+    surroundings = {
+        k: v
+        for k, v in {**environ, **{resolve.PREFIX + n.upper(): v for n, v in fixed.items()}}.items()
+        if v
+    }
     typed_total = line.flags.get("total_batch_size", ("", ""))[0]
     if not any(p.field == "total_batch_size" for p in resolved.problems):
         total = weak_total(spec, resolved.config, resolved.origins, max(ranks))
@@ -124,7 +169,10 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     try:
         _, plan, _ = planner.make(SCRIPT, [str(max(ranks)), *args], surroundings)
     except UserError as error:
-        found = [_translated(p, max(ranks), f" --total_batch_size={typed_total}" if typed_total else "") for p in error.problems]
+        found = [
+            _translated(p, max(ranks), f" --total_batch_size={typed_total}" if typed_total else "")
+            for p in error.problems
+        ]
         raise UserError([*problems, *found], Exit.CONFIG if problems else error.code) from None
     if problems:
         raise UserError(problems)
@@ -132,13 +180,21 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
 
 
 def _experiment(
-    options: ScalingOptions, plan: Plan, config: str, args: list[str], ranks: tuple[int, ...], environ: Mapping[str, str]
+    options: ScalingOptions,
+    plan: Plan,
+    config: str,
+    args: list[str],
+    ranks: tuple[int, ...],
+    environ: Mapping[str, str],
 ) -> Experiment:
     args = without(args, "total_batch_size")
     for name in PINNED:
         if isinstance(plan.get(name), dict):
             value = plan[name]["value"]
-            args = [*without(args, name), f"--{name}={int(value) if isinstance(value, bool) else value}"]
+            args = [
+                *without(args, name),
+                f"--{name}={int(value) if isinstance(value, bool) else value}",
+            ]
     own_threads = environ.get(THREADS, "")
     return Experiment(
         config=config,
@@ -152,7 +208,9 @@ def _experiment(
         sequences=plan["batch"]["device_sequences"],
         seq_len=plan["batch"]["seq_len"],
         accumulation=plan["batch"]["accumulation"],
-        gpus=tuple(g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]),
+        gpus=tuple(
+            g["uuid"] if g["uuid"].startswith("GPU-") else str(g["index"]) for g in plan["gpus"]
+        ),
         threads=int(own_threads) if own_threads.isdecimal() and int(own_threads) else 1,
         cores=env_vars.cpu_count(),
         unit=plan["task"]["unit"],
@@ -160,13 +218,19 @@ def _experiment(
     )
 
 
-def _configuration(rest: list[str], config: list[str], environ: Mapping[str, str]) -> tuple[TaskSpec, resolve.Resolved]:
+def _configuration(
+    rest: list[str], config: list[str], environ: Mapping[str, str]
+) -> tuple[TaskSpec, resolve.Resolved]:
     """The task and its configuration; what is wrong with either is the plan's to say."""
     path = Path(os.path.expanduser(config[0])) if config else None  # noqa: PTH111 – as in training.plan.cli_args
     values = loader.read(path, tasks.CONFIG_READERS, 0).values if path else {}
-    first = resolve.resolve(flags.parse(rest, tasks.everything()), values, environ, fields=tasks.everything())
+    first = resolve.resolve(
+        flags.parse(rest, tasks.everything()), values, environ, fields=tasks.everything()
+    )
     spec, _ = tasks.find(first.config.task, first.origins["task"])
-    return spec, resolve.resolve(flags.parse(rest, spec.fields), values, environ, fields=spec.fields)
+    return spec, resolve.resolve(
+        flags.parse(rest, spec.fields), values, environ, fields=spec.fields
+    )
 
 
 def _fixed(spec: TaskSpec) -> dict[str, str]:
@@ -179,9 +243,12 @@ def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
     return (1, 2, *(n for n in (4, 8) if n <= visible))
 
 
-def weak_total(spec: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int) -> int | None:
-    """Tokens or samples per step for `ranks`, with the accumulation that the config's own total gives for as many of them as it divides
-    by (1 when for none). None when device_batch_size is auto: the plan decides both."""
+def weak_total(
+    spec: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int
+) -> int | None:
+    """Tokens or samples per step for `ranks`, with the accumulation that the config's own total
+    gives for as many of them as it divides by (1 when for none). None when device_batch_size is
+    auto: the plan decides both."""
     if isinstance(config.device_batch_size, str):
         return None
     own = (spec.split(config, origins, n) for n in range(ranks, 0, -1))
@@ -199,7 +266,11 @@ def without(args: list[str], name: str) -> list[str]:
             skip = False
         elif typed.startswith("--") and typed[2:].replace("-", "_") in (name, f"no_{name}"):
             after = args[i + 1] if i + 1 < len(args) else "--"
-            takes = after.lower() in flags.WORDS and not after.isdigit() if switch else not after.startswith("--")
+            takes = (
+                after.lower() in flags.WORDS and not after.isdigit()
+                if switch
+                else not after.startswith("--")
+            )
             skip = takes and not equals
         else:
             kept.append(arg)
@@ -207,7 +278,8 @@ def without(args: list[str], name: str) -> list[str]:
 
 
 def _translated(problem: Problem, ranks: int, total: str) -> Problem:
-    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `./duet scaling --ranks=2 …`."""
+    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `./duet scaling
+    --ranks=2 …`."""
 
     def ours(match: re.Match[str]) -> str:
         number = int(match[1])
@@ -215,5 +287,8 @@ def _translated(problem: Problem, ranks: int, total: str) -> Problem:
         return f"{COMMAND}{own}{match[2]}{'' if '--total_batch_size=' in match[2] else total}"
 
     return Problem(
-        problem.code, problem.what, problem.allowed, [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes]
+        problem.code,
+        problem.what,
+        problem.allowed,
+        [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes],
     )

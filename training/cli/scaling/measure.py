@@ -1,4 +1,5 @@
-"""Runs the product for each number of ranks in interleaved rounds, and reads how long its steps took."""
+"""Runs the product for each number of ranks in interleaved rounds, and reads how long its steps
+took."""
 
 from __future__ import annotations
 
@@ -32,13 +33,18 @@ LEAST_OVERLAP = 0.5  # share of the steps
 
 @dataclass(frozen=True)
 class RankLayout:
-    """One thing that is measured: `ranks` together in one run, or `apart`, as so many runs of one rank at the same time."""
+    """One thing that is measured: `ranks` together in one run, or `apart`, as so many runs of one
+    rank at the same time."""
 
     ranks: int
     apart: bool = False
 
     def __str__(self) -> str:
-        return f"{self.ranks} runs apart" if self.apart else f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        return (
+            f"{self.ranks} runs apart"
+            if self.apart
+            else f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,22 @@ class Failed(Exception):
 
 
 class BackgroundLoad:
-    """How much of the cores that we may use went to others since this was made: then the figures are too low."""
+    """How much of the cores that we may use went to others since this was made: then the figures
+    are too low."""
 
     def __init__(self) -> None:
         self._begin_s, self._before_s = time.monotonic(), self._others_s()
 
     def cores(self) -> float:
         """The average number of cores."""
-        return max(0.0, (self._others_s() - self._before_s) / max(1e-6, time.monotonic() - self._begin_s))
+        return max(
+            0.0, (self._others_s() - self._before_s) / max(1e-6, time.monotonic() - self._begin_s)
+        )
 
     @staticmethod
     def _others_s() -> float:
-        """Seconds of all processes on our cores (a hypervisor's, too), without those of ours that have ended."""
+        """Seconds of all processes on our cores (a hypervisor's, too), without those of ours that
+        have ended."""
         import psutil
 
         every = psutil.cpu_times(percpu=True)
@@ -80,11 +90,15 @@ class BackgroundLoad:
 
 
 def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
-    """Step times of every round, and the model's number of parameters. Raises Failed; then its run directory is kept.
+    """Step times of every round, and the model's number of parameters. Raises Failed; then its run
+    directory is kept.
 
     Whatever ends this, no process of a run is left.
     """
-    kinds = [RankLayout(1), *(RankLayout(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True))]
+    kinds = [
+        RankLayout(1),
+        *(RankLayout(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True)),
+    ]
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     laboratory = _Laboratory(experiment, folder)
     rounds: list[Round] = []
@@ -92,7 +106,13 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
 
     tqdm.monitor_interval = 0  # no thread of tqdm: we fork
     try:
-        with tqdm(total=experiment.rounds * len(kinds), disable=None, unit="run", leave=False, dynamic_ncols=True) as bar:
+        with tqdm(
+            total=experiment.rounds * len(kinds),
+            disable=None,
+            unit="run",
+            leave=False,
+            dynamic_ncols=True,
+        ) as bar:
             for number in range(experiment.rounds):
                 one: Round = {}
                 # There and back again: a machine that warms up does not favour one kind.
@@ -118,14 +138,24 @@ class _Laboratory:
         self._count = 0
 
     def measure(self, kind: RankLayout) -> float | None:
-        """Milliseconds of a step: the median; of runs apart that of the slowest, since ranks wait for each other."""
+        """Milliseconds of a step: the median; of runs apart that of the slowest, since ranks wait
+        for each other."""
         experiment, commands = self.experiment, []
-        # Runs that did not start at the same moment need more steps, to train together for long enough.
+        # Runs that did not start at the same moment need more steps, to train together for long
+        # enough.
         extra = math.ceil(1000 * self._late_s / self._step_ms) if kind.apart and self._late_s else 0
         for place in range(kind.ranks if kind.apart else 1):
             self._count += 1
-            command = experiment.command(1 if kind.apart else kind.ranks, self.folder, f"run{self._count}", extra)
-            commands.append((command, self._environment(place if kind.apart else None), RunDir(self.folder / f"run{self._count}")))
+            command = experiment.command(
+                1 if kind.apart else kind.ranks, self.folder, f"run{self._count}", extra
+            )
+            commands.append(
+                (
+                    command,
+                    self._environment(place if kind.apart else None),
+                    RunDir(self.folder / f"run{self._count}"),
+                )
+            )
         self._run(commands)
         runs = [steps(run) for _, _, run in commands]
         summary = read_json(commands[0][2].summary) or {}
@@ -182,7 +212,8 @@ class _Laboratory:
     def _failed(self, argv: list[str], run: RunDir, status: int) -> Failed:
         known = status in list(Exit) and status != Exit.DONE
         lines = [
-            f"a run with {argv[1]} rank{'s' if argv[1] != '1' else ''} failed (exit {status}); nothing was measured",
+            f"a run with {argv[1]} rank{'s' if argv[1] != '1' else ''} failed (exit {status}); "
+            f"nothing was measured",
             what_happened(run, self._console(run)),
             f"  Command    {shlex.join(argv)}",
             f"  Kept       {self.folder}",
@@ -203,11 +234,18 @@ def lateness(runs: list[list[StepTime]]) -> float:
 
 
 def together(runs: list[list[StepTime]], wanted: int) -> list[list[StepTime]]:
-    """The steps that were made while all runs were training; nothing when those are too few of the wanted number."""
+    """The steps that were made while all runs were training; nothing when those are too few of the
+    wanted number."""
     if not all(runs):
         return []
-    begin, end = max(run[0].end_s - run[0].ms / 1000 for run in runs), min(run[-1].end_s for run in runs)
-    shared = [[s for s in run if s.end_s - s.ms / 1000 >= begin - 0.001 and s.end_s <= end + 0.001] for run in runs]
+    begin, end = (
+        max(run[0].end_s - run[0].ms / 1000 for run in runs),
+        min(run[-1].end_s for run in runs),
+    )
+    shared = [
+        [s for s in run if s.end_s - s.ms / 1000 >= begin - 0.001 and s.end_s <= end + 0.001]
+        for run in runs
+    ]
     return shared if min(map(len, shared)) >= max(1, LEAST_OVERLAP * wanted) else []
 
 
@@ -219,12 +257,16 @@ def what_happened(run: RunDir, console: Path) -> str:
     if record:
         return card.of_run(record)
     lines = console.read_text(errors="replace").splitlines() if console.exists() else []
-    first = next((i for i, line in enumerate(lines) if line.startswith("[ERROR]")), max(0, len(lines) - SHOWN_LINES))
+    first = next(
+        (i for i, line in enumerate(lines) if line.startswith("[ERROR]")),
+        max(0, len(lines) - SHOWN_LINES),
+    )
     return "\n".join(f"    │ {line}" for line in lines[first : first + SHOWN_LINES])
 
 
 def stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """End runs with all their ranks: a rank dies with its supervisor (prctl), whatever ends that."""
+    """End runs with all their ranks: a rank dies with its supervisor (prctl), whatever ends
+    that."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,5 @@
-"""The command line of the scaling check: its own options; everything else belongs to the launcher, which checks it."""
+"""The command line of the scaling check: its own options; everything else belongs to the launcher,
+which checks it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 FLAGS = {
-    "ranks": args.Flag(_ranks, f"whole numbers from 1 to {MAX_RANKS}, with commas between", lambda text: ["1,2"]),
+    "ranks": args.Flag(
+        _ranks, f"whole numbers from 1 to {MAX_RANKS}, with commas between", lambda text: ["1,2"]
+    ),
     "steps": args.whole(*STEPS, 40),
     "rounds": args.whole(*ROUNDS, 3),
     "json": args.SWITCH,
@@ -45,7 +48,8 @@ class ScalingOptions:
 
 
 def parse(argv: list[str]) -> ScalingOptions:
-    """Problems are collected, not raised: the launcher's are told together with ours (see experiment.prepare)."""
+    """Problems are collected, not raised: the launcher's are told together with ours (see
+    experiment.prepare)."""
     line = args.parse(argv, FLAGS, COMMAND, _near)
     wrong = {problem.field for problem in line.problems}
     values = {name: value for name, value in line.values.items() if name not in wrong}
@@ -53,13 +57,21 @@ def parse(argv: list[str]) -> ScalingOptions:
 
 
 def _near(word: str) -> str | None:
-    """The option of ours that a person may have meant; None: it is a field of the configuration, or the launcher's to answer."""
+    """The option of ours that a person may have meant; None: it is a field of the configuration, or
+    the launcher's to answer."""
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    if not word.startswith("--") or name in FIELDS or name in flags.ACTIONS or name.removeprefix("no_") in FIELDS:
+    if (
+        not word.startswith("--")
+        or name in FIELDS
+        or name in flags.ACTIONS
+        or name.removeprefix("no_") in FIELDS
+    ):
         return None
     from training.config import foreign_names
 
-    if (row := foreign_names.row_of(name)) is not None:  # its length is its own; everything else the launcher answers
+    if (
+        row := foreign_names.row_of(name)
+    ) is not None:  # its length is its own; everything else the launcher answers
         return {"num_iterations": "steps", RANKS: "ranks"}.get(" ".join(row.to))
     best = suggest.suggest(name, [*FLAGS, *FIELDS, *flags.ACTIONS])[:1]
     return next((n for n in best if n in FLAGS), None)

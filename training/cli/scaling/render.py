@@ -22,13 +22,16 @@ def introduction(experiment: Experiment) -> list[str]:
     """What will be measured, before it takes its time."""
     numbers = ", ".join(map(str, experiment.ranks))
     return [
-        f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} ({experiment.device_reason}), "
+        f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} "
+        f"({experiment.device_reason}), "
         f"{experiment.precision}",
         f"each rank: {_samples(experiment)} × {experiment.accumulation} accumulation "
         f"step{'s' if experiment.accumulation > 1 else ''} "
-        f"= {experiment.tokens_per_rank} {experiment.unit} per step, whatever their number (weak scaling)",
+        f"= {experiment.tokens_per_rank} {experiment.unit} per step, whatever their number (weak "
+        f"scaling)",
         *([_threads(experiment)] if experiment.device == "cpu" else []),
-        f"{experiment.rounds} rounds, {experiment.steps} steps of each run after {WARM_UP_STEPS} that do not count",
+        f"{experiment.rounds} rounds, {experiment.steps} steps of each run after {WARM_UP_STEPS} "
+        f"that do not count",
     ]
 
 
@@ -40,36 +43,48 @@ def _samples(experiment: Experiment) -> str:
 
 def _threads(experiment: Experiment) -> str:
     if experiment.threads == 1:
-        return f"one thread per rank ({THREADS}=1) for every number of ranks: what is compared are ranks, not threads"
+        return (
+            f"one thread per rank ({THREADS}=1) for every number of ranks: what is compared "
+            f"are "
+            f"ranks, not threads"
+        )
     return f"{experiment.threads} threads per rank, your own {THREADS}"
 
 
 def text(report: ScalingReport) -> str:
     """The table, and what limits each number of ranks."""
     lines = [
-        f"{'ranks':>5} {'step ms':>9} {report.experiment.unit + '/s':>11} {'speed-up':>9} {'efficiency':>11}  {'expected':<10}  verdict"
+        f"{'ranks':>5} {'step ms':>9} {report.experiment.unit + '/s':>11} {'speed-up':>9} "
+        f"{'efficiency':>11}  {'expected':<10}  verdict"
     ]
     for r in report.results:
         expected = f"{r.band[0]:.2f}–{r.band[1]:.2f}" if r.band else "-"
         shared = " (ranks share cores)" if r.share_cores else ""
-        figures = f"{r.ranks:>5} {r.step_ms:>9.1f} {r.tokens_per_s:>11,.0f} {r.speed_up:>9.2f} {100 * r.efficiency:>9.1f} %"
+        figures = (
+            f"{r.ranks:>5} {r.step_ms:>9.1f} {r.tokens_per_s:>11,.0f} {r.speed_up:>9.2f} "
+            f"{100 * r.efficiency:>9.1f} %"
+        )
         lines.append(f"{figures}  {expected:<10}  {VERDICTS[r.verdict]}{shared}")
     for r in report.results:
         if r.ranks > 1:
             lines += ["", *limits(r, report)]
-    return "\n".join([*lines, *([""] if notes(report) else []), *(f"note: {n}" for n in notes(report))])
+    return "\n".join(
+        [*lines, *([""] if notes(report) else []), *(f"note: {n}" for n in notes(report))]
+    )
 
 
 def limits(result: ScalingResult, report: ScalingReport) -> list[str]:
     """What limits one number of ranks, in a few lines."""
     if result.machine_ms is None or result.exchange_ms is None:
         return [
-            f"What limits {result.ranks} ranks: not separated, {result.ranks} independent runs were hardly training at the same time; "
+            f"What limits {result.ranks} ranks: not separated, {result.ranks} independent runs "
+            f"were hardly training at the same time; "
             f"--rounds={max(3, report.experiment.rounds + 1)} or more --steps tell"
         ]
     return [
         f"What limits {result.ranks} ranks: {main_limit(result)}",
-        f"  machine   {_cost(result.machine_ms, result)}  {result.ranks} independent runs at the same time, without exchange, take "
+        f"  machine   {_cost(result.machine_ms, result)}  {result.ranks} independent runs at the "
+        f"same time, without exchange, take "
         f"{result.apart_ms:.1f} ms per step: {_machine(result, report)}",
         f"  exchange  {_cost(result.exchange_ms, result)}  {_exchange(result, report)}",
     ]
@@ -79,7 +94,10 @@ def main_limit(result: ScalingResult) -> str:
     assert result.machine_ms is not None and result.exchange_ms is not None
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
     if result.speed_up >= result.ranks:
-        return "nothing, they do more than as many times the work of one: an optimizer whose work the ranks share, or noise"
+        return (
+            "nothing, they do more than as many times the work of one: an optimizer whose work "
+            "the ranks share, or noise"
+        )
     if machine + exchange < SMALL * result.step_ms:
         return "nothing that can be measured"
     missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
@@ -90,7 +108,9 @@ def main_limit(result: ScalingResult) -> str:
 
 
 def _cost(ms: float, result: ScalingResult) -> str:
-    sign = "+" if ms >= 0 else "−"  # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
+    sign = (
+        "+" if ms >= 0 else "−"
+    )  # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
 
@@ -99,10 +119,15 @@ def _machine(result: ScalingResult, report: ScalingReport) -> str:
     if result.share_cores:
         threads = f"{experiment.threads} thread{'s' if experiment.threads > 1 else ''}"
         most = experiment.cores / experiment.threads
-        return f"{result.ranks} ranks × {threads} on {experiment.cores} cores, so at most {most:.2f} ×"
+        return (
+            f"{result.ranks} ranks × {threads} on {experiment.cores} cores, so at most {most:.2f} ×"
+        )
     if experiment.device == "cuda":
         return "power, cooling, PCIe and the host's cores are shared, or one GPU is slower"
-    return f"{'other work on the cores; ' if report.busy else ''}memory bandwidth, caches and the clock of the cores are shared"
+    return (
+        f"{'other work on the cores; ' if report.busy else ''}memory bandwidth, caches and the "
+        f"clock of the cores are shared"
+    )
 
 
 def _exchange(result: ScalingResult, report: ScalingReport) -> str:
@@ -110,7 +135,8 @@ def _exchange(result: ScalingResult, report: ScalingReport) -> str:
     if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
         return f"gradients, {waiting}"
     return (
-        f"gradients of {units.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB per rank and step, "
+        f"gradients of {units.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB "
+        f"per rank and step, "
         f"at least {result.gigabytes_per_s:.2f} GB/s; {waiting}"
     )
 
@@ -120,11 +146,16 @@ def notes(report: ScalingReport) -> list[str]:
     out = []
     if report.busy:
         taken = f"{report.other_work:.1f} of {report.experiment.cores} cores"
-        out.append(f"other work took {taken} meanwhile: the figures are too low, measure again without it")
+        out.append(
+            f"other work took {taken} meanwhile: the figures are too low, measure again without it"
+        )
     for r in report.results:
         if r.noisy:
             low, high = r.speed_up_range
-            out.append(f"{r.ranks} ranks: {low:.2f} to {high:.2f} × in the rounds, too different to trust the second digit: more --rounds")
+            out.append(
+                f"{r.ranks} ranks: {low:.2f} to {high:.2f} × in the rounds, too different to trust "
+                f"the second digit: more --rounds"
+            )
     return out
 
 

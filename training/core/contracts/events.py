@@ -1,4 +1,5 @@
-"""events.jsonl: what happened to a run, one line each, by any of its processes. The facts of each kind of event."""
+"""events.jsonl: what happened to a run, one line each, by any of its processes. The facts of each
+kind of event."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 EventKind = Literal[
-    "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict", "failure", "restart", "recovered",
-    "given_up", "submitted", "requeue", "inspection",
+    "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict",
+    "failure", "restart", "recovered", "given_up", "submitted", "requeue", "inspection",
 ]  # fmt: skip
 
 
@@ -133,7 +134,8 @@ class RequeueFacts(TypedDict):
 
 
 class EventRecord(TypedDict, total=False):
-    """A line of events.jsonl as a reader finds it: `event` and `time` always, the rest by kind (above)."""
+    """A line of events.jsonl as a reader finds it: `event` and `time` always, the rest by kind
+    (above)."""
 
     time: float  # unix s
     event: str  # EventKind, or a kind of a later version

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
-# A line as it is written and read: beside what stands below, a task adds figures with names of its own, val_NAME of an evaluation,
-# UNIT and UNIT_per_s where its samples have another name (training.core.metric_units).
+# A line as it is written and read: beside what stands below, a task adds figures with names of its
+# own, val_NAME of an evaluation, UNIT and UNIT_per_s where its samples have another name
+# (training.core.metric_units).
 Figures = dict[str, Any]
 
 
@@ -27,7 +28,9 @@ class StepRecord(TypedDict):
     samples_per_s: NotRequired[float]
     step_ms: float  # wall time, without evaluation and checkpoint
     mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
-    compute_ms: list[float]  # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
+    compute_ms: list[
+        float
+    ]  # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
     memory_bytes: list[int | None]  # by rank: most so far
 
 

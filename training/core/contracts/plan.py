@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class DecisionRecord(TypedDict):
-    """A decided value and why (training.host.decisions). Which type the value has depends on what is decided: the plan says it."""
+    """A decided value and why (training.host.decisions). Which type the value has depends on what
+    is decided: the plan says it."""
 
     value: Any
     reason: str
@@ -33,7 +34,15 @@ class SwitchDecision(TypedDict):
     reason: str
 
 
-DecisionName = Literal["launcher", "device", "precision", "compile", "device_batch_size", "activation_checkpointing", "loss_chunks"]
+DecisionName = Literal[
+    "launcher",
+    "device",
+    "precision",
+    "compile",
+    "device_batch_size",
+    "activation_checkpointing",
+    "loss_chunks",
+]
 
 
 class CommandRecord(TypedDict):
@@ -69,7 +78,8 @@ class GpuProcessRecord(TypedDict):
 
 
 class GpuRecord(TypedDict):
-    """A GPU when the run was planned (training.host.gpus.Gpu); None where the driver does not say."""
+    """A GPU when the run was planned (training.host.gpus.Gpu); None where the driver does not
+    say."""
 
     index: int  # among all GPUs of the machine, in PCI order
     uuid: str
@@ -133,7 +143,8 @@ class MemoryRecord(TypedDict):
 
 
 class StepRecord(MemoryRecord):
-    """With what it was estimated for, in the task's own terms (training.tasks.spec.TaskSpec.step reads it)."""
+    """With what it was estimated for, in the task's own terms (training.tasks.spec.TaskSpec.step
+    reads it)."""
 
     load: FieldValues
 
@@ -171,10 +182,12 @@ class RanksPlan(TypedDict):
 
 
 class PlanStart(RanksPlan):
-    """A plan before its configuration is in it. `NotRequired` fields: of a training where no other word stands behind them, missing in
-    the plan of a script."""
+    """A plan before its configuration is in it. `NotRequired` fields: of a training where no other
+    word stands behind them, missing in the plan of a script."""
 
-    schema_version: NotRequired[int]  # training.core.run_reader.PLAN_VERSION; missing in the plan of a SLURM job that has not started yet
+    schema_version: NotRequired[
+        int
+    ]  # run_reader.PLAN_VERSION; missing where a SLURM job has not started
     duet_version: NotRequired[str]  # which wrote it; missing before 0.1 was released
     created: float  # unix s
     launch: str  # 16 hex digits: the same on every machine of a start
@@ -198,7 +211,9 @@ class PlanStart(RanksPlan):
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
     batch: NotRequired[BatchRecord]
-    device_batch_size: NotRequired[NumberDecision]  # sequences; this and the rest: of gpt, and after a recovery
+    device_batch_size: NotRequired[
+        NumberDecision
+    ]  # sequences; this and the rest: of gpt, and after a recovery
     activation_checkpointing: NotRequired[NumberDecision]  # blocks
     loss_chunks: NotRequired[NumberDecision]  # parts
     memory: NotRequired[PlannedMemory]

@@ -1,4 +1,5 @@
-"""The other files of a run directory: data.json, supervisor.json, summary.json, a checkpoint's manifest, a job."""
+"""The other files of a run directory: data.json, supervisor.json, summary.json, a checkpoint's
+manifest, a job."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class DataRecord(TypedDict, total=False):
-    """data.json: the prepared text (training.data.prepare.PreparedCorpus) and the length that follows from it."""
+    """data.json: the prepared text (training.data.prepare.PreparedCorpus) and the length that
+    follows from it."""
 
     failed: int  # exit code: nothing was prepared, and the rest is missing
     folder: str
@@ -46,8 +48,8 @@ class SupervisorRecord(TypedDict, total=False):
 
 
 class SummaryRecord(TypedDict):
-    """summary.json of a training that has come to its end or was stopped on request; beside it val_NAME_first and val_NAME_last of
-    each score."""
+    """summary.json of a training that has come to its end or was stopped on request; beside it
+    val_NAME_first and val_NAME_last of each score."""
 
     status: SummaryStatus
     exit_code: int

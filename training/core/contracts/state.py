@@ -1,4 +1,5 @@
-"""A run, or a log, at one moment: the object that `monitor --json` prints and every screen shows. None: unknown."""
+"""A run, or a log, at one moment: the object that `monitor --json` prints and every screen shows.
+None: unknown."""
 
 from __future__ import annotations
 

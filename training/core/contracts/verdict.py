@@ -1,4 +1,5 @@
-"""What is judged of stuck or failed ranks: hangs/<time>/verdict.json, ranks/rank<r>.error.json, failure.json."""
+"""What is judged of stuck or failed ranks: hangs/<time>/verdict.json, ranks/rank<r>.error.json,
+failure.json."""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ class ReportedError(ChainedError):
 
 
 class RankErrorRecord(ReportedError):
-    """ranks/rank<r>.error.json: the exception that ended a rank, by the rank itself (training.trainer.error_file,
-    lib/run_script.py). `type` is SystemExit where a script left by sys.exit."""
+    """ranks/rank<r>.error.json: the exception that ended a rank, by the rank itself
+    (training.trainer.error_file, lib/run_script.py). `type` is SystemExit where a script left by
+    sys.exit."""
 
     rank: int
     guilty_rank: int  # what another rank did can be noticed here
@@ -58,7 +60,9 @@ class EndedRecord(TypedDict):
 class EndRecord(TypedDict):
     """How a run has ended, as far as its summary or its failure tells."""
 
-    cause: str  # id of the catalogue (training.diagnose.signatures), 'unknown', 'exception', 'exit_status', 'none'
+    # id of the catalogue (training.diagnose.signatures), 'unknown', 'exception', 'exit_status',
+    # 'none'
+    cause: str
     kind: FailureKind
     rank: int | None  # the guilty one
     status: int  # of the guilty process: exit status, or minus the signal
@@ -69,7 +73,8 @@ class EndRecord(TypedDict):
 
 
 class FailureRecord(EndRecord):
-    """failure.json: how a start has failed, or that it was stopped at once; the card that a person reads is drawn from it."""
+    """failure.json: how a start has failed, or that it was stopped at once; the card that a person
+    reads is drawn from it."""
 
     node: NotRequired[int]  # machine, where it was another one, or one of several
     victim: bool  # the rank only lost another one

@@ -1,4 +1,5 @@
-"""Many lines of a log → last values, speed, evaluations, the loss curve; the counterpart of history.History."""
+"""Many lines of a log → last values, speed, evaluations, the loss curve; the counterpart of
+history.History."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from training.core.course import CURVE_POINTS, RATE_STEPS, SPEED_STEPS, median, percentile, thin
 from training.core.jsonl import Record
-from training.core.metric_units import BITS, EVALUATION, HIGHER_IS_BETTER, NATS, SPEEDS, TOKENS, score_unit
+from training.core.metric_units import (
+    BITS,
+    EVALUATION,
+    HIGHER_IS_BETTER,
+    NATS,
+    SPEEDS,
+    TOKENS,
+    score_unit,
+)
 from training.diagnose.log_parsers.line_parser import LogRecord
 from training.diagnose.log_parsers.metric_names import BAR, unit_of
 
@@ -59,9 +68,13 @@ class LogAggregator:
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
         self._first_time: float | None = None
         self._step_ms: deque[float] = deque(maxlen=SPEED_STEPS)
-        self._speeds: dict[str, deque[float]] = {key: deque(maxlen=SPEED_STEPS) for key in SPEEDS.values()}
+        self._speeds: dict[str, deque[float]] = {
+            key: deque(maxlen=SPEED_STEPS) for key in SPEEDS.values()
+        }
         self._intervals: deque[float] = deque(maxlen=SPEED_STEPS)
-        self._strides: deque[int] = deque(maxlen=SPEED_STEPS)  # steps from one line of progress to the next
+        self._strides: deque[int] = deque(
+            maxlen=SPEED_STEPS
+        )  # steps from one line of progress to the next
 
     # -- reading
 
@@ -72,7 +85,8 @@ class LogAggregator:
         if fact.source:
             self._sources[fact.source] += 1
         self.newest_offset = fact.offset
-        # Hugging Face's figures have no step; the bar that is painted again right after them has it.
+        # Hugging Face's figures have no step; the bar that is painted again right after them has
+        # it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
             self._pending = fact
@@ -102,7 +116,9 @@ class LogAggregator:
             self._rank, self.total, self.epochs = rank, total, epochs
         if rank != self._rank:
             if fact.memory_bytes is not None and not fact.tells:
-                self._kept["memory_bytes"] = max(fact.memory_bytes, self._kept.get("memory_bytes", 0))
+                self._kept["memory_bytes"] = max(
+                    fact.memory_bytes, self._kept.get("memory_bytes", 0)
+                )
             return False
         self._rank_has_loss |= told
         if fact.bar and not told and not fact.scores and self._lines_with_step:
@@ -137,16 +153,26 @@ class LogAggregator:
             self._curve.append(Point(fact.offset, self._epoch_of(fact), fact.step, fact.loss, fact))
             if len(self._curve) > CURVE_POINTS:
                 self._thin()
-        # A bar repeats the last evaluation on and on, also on a line of its own when it is broken in two.
-        again = (fact.bar or fact.step is None) and self._evaluations and fact.scores == self._evaluations[-1][1]
+        # A bar repeats the last evaluation on and on, also on a line of its own when it is broken
+        # in two.
+        again = (
+            (fact.bar or fact.step is None)
+            and self._evaluations
+            and fact.scores == self._evaluations[-1][1]
+        )
         if fact.scores and not again:
             at = fact if fact.step is not None or not self.last else self.last
             self._evaluations.append((self._place(self._epoch_of(at), at.step), fact.scores))
 
     def _thin(self) -> None:
-        """The last point of each of equal stretches of the file: where only a sample was read, all of it stays."""
+        """The last point of each of equal stretches of the file: where only a sample was read, all
+        of it stays."""
         first, span = self._curve[0].offset, max(1, self._curve[-1].offset - self._curve[0].offset)
-        self._curve = list({(point.offset - first) * (CURVE_POINTS // 2) // span: point for point in self._curve}.values())
+        self._curve = list(
+            {
+                (point.offset - first) * (CURVE_POINTS // 2) // span: point for point in self._curve
+            }.values()
+        )
 
     def _epoch_of(self, fact: LogRecord) -> int:
         epoch = fact.epoch if fact.epoch is not None else self.epoch
@@ -157,16 +183,22 @@ class LogAggregator:
         step, last = fact.step or 0, self.last
         self.within_epoch |= fact.whole_epoch
         if fact.epoch is not None:  # an epoch that began before the log is none to count from
-            self._first_epoch = min(self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch))
+            self._first_epoch = min(
+                self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)
+            )
         self._epoch_size = max(self._epoch_size, step + 1 if fact.total is None else fact.total)
         if last and last.step is not None and step < last.step and not self.within_epoch:
             if fact.epoch is not None and last.epoch is not None and fact.epoch > last.epoch:
                 self.within_epoch = True
             else:
-                self._evaluations = deque((e for e in self._evaluations if e[0] is None or e[0] < step), EVALUATIONS)
+                self._evaluations = deque(
+                    (e for e in self._evaluations if e[0] is None or e[0] < step), EVALUATIONS
+                )
                 self._times.clear()
         here = (self._epoch_of(fact) if self.within_epoch else 0, step)
-        while fact.loss is not None and self._curve and (before := self._curve[-1].step) is not None:
+        while (
+            fact.loss is not None and self._curve and (before := self._curve[-1].step) is not None
+        ):
             if ((self._curve[-1].epoch if self.within_epoch else 0), before) < here:
                 break
             self._curve.pop()
@@ -186,10 +218,15 @@ class LogAggregator:
 
     def _place(self, epoch: int, step: int | None) -> int | None:
         """A step counted over all epochs."""
-        return step if step is None or not self.within_epoch else (epoch - self._first_epoch) * self._epoch_size + step
+        return (
+            step
+            if step is None or not self.within_epoch
+            else (epoch - self._first_epoch) * self._epoch_size + step
+        )
 
     def curve(self, points: int) -> tuple[str, list[tuple[int, float]]]:
-        """(what it is drawn over, points). Without any step in the log, over the place in the file."""
+        """(what it is drawn over, points). Without any step in the log, over the place in the
+        file."""
         if all(point.step is None for point in self._curve):
             losses = [(point.offset, point.loss) for point in self._curve]
             if self._pending and self._pending.loss is not None:
@@ -199,27 +236,43 @@ class LogAggregator:
         return "step", thin([(step, loss) for step, loss in steps if step is not None], points)
 
     def records(self) -> list[Record]:
-        """What was told of each step and by each evaluation, as records of metrics.jsonl; `time` as the lines tell it."""
+        """What was told of each step and by each evaluation, as records of metrics.jsonl; `time` as
+        the lines tell it."""
         out: list[Record] = []
         for point in self._curve:
             if (step := self._place(point.epoch, point.step)) is not None:
-                told = {name: value for name in TOLD if (value := getattr(point.fact, name)) is not None}
+                told = {
+                    name: value for name in TOLD if (value := getattr(point.fact, name)) is not None
+                }
                 out.append({"step": step, **told})
         for place, scores in self._evaluations:
             if place is not None:
                 out.append(
-                    {"step": place, **{EVALUATION + name.removeprefix(EVALUATION).removeprefix("eval_"): v for name, v in scores.items()}}
+                    {
+                        "step": place,
+                        **{
+                            EVALUATION + name.removeprefix(EVALUATION).removeprefix("eval_"): v
+                            for name, v in scores.items()
+                        },
+                    }
                 )
         return sorted(out, key=lambda record: (record["step"], "loss" not in record))
 
     def seconds_per_step(self) -> float | None:
-        if len(self._times) > 1 and self._times[-1][1] > self._times[0][1] and self._times[-1][0] > self._times[0][0]:
-            return (self._times[-1][0] - self._times[0][0]) / (self._times[-1][1] - self._times[0][1])
+        if (
+            len(self._times) > 1
+            and self._times[-1][1] > self._times[0][1]
+            and self._times[-1][0] > self._times[0][0]
+        ):
+            return (self._times[-1][0] - self._times[0][0]) / (
+                self._times[-1][1] - self._times[0][1]
+            )
         usual = median(sorted(self._step_ms))
         return usual / 1000 if usual is not None else None
 
     def interval_s(self) -> float | None:
-        """How long it usually takes from one line of progress to the next: by their own times, else by the time of a step."""
+        """How long it usually takes from one line of progress to the next: by their own times, else
+        by the time of a step."""
         if self._intervals or not self._strides:
             return median(sorted(self._intervals))
         pace, stride = self.seconds_per_step(), median(sorted(map(float, self._strides)))
@@ -242,7 +295,12 @@ class LogAggregator:
 
     def training(self) -> LogTraining:
         times, bar = sorted(self._step_ms), self.last is not None and self.last.bar
-        if not times and self.last is not None and len(self._times) > 1 and (pace := self.seconds_per_step()) is not None:
+        if (
+            not times
+            and self.last is not None
+            and len(self._times) > 1
+            and (pace := self.seconds_per_step()) is not None
+        ):
             times, bar = [1000 * pace], True
         return {
             "loss": self.loss,
@@ -253,11 +311,16 @@ class LogAggregator:
             "lr": self._kept.get("lr"),
             "grad_norm": self._kept.get("grad_norm"),
             "tokens": self._kept.get("tokens"),
-            "unit": next((unit for unit, key in SPEEDS.items() if self._speeds[key]), None) or (TOKENS if "tokens" in self._kept else None),
+            "unit": next((unit for unit, key in SPEEDS.items() if self._speeds[key]), None)
+            or (TOKENS if "tokens" in self._kept else None),
             "samples": None,
             "tokens_per_s": median(sorted(self._speeds["tokens_per_s"])),
             "samples_per_s": median(sorted(self._speeds["samples_per_s"])),
-            "tokens_per_s_of": None if not self._told_tokens else "device" if self.source in PER_DEVICE else "run",
+            "tokens_per_s_of": None
+            if not self._told_tokens
+            else "device"
+            if self.source in PER_DEVICE
+            else "run",
             "mfu": self._kept.get("mfu"),
             "memory_bytes": self._kept.get("memory_bytes"),
             "step_ms_median": median(times),
@@ -270,22 +333,45 @@ class LogAggregator:
     def _loss_unit(self) -> str | None:
         if self.loss is None:
             return None
-        return BITS if self._bits else unit_of(self.source) or (NATS if self.source == "Duet" and self._told_tokens else None)
+        return (
+            BITS
+            if self._bits
+            else unit_of(self.source)
+            or (NATS if self.source == "Duet" and self._told_tokens else None)
+        )
 
     @property
     def _told_tokens(self) -> bool:
         return bool(self._speeds[SPEEDS[TOKENS]])
 
     def _evaluation(self) -> EvaluationState:
-        """The figure that evaluations are compared by; the best one only where it is known which one that is."""
-        evaluations = [*self._evaluations, *([(None, self._pending.scores)] if self._pending else [])]
+        """The figure that evaluations are compared by; the best one only where it is known which
+        one that is."""
+        evaluations = [
+            *self._evaluations,
+            *([(None, self._pending.scores)] if self._pending else []),
+        ]
         names = {name: None for _, scores in evaluations for name in scores}
         if not names:
-            return {"eval_name": None, "eval_unit": None, "eval_last": None, "eval_best": None, "eval_best_step": None}
-        name = min(names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n))
+            return {
+                "eval_name": None,
+                "eval_unit": None,
+                "eval_last": None,
+                "eval_best": None,
+                "eval_best_step": None,
+            }
+        name = min(
+            names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n)
+        )
         values = [(scores[name], step) for step, scores in evaluations if name in scores]
         finite = [pair for pair in values if math.isfinite(pair[0])]
-        choose = max if any(w in name for w in BETTER_HIGH) else min if any(w in name for w in BETTER_LOW) else None
+        choose = (
+            max
+            if any(w in name for w in BETTER_HIGH)
+            else min
+            if any(w in name for w in BETTER_LOW)
+            else None
+        )
         best = choose(finite, key=lambda pair: pair[0]) if choose and finite else (None, None)
         return {
             "eval_name": name,

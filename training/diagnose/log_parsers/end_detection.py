@@ -1,5 +1,5 @@
-"""What the end of a log says: that training finished, or that it failed and of what. Only the end is looked at, so it is cheap;
-`./duet diagnose` reads the whole of it."""
+"""What the end of a log says: that training finished, or that it failed and of what. Only the end
+is looked at, so it is cheap; `./duet diagnose` reads the whole of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ FINISHED, FAILED = "finished", "failed"
 SHOWN = 300  # characters of an exception
 # How frameworks end, beyond what training.diagnose.progress_marks knows.
 _FINISHED = re.compile(
-    r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is done\]|\bTraining completed?\b"
+    r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is "
+    r"done\]|\bTraining completed?\b"
     r"|^training_seconds: +\d|`?Trainer\.fit`? stopped: `max_|^Minimum validation bpb: "
 )
 _DEATH = re.compile(
-    r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
-    r"|oom-kill|srun: error: .*(?:Killed|Exited|Segmentation|task \d+:)|exitcode *: -?[1-9]|exited with code [1-9]|^terminate called",
+    r"ChildFailedError|^Killed$|^Terminated$|Segmentation fault|core dumped|Fatal Python "
+    r"error|slurmstepd: error: .*(?:CANCELLED|oom.kill)"
+    r"|oom-kill|srun: error: .*(?:Killed|Exited|Segmentation|task \d+:)|exitcode *: -?[1-9]|exited "
+    r"with code [1-9]|^terminate called",
     re.I,
 )
 _LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
@@ -34,7 +37,9 @@ def read(end: str) -> tuple[str | None, str | None]:
     for number, raw in enumerate(segments):
         text, rank = prefixes.split(_plain(raw))
         read_lines.append(LogLine(number, text.rstrip(), rank, raw, number))
-    finished = _last(read_lines, lambda text: _FINISHED.search(text) is not None or progress_marks.is_end(text))
+    finished = _last(
+        read_lines, lambda text: _FINISHED.search(text) is not None or progress_marks.is_end(text)
+    )
     failure, place = _failure(read_lines)
     if failure is not None and place >= finished and _steps_after(read_lines, place) < GOES_ON:
         return FAILED, failure

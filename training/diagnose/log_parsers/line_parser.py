@@ -1,4 +1,5 @@
-"""One line of somebody's training log → the figures in it. A figure that the line does not tell stays None."""
+"""One line of somebody's training log → the figures in it. A figure that the line does not tell
+stays None."""
 
 from __future__ import annotations
 
@@ -13,35 +14,76 @@ from training.diagnose.log_parsers.metric_names import BAR, FIELD, LOSSES, sourc
 
 LONG = 1000  # characters; of a longer line only the beginning is looked at
 GIB = 1 << 30
-# Nothing else is worth a closer look. Every line that tells progress has a digit after one of these.
-HINT = re.compile(r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory|train_runtime|acc", re.I)
-COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
-# `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms): 120.5`, `iteration  100/ 1000`
+# Nothing else is worth a closer look. Every line that tells progress has a digit after one of
+# these.
+HINT = re.compile(
+    r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory"
+    r"|train_runtime|acc",
+    re.I,
+)
+COLOUR = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
+)
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+    r"|[-+]?\b(?:nan|inf|NaN|Inf|NAN|INF|Infinity)\b"
+)
+# `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms):
+# 120.5`, `iteration  100/ 1000`
 _WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # of a name; these are values
 _PAIR = re.compile(
-    rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: *[:=] *|\s+)['\"\[(]{{0,2}} *"
-    rf"(?P<value>{_NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) *(?P<of>\d[\d,]*)(?![\d.]))?"
+    rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: "
+    rf"*[:=] *|\s+)['\"\[(]{{0,2}} *"
+    rf"(?P<value>{_NUMBER})(?P<unit> ?(?:%|(?:ms|[smh]|[KMGT]i?B)\b))?(?: *(?:/|of) "
+    rf"*(?P<of>\d[\d,]*)(?![\d.]))?"
 )
 _RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
 _GAP = re.compile(r"\s{3,}")
-_PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")  # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
+_PART = re.compile(
+    r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])"
+)  # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
 _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) \[")
-_MEGATRON_EVAL = re.compile(r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)")
+_MEGATRON_EVAL = re.compile(
+    r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)"
+)
 _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
 _OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{_NUMBER}) bits/byte")
-_LAST_WORDS = re.compile(r"Loss  \S+ → ")  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
+_LAST_WORDS = re.compile(
+    r"Loss  \S+ → "
+)  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
-_OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")  # a task may have a word of its own for its samples
+_OWN_RATE = re.compile(
+    r", (\d[\d.]*) (?!tokens)\w+/s$"
+)  # a task may have a word of its own for its samples
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 _ETA = re.compile(r"\beta: *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
-_EVAL = re.compile(r"(?:average )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)|average (?P<psnr>psnr|ssim)", re.I)
-_NO_SCORE = re.compile(r"time|runtime|per_second|samples|steps?|epoch|count|tokens|batch|throughput|size|lr\b|freq|interval|every", re.I)
-_EVAL_LINE = re.compile(r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - )?(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)", re.I)
+_EVAL = re.compile(
+    r"(?:average )?(?P<which>val|valid|validation|eval|test)[ _/.](?P<what>[\w/ ]+)|average "
+    r"(?P<psnr>psnr|ssim)",
+    re.I,
+)
+_NO_SCORE = re.compile(
+    r"time|runtime|per_second|samples|steps?|epoch|count|tokens|batch|throughput|size|lr\b|freq|interval|every",
+    re.I,
+)
+_EVAL_LINE = re.compile(
+    r"^\W*(?:\[[^\]]*\] *)*(?:.{0,60} - "
+    r")?(?:validate|validation|valid|val|eval|evaluation|test)\b(?! loss \d)",
+    re.I,
+)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB, "TiB": 1 << 40}
+_BYTES = {
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": GIB,
+    "TiB": 1 << 40,
+}
 
 
 @dataclass
@@ -89,14 +131,23 @@ def columns(start: str) -> list[str]:
     names = [name.strip().strip('"') for name in start.lstrip().split("\n", 1)[0].split(",")]
     known = {_field(name.lower()) for name in names}
     return (
-        names if len(names) > 1 and "loss" in known and ("step" in known or "epoch" in known) and all(map(_COLUMN.fullmatch, names)) else []
+        names
+        if len(names) > 1
+        and "loss" in known
+        and ("step" in known or "epoch" in known)
+        and all(map(_COLUMN.fullmatch, names))
+        else []
     )
 
 
 def of_row(row: str, names: list[str]) -> str:
     """A row of a .csv as any other line; what is no row of it stays as it is."""
     values = row.split(",")
-    return ", ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True) if v) if len(values) == len(names) else row
+    return (
+        ", ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True) if v)
+        if len(values) == len(names)
+        else row
+    )
 
 
 def parse(raw: str, offset: int = 0) -> LogRecord | None:
@@ -108,13 +159,16 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
     text = text.strip()
     if bar := progress_bars.find(text):
-        # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read like any other text.
+        # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read
+        # like any other text.
         return None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
     fact = LogRecord(offset, rank)
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
-    if "'train_runtime'" in text or _LAST_WORDS.match(text):  # its loss is the mean of all steps; that of the first step and the last one
+    if "'train_runtime'" in text or _LAST_WORDS.match(
+        text
+    ):  # its loss is the mean of all steps; that of the first step and the last one
         return None
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None
@@ -142,15 +196,22 @@ def _special(text: str, fact: LogRecord) -> None:
     if fact.source == "Duet" and (found := _OWN_EVAL.search(text)):
         fact.scores = {"val_bpb" if "byte" in found[2] else "val_psnr": _float(found[1])}
     elif fact.source == "Duet" and "Validation: " in text:
-        fact.scores = {f"{EVALUATION}{name.lower()}": _float(value) for name, value in _OWN_SCORES.findall(text)}
+        fact.scores = {
+            f"{EVALUATION}{name.lower()}": _float(value)
+            for name, value in _OWN_SCORES.findall(text)
+        }
     if fact.memory_bytes is None and (found := _MEGATRON_MEMORY.search(text)):
-        fact.memory_bytes, fact.source = int(_float(found[1]) * (1 << 20)), fact.source or "Megatron"
+        fact.memory_bytes, fact.source = (
+            int(_float(found[1]) * (1 << 20)),
+            fact.source or "Megatron",
+        )
 
 
 _COLUMN = re.compile(r"[A-Za-z_][\w/ .@-]{0,60}")
 # What a logger puts before its message.
 _TIMESTAMP = re.compile(
-    r"^\[?(?:\d{4}|\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,:]\d+)?\]?(?: *:)? *(?:(?:-|\[\w+\]|INFO|DEBUG|WARNING)[ :]*)*"
+    r"^\[?(?:\d{4}|\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,:]\d+)?\]?(?: *:)? "
+    r"*(?:(?:-|\[\w+\]|INFO|DEBUG|WARNING)[ :]*)*"
 )
 _SHORT_TIME = re.compile(r"^\[?(\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)")
 
@@ -174,7 +235,12 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
     if bar.rest and bar.done:  # at 0 it shows what is left from the epoch before
         beside = LogRecord()
         _pairs(bar.rest, beside)
-        fact.loss, fact.lr, fact.grad_norm, fact.scores = beside.loss, beside.lr, beside.grad_norm, beside.scores
+        fact.loss, fact.lr, fact.grad_norm, fact.scores = (
+            beside.loss,
+            beside.lr,
+            beside.grad_norm,
+            beside.scores,
+        )
         fact.tokens_per_s, fact.samples_per_s = beside.tokens_per_s, beside.samples_per_s
         fact.mfu, fact.memory_bytes = beside.mfu, beside.memory_bytes
         fact.epoch = fact.epoch if fact.epoch is not None else beside.epoch
@@ -182,7 +248,8 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
 
 
 def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:
-    """`Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005] Loss 6.9`: how far the epoch is."""
+    """`Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005] Loss 6.9`: how far the
+    epoch is."""
     at = _EPOCH_AT.search(text)
     if at and fact.loss is not None:
         fact.step, fact.total, fact.whole_epoch = int(found["done"]), int(found["of"]), True
@@ -214,17 +281,34 @@ def _pairs(text: str, fact: LogRecord) -> None:
         elif name:
             _measure(fact, name, key, value, unit)
     if fact.scores and "val_loss" in fact.scores and fact.source == "nanoGPT":
-        fact.loss = None  # `step 250: train loss 2.1, val loss 2.3`: an estimate over many batches, not of this step
+        # `step 250: train loss 2.1, val loss 2.3`: an estimate over many batches, not of this step
+        fact.loss = None
 
 
 def _field(key: str) -> str | None:
-    """`INFO step`, `[GPU0] loss`, `train loss`: the name may have words before it that say nothing."""
+    """`INFO step`, `[GPU0] loss`, `train loss`: the name may have words before it that say
+    nothing."""
     if key in FIELD:
         return FIELD[key]
     if key.endswith("total steps"):
         return "total steps"
     first, _, rest = key.partition(" ")
-    if first in ("info", "debug", "train", "training", "validate", "validation", "gpu", "average", "current", "global") and rest in FIELD:
+    if (
+        first
+        in (
+            "info",
+            "debug",
+            "train",
+            "training",
+            "validate",
+            "validation",
+            "gpu",
+            "average",
+            "current",
+            "global",
+        )
+        and rest in FIELD
+    ):
         return FIELD[rest]
     return "loss" if key.endswith("loss") else None
 
@@ -253,7 +337,9 @@ def _count(fact: LogRecord, name: str, value: float, of: str | None) -> None:
 
 def _measure(fact: LogRecord, name: str, key: str, value: float, unit: str) -> None:
     """Figures that mean nothing without their unit."""
-    unit = unit or ("ms" if key.endswith("(ms)") else "s" if key.endswith("(s)") or key == "time (data)" else "")
+    unit = unit or (
+        "ms" if key.endswith("(ms)") else "s" if key.endswith("(s)") or key == "time (data)" else ""
+    )
     if name == "dt" and unit in _SECONDS and fact.step_ms is None:
         fact.step_ms = value * _SECONDS[unit] * 1e3
     elif name == "mfu" and fact.mfu is None:

@@ -1,4 +1,5 @@
-"""The figures of a training that tells them in its log alone: of one log, and of a script that our launcher started."""
+"""The figures of a training that tells them in its log alone: of one log, and of a script that our
+launcher started."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class LogMetrics:
     def __init__(self, log: Path) -> None:
         self.text, self.tally = LogText(log), LogAggregator()
         self._looked, self._newest = False, -1
-        self._last_step: float | None = None  # when the newest line of progress was seen to be written
+        self._last_step: float | None = (
+            None  # when the newest line of progress was seen to be written
+        )
 
     def read(self, now: float) -> bool:
         """Whether there is anything new, on a look that is not the first."""
@@ -42,9 +45,14 @@ class LogMetrics:
 
     @property
     def source(self) -> str | None:
-        """The framework that its lines tell; where only a bar is known, what it says around them."""
+        """The framework that its lines tell; where only a bar is known, what it says around
+        them."""
         found = self.tally.source
-        return found if found not in (None, BAR) else metric_names.source_around(self.text.start + "\n" + self.text.end) or found
+        return (
+            found
+            if found not in (None, BAR)
+            else metric_names.source_around(self.text.start + "\n" + self.text.end) or found
+        )
 
     def training(self) -> TrainingState:
         return {**self.tally.training(), "last_step_unix_s": self._last_step}
@@ -59,7 +67,8 @@ class LogMetrics:
         times = [record.pop("time", None) for record in out if "loss" in record]
         if not times or None in times:
             return out
-        # Most lines tell no time zone: that is the one by which the last of them was written when the file was.
+        # Most lines tell no time zone: that is the one by which the last of them was written when
+        # the file was.
         zone_s = ZONE_S * round((times[-1] - self.text.mtime) / ZONE_S)
         told, at = iter(times), times[0]
         for record in out:  # an evaluation was when the step before it was
@@ -74,18 +83,23 @@ class LogMetrics:
         if percent is None and step is not None and total:
             percent = min(100.0, 100 * step / total)
         return {
-            "scope": "epoch" if tally.within_epoch else "run",  # what steps, time and time left are those of
+            "scope": "epoch"
+            if tally.within_epoch
+            else "run",  # what steps, time and time left are those of
             "step": step,
             "total_steps": total,
             "percent": percent,
-            "epoch": int(tally.epoch) if tally.epoch is not None and float(tally.epoch).is_integer() else tally.epoch,
+            "epoch": int(tally.epoch)
+            if tally.epoch is not None and float(tally.epoch).is_integer()
+            else tally.epoch,
             "epochs": tally.epochs,
             "elapsed_s": tally.elapsed_s(),
             "eta_s": tally.eta_s() if running else None,
         }
 
     def _read_piece(self, piece: LogChunk) -> None:
-        """Of a place in the middle one line of progress is enough, with the bar that stands right after it."""
+        """Of a place in the middle one line of progress is enough, with the bar that stands right
+        after it."""
         if piece.gap:
             self.tally.gap()
         told, columns = False, line_parser.columns(self.text.start)
@@ -101,16 +115,20 @@ class LogMetrics:
                 break
 
     def _note_last_step(self, pieces: list[LogChunk]) -> None:
-        """When the newest line of progress was written: now, when others came, or by the file's time, when it stands at its end."""
-        newest, last = self.tally.newest_offset, [offset for piece in pieces[-1:] for offset, _ in piece.segments][-NEAR:]
+        """When the newest line of progress was written: now, when others came, or by the file's
+        time, when it stands at its end."""
+        newest, last = (
+            self.tally.newest_offset,
+            [offset for piece in pieces[-1:] for offset, _ in piece.segments][-NEAR:],
+        )
         if newest > self._newest and (self._newest >= 0 or (last and newest >= last[0])):
             self._last_step = self.text.mtime
         self._newest = newest
 
 
 class ScriptFigures:
-    """Of somebody's own script under our launcher, which tells its figures in what its ranks print: rank 0 as a rule, with some
-    programs the last one, and with torchrun all of them in one file."""
+    """Of somebody's own script under our launcher, which tells its figures in what its ranks print:
+    rank 0 as a rule, with some programs the last one, and with torchrun all of them in one file."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the ranks' logs."""
@@ -128,7 +146,9 @@ class ScriptFigures:
 
     def _candidates(self) -> list[Path]:
         try:
-            found = {int(p.stem[4:]): p for p in self._folder.glob("rank*.log") if p.stem[4:].isdecimal()}
+            found = {
+                int(p.stem[4:]): p for p in self._folder.glob("rank*.log") if p.stem[4:].isdecimal()
+            }
         except OSError:
             return []
         ranks = [found[rank] for rank in sorted({min(found), max(found)})] if found else []

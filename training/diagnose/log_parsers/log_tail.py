@@ -1,4 +1,5 @@
-"""The text of a growing log of any size and encoding: all that is new, or, where that is too much, a sample of it and the end."""
+"""The text of a growing log of any size and encoding: all that is new, or, where that is too much,
+a sample of it and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _SEGMENT = re.compile(r"[^\r\n]+")
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Segments of consecutive lines (what stands between \\n or \\r), each with about its place in the file."""
+    """Segments of consecutive lines (what stands between \\n or \\r), each with about its place in
+    the file."""
 
     segments: list[tuple[int, str]]
     gap: bool  # what lies before it was left out
@@ -44,7 +46,8 @@ class LogText:
         self._unpacked: IO[bytes] | None = None
 
     def read(self, now: float) -> tuple[bool, list[LogChunk]]:
-        """(whether it is another file than before, or an emptied one; what is new). A file that is gone has nothing new."""
+        """(whether it is another file than before, or an emptied one; what is new). A file that is
+        gone has nothing new."""
         try:
             with self.path.open("rb") as file:
                 return self._read(file, now)
@@ -77,7 +80,10 @@ class LogText:
             head = head[zeros - zeros % 2 :]
         self._encoding = wide(head) or "utf-8"
         self.start = self._decoded(head)
-        strange = sum((not c.isprintable() and c not in "\r\n\t\x1b\f\b\a") or c == "\ufffd" for c in self.start)
+        strange = sum(
+            (not c.isprintable() and c not in "\r\n\t\x1b\f\b\a") or c == "\ufffd"
+            for c in self.start
+        )
         self.binary = strange > BINARY * max(200, len(self.start))
 
     def _pieces(self, file: IO[bytes], quiet: bool) -> Iterator[LogChunk]:
@@ -94,7 +100,11 @@ class LogText:
                 place = begin + number * stride
                 data = self._at(file, place, WINDOW)
                 first = self._line_end(data, first=True)
-                yield LogChunk(self._segments(data[first:], place + first, cut=True) if first else [], True, brief=True)
+                yield LogChunk(
+                    self._segments(data[first:], place + first, cut=True) if first else [],
+                    True,
+                    brief=True,
+                )
             data = self._at(file, self.size - END, END)
             begin = self.size - len(data)
             first = self._line_end(data, first=True)
@@ -107,7 +117,8 @@ class LogText:
         rest = data[end:]
         if len(rest) > END:  # a line without an end: never twice the same
             self._offset = self.size
-        # The last state of a bar stands on a line that has no end yet. It is read again when it has one.
+        # The last state of a bar stands on a line that has no end yet. It is read again when it has
+        # one.
         if rest and (quiet or rest.rstrip().endswith((b"]", b"\x1b[A"))):
             segments += self._segments(rest, self._offset, cut=False)[-1:]
         yield LogChunk(segments, gap)
@@ -129,7 +140,9 @@ class LogText:
             mark = end.encode(self._encoding)
             place = data.find(mark) if first else data.rfind(mark)
             while place >= 0 and place % width:
-                place = data.find(mark, place + 1) if first else data.rfind(mark, 0, place + width - 1)
+                place = (
+                    data.find(mark, place + 1) if first else data.rfind(mark, 0, place + width - 1)
+                )
             if place >= 0:
                 places.append(place + width)
         return (min(places) if first else max(places)) if places else 0
@@ -141,8 +154,11 @@ class LogText:
         return [(begin + width * m.start(), m[0]) for m in _SEGMENT.finditer(self._decoded(data))]
 
     def _decoded(self, data: bytes) -> str:
-        # \0: a log that was emptied while its program went on writing at its old place begins with a hole.
-        return codecs.decode(data, self._encoding, "replace").replace("\0", "").removeprefix("\ufeff")
+        # \0: a log that was emptied while its program went on writing at its old place begins with
+        # a hole.
+        return (
+            codecs.decode(data, self._encoding, "replace").replace("\0", "").removeprefix("\ufeff")
+        )
 
     def last_lines(self, count: int) -> list[str]:
         """The end as a terminal would show it: of a line that overwrites itself, its last state."""

@@ -1,4 +1,5 @@
-"""What training programs call their figures, and how the lines of the known frameworks are told from each other."""
+"""What training programs call their figures, and how the lines of the known frameworks are told
+from each other."""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ from training.core.metric_units import NATS
 BAR = "tqdm"  # any program may use it
 # The earlier name of a loss is preferred where a line has several.
 NAMES = {
-    "step": ("step", "steps", "global_step", "iter", "iteration", "iters", "it", "update", "num_updates", "train_step", "global step"),
+    "step": (
+        "step",
+        "steps",
+        "global_step",
+        "iter",
+        "iteration",
+        "iters",
+        "it",
+        "update",
+        "num_updates",
+        "train_step",
+        "global step",
+    ),
     "epoch": ("epoch", "ep", "train epoch"),
     "loss": (
         "loss",
@@ -35,7 +48,15 @@ NAMES = {
         "train_loss_epoch",
     ),
     "lr": ("lr", "learning_rate", "learning rate", "lr-adamw", "lr-adam", "lr-sgd"),
-    "grad_norm": ("grad_norm", "grad norm", "gnorm", "gradnorm", "norm", "gradient_norm", "gradient norm"),
+    "grad_norm": (
+        "grad_norm",
+        "grad norm",
+        "gnorm",
+        "gradnorm",
+        "norm",
+        "gradient_norm",
+        "gradient norm",
+    ),
     "tokens_per_s": (
         "tps",
         "tok/sec",
@@ -48,7 +69,13 @@ NAMES = {
         "wps",
         "tok_per_sec",
     ),
-    "samples_per_s": ("samples/s", "samples/sec", "samples_per_s", "samples_per_sec", "samples_per_second"),
+    "samples_per_s": (
+        "samples/s",
+        "samples/sec",
+        "samples_per_s",
+        "samples_per_sec",
+        "samples_per_second",
+    ),
     "dt": (
         "dt",
         "time",
@@ -61,7 +88,17 @@ NAMES = {
         "iter time (s)",
     ),
     "mfu": ("mfu", "bf16_mfu"),
-    "memory": ("memory", "mem", "max mem", "max_mem", "peak_mem", "maxmemallocated", "gpu_mem", "max_memory", "peak memory usage"),
+    "memory": (
+        "memory",
+        "mem",
+        "max mem",
+        "max_mem",
+        "peak_mem",
+        "maxmemallocated",
+        "gpu_mem",
+        "max_memory",
+        "peak memory usage",
+    ),
     "tokens": ("tokens", "n_tokens", "tokens_seen", "ntokens_seen"),
     "elapsed": ("total time", "elapsed", "elapsed_time"),
     "left": ("eta", "remaining"),
@@ -74,8 +111,15 @@ _SOURCES = tuple(
     for name, pattern in (
         ("torchtitan", r"\bstep: +\d+  loss: .*\b(?:memory|tps): |\[titan\]"),
         ("nanochat", r"\| lrm: |Validation bpb: |CORE metric: "),
-        ("nanoGPT", r"^iter \d+: loss [\d.naif]+, time [\d.]+ms|^step \d+: train loss \S+, val loss "),
-        ("Megatron", r"elapsed time per iteration \(ms\): |validation loss at (?:iteration|the end of training)"),
+        (
+            "nanoGPT",
+            r"^iter \d+: loss [\d.naif]+, time [\d.]+ms|^step \d+: train loss \S+, val loss ",
+        ),
+        (
+            "Megatron",
+            r"elapsed time per iteration \(ms\): |validation loss at (?:iteration|the end of "
+            r"training)",
+        ),
         ("Hugging Face Trainer", r"\{'(?:loss|eval_\w+|train_runtime)': "),
         ("KAIR", r"<epoch: *\d+, iter: *[\d,]+,"),
         ("BasicSR", r"\]\[epoch: *\d+, iter: *[\d,]+,"),
@@ -86,7 +130,15 @@ _SOURCES = tuple(
     )
 )
 # What stands before or after the lines of progress.
-_SIGNS = (("Lightning", re.compile(r"^(?:GPU|TPU) available: |^LOCAL_RANK: \d+ - CUDA_VISIBLE|`Trainer\.fit` stopped: ", re.M)),)
+_SIGNS = (
+    (
+        "Lightning",
+        re.compile(
+            r"^(?:GPU|TPU) available: |^LOCAL_RANK: \d+ - CUDA_VISIBLE|`Trainer\.fit` stopped: ",
+            re.M,
+        ),
+    ),
+)
 _UNITS = {"nanochat": NATS, "nanoGPT": NATS, "Megatron": NATS}
 
 

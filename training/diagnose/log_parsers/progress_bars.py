@@ -6,23 +6,31 @@ import re
 from dataclasses import dataclass
 
 _TIME = r"(?:\d+ days?, )?[\d:]+"
-# `Epoch 3:  45%|████▌     | 450/1000 [00:12<00:15, 36.10it/s, v_num=0, train_loss=0.123]`, without a total `450it [00:12, 36.1it/s]`
+# `Epoch 3:  45%|████▌     | 450/1000 [00:12<00:15, 36.10it/s, v_num=0, train_loss=0.123]`, without
+# a total `450it [00:12, 36.1it/s]`
 _TQDM = re.compile(
-    r"(?:(?P<head>[^|%]{0,120}?):? *\b\d{1,3}%\|[^|]{0,400}\| *)?(?P<done>\d+(?:\.\d+)?[kMG]?)(?:/(?P<of>\d+(?:\.\d+)?[kMG]?)|[a-zA-Z]+) "
+    r"(?:(?P<head>[^|%]{0,120}?):? *\b\d{1,3}%\|[^|]{0,400}\| "
+    r"*)?(?P<done>\d+(?:\.\d+)?[kMG]?)(?:/(?P<of>\d+(?:\.\d+)?[kMG]?)|[a-zA-Z]+) "
     rf"\[(?P<elapsed>{_TIME})(?:<(?P<left>{_TIME}|\?))?, *"
-    r"(?P<rate>\?|[\d.]+(?:e[-+]?\d+)?) *[kMG]?(?P<unit>[a-zA-Z]+/s|s/[a-zA-Z]+)(?:, (?P<rest>.*?))?\]"
+    r"(?P<rate>\?|[\d.]+(?:e[-+]?\d+)?) *[kMG]?(?P<unit>[a-zA-Z]+/s|s/[a-zA-Z]+)(?:, "
+    r"(?P<rest>.*?))?\]"
 )
 # `Epoch 2/9  ━━━━━━━━━━━━━━━ 100/100 0:00:00 • 0:00:12 1233.16it/s train_loss: 0.123 val_loss: 0.2`
 _RICH = re.compile(
-    r"(?P<head>[^━\r\n]{0,120}?) *[━╸╺]{2,} +(?P<done>\d+)/(?P<of>\d+) (?P<elapsed>[\d:]+) • +(?:(?P<left>[\d:]+|-:--:--) +)?"
+    r"(?P<head>[^━\r\n]{0,120}?) *[━╸╺]{2,} +(?P<done>\d+)/(?P<of>\d+) (?P<elapsed>[\d:]+) • "
+    r"+(?:(?P<left>[\d:]+|-:--:--) +)?"
     r"(?P<rate>[\d.]+)(?P<unit>it/s)(?P<rest>.*)"
 )
-# `450/938 [====>....] - ETA: 5s - loss: 0.42` and `938/938 ━━━━━━━━ 5s 5ms/step - accuracy: 0.87 - loss: 0.42`
+# `450/938 [====>....] - ETA: 5s - loss: 0.42` and `938/938 ━━━━━━━━ 5s 5ms/step - accuracy: 0.87 -
+# loss: 0.42`
 _KERAS = re.compile(
-    r"^ *(?P<done>\d+)/(?P<of>\d+) (?:\[[=>.]{5,}\]|[━╸╺]{5,}) (?:- )?(?:ETA: )?(?P<left>[\d:]+m?s?)"
+    r"^ *(?P<done>\d+)/(?P<of>\d+) (?:\[[=>.]{5,}\]|[━╸╺]{5,}) (?:- )?(?:ETA: "
+    r")?(?P<left>[\d:]+m?s?)"
     r"(?: (?P<rate>[\d.]+)(?P<unit>[mu]?s)/step)?(?P<rest> - .*)?"
 )
-_EPOCH = re.compile(r"\b(?:epochs?|ep)\b\W{0,3}(?P<epoch>\d+)(?: *(?:/|of) *(?P<epochs>-?\d+))?", re.I)
+_EPOCH = re.compile(
+    r"\b(?:epochs?|ep)\b\W{0,3}(?P<epoch>\d+)(?: *(?:/|of) *(?P<epochs>-?\d+))?", re.I
+)
 _OF_EPOCHS = re.compile(r"\W*(?:training )?epochs?\W*", re.I)
 # Bars of something else than training.
 _OTHER = re.compile(

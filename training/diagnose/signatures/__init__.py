@@ -1,8 +1,10 @@
-"""What is known of failures: data, read from the .json files beside this one. A cause is added by an entry here and a log in
-tests/fixtures/logs; tests/unit/test_diagnose_catalogue.py refuses an entry without one.
+"""What is known of failures: data, read from the .json files beside this one. A cause is added by
+an entry here and a log in tests/fixtures/logs; tests/unit/test_diagnose_catalogue.py refuses an
+entry without one.
 
 causes.json   one entry a cause: its name for people, general advice
-kinds.json    advice for what only a supervisor sees: a machine that is silent, ranks that do different things
+kinds.json    advice for what only a supervisor sees: a machine that is silent, ranks that do
+              different things
 *.json        one entry a text that programs print: which cause it speaks of, and in which role
 """
 
@@ -19,7 +21,10 @@ FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
 LANGUAGES = ("en", "zh")
 NONE, UNKNOWN = "none", "unknown"
-RAISED, EXIT_STATUS = "exception", "exit_status"  # what is known is only that it raised, or how it left
+RAISED, EXIT_STATUS = (
+    "exception",
+    "exit_status",
+)  # what is known is only that it raised, or how it left
 
 # What a text says of its speaker. The first ones decide before the later ones.
 ROOT = "root"  # this broke
@@ -39,7 +44,12 @@ class LocalizedText:
 
     @classmethod
     def of(cls, raw: Record | None) -> LocalizedText:
-        return cls(**{name: (text,) if isinstance(text, str) else tuple(text) for name, text in (raw or {}).items()})
+        return cls(
+            **{
+                name: (text,) if isinstance(text, str) else tuple(text)
+                for name, text in (raw or {}).items()
+            }
+        )
 
     def in_language(self, language: str) -> tuple[str, ...]:
         return (self.zh if language == "zh" else self.en) or self.en
@@ -47,8 +57,8 @@ class LocalizedText:
 
 @dataclass(frozen=True)
 class Signature:
-    """A text that programs print. `patterns`: RE2, searched in one line without its rank's prefix; `versions` and `source`: who
-    prints it, and where that was read."""
+    """A text that programs print. `patterns`: RE2, searched in one line without its rank's prefix;
+    `versions` and `source`: who prints it, and where that was read."""
 
     id: str
     cause: str
@@ -63,8 +73,9 @@ class Signature:
 
 @dataclass(frozen=True)
 class Cause:
-    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's. `same`: patterns of topics: a text's own
-    sentence is left out beside one of `ours` with the same topic."""
+    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's. `same`:
+    patterns of topics: a text's own sentence is left out beside one of `ours` with the same
+    topic."""
 
     id: str
     title: LocalizedText
@@ -76,7 +87,8 @@ class Cause:
 
 @functools.lru_cache(maxsize=1)
 def signatures() -> tuple[Signature, ...]:
-    """All of them, in a fixed order. Raises KeyError, TypeError or ValueError for an entry of the wrong form."""
+    """All of them, in a fixed order. Raises KeyError, TypeError or ValueError for an entry of the
+    wrong form."""
     found = []
     for path in sorted(FOLDER.glob("*.json")):
         if path not in (CAUSES, KINDS):
@@ -102,7 +114,10 @@ def causes() -> dict[str, Cause]:
 
 @functools.lru_cache(maxsize=1)
 def kinds() -> dict[str, LocalizedText]:
-    return {entry["id"]: LocalizedText.of(entry["advice"]) for entry in json.loads(KINDS.read_text(encoding="utf-8"))}
+    return {
+        entry["id"]: LocalizedText.of(entry["advice"])
+        for entry in json.loads(KINDS.read_text(encoding="utf-8"))
+    }
 
 
 def _signature(entry: Record) -> Signature:

@@ -1,1 +1,2 @@
-"""The communication test: before training, the very ranks that a run would use prove that they can talk (docs/communication.md)."""
+"""The communication test: before training, the very ranks that a run would use prove that they can
+talk (docs/communication.md)."""

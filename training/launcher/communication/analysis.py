@@ -1,4 +1,5 @@
-"""What an outcome of the communication test means: who is to blame, in which stage, with what evidence. Pure."""
+"""What an outcome of the communication test means: who is to blame, in which stage, with what
+evidence. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from training.launcher.communication import stages
 from training.launcher.communication.runner import CommunicationOutcome
 from training.launcher.failure_report import UNDERLINE
 
-OK, HANG, FAILED, WRONG, STOPPED, SLOW = "ok", "hang", "failed", "wrong data", "stopped", "not finished"
+OK, HANG, FAILED, WRONG, STOPPED, SLOW = (
+    "ok",
+    "hang",
+    "failed",
+    "wrong data",
+    "stopped",
+    "not finished",
+)
 MOVING = 0.1  # of the limit: who has come to a stage so shortly before it does not hang
 SHOWN_LINES = 10
 FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
@@ -52,7 +60,10 @@ def is_communication(stage: str) -> bool:
 
 
 def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFinding:
-    place = {rank: len(order) - 1 if rank in outcome.statuses else order.index(stage) for rank, stage in sorted(outcome.reached.items())}
+    place = {
+        rank: len(order) - 1 if rank in outcome.statuses else order.index(stage)
+        for rank, stage in sorted(outcome.reached.items())
+    }
     first, last = min(place.values()), max(place.values())
     behind = [rank for rank in place if place[rank] == first]
     others = [rank for rank in place if rank not in behind]
@@ -61,12 +72,22 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     who, they = ranks_text(behind), "it was" if len(behind) == 1 else "they were"
     if is_communication(stage) and since_s < MOVING * outcome.limit_s:
         kind = SLOW
-        text = f"not finished {after}, but no hang: {who} had come to the {stage} {since_s:.1f} s before; a slow or busy machine"
+        text = (
+            f"not finished {after}, but no hang: {who} had come to the {stage} {since_s:.1f} s "
+            f"before; a slow or busy machine"
+        )
     elif others:
         missed = order[max(first + 1, order.index(stages.MEETING))]
-        text = f"{who} never arrived at the {missed}: {after} {they} in the {stage}; {ranks_text(others)} came to the {order[last]}"
+        text = (
+            f"{who} never arrived at the {missed}: {after} {they} in the {stage}; "
+            f"{ranks_text(others)} came to the {order[last]}"
+        )
     elif not is_communication(stage):
-        text = f"{after} all ranks were still in the {stage}: a slow or busy machine or disk, or a hang"
+        text = (
+            f"{after} all ranks were still in the {stage}: a slow or busy machine or disk, or "
+            f"a "
+            f"hang"
+        )
     else:
         text = f"{after} all ranks hang in the {stage}"
         suspects, how = _suspects(outcome, behind)
@@ -74,15 +95,23 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
             others, behind = [rank for rank in behind if rank not in suspects], suspects
             them, hang = ("it", "hangs") if len(suspects) == 1 else ("them", "hang")
             wait = "waits" if len(others) == 1 else "wait"
-            text = f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; {ranks_text(others)} {wait} for {them}"
+            text = (
+                f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; "
+                f"{ranks_text(others)} {wait} for {them}"
+            )
     return CommunicationFinding(kind, text, behind, stage, _evidence(outcome, behind))
 
 
 def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int], str]:
     """Those that do not do what the others do, and what they do; none where all do the same."""
     silent = [rank for rank in ranks if not outcome.stacks.get(rank)]
-    elsewhere = [rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])]
-    for some, how in ((silent, "without an answer (stopped, or waiting in the kernel)"), (elsewhere, "outside of torch")):
+    elsewhere = [
+        rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])
+    ]
+    for some, how in (
+        (silent, "without an answer (stopped, or waiting in the kernel)"),
+        (elsewhere, "outside of torch"),
+    ):
         if 0 < len(some) < len(ranks):
             return some, how
     return [], ""
@@ -91,7 +120,9 @@ def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int
 def _waits(frame: str) -> bool:
     """A rank that waits for the others stands in torch, or where we call its compiled code."""
     found = FRAME.match(frame)
-    return found is not None and ("/torch/" in found["file"] or found["file"].startswith(f"{ROOT}/training/"))
+    return found is not None and (
+        "/torch/" in found["file"] or found["file"].startswith(f"{ROOT}/training/")
+    )
 
 
 def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
@@ -111,7 +142,14 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
         how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
     else:
         how = f"ended with status {status} in the {stage}"
-    return CommunicationFinding(FAILED, f"rank {rank} {how}", [rank], stage, _evidence(outcome, [rank]), killed=status == -signal.SIGKILL)
+    return CommunicationFinding(
+        FAILED,
+        f"rank {rank} {how}",
+        [rank],
+        stage,
+        _evidence(outcome, [rank]),
+        killed=status == -signal.SIGKILL,
+    )
 
 
 def _signal_name(number: int) -> str:
@@ -127,7 +165,10 @@ def _wrong(outcome: CommunicationOutcome) -> CommunicationFinding | None:
         for one in outcome.records[rank]["wrong"]:
             others = f", and {one['count'] - 1} more" if one["count"] > 1 else ""
             where = stages.collective(one["collective"], one["bytes"])
-            lines.append(f"{where}: rank {rank} element {one['element']} is {one['got']:.9g}, expected {one['expected']:.9g}{others}")
+            lines.append(
+                f"{where}: rank {rank} element {one['element']} is {one['got']:.9g}, expected "
+                f"{one['expected']:.9g}{others}"
+            )
             stage = stage or stages.collective(one["collective"].split(" ")[0], one["bytes"])
             guilty.append(rank)
     if not lines:
@@ -141,10 +182,13 @@ def _evidence(outcome: CommunicationOutcome, ranks: list[int]) -> list[str]:
     lines = []
     for rank, pid in outcome.stuck.items():
         lines.append(
-            f"rank {rank} (pid {pid}) can not be killed: it waits in the kernel, most likely for a driver; only a restart frees it"
+            f"rank {rank} (pid {pid}) can not be killed: it waits in the kernel, most likely for a "
+            f"driver; only a restart frees it"
         )
     for rank in ranks:
         stack = [found for frame in outcome.stacks.get(rank, []) if (found := FRAME.match(frame))]
         lines += [f"rank {rank} at {f['file']}:{f['line']} in {f['function']}" for f in stack[:1]]
-        lines += [line for line in outcome.output.get(rank, []) if not UNDERLINE.fullmatch(line)][-SHOWN_LINES:]
+        lines += [line for line in outcome.output.get(rank, []) if not UNDERLINE.fullmatch(line)][
+            -SHOWN_LINES:
+        ]
     return lines

@@ -1,4 +1,5 @@
-"""The collectives of the communication test: every element of the result is known beforehand, and looked at."""
+"""The collectives of the communication test: every element of the result is known beforehand, and
+looked at."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from training.inspector.distributed import World
 from training.launcher.communication.stages import SMALL_BYTES
 
-# Prime, so that no piece which a collective moves as a whole is a multiple of it: a piece in the wrong place is seen. Small, so
-# that the sum over a thousand ranks is a whole number which float32 still holds exactly.
+# Prime, so that no piece which a collective moves as a whole is a multiple of it: a piece in the
+# wrong place is seen. Small, so that the sum over a thousand ranks is a whole number which float32
+# still holds exactly.
 PERIOD = 31
 ELEMENT_BYTES = 4
 SMALL_REPETITIONS, LARGE_REPETITIONS = 50, 5
@@ -57,7 +59,10 @@ def broadcast(world: World, size: int) -> list[Wrong]:
     return wrong
 
 
-CHECKS: dict[str, Callable[[World, int], list[Wrong]]] = {"all_reduce": all_reduce, "broadcast": broadcast}
+CHECKS: dict[str, Callable[[World, int], list[Wrong]]] = {
+    "all_reduce": all_reduce,
+    "broadcast": broadcast,
+}
 
 
 def _pattern(world: World, size: int, factor: int) -> torch.Tensor:
@@ -72,7 +77,14 @@ def _compare(got: torch.Tensor, expected: torch.Tensor, name: str, size: int) ->
         return []
     first = int(different.to(torch.uint8).argmax())
     return [
-        {"collective": name, "bytes": size, "element": first, "got": float(got[first]), "expected": float(expected[first]), "count": count}
+        {
+            "collective": name,
+            "bytes": size,
+            "element": first,
+            "got": float(got[first]),
+            "expected": float(expected[first]),
+            "count": count,
+        }
     ]
 
 
@@ -85,7 +97,9 @@ def measure(world: World, large_bytes: int) -> dict[str, float]:
 
 
 def _median(world: World, size: int, repetitions: int) -> float:
-    data = torch.zeros(size // ELEMENT_BYTES, device=world.device)  # zeros: sums of sums would end in infinity
+    data = torch.zeros(
+        size // ELEMENT_BYTES, device=world.device
+    )  # zeros: sums of sums would end in infinity
     seconds = []
     for _ in range(repetitions):
         begin = time.perf_counter()

@@ -1,4 +1,5 @@
-"""The result of a communication test, for people: a line of the resource report, the evidence, and what to do."""
+"""The result of a communication test, for people: a line of the resource report, the evidence, and
+what to do."""
 
 from __future__ import annotations
 
@@ -13,24 +14,31 @@ from training.plan import preflight
 
 NAME = "communication"
 P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"
-# What makes GPUs of one machine fail to copy to each other, and how to see it (NCCL's manual, 'Troubleshooting').
+# What makes GPUs of one machine fail to copy to each other, and how to see it (NCCL's manual,
+# 'Troubleshooting').
 HARDWARE = [
-    "sudo lspci -vvv | grep ACSCtl   # 'SrcValid+': PCI ACS sends copies between GPUs through the processor: turn it off in the BIOS",
-    "sudo dmesg | grep -i -e IOMMU -e DMAR -e AMD-Vi   # IOMMU on, or faults: turn VT-d/IOMMU off in the BIOS, or boot with iommu=pt",
-    "nvidia-smi topo -p2p r   # 'OK' between all GPUs, else the driver does not offer peer-to-peer copies",
+    "sudo lspci -vvv | grep ACSCtl   # 'SrcValid+': PCI ACS sends copies between GPUs through the "
+    "processor: turn it off in the BIOS",
+    "sudo dmesg | grep -i -e IOMMU -e DMAR -e AMD-Vi   # IOMMU on, or faults: turn VT-d/IOMMU off "
+    "in the BIOS, or boot with iommu=pt",
+    "nvidia-smi topo -p2p r   # 'OK' between all GPUs, else the driver does not offer peer-to-peer "
+    "copies",
 ]
 
 
 def command(ranks: int, device: str) -> str:
     """The test alone, to paste into a shell."""
     return (
-        f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} training.cli.communication {ranks} --device={device}"
+        f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} "
+        f"training.cli.communication {ranks} --device={device}"
     )
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:
     """Would the ranks do without peer-to-peer copies what they have failed to do with them?"""
-    return finding.kind == analysis.WRONG or (finding.kind == analysis.HANG and analysis.is_communication(finding.stage))
+    return finding.kind == analysis.WRONG or (
+        finding.kind == analysis.HANG and analysis.is_communication(finding.stage)
+    )
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class AllReduceTimes:
     size_bytes: int
     small_ms: float
     algorithm_gb_per_s: float  # size / time
-    bus_gb_per_s: float  # × 2(n-1)/n, as in nccl-tests: comparable with the hardware's whatever the number of ranks
+    # × 2(n-1)/n, as in nccl-tests: comparable with the hardware's whatever the number of ranks
+    bus_gb_per_s: float
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,12 @@ class CommunicationResult:
     backend: str
     finding: CommunicationFinding | None
     figures: AllReduceTimes | None = None
-    first: CommunicationFinding | None = None  # of the try with peer-to-peer copies, when another followed
-    variables: dict[str, str] = field(default_factory=dict)  # of the last try: the user's own that matter here, and what was set
+    first: CommunicationFinding | None = (
+        None  # of the try with peer-to-peer copies, when another followed
+    )
+    variables: dict[str, str] = field(
+        default_factory=dict
+    )  # of the last try: the user's own that matter here, and what was set
     note: str = ""  # what became of the verdict
     seconds: float = 0.0
 
@@ -70,13 +83,22 @@ class CommunicationResult:
         if self.finding is None:
             return [preflight.Check(NAME, preflight.OK, "one rank: nothing to test")]
         if not self.ok:
-            also = f"; so it is with {P2P}=1" if self.first and self.first.kind == self.finding.kind else ""
-            text = "\n".join([self.finding.text + also, *(f"    │ {line}" for line in self.finding.lines)])
+            also = (
+                f"; so it is with {P2P}=1"
+                if self.first and self.first.kind == self.finding.kind
+                else ""
+            )
+            text = "\n".join(
+                [self.finding.text + also, *(f"    │ {line}" for line in self.finding.lines)]
+            )
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
         text = self._measured() + (f"; {self.note}" if self.note else "")
         if not self.first:
             return [preflight.Check(NAME, preflight.OK, text)]
-        text = f"works only without GPU peer-to-peer copies ({P2P}=1). With them: {self.first.text}. Without: {text}"
+        text = (
+            f"works only without GPU peer-to-peer copies ({P2P}=1). With them: "
+            f"{self.first.text}. Without: {text}"
+        )
         return [preflight.Check(NAME, preflight.WARNING, text, [f"export {P2P}=1", *HARDWARE])]
 
     def _measured(self) -> str:
@@ -84,7 +106,8 @@ class CommunicationResult:
         assert figures, "a test that is ok has measured"
         bus = f" (on the bus {_short(figures.bus_gb_per_s)})" if self.ranks > 2 else ""
         return (
-            f"all_reduce of {stages.size(figures.size_bytes)} over {self.ranks} ranks: {_short(figures.algorithm_gb_per_s)} GB/s{bus}, "
+            f"all_reduce of {stages.size(figures.size_bytes)} over {self.ranks} ranks: "
+            f"{_short(figures.algorithm_gb_per_s)} GB/s{bus}, "
             f"{stages.size(stages.SMALL_BYTES)} in {_short(figures.small_ms)} ms; data correct"
         )
 
@@ -94,20 +117,37 @@ class CommunicationResult:
             return ["sudo dmesg | tail   # 'Killed process': the host memory was full", again]
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
-        if finding.kind == analysis.SLOW or (finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)):
+        if finding.kind == analysis.SLOW or (
+            finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)
+        ):
             return [f"{again} --limit={3 * stages.LIMIT_S:g}   # when the machine is only slow"]
         if finding.kind == analysis.STOPPED or not analysis.is_communication(finding.stage):
             return [again]
         if self.backend == "nccl":
             untried = not self.first and self.variables.get(P2P) != "1"
             without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
-            return [*without, f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do", *HARDWARE]
+            return [
+                *without,
+                f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do",
+                *HARDWARE,
+            ]
         if finding.kind == analysis.WRONG:
-            return [f"{again}   # different elements each time: the memory is faulty, test it with memtest86+"]
+            return [
+                f"{again}   # different elements each time: the memory is faulty, test it with "
+                f"memtest86+"
+            ]
         own = self.variables.get(INTERFACE, "lo")
-        other = [f"unset {INTERFACE}   # it is {own!r}; the ranks of one machine talk over 'lo'"] if own != "lo" else []
+        other = (
+            [f"unset {INTERFACE}   # it is {own!r}; the ranks of one machine talk over 'lo'"]
+            if own != "lo"
+            else []
+        )
         unmet = finding.kind == analysis.HANG or finding.stage == stages.MEETING
-        loopback = ["ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it"] if unmet else []
+        loopback = (
+            ["ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it"]
+            if unmet
+            else []
+        )
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
 
 

@@ -1,4 +1,5 @@
-"""The communication test of a plan: one try and, where GPUs hang, another without peer-to-peer copies. No torch."""
+"""The communication test of a plan: one try and, where GPUs hang, another without peer-to-peer
+copies. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from training.core import log
 from training.host import p2p_cache
 from training.launcher.communication import analysis, runner, stages
 from training.launcher.communication.analysis import CommunicationFinding
-from training.launcher.communication.result import INTERFACE, P2P, AllReduceTimes, CommunicationResult, p2p_may_help
+from training.launcher.communication.result import (
+    INTERFACE,
+    P2P,
+    AllReduceTimes,
+    CommunicationResult,
+    p2p_may_help,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
@@ -19,11 +26,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
-    """Test the ranks that this plan would start on this machine. Blocks; call it from the main thread, before torch is imported.
+    """Test the ranks that this plan would start on this machine. Blocks; call it from the main
+    thread, before torch is imported.
 
-    Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and torch. `limit_s`: of each try;
-    `backend`: what the collectives count as, when that does not follow from the device. A signal that asks to stop takes
-    effect when everything is put away.
+    Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and
+    torch. `limit_s`: of each try; `backend`: what the collectives count as, when that does not
+    follow from the device. A signal that asks to stop takes effect when everything is put away.
     """
     ranks, device = plan["local_ranks"], plan["device"]["value"]
     backend = backend or BACKENDS[device]
@@ -40,21 +48,29 @@ def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> 
         seconds += outcome.seconds
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
     note = _learn(plan, outcome, finding, backend, first, own | set_here)
-    return CommunicationResult(ranks, device, backend, finding, figures, first, own | set_here, note, seconds)
+    return CommunicationResult(
+        ranks, device, backend, finding, figures, first, own | set_here, note, seconds
+    )
 
 
-def _try(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> tuple[runner.CommunicationOutcome, CommunicationFinding]:
+def _try(
+    ranks: int, device: str, variables: Mapping[str, str], limit_s: float
+) -> tuple[runner.CommunicationOutcome, CommunicationFinding]:
     try:
         outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         text = f"the ranks can not be started: {error.strerror}{where}"
-        return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(analysis.FAILED, text, stage=stages.START)
+        return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(
+            analysis.FAILED, text, stage=stages.START
+        )
     return outcome, analysis.analyze(outcome, device)
 
 
 def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
-    small, large = (max(record[name] for record in outcome.records.values()) for name in ("small_s", "large_s"))
+    small, large = (
+        max(record[name] for record in outcome.records.values()) for name in ("small_s", "large_s")
+    )
     rate, ranks = size / large / 1e9, outcome.ranks
     return AllReduceTimes(size, small * 1e3, rate, rate * 2 * (ranks - 1) / ranks)
 
@@ -70,7 +86,11 @@ def _learn(
     """Keep or drop the verdict on these GPUs; what became of it, for people."""
     if backend != "nccl" or finding.kind != analysis.OK:
         return ""
-    gpus, driver, torch = [gpu["uuid"] for gpu in plan["gpus"]], plan.get("driver"), plan.get("torch")
+    gpus, driver, torch = (
+        [gpu["uuid"] for gpu in plan["gpus"]],
+        plan.get("driver"),
+        plan.get("torch"),
+    )
     if first:
         return p2p_cache.remember(gpus, driver, torch, outcome.records[0]["nccl"])
     if used.get(P2P) == "1":

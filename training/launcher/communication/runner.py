@@ -1,4 +1,5 @@
-"""One start of all ranks of the communication test, watched until the last one is gone. No torch."""
+"""One start of all ranks of the communication test, watched until the last one is gone. No
+torch."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from training.launcher.communication import stages
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-communication-"
-PEER_GRACE_S = 0.3  # after the first failure: others may have failed before it, and were only reaped later
+PEER_GRACE_S = (
+    0.3  # after the first failure: others may have failed before it, and were only reaped later
+)
 STACK_S = 1.0  # for the stacks of ranks that hang
 KILL_S = 5.0  # a process that waits for a driver in the kernel can not be killed
 POLL_S = 0.02
@@ -40,14 +43,24 @@ class CommunicationOutcome:
     ranks: int
     limit_s: float
     seconds: float = 0.0
-    reached: dict[int, str] = field(default_factory=dict)  # rank → its stage at its end, at the first failure or at the limit
+    reached: dict[int, str] = field(
+        default_factory=dict
+    )  # rank → its stage at its end, at the first failure or at the limit
     since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
-    statuses: dict[int, int] = field(default_factory=dict)  # of ranks that ended by themselves, as in Popen.returncode; first death first
+    statuses: dict[int, int] = field(
+        default_factory=dict
+    )  # of ranks that ended by themselves, as in Popen.returncode; first death first
     died_at: dict[int, float] = field(default_factory=dict)  # monotonic
-    records: dict[int, Record] = field(default_factory=dict)  # what they left, see training.launcher.communication.worker
+    records: dict[int, Record] = field(
+        default_factory=dict
+    )  # what they left, see training.launcher.communication.worker
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
-    stacks: dict[int, list[str]] = field(default_factory=dict)  # of those that hung, innermost frame first
-    stuck: dict[int, int] = field(default_factory=dict)  # rank → pid of those that could not be killed
+    stacks: dict[int, list[str]] = field(
+        default_factory=dict
+    )  # of those that hung, innermost frame first
+    stuck: dict[int, int] = field(
+        default_factory=dict
+    )  # rank → pid of those that could not be killed
     timed_out: bool = False
     signal: int | None = None  # we were asked to stop
 
@@ -59,21 +72,27 @@ class CommunicationOutcome:
         return all(self.regular(rank) for rank in range(self.ranks))
 
 
-def run(ranks: int, device: str, variables: Mapping[str, str], limit_s: float) -> CommunicationOutcome:
-    """Whatever ends this, no process and no file of it is left; then a signal to stop is delivered again. For the main thread only.
+def run(
+    ranks: int, device: str, variables: Mapping[str, str], limit_s: float
+) -> CommunicationOutcome:
+    """Whatever ends this, no process and no file of it is left; then a signal to stop is delivered
+    again. For the main thread only.
 
     Raises OSError when the temporary folder or the processes can not be made.
     """
     with _noted_signals() as (arrived, reader):
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            outcome = _Trial(ranks, device, variables, limit_s, stages.Files(folder), arrived, reader).go()
+            outcome = _Trial(
+                ranks, device, variables, limit_s, stages.Files(folder), arrived, reader
+            ).go()
         outcome.signal = arrived[0] if arrived else None
     return outcome
 
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[tuple[list[int], int]]:
-    """Signals to stop become an entry in a list, and bytes in a pipe that wake up the watching loop."""
+    """Signals to stop become an entry in a list, and bytes in a pipe that wake up the watching
+    loop."""
     arrived: list[int] = []
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
@@ -96,7 +115,14 @@ def _noted_signals() -> Iterator[tuple[list[int], int]]:
 
 class _Trial:
     def __init__(
-        self, ranks: int, device: str, variables: Mapping[str, str], limit_s: float, files: stages.Files, arrived: list[int], wakeup: int
+        self,
+        ranks: int,
+        device: str,
+        variables: Mapping[str, str],
+        limit_s: float,
+        files: stages.Files,
+        arrived: list[int],
+        wakeup: int,
     ) -> None:
         self.outcome, self.files = CommunicationOutcome(ranks, limit_s), files
         self._device, self._variables, self._arrived = device, variables, arrived
@@ -119,11 +145,17 @@ class _Trial:
 
     def _start(self) -> None:
         count = self.outcome.ranks
-        with socket.socket() as store:  # listening already: rank 0 inherits it, see training.inspector.distributed.setup
+        with (
+            socket.socket() as store
+        ):  # listening already: rank 0 inherits it, see training.inspector.distributed.setup
             store.bind((LOOPBACK, 0))
             store.listen(2 * count)
             shared = topology.clean(os.environ) | dict(self._variables)
-            shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": LOOPBACK}
+            shared |= {
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "MASTER_ADDR": LOOPBACK,
+            }
             shared["MASTER_PORT"] = str(store.getsockname()[1])
             for rank in range(count):
                 env = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -135,9 +167,15 @@ class _Trial:
                 self._alive[pidfd] = rank
                 self._selector.register(pidfd, selectors.EVENT_READ)
 
-    def _start_one(self, rank: int, env: dict[str, str], inherited: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    def _start_one(
+        self, rank: int, env: dict[str, str], inherited: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
         timeout = str(MEETING_FACTOR * self.outcome.limit_s)
-        program = [sys.executable, str(ROOT / "lib/run_module.py"), "training.launcher.communication.worker"]
+        program = [
+            sys.executable,
+            str(ROOT / "lib/run_module.py"),
+            "training.launcher.communication.worker",
+        ]
         with self.files.log(rank).open("wb") as output:
             return subprocess.Popen(
                 [*program, str(self.files.folder), self._device, timeout],
@@ -156,7 +194,9 @@ class _Trial:
         end = limit
         while self._alive and not self._arrived:
             left = end - time.monotonic()
-            for key, _ in self._selector.select(max(0.0, left)):  # also when it is late: we may have been stopped ourselves
+            for key, _ in self._selector.select(
+                max(0.0, left)
+            ):  # also when it is late: we may have been stopped ourselves
                 if key.fd == self._wakeup:
                     os.read(self._wakeup, 64)
                 else:
@@ -175,7 +215,9 @@ class _Trial:
         rank = self._alive.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        self._kill(rank)  # what it has left behind; its own number is free for others only after the wait
+        self._kill(
+            rank
+        )  # what it has left behind; its own number is free for others only after the wait
         self.outcome.statuses[rank] = self._popens[rank].wait()
         self.outcome.died_at[rank] = time.monotonic()
         self.outcome.records[rank] = rundir.read_json(self.files.record(rank)) or {}
@@ -187,18 +229,22 @@ class _Trial:
         for rank in range(self.outcome.ranks):
             beat = heartbeat.read(self.files.heartbeat(rank))
             phase = beat.phase if beat else stages.START
-            # training.inspector.distributed has phases of its own: while ranks meet, and at the barrier at the end.
+            # training.inspector.distributed has phases of its own: while ranks meet, and at the
+            # barrier at the end.
             own = stages.END if phase.startswith("barrier: ") else stages.MEETING
             self.outcome.reached[rank] = phase if phase in stages.stages_for(self._device) else own
             self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s
 
     def _take_stacks(self) -> None:
-        """Ask each rank where it stands; one that has not come to listening dies of the question, which is as well."""
+        """Ask each rank where it stands; one that has not come to listening dies of the question,
+        which is as well."""
         for rank in self._alive.values():
             self._popens[rank].send_signal(signal.SIGUSR2)
         end = time.monotonic() + STACK_S
         asked = [r for r in self._alive.values() if self.files.stack(r).exists()]
-        while time.monotonic() < end and not all(self.files.stack(r).read_text().count("\n") > 1 for r in asked):
+        while time.monotonic() < end and not all(
+            self.files.stack(r).read_text().count("\n") > 1 for r in asked
+        ):
             time.sleep(POLL_S)
 
     def _end(self) -> None:
@@ -226,4 +272,8 @@ class _Trial:
         for rank in range(self.outcome.ranks):
             self.outcome.output[rank] = tail(self.files.log(rank), KEPT_LINES)
             if self.outcome.timed_out:
-                self.outcome.stacks[rank] = [line.strip() for line in tail(self.files.stack(rank), 100) if line.strip().startswith("File ")]
+                self.outcome.stacks[rank] = [
+                    line.strip()
+                    for line in tail(self.files.stack(rank), 100)
+                    if line.strip().startswith("File ")
+                ]

@@ -1,13 +1,17 @@
-"""What the launcher and the ranks of the communication test both know: limits, sizes, stages, files. No torch."""
+"""What the launcher and the ranks of the communication test both know: limits, sizes, stages,
+files. No torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-LIMIT_S = 20.0  # of one try, from the start of the ranks to the end of the last, torch's import included
+LIMIT_S = (
+    20.0  # of one try, from the start of the ranks to the end of the last, torch's import included
+)
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-# A rank is in one of these; two sizes of each collective stand between the warm-up and the measurement.
+# A rank is in one of these; two sizes of each collective stand between the warm-up and the
+# measurement.
 START, IMPORT, MEETING, WARM_UP = "start of Python", "import of torch", "meeting", "warm-up"
 MEASUREMENT, END, EXIT = "measurement", "end of the test", "exit"
 

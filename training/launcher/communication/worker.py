@@ -1,8 +1,10 @@
 """One rank of the communication test.
 
-    RANK=… WORLD_SIZE=… python lib/run_module.py training.launcher.communication.worker FOLDER cpu|cuda TIMEOUT_S
+    RANK=… WORLD_SIZE=… python lib/run_module.py training.launcher.communication.worker FOLDER
+    cpu|cuda TIMEOUT_S
 
-Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in FOLDER.
+Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in
+FOLDER.
 """
 
 from __future__ import annotations
@@ -25,13 +27,18 @@ def main(argv: list[str]) -> NoReturn:
     rank, files = int(os.environ["RANK"]), stages.Files(argv[0])
     try:
         heartbeat.start(files.heartbeat(rank), rank)
-        # Unbuffered and open to the end: the signal handler writes to the descriptor while the main thread is blocked.
+        # Unbuffered and open to the end: the signal handler writes to the descriptor while the main
+        # thread is blocked.
         faulthandler.register(signal.SIGUSR2, file=files.stack(rank).open("w"), all_threads=False)
         rundir.write_json(files.record(rank), _test(argv[1], float(argv[2])))
         status = 0
     except BaseException as error:
-        # First the record, so that the time tells which rank's failure came first; the others fail because this one has.
-        rundir.write_json(files.record(rank), {"error": f"{type(error).__name__}: {error}".strip(), "time": time.monotonic()})
+        # First the record, so that the time tells which rank's failure came first; the others fail
+        # because this one has.
+        rundir.write_json(
+            files.record(rank),
+            {"error": f"{type(error).__name__}: {error}".strip(), "time": time.monotonic()},
+        )
         traceback.print_exc()
         status = 1
     sys.stdout.flush()

@@ -1,4 +1,5 @@
-"""The project's files as they are at this moment: what a job runs, whatever is edited while it waits or trains."""
+"""The project's files as they are at this moment: what a job runs, whatever is edited while it
+waits or trains."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from training import tasks
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
 
-# Environments, results and prepared texts, folders or links to another disk, which git would take for code.
+# Environments, results and prepared texts, folders or links to another disk, which git would take
+# for code.
 NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
 # A file beyond this that git does not know is data that somebody put into the project.
 LARGEST_UNTRACKED = 10 << 20
@@ -23,7 +25,8 @@ LARGEST_UNTRACKED = 10 << 20
 
 @dataclass(frozen=True)
 class Code:
-    """What was copied. `revision` and `changed` (is it more than that revision?) are None where git does not know."""
+    """What was copied. `revision` and `changed` (is it more than that revision?) are None where git
+    does not know."""
 
     revision: str | None
     changed: bool | None
@@ -36,26 +39,38 @@ class Code:
     def sentence(self) -> str:
         if self.revision is None:
             return f"{self.files} files, not under version control"
-        return f"revision {self.revision[:12]}{' with local changes' if self.changed else ''}, {self.files} files"
+        return (
+            f"revision {self.revision[:12]}{' with local changes' if self.changed else ''}, "
+            f"{self.files} files"
+        )
 
 
 def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
-    """Copy the project's code into the new folder `target`; nothing below `without`. Raises OSError."""
+    """Copy the project's code into the new folder `target`; nothing below `without`. Raises
+    OSError."""
     known = _git(root, "ls-files", "-z", "--cached")
     revision = (_git(root, "rev-parse", "--verify", "-q", "HEAD") or "").strip() or None
-    if known is None or _git(root, "rev-parse", "--show-prefix") != "\n":  # a folder inside the repository of something else
+    if (
+        known is None or _git(root, "rev-parse", "--show-prefix") != "\n"
+    ):  # a folder inside the repository of something else
         names, tracked, revision, changed = list(_walk(root)), set(), None, None
     else:
         tracked = set(known.split("\0"))
         others = _git(root, "ls-files", "-z", "--others", "--exclude-standard") or ""
         names = sorted(filter(None, tracked | set(others.split("\0"))))
         changed = bool(_git(root, "status", "--porcelain"))
-    out = [str(folder.relative_to(root)) + os.sep for folder in without if folder.is_relative_to(root)]
+    out = [
+        str(folder.relative_to(root)) + os.sep for folder in without if folder.is_relative_to(root)
+    ]
     left_out, count = [], 0
     target.mkdir()
     for name in names:
         source = root / name
-        if name.split("/", 1)[0] in NO_CODE or name.startswith(tuple(out)) or not (source.is_file() or source.is_symlink()):
+        if (
+            name.split("/", 1)[0] in NO_CODE
+            or name.startswith(tuple(out))
+            or not (source.is_file() or source.is_symlink())
+        ):
             continue  # results; a file that was just deleted; the folder of a submodule
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
@@ -70,7 +85,11 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
 
 def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in NO_CODE and name != "__pycache__" and not name.startswith("."))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in NO_CODE and name != "__pycache__" and not name.startswith(".")
+        )
         yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
 
 
@@ -78,7 +97,9 @@ def _git(root: Path, *words: str) -> str | None:
     """None where git is not there, or says that this is no repository of this user."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, env=environ, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, env=environ, check=False
+        )
     except OSError:
         return None
     return os.fsdecode(done.stdout) if done.returncode == 0 else None

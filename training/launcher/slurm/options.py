@@ -21,23 +21,76 @@ RANKS, MORE = "ranks-per-node", "sbatch"
 NO_GRES = "--gres=none"
 # Options that sbatch gets as they are. It has more of them: --sbatch="--name=value".
 VALUED = (
-    *("nodes", "time", "partition", "account", "qos", "gres", "gpus-per-node", "cpus-per-task", "cpus-per-gpu", "constraint"),
-    *("mem", "mem-per-cpu", "mem-per-gpu", "nodelist", "exclude", "reservation", "dependency", "begin", "comment", "licenses", "nice"),
+    *(
+        "nodes",
+        "time",
+        "partition",
+        "account",
+        "qos",
+        "gres",
+        "gpus-per-node",
+        "cpus-per-task",
+        "cpus-per-gpu",
+        "constraint",
+    ),
+    *(
+        "mem",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "nodelist",
+        "exclude",
+        "reservation",
+        "dependency",
+        "begin",
+        "comment",
+        "licenses",
+        "nice",
+    ),
     *("job-name", "output", "mail-type", "mail-user", "switches", "signal"),
 )
-SHORT = {"-N": "nodes", "-t": "time", "-p": "partition", "-A": "account", "-q": "qos", "-c": "cpus-per-task", "-C": "constraint"}
-SHORT |= {"-J": "job-name", "-o": "output", "-w": "nodelist", "-x": "exclude", "-d": "dependency", "-b": "begin", "-H": "hold"}
+SHORT = {
+    "-N": "nodes",
+    "-t": "time",
+    "-p": "partition",
+    "-A": "account",
+    "-q": "qos",
+    "-c": "cpus-per-task",
+    "-C": "constraint",
+}
+SHORT |= {
+    "-J": "job-name",
+    "-o": "output",
+    "-w": "nodelist",
+    "-x": "exclude",
+    "-d": "dependency",
+    "-b": "begin",
+    "-H": "hold",
+}
 BARE_LETTERS = ("-H",)
 BARE = ("exclusive", "requeue", "no-requeue", "hold")
-_TASKS = f"one task on each node starts the ranks there: --{RANKS}=N, or --gres=gpu:N for N GPUs on each node"
+_TASKS = (
+    f"one task on each node starts the ranks there: --{RANKS}=N, or --gres=gpu:N for N GPUs "
+    f"on each node"
+)
 _WAY = "SLURM says which nodes a run has: --nodes=N"
 # What would contradict the one task on each node that starts its ranks.
 REFUSED = {
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "gpus", "gpus-per-task"), _TASKS),
+    **dict.fromkeys(
+        (
+            "ntasks",
+            "ntasks-per-node",
+            "ntasks-per-gpu",
+            "ntasks-per-socket",
+            "gpus",
+            "gpus-per-task",
+        ),
+        _TASKS,
+    ),
     **dict.fromkeys(("nnodes", "node-rank", "master-addr", "launcher"), _WAY),
     "array": "a submission is one run: submit each of them, with its own --run_name",
     "wrap": "what runs is the training",
-    "script": "in a batch script of your own: srun --ntasks-per-node=1 ./launch_train.sh N --script main.py -- ARGS",
+    "script": "in a batch script of your own: srun --ntasks-per-node=1 ./launch_train.sh N "
+    "--script main.py -- ARGS",
     "check": f"it measures this machine: ./launch_train.sh 2 {QUICKSTART} --check",
 }
 
@@ -72,20 +125,28 @@ def split(args: list[str]) -> SplitArgs:
             line.sbatch.append(f"--{name}{equals}{text}")
         elif name in (*VALUED, RANKS, MORE):
             if not equals and (not rest or (rest[0].startswith("--") and name != MORE)):
-                line.problems.append(Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE"))
+                line.problems.append(
+                    Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE")
+                )
                 continue
             _take(line, name, text if equals else rest.pop(0))
         elif name in REFUSED:
-            line.problems.append(Problem("flag.other_script", f"--{typed} is not for {SCRIPT}", REFUSED[name]))
+            line.problems.append(
+                Problem("flag.other_script", f"--{typed} is not for {SCRIPT}", REFUSED[name])
+            )
             _drop_value(equals, rest)
         elif word[:2] in SHORT and not word.startswith("--"):
             line.problems.append(_short(word, args, len(args) - len(rest) - 1))
             if len(word) == 2 and word not in BARE_LETTERS and rest:
                 rest.pop(0)
-        elif typed and not _is_training(typed) and (found := _unknown(typed, equals, text, args, len(args) - len(rest) - 1)):
+        elif (
+            typed
+            and not _is_training(typed)
+            and (found := _unknown(typed, equals, text, args, len(args) - len(rest) - 1))
+        ):
             line.problems.append(found)
             _drop_value(equals, rest)
-        else:  # what is unknown here too is answered by the training's own check, with the whole command
+        else:  # the training's own check answers, with the whole command
             line.training.append(word)
     return line
 
@@ -108,32 +169,50 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
 
 
 def _more(line: SplitArgs, text: str) -> None:
-    """--sbatch="--one=1 --two": long options only, since what they mean for the run must be readable here."""
+    """--sbatch="--one=1 --two": long options only, since what they mean for the run must be
+    readable here."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        line.problems.append(Problem("slurm.sbatch_quotes", f"--sbatch is {text!r}: {error}", "options as a shell would take them"))
+        line.problems.append(
+            Problem(
+                "slurm.sbatch_quotes",
+                f"--sbatch is {text!r}: {error}",
+                "options as a shell would take them",
+            )
+        )
         return
     for word in words:
         name = word.removeprefix("--").partition("=")[0]
         if not word.startswith("--") or len(word) == 2:
             line.problems.append(
-                Problem("slurm.sbatch_word", f"--sbatch holds {word!r}", 'long options with =, such as --sbatch="--nodes=2 --mem=64G"')
+                Problem(
+                    "slurm.sbatch_word",
+                    f"--sbatch holds {word!r}",
+                    'long options with =, such as --sbatch="--nodes=2 --mem=64G"',
+                )
             )
             return
         elif name in REFUSED:
-            line.problems.append(Problem("slurm.sbatch_own", f"--sbatch holds --{name}", REFUSED[name]))
+            line.problems.append(
+                Problem("slurm.sbatch_own", f"--sbatch holds --{name}", REFUSED[name])
+            )
         else:
             line.sbatch.append(word)
 
 
 def _is_training(typed: str) -> bool:
     name = typed.replace("-", "_")
-    return name in FIELDS or name in ACTIONS or (name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool")
+    return (
+        name in FIELDS
+        or name in ACTIONS
+        or (name.startswith("no_") and name[3:] in FIELDS and kind(name[3:]) == "bool")
+    )
 
 
 def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Problem | None:
-    """The answer to an unknown flag that means an option of sbatch; None: it is the training's. `at`: its place in `args`."""
+    """The answer to an unknown flag that means an option of sbatch; None: it is the training's.
+    `at`: its place in `args`."""
     row = row_of(typed)
     name = {NUMBER: "ranks_per_node", "nnodes": "nodes"}.get(" ".join(row.to), "") if row else ""
     if not name and row is None:
@@ -143,7 +222,12 @@ def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Pr
     if not name:
         return None
     fixed = f"--{name if name == 'ranks_per_node' else name.replace('_', '-')}{equals}{text}"
-    return Problem("flag.unknown", f"--{typed} is not a known flag", "", [_command([*args[:at], fixed, *args[at + 1 :]])])
+    return Problem(
+        "flag.unknown",
+        f"--{typed} is not a known flag",
+        "",
+        [_command([*args[:at], fixed, *args[at + 1 :]])],
+    )
 
 
 def _short(word: str, args: list[str], at: int) -> Problem:
@@ -153,7 +237,12 @@ def _short(word: str, args: list[str], at: int) -> Problem:
     if not value and letter not in BARE_LETTERS:
         value, rest = (rest[0], rest[1:]) if rest else ("VALUE", rest)
     fixed = f"--{SHORT[letter]}" + ("" if letter in BARE_LETTERS else f"={value}")
-    return Problem("flag.unknown", f"{word} is not known here", "the long options of sbatch", [_command([*args[:at], fixed, *rest])])
+    return Problem(
+        "flag.unknown",
+        f"{word} is not known here",
+        "the long options of sbatch",
+        [_command([*args[:at], fixed, *rest])],
+    )
 
 
 def _command(args: list[str]) -> str:
@@ -167,12 +256,16 @@ def _drop_value(equals: str, rest: list[str]) -> None:
 
 def header(script: Path) -> dict[str, str]:
     """The options that stand in the script itself (#SBATCH --name=value)."""
-    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE))
+    return dict(
+        re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def gpus_in_gres(text: str) -> int:
     """GPUs in a value of --gres, such as gpu:2, gpu:a100:4, shard:8; 0 when there are none."""
-    return sum(_count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part))
+    return sum(
+        _count(part) for part in text.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)
+    )
 
 
 def _count(part: str) -> int:

@@ -1,10 +1,13 @@
 """What a job will run, fixed before it runs: code, configuration, ranks, environment.
 
-A run directory with a plan that holds the configuration and nothing else yet: each start of the job, the first one too, continues
-that run, so edits of the code or the config file reach none of them. Beside it:
+A run directory with a plan that holds the configuration and nothing else yet: each start of the
+job, the first one too, continues that run, so edits of the code or the config file reach none of
+them. Beside it:
 
-    code/         the project's files            code.json   revision, ranks, nodes, and every start of the job
-    code.env      variables of the job           code.argv   the command that submits it; code.step: of the ranks, in the job
+    code/         the project's files            code.json   revision, ranks, nodes, and every start
+                  of the job
+    code.env      variables of the job           code.argv   the command that submits it; code.step:
+                  of the ranks, in the job
 """
 
 from __future__ import annotations
@@ -37,17 +40,24 @@ LOG_NAME = "%x_%j.log"  # of the job: name and number
 
 
 class FrozenJob:
-    """Paths of what is frozen; `code` is `<run>/code`, or `<run>/code_2` of a later submission of the same run."""
+    """Paths of what is frozen; `code` is `<run>/code`, or `<run>/code_2` of a later submission of
+    the same run."""
 
     def __init__(self, code: Path) -> None:
         self.code, self.run = code, rundir.RunDir(code.parent)
-        self.record, self.env, self.argv, self.step = (code.with_name(code.name + end) for end in (".json", ".env", ".argv", ".step"))
+        self.record, self.env, self.argv, self.step = (
+            code.with_name(code.name + end) for end in (".json", ".env", ".argv", ".step")
+        )
 
     def facts(self) -> JobRecord:
         found = cast("JobRecord | None", rundir.read_json(self.record))
         if found is None:
             raise UserError(
-                Problem("slurm.submission_damaged", f"{self.record} is missing or damaged", "a job that submit_job.sh has prepared")
+                Problem(
+                    "slurm.submission_damaged",
+                    f"{self.record} is missing or damaged",
+                    "a job that submit_job.sh has prepared",
+                )
             )
         return found
 
@@ -61,8 +71,15 @@ class FrozenJob:
             file.unlink(missing_ok=True)
 
 
-def check(line: options.SplitArgs, nodes: int, ranks: int, environ: Mapping[str, str], installed: bool = True) -> Request:
-    """The request of the whole job. Raises UserError with all problems of both halves of the command line."""
+def check(
+    line: options.SplitArgs,
+    nodes: int,
+    ranks: int,
+    environ: Mapping[str, str],
+    installed: bool = True,
+) -> Request:
+    """The request of the whole job. Raises UserError with all problems of both halves of the
+    command line."""
     several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
     front = [str(ranks or 1), *several]
     try:
@@ -72,7 +89,15 @@ def check(line: options.SplitArgs, nodes: int, ranks: int, environ: Mapping[str,
         known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]
         typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
         helps = f"./{LAUNCHER} --help", f"./{options.SCRIPT} --help"
-        problems = [Problem(p.code, p.what, p.allowed, [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes]) for p in known]
+        problems = [
+            Problem(
+                p.code,
+                p.what,
+                p.allowed,
+                [fix.replace(*typed, 1).replace(*helps) for fix in p.fixes],
+            )
+            for p in known
+        ]
         raise UserError([*line.problems, *problems], error.code) from None
     if line.problems:
         raise UserError(line.problems)
@@ -80,11 +105,18 @@ def check(line: options.SplitArgs, nodes: int, ranks: int, environ: Mapping[str,
 
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without an allocation or a launcher that this command may stand in: the job gets its own."""
-    return {name: value for name, value in topology.clean(environ).items() if not name.startswith("SLURM_")}
+    """The environment without an allocation or a launcher that this command may stand in: the job
+    gets its own."""
+    return {
+        name: value
+        for name, value in topology.clean(environ).items()
+        if not name.startswith("SLURM_")
+    }
 
 
-def submission(args: list[str], environ: Mapping[str, str], installed: bool = True) -> tuple[Request, options.SplitArgs, int, int]:
+def submission(
+    args: list[str], environ: Mapping[str, str], installed: bool = True
+) -> tuple[Request, options.SplitArgs, int, int]:
     """(request, command line, nodes, ranks on each) as typed by hand, checked. Raises UserError."""
     line, script = options.split(args), ROOT / options.SCRIPT
     nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
@@ -101,17 +133,30 @@ def submission(args: list[str], environ: Mapping[str, str], installed: bool = Tr
 
 def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
     fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
-    return Problem("slurm.no_ranks", f"{why}, and nothing says how many ranks a node has", "a number of ranks, or GPUs on each node", fixes)
+    return Problem(
+        "slurm.no_ranks",
+        f"{why}, and nothing says how many ranks a node has",
+        "a number of ranks, or GPUs on each node",
+        fixes,
+    )
 
 
-def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, options.SplitArgs, int, int]:
-    """The same for a job that `sbatch submit_job.sh` has submitted: SLURM has decided already. Raises UserError."""
+def inside(
+    args: list[str], environ: Mapping[str, str]
+) -> tuple[Request, options.SplitArgs, int, int]:
+    """The same for a job that `sbatch submit_job.sh` has submitted: SLURM has decided already.
+    Raises UserError."""
     line = options.split(args)
     if line.sbatch:
         shown = shlex.join(line.sbatch)
         fix = shlex.join(["sbatch", *line.sbatch, options.SCRIPT, *line.training])
         line.problems.append(
-            Problem("slurm.late_argument", f"{shown} came after {options.SCRIPT}: the job has started without it", "", [fix])
+            Problem(
+                "slurm.late_argument",
+                f"{shown} came after {options.SCRIPT}: the job has started without it",
+                "",
+                [fix],
+            )
         )
     nodes, ranks = int(environ["SLURM_JOB_NUM_NODES"]), options.ranks_given(line, environ)
     if not ranks:
@@ -120,14 +165,26 @@ def inside(args: list[str], environ: Mapping[str, str]) -> tuple[Request, option
             f"sbatch --gres=gpu:2 {options.SCRIPT} {tail}",
             f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
         ]
-        what = "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a node has"
-        line.problems.append(Problem("slurm.no_ranks", what, "GPUs on each node, or a number of ranks", fixes))
+        what = (
+            "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many "
+            "ranks a node has"
+        )
+        line.problems.append(
+            Problem("slurm.no_ranks", what, "GPUs on each node, or a number of ranks", fixes)
+        )
     return check(line, nodes, ranks, environ), line, nodes, ranks
 
 
-def freeze(request: Request, line: options.SplitArgs, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]) -> FrozenJob:
-    """Make the run directory (or use that of the run to continue) and put everything there. `job`: the number of this job,
-    None when it is still to be submitted."""
+def freeze(
+    request: Request,
+    line: options.SplitArgs,
+    nodes: int,
+    ranks: int,
+    job: str | None,
+    environ: Mapping[str, str],
+) -> FrozenJob:
+    """Make the run directory (or use that of the run to continue) and put everything there. `job`:
+    the number of this job, None when it is still to be submitted."""
     from training.plan import writer
 
     run = request.resume_from or writer.new_run(request)
@@ -147,16 +204,26 @@ def _new_code(run: rundir.RunDir) -> Path:
 
 
 def _write(
-    frozen: FrozenJob, request: Request, line: options.SplitArgs, nodes: int, ranks: int, job: str | None, environ: Mapping[str, str]
+    frozen: FrozenJob,
+    request: Request,
+    line: options.SplitArgs,
+    nodes: int,
+    ranks: int,
+    job: str | None,
+    environ: Mapping[str, str],
 ) -> None:
     run = frozen.run
     code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
     (WORK / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are prepared already
-    request.logs.mkdir(parents=True, exist_ok=True)  # SLURM makes no folder for its log: the job would fail without a word
+    request.logs.mkdir(
+        parents=True, exist_ok=True
+    )  # SLURM makes no folder for its log: the job would fail without a word
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
-    rundir.write_bytes(frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()]))
+    rundir.write_bytes(
+        frozen.env, nul([f"{name}={value}" for name, value in _environment(environ).items()])
+    )
     rundir.write_bytes(frozen.argv, nul(sbatch(frozen, request, line)))
     facts: JobRecord = {
         "created": time.time(),
@@ -176,10 +243,15 @@ def _write(
 
 
 def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> FrozenPlan:
-    """The configuration of a run that has not been planned yet: what depends on the machine comes when the job is there."""
+    """The configuration of a run that has not been planned yet: what depends on the machine comes
+    when the job is there."""
     return {
         "created": time.time(),
-        "command": {"script": options.SCRIPT, "args": [*line.typed, *line.training], "cwd": os.getcwd()},
+        "command": {
+            "script": options.SCRIPT,
+            "args": [*line.typed, *line.training],
+            "cwd": os.getcwd(),
+        },
         "config_file": request.config_name(),
         "task": request.kind.record(request.options),
         "config": request.values(),
@@ -192,25 +264,37 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
 
 
 def _flags(request: Request, line: options.SplitArgs) -> list[str]:
-    """What each start of the job says beside --resume: what a resumed run does not keep, or is asked to do otherwise."""
+    """What each start of the job says beside --resume: what a resumed run does not keep, or is
+    asked to do otherwise."""
     if request.resume_from:
         said = flags.parse(line.training, request.kind.fields).flags
         chosen = {
-            n: text for n, (text, _) in said.items() if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
+            n: text
+            for n, (text, _) in said.items()
+            if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
         }
     else:
         config = request.config
-        launch = [n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)]
+        launch = [
+            n for n in FIELDS if FIELDS[n].metadata["group"] == "launch" and not of_the_run(n)
+        ]
         chosen = {n: getattr(config, n) for n in launch if getattr(config, n) != FIELDS[n].default}
-    return [f"--{name}={value}" for name, value in chosen.items() if name not in ("nnodes", "master_addr")]
+    return [
+        f"--{name}={value}"
+        for name, value in chosen.items()
+        if name not in ("nnodes", "master_addr")
+    ]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Python packages that runs this is the job's too; an own build of PyTorch is on its path already."""
+    """The environment of Python packages that runs this is the job's too; an own build of PyTorch
+    is on its path already."""
     found = {"VIRTUAL_ENV": sys.prefix}
     if environ.get("TORCH_LOCAL_PATH"):
         found["TORCH_LOCAL_PATH"] = ""
-        found |= {name: environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if environ.get(name)}
+        found |= {
+            name: environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if environ.get(name)
+        }
     return found
 
 

@@ -1,4 +1,5 @@
-"""Two looks at each rank, a moment apart. What has changed between them is the proof that it goes on."""
+"""Two looks at each rank, a moment apart. What has changed between them is the proof that it goes
+on."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SAMPLES = 5  # of a training that tells nothing of itself
 
 @dataclass(frozen=True)
 class RankActivity:
-    """One rank between the first look and the last. `pid` is None for a rank of another machine; `states` are its main thread's."""
+    """One rank between the first look and the last. `pid` is None for a rank of another machine;
+    `states` are its main thread's."""
 
     rank: int
     pid: int | None
@@ -45,7 +47,11 @@ class RankActivity:
     @property
     def stepped(self) -> bool:
         """It has begun a step after one that it has done."""
-        return bool(self.before and self.after and self.after.step > max(self.before.step, self.after.first_step))
+        return bool(
+            self.before
+            and self.after
+            and self.after.step > max(self.before.step, self.after.first_step)
+        )
 
     @property
     def went_on(self) -> bool:
@@ -83,12 +89,16 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> ActivityWindow:
         for rank, pid in target.pids.items():
             states[rank] += process.state if (process := procfs.read_process(pid)) else "Z"
         motions = {
-            rank: RankActivity(rank, target.pids.get(rank), first.get(rank), now.get(rank), states.get(rank, ""))
+            rank: RankActivity(
+                rank, target.pids.get(rank), first.get(rank), now.get(rank), states.get(rank, "")
+            )
             for rank in range(target.world or len(target.pids))
         }
         if seconds < LEAST_S:
             continue
-        if all(m.stepped for m in motions.values() if m.pid or m.before) or any(m.gone for m in motions.values()):
+        if all(m.stepped for m in motions.values() if m.pid or m.before) or any(
+            m.gone for m in motions.values()
+        ):
             break
         if seconds >= LOOK_S and any(m.stopped for m in motions.values()):
             break
@@ -107,7 +117,11 @@ def _beats(run: RunDir, target: Target) -> dict[int, HeartbeatRecord]:
     return {
         b.rank: b
         for b in found
-        if (b.pid == target.pids[b.rank] if b.rank in target.pids else isinstance(since, float) and b.wall_time >= since)
+        if (
+            b.pid == target.pids[b.rank]
+            if b.rank in target.pids
+            else isinstance(since, float) and b.wall_time >= since
+        )
     }
 
 
@@ -116,7 +130,8 @@ def _processes(pids: Mapping[int, int]) -> dict[int, Process | None]:
 
 
 def at_processes(target: Target, seconds: float) -> ActivityWindow:
-    """By stacks, CPU, I/O and, where they tell, the ranks' collectives: what can be seen of any training."""
+    """By stacks, CPU, I/O and, where they tell, the ranks' collectives: what can be seen of any
+    training."""
     calls, begun = _calls(target), time.monotonic()
     samples = [take(target.pids)]
     for number in range(1, SAMPLES):
@@ -131,7 +146,9 @@ def at_processes(target: Target, seconds: float) -> ActivityWindow:
             motions[rank] = RankActivity(rank, pid, states="Z", calls=known)
             continue
         states = "".join(look.process.state for look in course.looks)
-        motions[rank] = RankActivity(rank, pid, None, None, states, course.own_cpu + course.childrens_cpu, course, known)
+        motions[rank] = RankActivity(
+            rank, pid, None, None, states, course.own_cpu + course.childrens_cpu, course, known
+        )
     return ActivityWindow(motions, time.monotonic() - begun, samples)
 
 
@@ -144,13 +161,18 @@ def join(earlier: ActivityWindow, later: ActivityWindow) -> ActivityWindow:
         first, course = earlier.motions[rank], seen.get(rank)
         calls = (first.calls[0], last.calls[1]) if first.calls and last.calls else None
         cpu = course.own_cpu + course.childrens_cpu if course else None
-        motions[rank] = replace(last, states=first.states + last.states, course=course, cpu=cpu, calls=calls)
+        motions[rank] = replace(
+            last, states=first.states + last.states, course=course, cpu=cpu, calls=calls
+        )
     return ActivityWindow(motions, earlier.seconds + later.seconds, samples)
 
 
 def _calls(target: Target) -> dict[int, int]:
-    """rank → how many collectives it has asked for so far; a script under our launcher tells, others do not."""
+    """rank → how many collectives it has asked for so far; a script under our launcher tells,
+    others do not."""
     if target.run is None:
         return {}
     found = {rank: flight_recorder.read(target.run.ranks, rank) for rank in target.pids}
-    return flight_recorder.counts({rank: calls for rank, calls in found.items() if calls is not None})
+    return flight_recorder.counts(
+        {rank: calls for rank, calls in found.items() if calls is not None}
+    )

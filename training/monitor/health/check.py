@@ -10,7 +10,8 @@ OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """`headline`: what a BAD one, or the unknown answer, puts into the first line; without it `text` does."""
+    """`headline`: what a BAD one, or the unknown answer, puts into the first line; without it
+    `text` does."""
 
     name: str
     status: str  # OK, WARN, BAD, UNKNOWN
@@ -39,7 +40,8 @@ def numbers(ranks: Collection[int]) -> str:
 
 
 def alike(values: dict[int, str]) -> str:
-    """What is told of each rank, those that share it together: 'ranks 0-3 step 7 → 9; rank 4 step 7'."""
+    """What is told of each rank, those that share it together: 'ranks 0-3 step 7 → 9; rank 4 step
+    7'."""
     together: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         together.setdefault(value, []).append(rank)

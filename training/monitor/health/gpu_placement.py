@@ -12,7 +12,9 @@ from training.watchdog.probes import procfs
 
 NAME = "GPUs"
 GIB = 1 << 30
-Places = dict[int, dict[int, int]]  # rank → index of a GPU → bytes that it and its children hold there
+Places = dict[
+    int, dict[int, int]
+]  # rank → index of a GPU → bytes that it and its children hold there
 
 
 def find_placement(target: Target, seen: GpuInventory) -> Places:
@@ -20,7 +22,10 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
     found: Places = {}
     for gpu in seen.gpus:
         for process in gpu.processes:
-            rank = next((r for r, pid in target.pids.items() if host_stats.belongs(process.pid, {pid})), None)
+            rank = next(
+                (r for r, pid in target.pids.items() if host_stats.belongs(process.pid, {pid})),
+                None,
+            )
             if rank is not None:
                 held = found.setdefault(rank, {})
                 held[gpu.index] = held.get(gpu.index, 0) + (process.used_bytes or 0)
@@ -28,13 +33,17 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
 
 
 def expected(target: Target, seen: GpuInventory) -> dict[int, int]:
-    """rank → index of the GPU that should be its own: by the plan, else by CUDA_VISIBLE_DEVICES and LOCAL_RANK, as scripts do it."""
+    """rank → index of the GPU that should be its own: by the plan, else by CUDA_VISIBLE_DEVICES and
+    LOCAL_RANK, as scripts do it."""
     index = {gpu.uuid: gpu.index for gpu in seen.gpus}
     out: dict[int, int] = {}
     for rank in target.pids:
         local, told = target.local(rank), target.variables.get(rank, {})
         if target.run is not None:
-            if len(target.planned) >= (target.here or len(target.pids)) and target.planned[local] in index:
+            if (
+                len(target.planned) >= (target.here or len(target.pids))
+                and target.planned[local] in index
+            ):
                 out[rank] = index[target.planned[local]]
         elif "LOCAL_RANK" in told:
             chosen, _ = gpus.visible(list(seen.gpus), told.get("CUDA_VISIBLE_DEVICES"))
@@ -44,15 +53,23 @@ def expected(target: Target, seen: GpuInventory) -> dict[int, int]:
 
 
 def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int]:
-    """rank → index of the GPU where it computes: its own one if it is there, else where it holds most."""
-    return {rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i]) for rank, held in places.items()}
+    """rank → index of the GPU where it computes: its own one if it is there, else where it holds
+    most."""
+    return {
+        rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i])
+        for rank, held in places.items()
+    }
 
 
 def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     """`begun`: the ranks train already, so that each should be on its GPU."""
     device = text(dig(target.plan, "device", "value"))
     if device == "cpu":
-        return HealthCheck(NAME, OK, f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})")
+        return HealthCheck(
+            NAME,
+            OK,
+            f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})",
+        )
     places, wanted = find_placement(target, seen), expected(target, seen)
     if not places:
         return _nobody(target, seen, device == "cuda" and target.beats, begun)
@@ -65,37 +82,59 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     crowded = {i: ranks for i, ranks in crowded.items() if len(ranks) > 1}
     if crowded:
         index, ranks = next(iter(crowded.items()))
-        headline = f"{numbers(ranks)} compute on the same GPU {index}" + (f", GPU {empty[0]} has no rank" if empty else "")
+        headline = f"{numbers(ranks)} compute on the same GPU {index}" + (
+            f", GPU {empty[0]} has no rank" if empty else ""
+        )
         # More ranks than GPUs is what somebody wanted.
         status = BAD if len(target.pids) <= len(seen.gpus) else WARN
         return HealthCheck(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
     if absent:
         idle = f", GPU {', '.join(map(str, empty))} has no process of it" if empty else ""
-        headline = f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
-        return HealthCheck(NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline)
+        headline = (
+            f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
+        )
+        return HealthCheck(
+            NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline
+        )
     wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
     if wrong:
         rank = wrong[0]
         by = "the plan" if target.run is not None else "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
         headline = f"rank {rank} computes on GPU {on[rank]}, its own by {by} is GPU {wanted[rank]}"
-        return HealthCheck(NAME, BAD if target.run is not None else WARN, f"{headline}: {shown}", tuple(wrong), headline)
+        return HealthCheck(
+            NAME,
+            BAD if target.run is not None else WARN,
+            f"{headline}: {shown}",
+            tuple(wrong),
+            headline,
+        )
     return _guests(target, seen, places, on, shown)
 
 
-def _guests(target: Target, seen: GpuInventory, places: Places, on: dict[int, int], shown: str) -> HealthCheck:
+def _guests(
+    target: Target, seen: GpuInventory, places: Places, on: dict[int, int], shown: str
+) -> HealthCheck:
     """Each rank is where it should be; who else is there?"""
     also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
     notes = [
-        f"rank {rank} holds {places[rank][i] / GIB:.1f} GiB of GPU {i} too (torch.cuda.set_device comes too late?)"
+        f"rank {rank} holds {places[rank][i] / GIB:.1f} GiB of GPU {i} too (torch.cuda.set_device "
+        f"comes too late?)"
         for rank, others in also.items()
         for i in others
     ]
     for gpu in seen.gpus:
         for process in gpu.processes if gpu.index in on.values() else ():
             if not host_stats.belongs(process.pid, set(target.pids.values())):
-                size = f" with {process.used_bytes / GIB:.1f} GiB" if process.used_bytes is not None else ""
+                size = (
+                    f" with {process.used_bytes / GIB:.1f} GiB"
+                    if process.used_bytes is not None
+                    else ""
+                )
                 owner = f" of {process.user}" if process.user != "-" else ""
-                notes.append(f"GPU {gpu.index}: a process{owner} that is not of this training, pid {process.pid}{size}")
+                notes.append(
+                    f"GPU {gpu.index}: a process{owner} that is not of this training, pid "
+                    f"{process.pid}{size}"
+                )
     if notes:
         return HealthCheck(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
     return HealthCheck(NAME, OK, f"a GPU for each rank: {shown}")
@@ -103,20 +142,37 @@ def _guests(target: Target, seen: GpuInventory, places: Places, on: dict[int, in
 
 def _nobody(target: Target, seen: GpuInventory, needed: bool, begun: bool) -> HealthCheck:
     if not seen.gpus:
-        return HealthCheck(NAME, UNKNOWN if needed else OK, f"none: {seen.reason}" if not needed else f"not known: {seen.reason}")
+        return HealthCheck(
+            NAME,
+            UNKNOWN if needed else OK,
+            f"none: {seen.reason}" if not needed else f"not known: {seen.reason}",
+        )
     visible = [process for gpu in seen.gpus for process in gpu.processes]
     if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
-        return HealthCheck(NAME, UNKNOWN, "not known: the driver does not tell which processes compute (MIG, an old driver)")
+        return HealthCheck(
+            NAME,
+            UNKNOWN,
+            "not known: the driver does not tell which processes compute (MIG, an old driver)",
+        )
     if visible and not any(procfs.read_process(process.pid) for process in visible):
-        return HealthCheck(NAME, UNKNOWN, "not known: the driver tells the host's process numbers, which are others in this container")
+        return HealthCheck(
+            NAME,
+            UNKNOWN,
+            "not known: the driver tells the host's process numbers, which are others in this "
+            "container",
+        )
     opened = any(procfs.uses_gpu(pid) for pid in target.pids.values())
     if opened:
-        return HealthCheck(NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them")
+        return HealthCheck(
+            NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them"
+        )
     if needed and begun:
         headline = f"no rank has a process on a GPU, the plan has {len(target.planned)}"
         return HealthCheck(NAME, BAD, headline, tuple(target.pids))
     count = len(seen.gpus)
-    return HealthCheck(NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}")
+    return HealthCheck(
+        NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}"
+    )
 
 
 def _use(gpu: Gpu) -> str:

@@ -11,7 +11,15 @@ from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
 from training.core.rundir import RunDir
 from training.monitor import host_stats
-from training.monitor.health import activity, gpu_placement, logs, progress_checks, rank_table, run_checks, target
+from training.monitor.health import (
+    activity,
+    gpu_placement,
+    logs,
+    progress_checks,
+    rank_table,
+    run_checks,
+    target,
+)
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
@@ -25,7 +33,14 @@ if TYPE_CHECKING:
 YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
 WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
 # Whom a BAD one decides the first line before the others, and which must be known for a YES.
-ORDER = (progress_checks.PROCESSES, progress_checks.STEPS, gpu_placement.NAME, "loss", "data", "parameters")
+ORDER = (
+    progress_checks.PROCESSES,
+    progress_checks.STEPS,
+    gpu_placement.NAME,
+    "loss",
+    "data",
+    "parameters",
+)
 DECIDING = (progress_checks.PROCESSES, progress_checks.STEPS)
 
 
@@ -55,7 +70,9 @@ def of_run(run: RunDir) -> HealthReport:
     state = watch.read(0.0)
     host = target.other_host(run)
     # Whether a process of another machine lives is not seen here.
-    if (host is None or state["run"]["state"] != DIED) and (report := _ended(run, state)) is not None:
+    if (host is None or state["run"]["state"] != DIED) and (
+        report := _ended(run, state)
+    ) is not None:
         return report
     try:
         found = target.of_run(run)
@@ -99,15 +116,31 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
         checks += run_checks.of_run(found, seen, state, happened)
         checks += run_checks.attention(state)
     else:
-        records = {g["index"]: g for g in host_stats.gpu_records(gpus, set(found.pids.values()), set())}
-        theirs = {rank: records[on.get(rank, wanted.get(rank, -1))] for rank in found.pids if on.get(rank, wanted.get(rank)) in records}
-        checks.append(progress_checks.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later)))
+        records = {
+            g["index"]: g for g in host_stats.gpu_records(gpus, set(found.pids.values()), set())
+        }
+        theirs = {
+            rank: records[on.get(rank, wanted.get(rank, -1))]
+            for rank in found.pids
+            if on.get(rank, wanted.get(rank)) in records
+        }
+        checks.append(
+            progress_checks.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later))
+        )
         checks.append(gpu_placement.check(found, gpus, begun=True))
         checks += run_checks.of_script(log, later)
         checks += run_checks.findings(happened) if found.run else []
     answer, text, code = _judge(found, checks, state if found.beats else later)
     return HealthReport(
-        answer, text, code, checks, rank_table.rank_rows(found, seen, state, held, on), found, found.run, state, seen.seconds
+        answer,
+        text,
+        code,
+        checks,
+        rank_table.rank_rows(found, seen, state, held, on),
+        found,
+        found.run,
+        state,
+        seen.seconds,
     )
 
 
@@ -117,7 +150,8 @@ def _went_on(before: RunState | None, after: RunState | None) -> bool:
 
 
 def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFinding]:
-    """What looks like a standstill is looked at again, for longer: a second without a move happens to anybody."""
+    """What looks like a standstill is looked at again, for longer: a second without a move happens
+    to anybody."""
     seen = activity.at_processes(found, activity.LOOK_S)
     verdict = stall_detector.detect_stall(seen.samples, {})
     again = isinstance(verdict, HangFinding) or verdict.code in (QUIET, LOOPS)
@@ -128,7 +162,9 @@ def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFindin
     return seen, verdict
 
 
-def _judge(found: Target, checks: list[HealthCheck], state: RunState | None) -> tuple[str, str, Exit]:
+def _judge(
+    found: Target, checks: list[HealthCheck], state: RunState | None
+) -> tuple[str, str, Exit]:
     by_name = {check.name: check for check in checks}
     bad = [by_name[name] for name in ORDER if name in by_name and by_name[name].status == BAD]
     bad += [check for check in checks if check.status == BAD and check not in bad]
@@ -143,7 +179,12 @@ def _judge(found: Target, checks: list[HealthCheck], state: RunState | None) -> 
     if not found.beats:
         who = f"all {count} ranks are at work" if count > 1 else "the only rank is at work"
     warned = sum(check.status == WARN for check in checks)
-    return YES, f"{who}{_last_step(state)}" + (f"; {warned} to look at: {_names(checks)}" if warned else ""), Exit.DONE
+    return (
+        YES,
+        f"{who}{_last_step(state)}"
+        + (f"; {warned} to look at: {_names(checks)}" if warned else ""),
+        Exit.DONE,
+    )
 
 
 def _names(checks: list[HealthCheck]) -> str:
@@ -151,10 +192,17 @@ def _names(checks: list[HealthCheck]) -> str:
 
 
 def _last_step(state: RunState | None) -> str:
-    if state is None or state["training"]["last_step_unix_s"] is None or state["progress"]["step"] is None:
+    if (
+        state is None
+        or state["training"]["last_step_unix_s"] is None
+        or state["progress"]["step"] is None
+    ):
         return ""
     age = max(0.0, time.time() - state["training"]["last_step_unix_s"])
-    return f" (step {state['progress']['step']}, {f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
+    return (
+        f" (step {state['progress']['step']}, "
+        f"{f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
+    )
 
 
 def _ended(run: RunDir, state: RunState) -> HealthReport | None:
@@ -166,24 +214,33 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
     total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
     ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
     reason = f": {state['run']['reason']}" if state["run"]["reason"] else ""
-    text = f"{how} at step {progress['step']}{total}, {run_checks.duration(max(0.0, ago))} ago{reason}"
+    text = (
+        f"{how} at step {progress['step']}{total}, {run_checks.duration(max(0.0, ago))} ago{reason}"
+    )
     checks = [run_checks.loss(state)]
     found = state["checkpoint"]
     if found is not None:
         checks.append(HealthCheck("checkpoint", OK, f"step {found['step']}: {found['path']}"))
     happened = run_checks.findings(run_checks.events(run))
     code = Exit.DONE if how == FINISHED else Exit.HANG
-    return HealthReport(HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state)
+    return HealthReport(
+        HAS_ENDED, text, code, [*checks, *happened], rank_table.at_the_end(state), None, run, state
+    )
 
 
 def _without_ranks(run: RunDir, watch: RunWatch, error: UserError) -> HealthReport:
-    """Its supervisor lives, or nobody knows: before the first start, between two, or on another machine."""
+    """Its supervisor lives, or nobody knows: before the first start, between two, or on another
+    machine."""
     state = watch.read(0.0)
     if (report := _ended(run, state)) is not None:
         return report
     pid = state["run"]["supervisor_pid"]
     if state["run"]["supervisor_alive"]:
-        text = f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts them again"
+        text = (
+            f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts "
+            f"them "
+            f"again"
+        )
     else:
         text = state["run"]["reason"] or error.problems[0].what
     check = HealthCheck(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)

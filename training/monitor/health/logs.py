@@ -13,8 +13,12 @@ from training.monitor.log_watch import LogWatch
 
 
 def watch(target: Target, shared: Shared) -> LogWatch | None:
-    """Of the file that our launcher writes, else of the one to which a rank's output goes; None where that is none."""
-    for path in [text(target.plan.get("log_file")), *(f"/proc/{pid}/fd/{fd}" for pid in target.pids.values() for fd in (1, 2))]:
+    """Of the file that our launcher writes, else of the one to which a rank's output goes; None
+    where that is none."""
+    for path in [
+        text(target.plan.get("log_file")),
+        *(f"/proc/{pid}/fd/{fd}" for pid in target.pids.values() for fd in (1, 2)),
+    ]:
         try:
             if path and stat.S_ISREG(Path(path).stat().st_mode):
                 return LogWatch(Path(path).resolve(), shared)

@@ -41,10 +41,24 @@ def parse(argv: list[str]) -> HealthOptions:
     pid = values.get("pid")
     if len(named) > 1:
         fixes = [f"{COMMAND} {shlex.quote(run)}" for run in named]
-        problems.append(Problem("run.several", f"{len(named)} runs are given: {', '.join(map(repr, named))}", "one of them", fixes))
+        problems.append(
+            Problem(
+                "run.several",
+                f"{len(named)} runs are given: {', '.join(map(repr, named))}",
+                "one of them",
+                fixes,
+            )
+        )
     elif named and pid is not None:
         fixes = [f"{COMMAND} {shlex.quote(named[0])}", f"{COMMAND} --pid={pid}"]
-        problems.append(Problem("flag.contradiction", f"both a run ({named[0]!r}) and --pid are given", "one of them", fixes))
+        problems.append(
+            Problem(
+                "flag.contradiction",
+                f"both a run ({named[0]!r}) and --pid are given",
+                "one of them",
+                fixes,
+            )
+        )
     if problems and "help" not in values:
         raise UserError(problems)
     run = "" if named == [find_run.LATEST] else "".join(named[:1])

@@ -1,4 +1,5 @@
-"""Does every rank go on? The answer stands on this: steps of a training of ours, and what can be seen of any other one."""
+"""Does every rank go on? The answer stands on this: steps of a training of ours, and what can be
+seen of any other one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunState
 
 PROCESSES, STEPS = "processes", "steps"
-# A GPU that computes draws more than this share of its limit; one that spins in a collective has full use all the same.
+# A GPU that computes draws more than this share of its limit; one that spins in a collective has
+# full use all the same.
 AT_WORK = 0.35
 MANY = 4  # ranks; of more, only those are told one by one that do nothing
 
@@ -34,7 +36,10 @@ def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     gone = [m.rank for m in looked.motions.values() if m.gone and m.rank not in finished]
     if missing:
         have = f"{numbers(missing)} {'has' if len(missing) == 1 else 'have'} no process"
-        text = f"{len(target.pids)} of {target.here} ranks that {target.said_by} asks for here: {shown}; {have}"
+        text = (
+            f"{len(target.pids)} of {target.here} ranks that {target.said_by} asks for here: "
+            f"{shown}; {have}"
+        )
         return HealthCheck(PROCESSES, BAD, text, tuple(missing), have)
     if gone and len(gone) == len(looked.motions):
         text = "every rank has just ended; its log tells how"
@@ -43,15 +48,27 @@ def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
         ended = f"{numbers(gone)} {'has' if len(gone) == 1 else 'have'} just ended"
         return HealthCheck(PROCESSES, BAD, f"{ended}: {shown}", tuple(gone), ended)
     if target.world is None:
-        text = f"{len(target.pids)} ({shown}); how many there should be is not known: it was started without WORLD_SIZE"
+        text = (
+            f"{len(target.pids)} ({shown}); how many there should be is not known: it was "
+            f"started without WORLD_SIZE"
+        )
         return HealthCheck(PROCESSES, OK, text)
     if target.here is None:
-        text = f"{len(target.pids)} of {target.world} ranks are here ({shown}); whether the others run on other machines is not known"
+        text = (
+            f"{len(target.pids)} of {target.world} ranks are here ({shown}); whether the "
+            f"others "
+            f"run on other machines is not known"
+        )
         return HealthCheck(PROCESSES, UNKNOWN, text)
     if target.elsewhere:
-        text = f"{len(target.pids)} of {target.here} here ({shown or 'none'}); {numbers(target.elsewhere)} on other machines"
+        text = (
+            f"{len(target.pids)} of {target.here} here ({shown or 'none'}); "
+            f"{numbers(target.elsewhere)} on other machines"
+        )
         return HealthCheck(PROCESSES, OK, text)
-    return HealthCheck(PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}")
+    return HealthCheck(
+        PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}"
+    )
 
 
 def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthCheck:
@@ -64,33 +81,63 @@ def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthChe
     if all(m.stepped for m in here.values()):
         text = f"{alike({m.rank: _steps(m) for m in here.values()})}, in {looked.seconds:.1f} s"
         if silent:
-            return HealthCheck(STEPS, UNKNOWN, f"{text}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
+            return HealthCheck(
+                STEPS,
+                UNKNOWN,
+                f"{text}; {numbers(silent)}: no heartbeat here",
+                tuple(silent),
+                _elsewhere(silent),
+            )
         return HealthCheck(STEPS, OK, text)
     if found := _overdue(target):
-        return HealthCheck(STEPS, BAD, found.sentence(), (found.rank,) if found.rank is not None else (), _headline(found))
+        return HealthCheck(
+            STEPS,
+            BAD,
+            found.sentence(),
+            (found.rank,) if found.rank is not None else (),
+            _headline(found),
+        )
     if silent:
-        return HealthCheck(STEPS, UNKNOWN, f"{_phases(here)}; {numbers(silent)}: no heartbeat here", tuple(silent), _elsewhere(silent))
+        return HealthCheck(
+            STEPS,
+            UNKNOWN,
+            f"{_phases(here)}; {numbers(silent)}: no heartbeat here",
+            tuple(silent),
+            _elsewhere(silent),
+        )
     return _without_a_step(here, looked.seconds, state)
 
 
-def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: RunState) -> HealthCheck:
+def _without_a_step(
+    motions: dict[int, RankActivity], seconds: float, state: RunState
+) -> HealthCheck:
     """Nobody is overdue, and not every rank has begun a step."""
     beats = {rank: m.after for rank, m in motions.items() if m.after}
     text = f"no further step of every rank in {seconds:.1f} s: {_phases(motions)}"
     if len(beats) < len(motions) or any(b.first_step == 0 for b in beats.values()):
-        return HealthCheck(STEPS, UNKNOWN, text, headline=f"the ranks have not begun to train: {_phases(motions)}")
+        return HealthCheck(
+            STEPS, UNKNOWN, text, headline=f"the ranks have not begun to train: {_phases(motions)}"
+        )
     finished = [rank for rank, b in beats.items() if b.phase == FINISHED]
     if finished:
-        return HealthCheck(STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished")
+        return HealthCheck(
+            STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished"
+        )
     still = [m for m in motions.values() if not m.stepped and not m.went_on and not m.busy]
     # Who waits for one that works has its patience.
     waits = [m for m in still if m.after and phases.waits(m.after.phase)]
     if len(waits) < len(still) or len(still) == len(motions):
         who = [m for m in still if m not in waits] or still
         doing = _phases({m.rank: m for m in who})
-        text = f"{text}; {numbers([m.rank for m in who])} without a sign of work, and not yet overdue"
+        text = (
+            f"{text}; {numbers([m.rank for m in who])} without a sign of work, and not yet overdue"
+        )
         return HealthCheck(
-            STEPS, UNKNOWN, text, tuple(m.rank for m in who), f"nothing has moved for {seconds:.0f} s, nobody is overdue: {doing}"
+            STEPS,
+            UNKNOWN,
+            text,
+            tuple(m.rank for m in who),
+            f"nothing has moved for {seconds:.0f} s, nobody is overdue: {doing}",
         )
     between = [b.phase for b in beats.values() if kind(b.phase) in phases.BETWEEN]
     if between:
@@ -101,9 +148,14 @@ def _without_a_step(motions: dict[int, RankActivity], seconds: float, state: Run
 
 
 def of_processes(
-    looked: ActivityWindow, verdict: HangFinding | NoFinding, gpus: dict[int, GpuState], *, logs_on: bool = False
+    looked: ActivityWindow,
+    verdict: HangFinding | NoFinding,
+    gpus: dict[int, GpuState],
+    *,
+    logs_on: bool = False,
 ) -> HealthCheck:
-    """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells of further steps."""
+    """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells
+    of further steps."""
     motions = looked.motions
     if stopped := _stopped(motions):
         return stopped
@@ -118,17 +170,31 @@ def of_processes(
             return HealthCheck(STEPS, OK, f"{proof}; all wait for their GPUs, which compute")
         if waits_for_gpu:
             text = f"{proof}; {verdict.sentence()}"
-            headline = f"all ranks wait for their GPUs, at the same place for {verdict.since_s:.0f} s: look again"
+            headline = (
+                f"all ranks wait for their GPUs, at the same place for "
+                f"{verdict.since_s:.0f} s: look again"
+            )
             return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
-        return HealthCheck(STEPS, BAD, verdict.sentence(), (verdict.rank,) if verdict.rank is not None else (), _headline(verdict))
+        return HealthCheck(
+            STEPS,
+            BAD,
+            verdict.sentence(),
+            (verdict.rank,) if verdict.rank is not None else (),
+            _headline(verdict),
+        )
     idle = sorted(set(motions) - set(work))
     unsure = verdict.code in (BLIND, QUIET, LOOPS, PAUSED)
     if verdict.code == BLIND and not idle:
         return HealthCheck(
-            STEPS, UNKNOWN, f"{proof}; {verdict}", headline=f"the ranks use their CPUs, but may not be looked into: {verdict}"
+            STEPS,
+            UNKNOWN,
+            f"{proof}; {verdict}",
+            headline=f"the ranks use their CPUs, but may not be looked into: {verdict}",
         )
     if unsure or idle:
-        return HealthCheck(STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=str(verdict))
+        return HealthCheck(
+            STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=str(verdict)
+        )
     return HealthCheck(STEPS, OK, proof)
 
 
@@ -138,7 +204,11 @@ def _stopped(motions: dict[int, RankActivity]) -> HealthCheck | None:
         return None
     who, pids = numbers([m.rank for m in found]), " ".join(str(m.pid) for m in found)
     be = "is" if len(found) == 1 else "are"
-    by = "held by a debugger" if all(set(m.states) == {"t"} for m in found) else f"stopped (SIGSTOP); to go on: kill -CONT {pids}"
+    by = (
+        "held by a debugger"
+        if all(set(m.states) == {"t"} for m in found)
+        else f"stopped (SIGSTOP); to go on: kill -CONT {pids}"
+    )
     others = {m.rank: m for m in motions.values() if not m.stopped and m.after}
     text = f"{who} {be} {by}" + (f"; {_phases(others)}" if others else "")
     return HealthCheck(STEPS, BAD, text, tuple(m.rank for m in found), f"{who} {be} {by}")

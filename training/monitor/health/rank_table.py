@@ -15,21 +15,43 @@ if TYPE_CHECKING:
     from training.core.contracts.state import HealthRow, RankState, RunState
 
 _RESIDENT = re.compile(r"^VmRSS:\s*(\d+) kB", re.MULTILINE)
-STATES = {"R": "running", "S": "sleeping", "D": "blocked in I/O", "T": "stopped", "t": "held by a debugger", "Z": "ended"}
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "blocked in I/O",
+    "T": "stopped",
+    "t": "held by a debugger",
+    "Z": "ended",
+}
 
 
 def rank_rows(
-    target: Target, looked: ActivityWindow, state: RunState | None, held: gpu_placement.Places, on: dict[int, int]
+    target: Target,
+    looked: ActivityWindow,
+    state: RunState | None,
+    held: gpu_placement.Places,
+    on: dict[int, int],
 ) -> list[HealthRow]:
     """One for each rank that should be there."""
     recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
     return [
         _row(target, motion, recorded.get(rank), held.get(rank, {}), on.get(rank))
-        for rank, motion in sorted({**{rank: RankActivity(rank, None) for rank in target.missing}, **looked.motions}.items())
+        for rank, motion in sorted(
+            {
+                **{rank: RankActivity(rank, None) for rank in target.missing},
+                **looked.motions,
+            }.items()
+        )
     ]
 
 
-def _row(target: Target, m: RankActivity, recorded: RankState | None, held: dict[int, int], gpu: int | None) -> HealthRow:
+def _row(
+    target: Target,
+    m: RankActivity,
+    recorded: RankState | None,
+    held: dict[int, int],
+    gpu: int | None,
+) -> HealthRow:
     waits = stall_detector.waits(m.course) if m.course else None
     gpu_bytes = held.get(gpu) if gpu is not None else None
     return {
@@ -49,7 +71,8 @@ def _row(target: Target, m: RankActivity, recorded: RankState | None, held: dict
         "cpu": None if m.cpu is None else round(m.cpu, 2),
         "gpu": gpu,
         "gpu_memory_bytes": gpu_bytes or None,
-        "memory_bytes": int((recorded.get("memory_bytes") if recorded else None) or 0) or _resident(m.pid),
+        "memory_bytes": int((recorded.get("memory_bytes") if recorded else None) or 0)
+        or _resident(m.pid),
         "compute_ms_median": recorded.get("compute_ms_median") if recorded else None,
         "variables": {k: v for k, v in target.variables.get(m.rank, {}).items() if k != "RANK"},
     }
@@ -58,7 +81,14 @@ def _row(target: Target, m: RankActivity, recorded: RankState | None, held: dict
 def at_the_end(state: RunState) -> list[HealthRow]:
     """Of a run that has ended: where each rank was."""
     return [
-        {"rank": r["rank"], "pid": r["pid"], "phase": r["doing"], "epoch": r["epoch"], "step": r["step"], "memory_bytes": r["memory_bytes"]}
+        {
+            "rank": r["rank"],
+            "pid": r["pid"],
+            "phase": r["doing"],
+            "epoch": r["epoch"],
+            "step": r["step"],
+            "memory_bytes": r["memory_bytes"],
+        }
         for r in state["ranks"]
     ]
 

@@ -42,10 +42,21 @@ def record(report: HealthReport) -> HealthRecord:
         "text": report.headline,
         "exit_code": int(report.code),
         "looked_s": round(report.looked_s, 2),
-        "run": {"name": run.name, "dir": str(run.path), "state": report.state["run"]["state"] if report.state else None} if run else None,
-        "ranks_expected": target.world if target else (report.state["run"]["ranks"] if report.state else None),
+        "run": {
+            "name": run.name,
+            "dir": str(run.path),
+            "state": report.state["run"]["state"] if report.state else None,
+        }
+        if run
+        else None,
+        "ranks_expected": target.world
+        if target
+        else (report.state["run"]["ranks"] if report.state else None),
         "ranks_here": len(target.pids) if target else 0,
-        "checks": [{"name": c.name, "status": c.status, "text": c.text, "ranks": list(c.ranks)} for c in report.checks],
+        "checks": [
+            {"name": c.name, "status": c.status, "text": c.text, "ranks": list(c.ranks)}
+            for c in report.checks
+        ],
         "ranks": report.ranks,
     }
     return cast("HealthRecord", finite(value))
@@ -54,7 +65,10 @@ def record(report: HealthReport) -> HealthRecord:
 def _subject(report: HealthReport) -> list[str]:
     if report.run is None:
         pids = sorted(report.target.pids.values()) if report.target else []
-        what = f"a training that is not of this project, pid {', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
+        what = (
+            f"a training that is not of this project, pid "
+            f"{', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
+        )
     else:
         what = f"run {clean(report.run.name)} ({clean(str(report.run.path))})"
     return [f"  {what}" + (f"; looked for {report.looked_s:.1f} s" if report.looked_s else "")]
@@ -72,7 +86,10 @@ def _table(report: HealthReport) -> list[str]:
         "state": [_text(r.get("state")) for r in rows],
         "step": [_step(r) for r in rows],
         "CPU": ["" if (cpu := r.get("cpu")) is None else f"{100 * cpu:.0f} %" for r in rows],
-        "compute": ["" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms" for r in rows],
+        "compute": [
+            "" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms"
+            for r in rows
+        ],
         "memory": [_bytes(r.get("memory_bytes")) for r in rows],
         "GPU memory": [_bytes(r.get("gpu_memory_bytes")) for r in rows],
         "is at": [_place(r) for r in rows],
@@ -95,12 +112,18 @@ def _chosen(report: HealthReport) -> list[HealthRow]:
 def _step(row: HealthRow) -> str:
     if row.get("step") is None:
         return ""
-    return f"{row['step_before']} → {row['step']}" if row.get("step_before") not in (None, row["step"]) else str(row["step"])
+    return (
+        f"{row['step_before']} → {row['step']}"
+        if row.get("step_before") not in (None, row["step"])
+        else str(row["step"])
+    )
 
 
 def _place(row: HealthRow) -> str:
     if phase := row.get("phase"):
-        return clean(phase) + (f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else "")
+        return clean(phase) + (
+            f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else ""
+        )
     waits = f"waits in {row['waits_in']} " if row.get("waits_in") else ""
     return clean(f"{waits}{row.get('where') or ''}").strip()
 

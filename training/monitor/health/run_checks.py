@@ -1,4 +1,5 @@
-"""What a run's own files prove, beside that it goes on: data, parameters, loss, speed, memory, checkpoint, findings."""
+"""What a run's own files prove, beside that it goes on: data, parameters, loss, speed, memory,
+checkpoint, findings."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def events(run: RunDir) -> list[EventRecord]:
     return found
 
 
-def of_run(target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]) -> list[HealthCheck]:
+def of_run(
+    target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]
+) -> list[HealthCheck]:
     """The checks of a training of ours."""
     return [
         speed(state),
@@ -53,7 +56,10 @@ def of_script(before: RunState | None, after: RunState | None) -> list[HealthChe
     """Of a training that tells nothing of itself: what two looks at its log say."""
     checks = [HealthCheck("data", UNKNOWN, SEE), HealthCheck("parameters", UNKNOWN, SEE)]
     if before is None or after is None:
-        return [*checks, HealthCheck("log", UNKNOWN, "its output goes to no file that can be read here")]
+        return [
+            *checks,
+            HealthCheck("log", UNKNOWN, "its output goes to no file that can be read here"),
+        ]
     first, last, file = before["progress"]["step"], after["progress"]["step"], after["log"]["file"]
     if last is None:
         return [*checks, HealthCheck("log", UNKNOWN, f"no line of {file} tells a step")]
@@ -64,21 +70,32 @@ def of_script(before: RunState | None, after: RunState | None) -> list[HealthChe
 
 def speed(state: RunState) -> HealthCheck:
     """What each rank needs for its own part of a step; the one that all wait for is named."""
-    own = {r["rank"]: median for r in state["ranks"] if (median := r["compute_ms_median"]) is not None}
+    own = {
+        r["rank"]: median for r in state["ranks"] if (median := r["compute_ms_median"]) is not None
+    }
     rate, step = metric_units.speed(state["training"]), state["training"]["step_ms_median"]
     if step is None:
         return HealthCheck("speed", UNKNOWN, "no step is recorded yet")
     whole_step = f"a step takes {step:.0f} ms"
     if rate is not None:
-        whole_step += f", {format(rate, '.0f' if rate >= 100 else '.3g')} {state['training']['unit']}/s"
+        whole_step += (
+            f", {format(rate, '.0f' if rate >= 100 else '.3g')} {state['training']['unit']}/s"
+        )
     slow = [alert for alert in state["alerts"] if alert["rank"] in own]
     if slow:
         return HealthCheck(
-            "speed", WARN, f"{slow[0]['text']}; {whole_step}", tuple(rank for alert in slow if (rank := alert["rank"]) is not None)
+            "speed",
+            WARN,
+            f"{slow[0]['text']}; {whole_step}",
+            tuple(rank for alert in slow if (rank := alert["rank"]) is not None),
         )
     if not own:
         return HealthCheck("speed", UNKNOWN, f"{whole_step}; no rank's own part is recorded")
-    return HealthCheck("speed", OK, f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, nobody is slow")
+    return HealthCheck(
+        "speed",
+        OK,
+        f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, nobody is slow",
+    )
 
 
 def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
@@ -86,31 +103,61 @@ def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
     event = next((e for e in reversed(happened) if e.get("event") == "shards"), None)
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
     if event is None or not reports:
-        return HealthCheck("data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')")
+        return HealthCheck(
+            "data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')"
+        )
     pieces = metric_units.pieces(target.plan)
     epoch, proven, world = event.get("epoch"), whole(event.get("proven_sequences")), target.world
     sizes = {r.get("rank"): whole(r.get("dataset_sequences")) for r in reports}
-    counts, batches = [whole(r.get("count")) or 0 for r in reports], [whole(r.get("batches")) or 0 for r in reports]
+    counts, batches = (
+        [whole(r.get("count")) or 0 for r in reports],
+        [whole(r.get("batches")) or 0 for r in reports],
+    )
     sequences = whole(dig(target.plan, "batch", "device_sequences"))
-    share = f"{batches[0] * sequences} {pieces} in {batches[0]} batches" if sequences else f"{batches[0]} batches"
+    share = (
+        f"{batches[0] * sequences} {pieces} in {batches[0]} batches"
+        if sequences
+        else f"{batches[0]} batches"
+    )
     firsts = [tuple(items(r.get("first_sequences"))) for r in reports]
     if len(set(sizes.values())) > 1:
         said = alike({int(r or 0): f"{size} {pieces}" for r, size in sizes.items()})
-        return HealthCheck("data", BAD, f"the ranks' datasets differ: {said}", headline=f"the ranks' datasets differ: {said}")
-    if world is not None and (len(reports) != world or any(whole(r.get("world_size")) != world for r in reports)):
+        return HealthCheck(
+            "data",
+            BAD,
+            f"the ranks' datasets differ: {said}",
+            headline=f"the ranks' datasets differ: {said}",
+        )
+    if world is not None and (
+        len(reports) != world or any(whole(r.get("world_size")) != world for r in reports)
+    ):
         headline = f"the data is divided among {len(reports)} ranks, the plan has {world}"
         return HealthCheck("data", BAD, headline)
     if len({s for first in firsts for s in first}) < sum(map(len, firsts)) or len(set(counts)) > 1:
-        return HealthCheck("data", BAD, f"epoch {epoch}: the ranks' shares overlap or differ in size: {counts}")
-    whole_of = f"epoch {epoch}: {sizes[reports[0].get('rank')]} {pieces}, {share} for each of {len(reports)} ranks"
-    return HealthCheck("data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them")
+        return HealthCheck(
+            "data", BAD, f"epoch {epoch}: the ranks' shares overlap or differ in size: {counts}"
+        )
+    whole_of = (
+        f"epoch {epoch}: {sizes[reports[0].get('rank')]} {pieces}, {share} for each of "
+        f"{len(reports)} ranks"
+    )
+    return HealthCheck(
+        "data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them"
+    )
 
 
-def parameters(target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]) -> HealthCheck:
-    """The last step at which they were proven equal: had they not been, the run would have ended there."""
+def parameters(
+    target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]
+) -> HealthCheck:
+    """The last step at which they were proven equal: had they not been, the run would have ended
+    there."""
     every = whole(dig(target.plan, "config", "inspect_every"))
     if not every:
-        text = "never compared: --inspect_every=0" if every == 0 else "the plan does not say how often they are compared"
+        text = (
+            "never compared: --inspect_every=0"
+            if every == 0
+            else "the plan does not say how often they are compared"
+        )
         return HealthCheck("parameters", WARN if every == 0 else UNKNOWN, text)
     begun = next((whole(e.get("step")) for e in happened if e.get("event") == "start"), None) or 0
     past = [m.after.step - 1 for m in looked.motions.values() if m.after and m.after.first_step]
@@ -118,30 +165,53 @@ def parameters(target: Target, looked: ActivityWindow, state: RunState, happened
     last = done - done % every or (1 if done else 0)
     if done <= begun or last <= begun:
         following = 1 if begun == 0 else begun + every - begun % every
-        return HealthCheck("parameters", UNKNOWN, f"not compared yet in this start; the first time at step {following}")
-    return HealthCheck("parameters", OK, f"equal on all ranks at step {last}, bit for bit; compared every {every} steps")
+        return HealthCheck(
+            "parameters",
+            UNKNOWN,
+            f"not compared yet in this start; the first time at step {following}",
+        )
+    return HealthCheck(
+        "parameters",
+        OK,
+        f"equal on all ranks at step {last}, bit for bit; compared every {every} steps",
+    )
 
 
 def loss(state: RunState) -> HealthCheck:
-    """The loss of the last step, and that of every rank with it: a batch that is empty or a NaN ends a run of ours."""
+    """The loss of the last step, and that of every rank with it: a batch that is empty or a NaN
+    ends a run of ours."""
     training, progress = state["training"], state["progress"]
     value = training["loss"]
     if value is None:
         return HealthCheck("loss", UNKNOWN, "none is recorded yet")
     factor, unit = metric_units.display(training)
     if not math.isfinite(value):
-        return HealthCheck("loss", BAD, f"{value} at step {progress['step']}", headline=f"the loss is {value} at step {progress['step']}")
+        return HealthCheck(
+            "loss",
+            BAD,
+            f"{value} at step {progress['step']}",
+            headline=f"the loss is {value} at step {progress['step']}",
+        )
     norm = training["grad_norm"]
     more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
         return HealthCheck("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return HealthCheck("loss", OK, f"{units.decimal(value * factor)}{f' {unit}' if unit else ''} at step {progress['step']}, finite{more}")
+    return HealthCheck(
+        "loss",
+        OK,
+        f"{units.decimal(value * factor)}{f' {unit}' if unit else ''} at step {progress['step']}, "
+        f"finite{more}",
+    )
 
 
 def memory(state: RunState) -> HealthCheck:
-    held = {r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None}
+    held = {
+        r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None
+    }
     system = [alert["text"] for alert in state["alerts"] if alert["code"] in alerts.CODES_OF_FULL]
-    shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
+    shown = (
+        f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
+    )
     if held and max(held.values()) > UNEVEN * min(held.values()):
         shown += f", most for rank {max(held, key=lambda rank: held[rank])}"
     if system:
@@ -151,22 +221,43 @@ def memory(state: RunState) -> HealthCheck:
 
 def checkpoint(target: Target, state: RunState) -> HealthCheck:
     """The newest one, and whether one is overdue."""
-    every, step, found = whole(dig(target.plan, "config", "save_every")), state["progress"]["step"] or 0, state["checkpoint"]
-    how = "only at the end (--save_every=0)" if every == 0 else f"every {every} steps" if every else "how often is not known"
+    every, step, found = (
+        whole(dig(target.plan, "config", "save_every")),
+        state["progress"]["step"] or 0,
+        state["checkpoint"],
+    )
+    how = (
+        "only at the end (--save_every=0)"
+        if every == 0
+        else f"every {every} steps"
+        if every
+        else "how often is not known"
+    )
     if found is None:
         late = bool(every) and step > LATE * (every or 0)
         return HealthCheck("checkpoint", WARN if late else OK, f"none yet at step {step}; {how}")
     age = max(0.0, state["time_unix_s"] - (found["time_unix_s"] or state["time_unix_s"]))
     late = bool(every) and found["step"] is not None and step - found["step"] > LATE * (every or 0)
-    behind = f", {step - found['step']} steps ago" if found["step"] is not None and step >= found["step"] else ""
-    return HealthCheck("checkpoint", WARN if late else OK, f"step {found['step']}, {duration(age)} old{behind}; {how}")
+    behind = (
+        f", {step - found['step']} steps ago"
+        if found["step"] is not None and step >= found["step"]
+        else ""
+    )
+    return HealthCheck(
+        "checkpoint",
+        WARN if late else OK,
+        f"step {found['step']}, {duration(age)} old{behind}; {how}",
+    )
 
 
 def findings(happened: list[EventRecord]) -> list[HealthCheck]:
-    """What was found from inside since the start, and the last word of the inspector (docs/inspection.md), where one is used."""
+    """What was found from inside since the start, and the last word of the inspector
+    (docs/inspection.md), where one is used."""
     told = [e for e in happened if e.get("event") in TELLING]
     checks = []
-    if inspected := [said for e in happened if e.get("event") == "inspection" and (said := text(e.get("text")))]:
+    if inspected := [
+        said for e in happened if e.get("event") == "inspection" and (said := text(e.get("text")))
+    ]:
         checks.append(HealthCheck("inspector", OK, inspected[-1]))
     if not told:
         return [*checks, HealthCheck("findings", OK, "no warning since the start")]
@@ -177,14 +268,19 @@ def findings(happened: list[EventRecord]) -> list[HealthCheck]:
 
 
 def attention(state: RunState) -> list[HealthCheck]:
-    """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of the GPUs."""
+    """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of
+    the GPUs."""
     rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in TOLD_ABOVE]
     return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
 
 
 def _at(event: EventRecord) -> str:
     step = whole(event.get("step"))
-    return f" (step {step})" if step is not None and f"step {step}" not in str(event.get("text")) else ""
+    return (
+        f" (step {step})"
+        if step is not None and f"step {step}" not in str(event.get("text"))
+        else ""
+    )
 
 
 def duration(seconds: float) -> str:

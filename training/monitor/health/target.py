@@ -1,4 +1,5 @@
-"""Which processes are the ranks, how many there should be, and which run of ours it is, if it is one."""
+"""Which processes are the ranks, how many there should be, and which run of ours it is, if it is
+one."""
 
 from __future__ import annotations
 
@@ -17,13 +18,22 @@ from training.watchdog import discovery
 from training.watchdog.probes import procfs
 
 # All that is ever taken from the environment of a process: others may hold secrets.
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+)
 _HEARTBEAT = re.compile(r"\s(/\S.*)/heartbeat/rank\d+\.bin$")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is looked at. `world` and `here`: so many ranks there should be, in all and on this machine; None: nobody says."""
+    """What is looked at. `world` and `here`: so many ranks there should be, in all and on this
+    machine; None: nobody says."""
 
     run: RunDir | None
     plan: Record  # as its file has it
@@ -31,8 +41,12 @@ class Target:
     world: int | None
     here: int | None
     said_by: str  # who says how many
-    variables: dict[int, dict[str, str]] = field(default_factory=dict)  # VARIABLES of each rank of this machine
-    planned: tuple[str, ...] = ()  # uuids of this machine's GPUs in the plan, one for each of its ranks
+    variables: dict[int, dict[str, str]] = field(
+        default_factory=dict
+    )  # VARIABLES of each rank of this machine
+    planned: tuple[
+        str, ...
+    ] = ()  # uuids of this machine's GPUs in the plan, one for each of its ranks
 
     @property
     def beats(self) -> bool:
@@ -52,7 +66,11 @@ class Target:
         """Ranks that should be on this machine, and have no process."""
         if self.world is None or self.here is None:
             return ()
-        return tuple(rank for rank in range(self.world) if rank not in self.pids and rank not in self.elsewhere)
+        return tuple(
+            rank
+            for rank in range(self.world)
+            if rank not in self.pids and rank not in self.elsewhere
+        )
 
     def local(self, rank: int) -> int:
         """Which of this machine's ranks it is."""
@@ -71,7 +89,9 @@ def of_run(run: RunDir) -> Target:
     plan = read_object(run.plan) or {}
     pids = discovery.of_run(run.path)
     own, world = _own_plan(run, set(pids.values())) or plan, whole(plan.get("ranks"))
-    here = max(whole(own.get("local_ranks")) or world or 0, len(pids))  # where SLURM starts each rank, each has planned for itself
+    here = max(
+        whole(own.get("local_ranks")) or world or 0, len(pids)
+    )  # where SLURM starts each rank, each has planned for itself
     told = {rank: variables(pid) for rank, pid in pids.items()}
     planned = tuple(text(dig(gpu, "uuid")) or "" for gpu in items(own.get("gpus")))
     return Target(run, plan, pids, world, here, "plan.json", told, planned)
@@ -94,8 +114,13 @@ def of_process(pid: int) -> Target:
     try:
         pids = discovery.of_process(pid)
     except UserError as error:
-        protected = procfs.read_process(pid) is not None and not os.access(f"/proc/{pid}/environ", os.R_OK)
-        raise UserError([_ours(problem) for problem in error.problems], Exit.RESOURCES if protected else error.code) from None
+        protected = procfs.read_process(pid) is not None and not os.access(
+            f"/proc/{pid}/environ", os.R_OK
+        )
+        raise UserError(
+            [_ours(problem) for problem in error.problems],
+            Exit.RESOURCES if protected else error.code,
+        ) from None
     for process in pids.values():
         if (run := _run_of(process)) is not None:
             return of_run(run)
@@ -103,7 +128,9 @@ def of_process(pid: int) -> Target:
     world, here = (_most(told, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if world is None:
         return Target(None, {}, pids, None, None, "nobody", told)
-    if here is None and (len(pids) >= world or all(_is_here(v.get("MASTER_ADDR", "")) for v in told.values())):
+    if here is None and (
+        len(pids) >= world or all(_is_here(v.get("MASTER_ADDR", "")) for v in told.values())
+    ):
         here = world
     return Target(None, {}, pids, world, here, "WORLD_SIZE", told)
 
@@ -120,7 +147,9 @@ def _is_here(address: str) -> bool:
 def _own_plan(run: RunDir, pids: set[int]) -> Record | None:
     """What this machine has decided itself: of several, each has a folder of its own."""
     for file in run.path.glob("node*/supervisor.json"):
-        listed = {whole(dig(entry, "pid")) for entry in (rundir.read_json(file) or {}).get("ranks", [])}
+        listed = {
+            whole(dig(entry, "pid")) for entry in (rundir.read_json(file) or {}).get("ranks", [])
+        }
         if pids & listed:
             return read_object(file.parent / "plan.json")
     return None

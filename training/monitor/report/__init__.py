@@ -1,1 +1,2 @@
-"""A run, or a comparison of several, as one HTML file that needs nothing else: no server, no network, no JavaScript to be read."""
+"""A run, or a comparison of several, as one HTML file that needs nothing else: no server, no
+network, no JavaScript to be read."""

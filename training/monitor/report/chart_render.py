@@ -1,4 +1,5 @@
-"""vl-convert: a chart's specification → a picture, and the program that draws the same in the page. Both without a network."""
+"""vl-convert: a chart's specification → a picture, and the program that draws the same in the page.
+Both without a network."""
 
 from __future__ import annotations
 
@@ -28,25 +29,31 @@ def available() -> bool:
 
 
 def warm_up() -> None:
-    """The first picture takes some tenths of a second more than the others: begin that while files are read."""
+    """The first picture takes some tenths of a second more than the others: begin that while files
+    are read."""
     if vl_convert is not None:
         threading.Thread(target=_first_picture, daemon=True).start()
 
 
 def _first_picture() -> None:
     with contextlib.suppress(ValueError):  # the pictures that are wanted say it too
-        vl_convert.vegalite_to_svg({"data": {"values": []}, "mark": "point", "encoding": {}}, vl_version=VERSION)
+        vl_convert.vegalite_to_svg(
+            {"data": {"values": []}, "mark": "point", "encoding": {}}, vl_version=VERSION
+        )
 
 
 def picture(chart: Chart) -> str:
     """The chart as SVG. Raises ValueError."""
-    svg: str = vl_convert.vegalite_to_svg(chart.complete(), vl_version=VERSION, allowed_base_urls=[])
+    svg: str = vl_convert.vegalite_to_svg(
+        chart.complete(), vl_version=VERSION, allowed_base_urls=[]
+    )
     # Several pictures stand in one page, which has one space of names.
     return _ID.sub(rf"\1{chart.id}-\2", svg)
 
 
 def program(environ: Mapping[str, str] = os.environ) -> str:
-    """JavaScript that makes `vegaEmbed` known to a page. To put it together takes a second, so it is kept in the user's cache."""
+    """JavaScript that makes `vegaEmbed` known to a page. To put it together takes a second, so it
+    is kept in the user's cache."""
     folder = p2p_cache.path(environ)
     kept = folder.with_name(f"vega-{vl_convert.__version__}.js") if folder else None  # type: ignore[attr-defined]
     if kept is not None:

@@ -1,6 +1,8 @@
-"""Charts as Vega-Lite: one specification each, which is drawn here as a picture and by the page as what answers to the mouse.
+"""Charts as Vega-Lite: one specification each, which is drawn here as a picture and by the page as
+what answers to the mouse.
 
-Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in the dark and on paper.
+Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in
+the dark and on paper.
 """
 
 from __future__ import annotations
@@ -12,13 +14,28 @@ from typing import Any
 from training.monitor.report.series import Curve, PointPosition
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-WIDE, HALF, TALL, LOW = 900, 436, 260, 170  # pixels of a picture; of the area in which a chart draws
+WIDE, HALF, TALL, LOW = (
+    900,
+    436,
+    260,
+    170,
+)  # pixels of a picture; of the area in which a chart draws
 COLOURS = 8
-OTHER_AXES = ("time", "tokens")  # beside the step, in the page only; tokens: or samples, what the runs count
+OTHER_AXES = (
+    "time",
+    "tokens",
+)  # beside the step, in the page only; tokens: or samples, what the runs count
 LINE, THIN, DOTS = "line", "thin", "dots"
 NO_NUMBER = -1  # in place of a series: rows that are only marked, of the whole chart
-MARK, BEYOND = -1000, -2000  # less the number of the series: such rows of one series, which are hidden with it (see page.js)
-DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 3])  # of the first, second, third time that a colour is used
+MARK, BEYOND = (
+    -1000,
+    -2000,
+)  # less the number of the series: such rows of one series, which are hidden with it (see page.js)
+DASHES: tuple[list[int], ...] = (
+    [1, 0],
+    [7, 3],
+    [2, 3],
+)  # of the first, second, third time that a colour is used
 EDGE = 5  # pixels
 EQUAL_SHARE = 0.02  # of the value: what an axis shows around it where all are equal
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # else "0k"
@@ -55,15 +72,20 @@ class Series:
     colour: int
     style: str
     points: list[tuple[PointPosition, float]]
-    marks: list[tuple[PointPosition, str]] = field(default_factory=list)  # of this series alone, in its colour
+    marks: list[tuple[PointPosition, str]] = field(
+        default_factory=list
+    )  # of this series alone, in its colour
 
 
-VegaSpec = dict[str, Any]  # JSON of Vega-Lite, or a part of it: its own schema says what it may hold
+VegaSpec = dict[
+    str, Any
+]  # JSON of Vega-Lite, or a part of it: its own schema says what it may hold
 
 
 @dataclass
 class Chart:
-    """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each series."""
+    """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each
+    series."""
 
     id: str
     title: str
@@ -76,13 +98,18 @@ class Chart:
     log: bool = False  # whether a logarithmic scale is offered
     named: bool = True  # whether the names need to be shown
     faint: tuple[int, ...] = ()  # series that are drawn thin
-    hover: bool = False  # rows have series, step, time and tokens: the page shows what is below the mouse
+    hover: bool = (
+        False  # rows have series, step, time and tokens: the page shows what is below the mouse
+    )
 
     def complete(self) -> VegaSpec:
         """The specification with the data that a picture needs."""
         keys = [key for key in self.columns if not self.hover or key not in OTHER_AXES]
         rows = zip(*(self.columns[key] for key in keys), strict=True)
-        return {**self.spec, "data": {"values": [dict(zip(keys, row, strict=True)) for row in rows]}}
+        return {
+            **self.spec,
+            "data": {"values": [dict(zip(keys, row, strict=True)) for row in rows]},
+        }
 
 
 def colour(number: int) -> str:
@@ -97,7 +124,11 @@ def swatch(number: int) -> str:
     """The `background` of what stands for a curve in a legend."""
     line, gap = dash(number)
     paint = colour(number)
-    return f"repeating-linear-gradient(90deg,{paint} 0 {line}px,transparent {line}px {line + gap}px)" if gap else paint
+    return (
+        f"repeating-linear-gradient(90deg,{paint} 0 {line}px,transparent {line}px {line + gap}px)"
+        if gap
+        else paint
+    )
 
 
 def lines(
@@ -116,15 +147,21 @@ def lines(
     top: float | None = None,
     named: bool = True,
 ) -> Chart | None:
-    """Curves over steps; None without a point. `marks`: where there is no number, and what there is instead; `calm`: a few values
-    far above all others are marked at the upper edge, so that the others can be told apart; `top`: where the scale ends, where that is
-    known already."""
-    series = [s if wide else replace(s, points=thin(s.points, HALF_POINTS)) for s in series if s.points or s.marks]
+    """Curves over steps; None without a point. `marks`: where there is no number, and what there is
+    instead; `calm`: a few values far above all others are marked at the upper edge, so that the
+    others can be told apart; `top`: where the scale ends, where that is known already."""
+    series = [
+        s if wide else replace(s, points=thin(s.points, HALF_POINTS))
+        for s in series
+        if s.points or s.marks
+    ]
     if not series and not marks:
         return None
     rows: list[tuple[int, int, float, int | None, float | None]] = []
     for number, one in enumerate(series):
-        gaps = [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
+        gaps = (
+            [(place, None) for place, _ in marks] if one.style == THIN or len(series) == 1 else []
+        )
         points: list[tuple[PointPosition, float | None]] = (
             sorted([*one.points, *gaps], key=lambda p: p[0].step) if gaps else list(one.points)
         )
@@ -135,20 +172,38 @@ def lines(
     own: dict[int, tuple[str, int]] = {}  # number in place of a series → shape, colour
     for number, one in enumerate(series):
         beyond = [place for place, value in one.points if top is not None and value > top]
-        for kind, shape, places in ((MARK, "cross", [place for place, _ in one.marks]), (BEYOND, "triangle-up", beyond)):
-            rows += [(kind - number, place.step, place.time_s, place.tokens, None) for place in places]
+        for kind, shape, places in (
+            (MARK, "cross", [place for place, _ in one.marks]),
+            (BEYOND, "triangle-up", beyond),
+        ):
+            rows += [
+                (kind - number, place.step, place.time_s, place.tokens, None) for place in places
+            ]
             own |= {kind - number: (shape, one.colour)} if places else {}
     keys = ("series", "step", "time", "tokens", "y")
     columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
     names = [one.name for one in series]
     step_form = "~s" if max(columns["step"]) >= 10_000 else ",d"
     at = {"title": "step", "format": step_form, "tickMinStep": 1, "labelExpr": PLAIN_ZERO}
-    x: VegaSpec = {"field": "step", "type": "quantitative", "axis": at, "scale": {"nice": False, "zero": False}}
-    axis: VegaSpec = {"title": None, **({"format": form} if form else {}), **({"labelExpr": PLAIN_ZERO} if form == "~s" else {})}
+    x: VegaSpec = {
+        "field": "step",
+        "type": "quantitative",
+        "axis": at,
+        "scale": {"nice": False, "zero": False},
+    }
+    axis: VegaSpec = {
+        "title": None,
+        **({"format": form} if form else {}),
+        **({"labelExpr": PLAIN_ZERO} if form == "~s" else {}),
+    }
     scale: VegaSpec = {"zero": zero, "nice": True} | (
-        {} if top is None else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
+        {}
+        if top is None
+        else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
     )
-    if values and min(values) == max(values) and not zero:  # an axis of one value has labels that are rounded to nothing
+    if (
+        values and min(values) == max(values) and not zero
+    ):  # an axis of one value has labels that are rounded to nothing
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
     y = {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
@@ -160,24 +215,52 @@ def lines(
     }
     encoding: VegaSpec = {"x": x, "y": y, "color": paint}
     if any(one.colour > COLOURS for one in series):
-        encoding["strokeDash"] = {**paint, "scale": {**paint["scale"], "range": [dash(s.colour) for s in series]}}
+        encoding["strokeDash"] = {
+            **paint,
+            "scale": {**paint["scale"], "range": [dash(s.colour) for s in series]},
+        }
     layers: list[VegaSpec] = []
     for style in (THIN, LINE, DOTS):
         members = [i for i, one in enumerate(series) if one.style == style]
         if not members:
             continue
-        mark: VegaSpec = {"type": "line", "strokeJoin": "round", "invalid": "break-paths-show-domains", "clip": True}
+        mark: VegaSpec = {
+            "type": "line",
+            "strokeJoin": "round",
+            "invalid": "break-paths-show-domains",
+            "clip": True,
+        }
         mark |= {"strokeWidth": 1, "strokeOpacity": 0.38} if style == THIN else {"strokeWidth": 1.8}
         if style == DOTS or max(len(series[i].points) for i in members) <= 1:
             mark["point"] = {"size": 28, "filled": True, "opacity": 1}
-        layers.append({"transform": [{"filter": _one_of(members)}], "mark": mark, "encoding": encoding})
+        layers.append(
+            {"transform": [{"filter": _one_of(members)}], "mark": mark, "encoding": encoding}
+        )
     edge = [(number, shape, colour(which)) for number, (shape, which) in own.items()]
     for number, shape, which in [*([(NO_NUMBER, "cross", "var(--bad)")] if marks else []), *edge]:
-        mark = {"type": "point", "shape": shape, "size": 55, "filled": True, "opacity": 1, "clip": True, "color": which}
+        mark = {
+            "type": "point",
+            "shape": shape,
+            "size": 55,
+            "filled": True,
+            "opacity": 1,
+            "clip": True,
+            "color": which,
+        }
         mark |= {"angle": 45} if shape == "cross" else {}
-        layers.append({"transform": [{"filter": _one_of([number])}], "mark": mark, "encoding": {"x": x, "y": {"value": 6}}})
+        layers.append(
+            {
+                "transform": [{"filter": _one_of([number])}],
+                "mark": mark,
+                "encoding": {"x": x, "y": {"value": 6}},
+            }
+        )
     if marks or own:
-        x["scale"] = {"nice": False, "zero": False, "padding": EDGE}  # a mark at the last step is not cut in half
+        x["scale"] = {
+            "nice": False,
+            "zero": False,
+            "padding": EDGE,
+        }  # a mark at the last step is not cut in half
     layers[0]["params"] = [zoom()]
     if any(shape == "triangle-up" for shape, _ in own.values()):
         note = "; ".join(filter(None, [note, f"▲: above {top:.4g}"]))
@@ -228,7 +311,8 @@ def _top(values: list[float]) -> float | None:
 
 
 def spiky(curve: Curve) -> float | None:
-    """Where the scale of a loss ends, which falls from a high start: above its running median; None without a spike."""
+    """Where the scale of a loss ends, which falls from a high start: above its running median; None
+    without a spike."""
     usual = max((value for _, value in curve.smoothed()), default=0.0)
     return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
 
@@ -238,7 +322,10 @@ def zoom() -> VegaSpec:
     return {
         "name": "zoom",
         "bind": "scales",
-        "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey || event.shiftKey]"},
+        "select": {
+            "type": "interval",
+            "zoom": "wheel![event.ctrlKey || event.metaKey || event.shiftKey]",
+        },
     }
 
 
@@ -247,14 +334,26 @@ def _one_of(numbers: list[int]) -> str:
 
 
 def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -> list[Series]:
-    """The values as they are, thin, and above them the running median, where there is enough of both."""
+    """The values as they are, thin, and above them the running median, where there is enough of
+    both."""
     smooth = curve.smoothed(ends=ends)
     if not smooth:
         return [Series(name, number, LINE, curve.points)]
-    return [Series(name, number, THIN, curve.points), Series(f"{name}, smoothed", number, LINE, smooth)]
+    return [
+        Series(name, number, THIN, curve.points),
+        Series(f"{name}, smoothed", number, LINE, smooth),
+    ]
 
 
-def stacked(id: str, title: str, rows: Sequence[tuple[str, str, float]], parts: Sequence[str], *, unit: str, note: str) -> Chart:
+def stacked(
+    id: str,
+    title: str,
+    rows: Sequence[tuple[str, str, float]],
+    parts: Sequence[str],
+    *,
+    unit: str,
+    note: str,
+) -> Chart:
     """Bars from left to right, of parts: (bar, part, amount)."""
     bars = list(dict.fromkeys(bar for bar, _, _ in rows))
     axis = {"title": unit, "grid": True, "format": "~s", "labelExpr": PLAIN_ZERO}
@@ -274,10 +373,17 @@ def stacked(id: str, title: str, rows: Sequence[tuple[str, str, float]], parts: 
             "color": {
                 "field": "series",
                 "type": "nominal",
-                "scale": {"domain": list(range(len(parts))), "range": [colour(i + 1) for i in range(len(parts))]},
+                "scale": {
+                    "domain": list(range(len(parts))),
+                    "range": [colour(i + 1) for i in range(len(parts))],
+                },
                 "legend": None,
             },
-            "tooltip": [{"field": "bar", "title": "of"}, {"field": "part"}, {"field": "y", "title": unit}],
+            "tooltip": [
+                {"field": "bar", "title": "of"},
+                {"field": "part"},
+                {"field": "y", "title": unit},
+            ],
         },
     }
     columns: dict[str, list[Any]] = {
@@ -286,4 +392,6 @@ def stacked(id: str, title: str, rows: Sequence[tuple[str, str, float]], parts: 
         "series": [parts.index(part) for _, part, _ in rows],
         "y": [amount for _, _, amount in rows],
     }
-    return Chart(id, title, "", note, spec, columns, [(part, i + 1) for i, part in enumerate(parts)])
+    return Chart(
+        id, title, "", note, spec, columns, [(part, i + 1) for i, part in enumerate(parts)]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from training.config.schema import of_the_run
 from training.core import metric_units
@@ -16,25 +17,46 @@ from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 from training.monitor.report.series import Curve
 
-HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a run to hide it."
+HINT = (
+    "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double "
+    "click to go back; click a run to hide it."
+)
 SMOOTHED = "the running median"
 CHANGING = ("host memory",)  # facts of a moment, not of a machine
-Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]  # name, of a run, as text, whether more is better
+Figure = tuple[
+    str, Callable[[Run], float | None], Callable[[float], str], bool | None
+]  # name, of a run, as text, whether more is better
 
 
 def page(runs: Sequence[Run], spoken: str) -> ReportPage:
     names = _names(runs)
-    out = ReportPage(f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs))
+    out = ReportPage(
+        f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs)
+    )
     units = _units(runs)
     out.counted = units[0] if len(units) == 1 else None
     out.add("figures", "Figures", _figures(runs, names))
-    out.add("differences", "What is configured differently", _differences(runs, names), short="Differences")
+    out.add(
+        "differences",
+        "What is configured differently",
+        _differences(runs, names),
+        short="Differences",
+    )
     drawn = out.figures([*_losses(runs, names), *_small(runs, names)])
     if drawn:
         runs_shown = legend([(name, i + 1) for i, name in enumerate(names)], "data-name")
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), runs_shown, drawn)
-    out.add("machines", "Machines and programs that differ", _environments(runs, names), short="Machines")
-    failed = [(name, sections.failure(run, spoken)) for name, run in zip(names, runs, strict=True) if run.failure]
+    out.add(
+        "machines",
+        "Machines and programs that differ",
+        _environments(runs, names),
+        short="Machines",
+    )
+    failed = [
+        (name, sections.failure(run, spoken))
+        for name, run in zip(names, runs, strict=True)
+        if run.failure
+    ]
     out.add("failures", "Failures", *(join([tag("h3", name), said]) for name, said in failed))
     return out
 
@@ -42,7 +64,10 @@ def page(runs: Sequence[Run], spoken: str) -> ReportPage:
 def _names(runs: Sequence[Run]) -> list[str]:
     """Of runs with the same name, also where they lie."""
     names = [run.name for run in runs]
-    return [str(run.folder.path) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
+    return [
+        str(run.folder.path) if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
@@ -52,14 +77,23 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
         [
             tag("h1", f"Comparison of {len(runs)} runs"),
             tag("p", f"Not ended yet: {', '.join(running)}", class_="notice") if running else None,
-            tag("p", f"Without a finished step, so without curves: {', '.join(empty)}", class_="notice") if empty else None,
+            tag(
+                "p",
+                f"Without a finished step, so without curves: {', '.join(empty)}",
+                class_="notice",
+            )
+            if empty
+            else None,
         ]
     )
 
 
 def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    """Of each column the best value is marked (of the runs of one task), where there is more than one and not all are equal."""
-    columns: list[Figure] = [("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)]
+    """Of each column the best value is marked (of the runs of one task), where there is more than
+    one and not all are equal."""
+    columns: list[Figure] = [
+        ("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)
+    ]
     for key in _scores(runs):
         title, unit = run_charts.titled(key)
         named = f"best {title[0].lower()}{title[1:]}{f', {unit}' if unit else ''}"
@@ -68,7 +102,12 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         ("loss at end (running median)", _last_loss, decimal, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
         ("time of a step", lambda r: r.metrics.median("step_ms"), milliseconds, False),
-        ("memory of a rank", lambda r: r.metrics.peak("memory_bytes"), lambda v: f"{v / run_charts.MIB:,.0f} MiB", False),
+        (
+            "memory of a rank",
+            lambda r: r.metrics.peak("memory_bytes"),
+            lambda v: f"{v / run_charts.MIB:,.0f} MiB",
+            False,
+        ),
         *((unit, _trained(unit), count, None) for unit in _units(runs)),
         ("time", lambda r: r.lasted_s, run_charts.lasted, None),
     ]
@@ -82,16 +121,31 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         values = [of(run) for run in runs]
         if all(value is None for value in values):
             continue
-        best = {} if more is None else {task: _best_of(runs, values, task, more=more) for task in _tasks(runs)}
+        best = (
+            {}
+            if more is None
+            else {task: _best_of(runs, values, task, more=more) for task in _tasks(runs)}
+        )
         head.append({"": title, "class_": "n"})
         for row, run, value in zip(rows, runs, values, strict=True):
             known_best = value is not None and value == best.get(run.task)
-            row.append({"": "-" if value is None else shown(value), "class_": "n best" if known_best else "n"})
+            row.append(
+                {
+                    "": "-" if value is None else shown(value),
+                    "class_": "n best" if known_best else "n",
+                }
+            )
     return table(head, rows)
 
 
-def _best_of(runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool) -> float | None:
-    known = {value for run, value in zip(runs, values, strict=True) if value is not None and run.task == task}
+def _best_of(
+    runs: Sequence[Run], values: Sequence[float | None], task: str, *, more: bool
+) -> float | None:
+    known = {
+        value
+        for run, value in zip(runs, values, strict=True)
+        if value is not None and run.task == task
+    }
     return (max if more else min)(known) if len(known) > 1 else None
 
 
@@ -134,14 +188,21 @@ def _tasks(runs: Sequence[Run]) -> list[str]:
 def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     """One chart for each task."""
     tasks = _tasks(runs)
-    return [_loss(runs, names, task, f"Loss of {task}" if len(tasks) > 1 else "Loss") for task in tasks]
+    return [
+        _loss(runs, names, task, f"Loss of {task}" if len(tasks) > 1 else "Loss") for task in tasks
+    ]
 
 
 def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> Chart | None:
     units = {run_charts.display(run)[1] for run in runs if run.metrics.steps and run.task == task}
     unit = units.pop() if len(units) == 1 else ""
     series = _each(
-        runs, names, lambda run: run_charts.losses(run) if run.task == task and "loss" in run.metrics.curves else None, ends=True
+        runs,
+        names,
+        lambda run: (
+            run_charts.losses(run) if run.task == task and "loss" in run.metrics.curves else None
+        ),
+        ends=True,
     )
     notes = [SMOOTHED]
     for one, run in zip(series, runs, strict=True):
@@ -152,7 +213,9 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
         said = [f"a loss that is no finite number (step {bad[0][0].step:,})"] if bad else []
         said += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
         notes += [f"× {one.name}: {', '.join(said)}"] if said else []
-    return charts.lines("loss", title, series, unit=unit, note="; ".join(notes), wide=True, log=True, named=False)
+    return charts.lines(
+        "loss", title, series, unit=unit, note="; ".join(notes), wide=True, log=True, named=False
+    )
 
 
 def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
@@ -160,20 +223,40 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     for key in _scores(runs):
         title, unit = run_charts.titled(key)
         note = run_charts.direction(key)
-        points = [Series(n, i + 1, DOTS, r.metrics.evaluation(key).points) for i, (r, n) in enumerate(zip(runs, names, strict=True))]
+        points = [
+            Series(n, i + 1, DOTS, r.metrics.evaluation(key).points)
+            for i, (r, n) in enumerate(zip(runs, names, strict=True))
+        ]
         out.append(charts.lines(key, title, points, unit=unit, note=note, named=False))
     keys = dict.fromkeys(key for run in runs for key in run.metrics.curves if key != "loss")
     for key in sorted(keys, key=run_charts.order):
         title, unit = run_charts.titled(key)
-        series = _each(runs, names, lambda run, key=key: run.metrics.curves.get(key), ends=key == "lr")  # type: ignore[misc]
-        form, log, note = run_charts.FORMS.get(key, ""), key in run_charts.LOG, "" if key == "lr" else SMOOTHED
-        out.append(charts.lines(key, title, series, unit=unit, note=note, named=False, form=form, log=log, calm=log))
+        series = _each(runs, names, partial(_curve, key), ends=key == "lr")
+        form, log, note = (
+            run_charts.FORMS.get(key, ""),
+            key in run_charts.LOG,
+            "" if key == "lr" else SMOOTHED,
+        )
+        out.append(
+            charts.lines(
+                key, title, series, unit=unit, note=note, named=False, form=form, log=log, calm=log
+            )
+        )
     return [*out, _memory(runs, names)]
 
 
-def _each(runs: Sequence[Run], names: Sequence[str], of: Callable[[Run], Curve | None], *, ends: bool) -> list[Series]:
+def _curve(key: str, run: Run) -> Curve | None:
+    return run.metrics.curves.get(key)
+
+
+def _each(
+    runs: Sequence[Run], names: Sequence[str], of: Callable[[Run], Curve | None], *, ends: bool
+) -> list[Series]:
     curves = [of(run) or Curve() for run in runs]
-    return [Series(n, i + 1, LINE, c.smoothed(ends=ends) or c.points) for i, (c, n) in enumerate(zip(curves, names, strict=True))]
+    return [
+        Series(n, i + 1, LINE, c.smoothed(ends=ends) or c.points)
+        for i, (c, n) in enumerate(zip(curves, names, strict=True))
+    ]
 
 
 def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
@@ -181,20 +264,39 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
     series = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         curves = [curve for curve in run.metrics.by_rank.get("memory_bytes", []) if curve.extent]
-        most = max(curves, key=lambda curve: curve.extent[1] if curve.extent else 0.0, default=Curve())
-        series.append(Series(name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]))
-    return charts.lines("memory", "Memory", series, unit="GiB", note="the rank that has needed most", named=False)
+        most = max(
+            curves, key=lambda curve: curve.extent[1] if curve.extent else 0.0, default=Curve()
+        )
+        series.append(
+            Series(
+                name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]
+            )
+        )
+    return charts.lines(
+        "memory", "Memory", series, unit="GiB", note="the rank that has needed most", named=False
+    )
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
     configs = [run.settings for run in runs]
     fields = dict.fromkeys(field for config in configs for field in config if field != "run_name")
     rows: list[list[object]] = []
-    for field in sorted(fields, key=lambda name: (any(name not in config for config in configs), not _trains(name))):
+    for field in sorted(
+        fields, key=lambda name: (any(name not in config for config in configs), not _trains(name))
+    ):
         values = [config.get(field, "-") for config in configs]
         if any(value != values[0] for value in values):
-            rows.append([field, *(_value(run, field, value) for run, value in zip(runs, values, strict=True))])
-    return table(["field", *names], rows) if rows else tag("p", "No difference: every field has the same value.")
+            rows.append(
+                [
+                    field,
+                    *(_value(run, field, value) for run, value in zip(runs, values, strict=True)),
+                ]
+            )
+    return (
+        table(["field", *names], rows)
+        if rows
+        else tag("p", "No difference: every field has the same value.")
+    )
 
 
 def _trains(field: str) -> bool:
@@ -206,7 +308,11 @@ def _trains(field: str) -> bool:
 
 def _value(run: Run, field: str, value: object) -> dict[str, object]:
     origin = text(dig(run.plan, "origins", field))
-    return {"": code(sections.plain(value)), "class_": "from" if origin == "default" else None, "title": origin}
+    return {
+        "": code(sections.plain(value)),
+        "class_": "from" if origin == "default" else None,
+        "title": origin,
+    }
 
 
 def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
@@ -216,4 +322,6 @@ def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
         values = [facts.get(fact, "-") for facts in known]
         if len(set(values)) > 1:
             rows.append([fact, *values])
-    return table(["", *names], rows) if rows else tag("p", "No difference, as far as the plans know.")
+    return (
+        table(["", *names], rows) if rows else tag("p", "No difference, as far as the plans know.")
+    )

@@ -25,7 +25,8 @@ def join(parts: Iterable[object]) -> Html:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """`class_="x"` is class="x", `data_id` is data-id; True is an attribute without a value, None and False are none."""
+    """`class_="x"` is class="x", `data_id` is data-id; True is an attribute without a value, None
+    and False are none."""
     words = [name]
     for key, value in attributes.items():
         if value is None or value is False:
@@ -37,10 +38,26 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], **attributes: object) -> Html:
-    """A cell that is a Mapping has attributes: {"": content, "class_": …}. The first cell of a row is its name."""
-    top = tag("thead", tag("tr", *(_cell("th", cell, scope="col") for cell in head))) if head else None
-    lines = [tag("tr", *(_cell("td" if i else "th", cell, scope=None if i else "row") for i, cell in enumerate(row))) for row in rows]
-    return tag("div", tag("table", top, tag("tbody", *lines), **attributes), class_="wide", tabindex="0")
+    """A cell that is a Mapping has attributes: {"": content, "class_": …}. The first cell of a row
+    is its name."""
+    top = (
+        tag("thead", tag("tr", *(_cell("th", cell, scope="col") for cell in head)))
+        if head
+        else None
+    )
+    lines = [
+        tag(
+            "tr",
+            *(
+                _cell("td" if i else "th", cell, scope=None if i else "row")
+                for i, cell in enumerate(row)
+            ),
+        )
+        for row in rows
+    ]
+    return tag(
+        "div", tag("table", top, tag("tbody", *lines), **attributes), class_="wide", tabindex="0"
+    )
 
 
 def _cell(name: str, cell: object, **attributes: object) -> Html:
@@ -51,4 +68,8 @@ def _cell(name: str, cell: object, **attributes: object) -> Html:
 
 def data(value: Any) -> Html:
     """For <script type="application/json">: nothing in it can end the element."""
-    return Html(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
+    return Html(
+        json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
+    )

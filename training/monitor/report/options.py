@@ -19,7 +19,12 @@ from training.diagnose import card
 COMMAND = "./duet report"
 ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
 LANGUAGES = tuple(card.WORDS)
-FLAGS = {"out": args.TEXT, "lang": args.one_of(*LANGUAGES), "quiet": args.SWITCH, "help": args.SWITCH}
+FLAGS = {
+    "out": args.TEXT,
+    "lang": args.one_of(*LANGUAGES),
+    "quiet": args.SWITCH,
+    "help": args.SWITCH,
+}
 NAMES, NAME_LENGTH = 3, 90  # of runs in a file name, characters
 
 
@@ -38,50 +43,93 @@ def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
     """Raises UserError with all problems at once."""
     line = args.parse(argv, FLAGS, COMMAND)
     values, problems = line.values, line.problems
-    options = ReportOptions(lang=values.get("lang") or "", quiet="quiet" in values, help="help" in values)
+    options = ReportOptions(
+        lang=values.get("lang") or "", quiet="quiet" in values, help="help" in values
+    )
     if options.help:
         return options
     _find_runs(options, line.words, root, problems)
     if options.runs and not problems:
-        options.out = Path(values["out"]).expanduser().absolute() if values.get("out") else _place(options.runs, root)
+        options.out = (
+            Path(values["out"]).expanduser().absolute()
+            if values.get("out")
+            else _place(options.runs, root)
+        )
         problems += _not_writable(options)
     if problems:
         raise UserError(problems)
     return options
 
 
-def _find_runs(options: ReportOptions, words: list[str], root: Path, problems: list[Problem]) -> None:
+def _find_runs(
+    options: ReportOptions, words: list[str], root: Path, problems: list[Problem]
+) -> None:
     if not words:
-        problems.append(Problem("run.not_given", "no run is given", "run directories, their names, or latest", [f"{COMMAND} {LATEST}"]))
+        problems.append(
+            Problem(
+                "run.not_given",
+                "no run is given",
+                "run directories, their names, or latest",
+                [f"{COMMAND} {LATEST}"],
+            )
+        )
     for word in words:
         try:
             run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
         except UserError as error:
             problems += [_or_latest(problem, word) for problem in error.problems]
             continue
-        if any(os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs):
+        if any(
+            os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs
+        ):
             problems.append(Problem("run.twice", f"{run.name} is given twice", "each run once"))
         options.runs.append(run)
 
 
 def _or_latest(problem: Problem, word: str) -> Problem:
-    return replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes]) if suggest(word, [LATEST]) else problem
+    return (
+        replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes])
+        if suggest(word, [LATEST])
+        else problem
+    )
 
 
 def _place(runs: list[RunDir], root: Path) -> Path:
     if len(runs) == 1:
         return runs[0].report
     names = "_".join(run.name for run in runs)
-    short = len(runs) <= NAMES and len(names) <= NAME_LENGTH and all(c.isalnum() or c in "_-." for c in names)
-    return root / EXPERIMENTS / f"comparison_{names if short else time.strftime('%Y%m%d_%H%M%S')}.html"
+    short = (
+        len(runs) <= NAMES
+        and len(names) <= NAME_LENGTH
+        and all(c.isalnum() or c in "_-." for c in names)
+    )
+    return (
+        root / EXPERIMENTS / f"comparison_{names if short else time.strftime('%Y%m%d_%H%M%S')}.html"
+    )
 
 
 def _not_writable(options: ReportOptions) -> list[Problem]:
     folder = options.out.parent
     if options.out.is_dir():
-        again = shlex.join([*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"])
-        return [Problem("output.is_folder", f"--out is {str(options.out)!r}: a folder", "a file", [f"{COMMAND} {again}"])]
+        again = shlex.join(
+            [*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"]
+        )
+        return [
+            Problem(
+                "output.is_folder",
+                f"--out is {str(options.out)!r}: a folder",
+                "a file",
+                [f"{COMMAND} {again}"],
+            )
+        ]
     if not folder.is_dir():
         fix = f"mkdir -p {shlex.quote(str(folder))}"
-        return [Problem("output.no_folder", f"{str(folder)!r} is no folder, and the report would go there", "a folder that exists", [fix])]
+        return [
+            Problem(
+                "output.no_folder",
+                f"{str(folder)!r} is no folder, and the report would go there",
+                "a folder that exists",
+                [fix],
+            )
+        ]
     return []

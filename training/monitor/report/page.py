@@ -1,4 +1,5 @@
-"""The frame of a page: head, contents, sections, charts; one file, in which nothing asks for anything from outside."""
+"""The frame of a page: head, contents, sections, charts; one file, in which nothing asks for
+anything from outside."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class ReportPage:
     failed: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     pauses: bool = False  # times leave some out
-    counted: str | None = metric_units.TOKENS  # by all runs; None: by each something else, or it is not told
+    counted: str | None = (
+        metric_units.TOKENS
+    )  # by all runs; None: by each something else, or it is not told
     timed: bool = True  # it is known when each step was
 
     def add(self, id: str, title: str, *content: object, short: str = "") -> None:
@@ -52,52 +55,114 @@ class ReportPage:
             self.sections.append(Section(id, title, inside, short))
 
     def figures(self, charts: Sequence[Chart | None]) -> Html:
-        """Pictures of these charts, which the page's program replaces by what answers to the mouse."""
+        """Pictures of these charts, which the page's program replaces by what answers to the
+        mouse."""
         figures = join(self._figure(chart) for chart in charts if chart)
         return tag("div", figures, class_="charts") if figures else figures
 
     def _figure(self, chart: Chart) -> Html:
-        # A key of metrics.jsonl may be anything; the id stands in the picture, which is not escaped.
+        # A key of metrics.jsonl may be anything; the id stands in the picture, which is not
+        # escaped.
         chart.id = FOREIGN.sub("_", chart.id)
         chart.id += f"_{len(self.ids)}" if chart.id in self.ids else ""
         self.ids.add(chart.id)
         if chart_render.available():
             try:
-                inside = tag("div", Html(chart_render.picture(chart)), class_="plot", role="img", aria_label=f"{chart.title}: chart")
+                inside = tag(
+                    "div",
+                    Html(chart_render.picture(chart)),
+                    class_="plot",
+                    role="img",
+                    aria_label=f"{chart.title}: chart",
+                )
                 self.charts.append(chart)
             except ValueError as error:
                 self.failed.append(f"{chart.title}: {str(error).splitlines()[0]}")
                 inside = stand_in(chart)
         else:
             inside = stand_in(chart)
-        log = tag("button", "log", type="button", class_="log", aria_pressed="false", title="logarithmic scale") if chart.log else None
-        heading = tag("div", tag("h3", chart.title, tag("small", chart.unit) if chart.unit else None), log, class_="heading")
-        caption = tag("figcaption", heading, tag("p", chart.note) if chart.note else None, legend(chart))
-        return tag("figure", caption, inside, id=f"chart-{chart.id}", class_="wide-chart" if chart.wide else None)
+        log = (
+            tag(
+                "button",
+                "log",
+                type="button",
+                class_="log",
+                aria_pressed="false",
+                title="logarithmic scale",
+            )
+            if chart.log
+            else None
+        )
+        heading = tag(
+            "div",
+            tag("h3", chart.title, tag("small", chart.unit) if chart.unit else None),
+            log,
+            class_="heading",
+        )
+        caption = tag(
+            "figcaption", heading, tag("p", chart.note) if chart.note else None, legend(chart)
+        )
+        return tag(
+            "figure",
+            caption,
+            inside,
+            id=f"chart-{chart.id}",
+            class_="wide-chart" if chart.wide else None,
+        )
 
     def html(self) -> str:
         own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
-        drawing = chart_render.program() if curves else ""  # without a curve the pictures are all that there is to see
+        drawing = (
+            chart_render.program() if curves else ""
+        )  # without a curve the pictures are all that there is to see
         facts = {"pauses": self.pauses, "counted": self.counted}
-        axes = {"step": "steps"} | ({"time": "time"} if self.timed else {}) | ({"tokens": self.counted} if self.counted else {})
+        axes = (
+            {"step": "steps"}
+            | ({"time": "time"} if self.timed else {})
+            | ({"tokens": self.counted} if self.counted else {})
+        )
         nav = join(tag("a", s.short or s.title, href=f"#{s.id}") for s in self.sections)
         body = [
-            tag("nav", tag("div", nav, class_="contents"), _controls(axes if curves else {}), aria_label="Contents"),
+            tag(
+                "nav",
+                tag("div", nav, class_="contents"),
+                _controls(axes if curves else {}),
+                aria_label="Contents",
+            ),
             tag(
                 "main",
                 self.head,
                 tag("p", MISSING, class_="notice") if not chart_render.available() else None,
-                *(tag("p", f"A chart could not be drawn. {line}", class_="notice") for line in self.failed),
+                *(
+                    tag("p", f"A chart could not be drawn. {line}", class_="notice")
+                    for line in self.failed
+                ),
                 *(tag("section", tag("h2", s.title), s.content, id=s.id) for s in self.sections),
-                tag("footer", "Made by Duet. This file needs nothing else: it can be sent, kept and printed."),
+                tag(
+                    "footer",
+                    "Made by Duet. This file needs nothing else: it can be sent, kept and printed.",
+                ),
             ),
-            tag("script", data([_record(c) | facts for c in self.charts]), type="application/json", id="charts") if curves else None,
-            tag("script", _packed(drawing), type="application/gzip", id="program") if curves else None,
+            tag(
+                "script",
+                data([_record(c) | facts for c in self.charts]),
+                type="application/json",
+                id="charts",
+            )
+            if curves
+            else None,
+            tag("script", _packed(drawing), type="application/gzip", id="program")
+            if curves
+            else None,
             tag("script", own, type="module"),
         ]
         head = [
             tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=_policy([own, *([drawing] if drawing else [])])),
+            tag(
+                "meta",
+                http_equiv="Content-Security-Policy",
+                content=_policy([own, *([drawing] if drawing else [])]),
+            ),
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("meta", name="color-scheme", content="light dark"),
             tag("title", self.title),
@@ -112,39 +177,86 @@ def _packed(source: str) -> Html:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Nothing from outside, and no script but ours: what a name or a sample smuggles in would not run."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    """Nothing from outside, and no script but ours: what a name or a sample smuggles in would not
+    run."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'"
+        for s in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        f"base-uri 'none'; form-action 'none'"
+    )
 
 
 def _record(chart: Chart) -> dict[str, object]:
     names, paints = [name for name, _ in chart.legend], [colour(paint) for _, paint in chart.legend]
-    facts = {"names": names, "paints": paints, "swatches": [swatch(paint) for _, paint in chart.legend]}
-    return {"id": chart.id, "spec": chart.spec, "columns": chart.columns, "hover": chart.hover, **facts}
+    facts = {
+        "names": names,
+        "paints": paints,
+        "swatches": [swatch(paint) for _, paint in chart.legend],
+    }
+    return {
+        "id": chart.id,
+        "spec": chart.spec,
+        "columns": chart.columns,
+        "hover": chart.hover,
+        **facts,
+    }
 
 
 def _controls(axes: Mapping[str, str]) -> Html:
     """`axes`: what curves can be drawn over, and its name."""
     axis = join(
-        tag("button", word, type="button", data_axis=key, aria_pressed="true" if key == "step" else "false", title=f"curves over {word}")
+        tag(
+            "button",
+            word,
+            type="button",
+            data_axis=key,
+            aria_pressed="true" if key == "step" else "false",
+            title=f"curves over {word}",
+        )
         for key, word in axes.items()
     )
-    theme = tag("button", "◐", type="button", id="theme", title="light or dark", aria_label="light or dark")
-    return tag("div", tag("span", axis, class_="choice") if len(axes) > 1 else None, theme, class_="controls")
+    theme = tag(
+        "button", "◐", type="button", id="theme", title="light or dark", aria_label="light or dark"
+    )
+    return tag(
+        "div",
+        tag("span", axis, class_="choice") if len(axes) > 1 else None,
+        theme,
+        class_="controls",
+    )
 
 
 def legend(chart: Chart) -> Html | None:
     """Names and colours; with a program in the page, each hides its curve."""
     hides = any(param["name"] == "hidden" for param in chart.spec.get("params", ()))
-    return names(chart.legend, "data-series" if hides else "", chart.faint) if chart.named and len(chart.legend) > 1 else None
+    return (
+        names(chart.legend, "data-series" if hides else "", chart.faint)
+        if chart.named and len(chart.legend) > 1
+        else None
+    )
 
 
 def names(legend: Sequence[tuple[str, int]], kind: str, faint: Sequence[int] = ()) -> Html:
-    """`kind`: data-series, of one chart, or data-name, of all that have curves of these names; empty: nothing can be hidden."""
+    """`kind`: data-series, of one chart, or data-name, of all that have curves of these names;
+    empty: nothing can be hidden."""
     parts = []
     for i, (name, paint) in enumerate(legend):
-        inside = join([tag("i", style=f"background:{swatch(paint)}", class_="faint" if i in faint else None), name])
-        parts.append(tag("button", inside, type="button", **{kind: name}, aria_pressed="true") if kind else tag("span", inside))
+        inside = join(
+            [
+                tag(
+                    "i", style=f"background:{swatch(paint)}", class_="faint" if i in faint else None
+                ),
+                name,
+            ]
+        )
+        parts.append(
+            tag("button", inside, type="button", **{kind: name}, aria_pressed="true")
+            if kind
+            else tag("span", inside)
+        )
     return tag("div", *parts, class_="legend")
 
 
@@ -152,16 +264,28 @@ def stand_in(chart: Chart) -> Html:
     """A table in place of a chart."""
     if not chart.hover:
         keys = [key for key in chart.columns if key not in ("paint", "series")]
-        rows = [[_short(chart.columns[key][i]) for key in keys] for i in range(min(ROWS * 4, len(chart.columns[keys[0]])))]
+        rows = [
+            [_short(chart.columns[key][i]) for key in keys]
+            for i in range(min(ROWS * 4, len(chart.columns[keys[0]])))
+        ]
         return table(keys, rows)
     points: dict[int, dict[int, float]] = {}
-    for series, step, y in zip(*(chart.columns[key] for key in ("series", "step", "y")), strict=True):
+    for series, step, y in zip(
+        *(chart.columns[key] for key in ("series", "step", "y")), strict=True
+    ):
         if y is not None:
             points.setdefault(series, {})[step] = y
     steps = sorted({step for values in points.values() for step in values})
-    shown = sorted({steps[i * (len(steps) - 1) // max(1, ROWS - 1)] for i in range(ROWS)}) if steps else []
+    shown = (
+        sorted({steps[i * (len(steps) - 1) // max(1, ROWS - 1)] for i in range(ROWS)})
+        if steps
+        else []
+    )
     names = [name for name, _ in chart.legend]
-    rows = [[f"{step:,}", *(_nearest(points.get(i, {}), step) for i in range(len(names)))] for step in shown]
+    rows = [
+        [f"{step:,}", *(_nearest(points.get(i, {}), step) for i in range(len(names)))]
+        for step in shown
+    ]
     return table(["step", *names], rows)
 
 
@@ -175,7 +299,10 @@ def _short(value: object) -> str:
 
 def tiles(figures: Sequence[tuple[str, object, object]]) -> Html:
     """The figures of a headline: (what, value, a word on it)."""
-    boxes = (tag("div", tag("dt", what), tag("dd", value, tag("small", word) if word else None)) for what, value, word in figures)
+    boxes = (
+        tag("div", tag("dt", what), tag("dd", value, tag("small", word) if word else None))
+        for what, value, word in figures
+    )
     return tag("dl", *boxes, class_="tiles")
 
 

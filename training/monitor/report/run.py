@@ -1,4 +1,5 @@
-"""What is known of one run, without what nobody should see: the files of its directory, and its state as the monitor tells it."""
+"""What is known of one run, without what nobody should see: the files of its directory, and its
+state as the monitor tells it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Picture:
 
 @dataclass
 class Run:
-    """`state`: see training.monitor.state; every other record is as its file has it, {} where there is none."""
+    """`state`: see training.monitor.state; every other record is as its file has it, {} where there
+    is none."""
 
     folder: rundir.RunDir
     state: RunState
@@ -60,11 +62,16 @@ class Run:
     @property
     def counted(self) -> str:
         """The unit of what it trains on: tokens, samples, or the task's own word."""
-        return metric_units.counted(self.metrics.last) or text(dig(self.plan, "task", "unit")) or metric_units.TOKENS
+        return (
+            metric_units.counted(self.metrics.last)
+            or text(dig(self.plan, "task", "unit"))
+            or metric_units.TOKENS
+        )
 
     @property
     def task(self) -> str:
-        """What it trains; a plan that was made before there were several tasks is of the default one."""
+        """What it trains; a plan that was made before there were several tasks is of the default
+        one."""
         return self.script or text(dig(self.plan, "task", "name")) or tasks.DEFAULT.name
 
     @property
@@ -76,7 +83,9 @@ class Run:
     def settings(self) -> Record:
         """The fields of its configuration, those of its task among them."""
         parts = (self.plan.get("config"), dig(self.plan, "task", "options"))
-        return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+        return {
+            name: value for part in parts if isinstance(part, dict) for name, value in part.items()
+        }
 
     @property
     def begun(self) -> float:
@@ -103,16 +112,23 @@ class Run:
 
 
 def read_run(folder: rundir.RunDir) -> Run:
-    """Reads everything that a report shows. A file that is missing or broken is as if it were empty."""
+    """Reads everything that a report shows. A file that is missing or broken is as if it were
+    empty."""
     watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
     events: deque[Record] = deque(rundir.read_records(folder.events), maxlen=EVENTS)
-    times = [t for t in (number(plan.get("created")), *map(clock, list(events)[:1])) if t and math.isfinite(t)]
+    times = [
+        t
+        for t in (number(plan.get("created")), *map(clock, list(events)[:1]))
+        if t and math.isfinite(t)
+    ]
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
     told = ScriptFigures(folder.ranks).read() if state.script_of(plan) else None
-    metrics = Metrics(folder.metrics, min(times, default=None), told=told.records() if told else None)
+    metrics = Metrics(
+        folder.metrics, min(times, default=None), told=told.records() if told else None
+    )
     pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
     failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None
@@ -125,7 +141,9 @@ def read_run(folder: rundir.RunDir) -> Run:
         masked_values(read_object(standing.data_file(folder)) or {}),
         masked_values(standing.ends(folder)[0] or {}),
         masked_values(failure or {}),
-        [check for check in masked_values(checks) if isinstance(check, dict)] if isinstance(checks, list) else [],
+        [check for check in masked_values(checks) if isinstance(check, dict)]
+        if isinstance(checks, list)
+        else [],
         metrics,
         known,
         _durations(folder.heartbeats),
@@ -135,15 +153,23 @@ def read_run(folder: rundir.RunDir) -> Run:
 
 
 def _durations(folder: Path) -> dict[int, dict[str, float]]:
-    """From the histograms of the heartbeats: a bucket's middle is at most a tenth off what was measured."""
+    """From the histograms of the heartbeats: a bucket's middle is at most a tenth off what was
+    measured."""
     out: dict[int, dict[str, float]] = {}
     try:
-        files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := RANK_FILE.fullmatch(path.name)))
+        files = sorted(
+            (int(match[1]), path)
+            for path in folder.iterdir()
+            if (match := RANK_FILE.fullmatch(path.name))
+        )
     except OSError:
         return {}
     for rank, path in files:
         kinds = heartbeat.durations(path)
-        seconds = {kind: 0.9 * sum(n * heartbeat.upper_s(b) for b, n in enumerate(counts) if n) for kind, counts in kinds.items()}
+        seconds = {
+            kind: 0.9 * sum(n * heartbeat.upper_s(b) for b, n in enumerate(counts) if n)
+            for kind, counts in kinds.items()
+        }
         if any(seconds.values()):
             out[rank] = seconds
     return out
@@ -154,7 +180,9 @@ def _pictures(folder: Path) -> list[Picture]:
     out: list[Picture] = []
     room = PICTURES_BYTES
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".png" and path.is_file())
+        files = sorted(
+            path for path in folder.iterdir() if path.suffix.lower() == ".png" and path.is_file()
+        )
     except OSError:
         return []
     for path in files:
@@ -166,7 +194,13 @@ def _pictures(folder: Path) -> list[Picture]:
             continue
         room -= len(content)
         whole = content.startswith(b"\x89PNG")
-        out.append(Picture(path.name, f"data:image/png;base64,{base64.b64encode(content).decode()}" if whole else "", size))
+        out.append(
+            Picture(
+                path.name,
+                f"data:image/png;base64,{base64.b64encode(content).decode()}" if whole else "",
+                size,
+            )
+        )
     return out
 
 

@@ -42,31 +42,49 @@ def titled(key: str) -> tuple[str, str]:
 
 def order(key: str) -> int:
     """Where its chart stands among the others."""
-    return -1 if key.endswith(metric_units.PER_S) else list(TITLES).index(key) if key in TITLES else len(TITLES)
+    return (
+        -1
+        if key.endswith(metric_units.PER_S)
+        else list(TITLES).index(key)
+        if key in TITLES
+        else len(TITLES)
+    )
 
 
 def direction(key: str) -> str:
     """Which end of a score is the good one; of those of a language model everybody knows."""
-    return "" if key in TITLES else "more is better" if metric_units.higher_is_better(key) else "less is better"
+    return (
+        ""
+        if key in TITLES
+        else "more is better"
+        if metric_units.higher_is_better(key)
+        else "less is better"
+    )
 
 
 def display(run: Run) -> tuple[float, str]:
-    """What a recorded loss is multiplied by, and its unit then. A user's script may count tokens and mean another loss."""
+    """What a recorded loss is multiplied by, and its unit then. A user's script may count tokens
+    and mean another loss."""
     if run.script:
         return 1.0, run.state["training"]["loss_unit"] or ""
-    factor, unit = metric_units.display(run.metrics.last | {"bytes_per_token": run.state["training"].get("bytes_per_token")})
+    factor, unit = metric_units.display(
+        run.metrics.last | {"bytes_per_token": run.state["training"].get("bytes_per_token")}
+    )
     return factor, unit or ""
 
 
 def losses(run: Run) -> Curve:
     """In the unit of `display`."""
     curve, (factor, _) = run.metrics.curves.get("loss", Curve()), display(run)
-    points, means = ([(place, value * factor) for place, value in of] for of in (curve.points, curve.means))
+    points, means = (
+        [(place, value * factor) for place, value in of] for of in (curve.points, curve.means)
+    )
     return replace(curve, points=points, means=means)
 
 
 def ends(run: Run) -> tuple[float, float] | None:
-    """The loss at both ends of the run, without the noise of a single step where there is enough to smooth."""
+    """The loss at both ends of the run, without the noise of a single step where there is enough to
+    smooth."""
     curve = losses(run)
     points = curve.smoothed(ends=False) or curve.points
     return (points[0][1], points[-1][1]) if points else None
@@ -90,19 +108,26 @@ def loss(run: Run) -> Chart | None:
         marks.append(failed)
         notes.append(f"× at step {failed[0].step:,}: {failed[1]}")
     said, top = "; ".join(notes), charts.spiky(curve)
-    return charts.lines("loss", "Loss", series, unit=unit, note=said, marks=marks, wide=True, log=True, top=top)
+    return charts.lines(
+        "loss", "Loss", series, unit=unit, note=said, marks=marks, wide=True, log=True, top=top
+    )
 
 
 def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
     """Where the run failed and of what: the step that raised an error is not in metrics.jsonl."""
     step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
-    if run.script or step is None or not last or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks):
+    if (
+        run.script
+        or step is None
+        or not last
+        or step in (place.step for place, _ in run.metrics.curves.get("loss", Curve()).marks)
+    ):
         return None
     tokens = metric_units.so_far(run.metrics.last)
     at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
-    return PointPosition(step, max(0.0, at), tokens * step // last if tokens is not None else None), str(
-        run.failure.get("cause") or "failure"
-    )
+    return PointPosition(
+        step, max(0.0, at), tokens * step // last if tokens is not None else None
+    ), str(run.failure.get("cause") or "failure")
 
 
 def small(run: Run) -> list[Chart | None]:
@@ -119,18 +144,40 @@ def small(run: Run) -> list[Chart | None]:
         if (curve := metrics.curves.get(key)) is None:
             continue
         title, unit = titled(key)
-        series = [Series(title, 1, LINE, curve.points)] if key == "lr" else charts.raw_and_smooth(title, curve, 1, ends=False)
+        series = (
+            [Series(title, 1, LINE, curve.points)]
+            if key == "lr"
+            else charts.raw_and_smooth(title, curve, 1, ends=False)
+        )
         form, log = FORMS.get(key, ""), key in LOG
-        out.append(charts.lines(key, title, series, unit=unit, named=False, marks=curve.marks, form=form, log=log, calm=log))
+        out.append(
+            charts.lines(
+                key,
+                title,
+                series,
+                unit=unit,
+                named=False,
+                marks=curve.marks,
+                form=form,
+                log=log,
+                calm=log,
+            )
+        )
     return out
 
 
 def _score(key: str, metrics: Metrics) -> Chart | None:
     """With the same score of the model's input beside it, where there is one."""
     (title, unit), curve, best = titled(key), metrics.evaluation(key), metrics.best(key)
-    series, given = [Series(title, 2, DOTS, curve.points)], metrics.evaluation(key + metric_units.INPUT).points
+    series, given = (
+        [Series(title, 2, DOTS, curve.points)],
+        metrics.evaluation(key + metric_units.INPUT).points,
+    )
     if given:
-        series = [Series(metric_units.plain(key), 2, DOTS, curve.points), Series("input", 0, LINE, given)]
+        series = [
+            Series(metric_units.plain(key), 2, DOTS, curve.points),
+            Series("input", 0, LINE, given),
+        ]
     note = f"best: {decimal(best[1])} at step {best[0]:,}" if best else ""
     if note and (good := direction(key)):
         note += f" ({good})"
@@ -143,10 +190,16 @@ def memory(run: Run) -> Chart | None:
         return None
     unit, size = ("GiB", GIB) if peak >= GIB else ("MiB", MIB)
     scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
-    gpu = "allocated at most, GPU" if (run.state["run"]["device"] or "") == "cuda" else "resident memory"
+    gpu = (
+        "allocated at most, GPU"
+        if (run.state["run"]["device"] or "") == "cuda"
+        else "resident memory"
+    )
     shown = _some([points[-1][1] if points else 0.0 for points in scaled])
     series = [Series(f"rank {rank}", i + 1, LINE, scaled[rank]) for i, rank in enumerate(shown)]
-    return charts.lines("memory", "Memory of each rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks))
+    return charts.lines(
+        "memory", "Memory of each rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks)
+    )
 
 
 def _some(values: list[float]) -> list[int]:
@@ -157,13 +210,19 @@ def _some(values: list[float]) -> list[int]:
 
 
 def _left_out(shown: list[int], all_: list[Curve]) -> str:
-    return f"; the {len(shown)} of {len(all_)} ranks that differ most" if len(shown) < len(all_) else ""
+    return (
+        f"; the {len(shown)} of {len(all_)} ranks that differ most"
+        if len(shown) < len(all_)
+        else ""
+    )
 
 
 def own_times(run: Run) -> list[float | None]:
     """Of each rank, the median over all stretches, in ms."""
     of_ranks = run.metrics.by_rank.get("compute_ms", [])
-    return [statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks]
+    return [
+        statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks
+    ]
 
 
 def balance(run: Run) -> Chart | None:
@@ -172,9 +231,22 @@ def balance(run: Run) -> Chart | None:
     if not of_ranks:
         return None
     shown = _some([value or 0.0 for value in own_times(run)])
-    series = [Series(f"rank {rank}", i + 1, LINE, _calm(of_ranks[rank])) for i, rank in enumerate(shown)]
-    note = "fetch and forward of a step, without waiting for others; running median" + _left_out(shown, of_ranks)
-    return charts.lines("balance", "Each rank's own time", series, unit="ms", note=note, wide=True, zero=True, calm=True)
+    series = [
+        Series(f"rank {rank}", i + 1, LINE, _calm(of_ranks[rank])) for i, rank in enumerate(shown)
+    ]
+    note = "fetch and forward of a step, without waiting for others; running median" + _left_out(
+        shown, of_ranks
+    )
+    return charts.lines(
+        "balance",
+        "Each rank's own time",
+        series,
+        unit="ms",
+        note=note,
+        wide=True,
+        zero=True,
+        calm=True,
+    )
 
 
 def _calm(curve: Curve) -> list[tuple[PointPosition, float]]:
@@ -199,10 +271,18 @@ def phases(run: Run) -> Chart | None:
         seconds = run.durations[rank]
         amounts = {kind: seconds.get(kind, 0.0) for kind in parts[:-1]}
         amounts[OTHER] = sum(seconds.values()) - sum(amounts.values())
-        rows += [(f"rank {rank}", kind, round(amount, 4)) for kind, amount in amounts.items() if amount > 0]
-    note = "since the last start; each sum is right to a tenth" + (f"; the first {BARS} ranks" if len(ranks) < len(run.durations) else "")
+        rows += [
+            (f"rank {rank}", kind, round(amount, 4))
+            for kind, amount in amounts.items()
+            if amount > 0
+        ]
+    note = "since the last start; each sum is right to a tenth" + (
+        f"; the first {BARS} ranks" if len(ranks) < len(run.durations) else ""
+    )
     shown = [part for part in parts if any(row[1] == part for row in rows)]
-    return charts.stacked("phases", "Where the time of each rank went", rows, shown, unit="seconds", note=note)
+    return charts.stacked(
+        "phases", "Where the time of each rank went", rows, shown, unit="seconds", note=note
+    )
 
 
 def lasted(seconds: float) -> str:
@@ -220,9 +300,21 @@ def headline(run: Run) -> list[tuple[str, object, object]]:
         out.append(("Steps", f"{metrics.last['step']:,}", f"of {total:,}" if total else ""))
     if metrics.scores and (best := metrics.best(metrics.scores[0])):
         title, unit = titled(metrics.scores[0])
-        out.append((f"Best {title[0].lower()}{title[1:]}", decimal(best[1]), ", ".join(filter(None, [unit, f"step {best[0]:,}"]))))
+        out.append(
+            (
+                f"Best {title[0].lower()}{title[1:]}",
+                decimal(best[1]),
+                ", ".join(filter(None, [unit, f"step {best[0]:,}"])),
+            )
+        )
     if at := ends(run):
-        out.append(("Loss at the end", decimal(at[1]), ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"]))))
+        out.append(
+            (
+                "Loss at the end",
+                decimal(at[1]),
+                ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"])),
+            )
+        )
     speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")
     if speed:
         out.append(("Speed", count(speed), f"{run.counted}/s, median"))
@@ -230,13 +322,28 @@ def headline(run: Run) -> list[tuple[str, object, object]]:
         out.append(("Time of a step", milliseconds(step), "median"))
     peak = metrics.peak("memory_bytes")
     if peak:
-        out.append(("Memory", f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB", "largest rank"))
+        out.append(
+            (
+                "Memory",
+                f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB",
+                "largest rank",
+            )
+        )
     elif (mfu := training.get("mfu")) is not None:
         out.append(("MFU", f"{100 * mfu:.1f} %", ""))
     elapsed = run.lasted_s
     if elapsed is not None and len(out) < 6:
         word = "from start to end" if run.ended else "so far"
-        out.insert(0, ("Time", lasted(elapsed), f"in {run.starts} starts, without pauses" if run.pauses and run.starts > 1 else word))
+        out.insert(
+            0,
+            (
+                "Time",
+                lasted(elapsed),
+                f"in {run.starts} starts, without pauses"
+                if run.pauses and run.starts > 1
+                else word,
+            ),
+        )
     code = whole(run.summary.get("exit_code"))
     if not metrics.steps and code is not None:
         out.append(("Exit code", code, ""))

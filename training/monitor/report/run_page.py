@@ -16,17 +16,31 @@ from training.monitor.report.run import Run, value_of
 from training.monitor.state import FAILED
 
 EVEN_PERCENT = 5  # that the own times of two ranks may be apart
-HINT = "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double click to go back; click a name to hide it."
+HINT = (
+    "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double "
+    "click to go back; click a name to hide it."
+)
 
 
 def page(run: Run, spoken: str) -> ReportPage:
-    out = ReportPage(f"{run.name} · Duet", _head(run, spoken), pauses=bool(run.pauses), counted=None if run.script else run.counted)
+    out = ReportPage(
+        f"{run.name} · Duet",
+        _head(run, spoken),
+        pauses=bool(run.pauses),
+        counted=None if run.script else run.counted,
+    )
     out.timed = not run.metrics.steps or bool(series.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
     out.add("timeline", "Timeline", out.figures([timeline.timeline_chart(run)]))
-    out.add("balance", "Balance of the ranks", _said(run), out.figures([run_charts.balance(run), run_charts.phases(run)]), short="Balance")
+    out.add(
+        "balance",
+        "Balance of the ranks",
+        _said(run),
+        out.figures([run_charts.balance(run), run_charts.phases(run)]),
+        short="Balance",
+    )
     out.add("samples", "Samples", sections.samples(run))
     out.add("configuration", "Configuration", sections.configuration(run))
     out.add("data", "Data and batch", sections.data(run), short="Data")
@@ -42,17 +56,22 @@ def _head(run: Run, spoken: str) -> Html:
     ranks, device = facts["ranks"], text(facts["device"])
     data = metric_units.data(run.plan)
     words = [
-        f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "") if ranks else None,
+        f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "")
+        if ranks
+        else None,
         text(value_of(run.plan, "precision")),
         f"task {run.task}" if run.task not in (tasks.DEFAULT.name, run.script) else None,
         f"data {data}" if data else None,
         f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
-        f"{'took' if run.ended else 'for'} {run_charts.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
+        f"{'took' if run.ended else 'for'} "
+        f"{run_charts.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
         if elapsed is not None
         else None,
         f"{run.starts} starts" if run.starts > 1 else None,
-        f"{facts['restarts']} restart{'s' if facts['restarts'] != 1 else ''}" if facts["restarts"] else None,
+        f"{facts['restarts']} restart{'s' if facts['restarts'] != 1 else ''}"
+        if facts["restarts"]
+        else None,
     ]
     now = clock(run.state["time_unix_s"], sections.FULL_TIME)
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]
@@ -60,14 +79,24 @@ def _head(run: Run, spoken: str) -> Html:
     if run.script:
         source = f", read as those of {facts['source']}" if facts["source"] else ""
         nothing = f"A script of your own: its figures are those that its output tells{source}."
-        nothing = nothing if run.metrics.steps else "A script of your own: what it measures is in the logs of its ranks."
+        nothing = (
+            nothing
+            if run.metrics.steps
+            else "A script of your own: what it measures is in the logs of its ranks."
+        )
     elif not run.metrics.steps:
-        nothing = "No step was finished: there are no curves." if run.ended else "No step is finished yet: there are no curves so far."
+        nothing = (
+            "No step was finished: there are no curves."
+            if run.ended
+            else "No step is finished yet: there are no curves so far."
+        )
     return join(
         [
             tag("h1", run.name, tag("span", facts["state"], class_=f"state {facts['state']}")),
             tag("p", " · ".join(w for w in words if w), class_="sub"),
-            tag("p", f"This run has not ended: the report shows it as of {now}.", class_="notice") if not run.ended else None,
+            tag("p", f"This run has not ended: the report shows it as of {now}.", class_="notice")
+            if not run.ended
+            else None,
             tag("p", reason, class_="notice") if reason else None,
             sections.failure(run, spoken),
             tiles(run_charts.headline(run)),
@@ -88,7 +117,11 @@ def _said(run: Run) -> Html | None:
     if not any(own):
         return None
     rows = [
-        [f"rank {rank}", {"": f"{value:.1f} ms" if value is not None else "-", "class_": "n"}, {"": _mib(memory, rank), "class_": "n"}]
+        [
+            f"rank {rank}",
+            {"": f"{value:.1f} ms" if value is not None else "-", "class_": "n"},
+            {"": _mib(memory, rank), "class_": "n"},
+        ]
         for rank, value in enumerate(own)
     ]
     known = sorted((value, rank) for rank, value in enumerate(own) if value is not None)
@@ -98,16 +131,32 @@ def _said(run: Run) -> Html | None:
         more = 100 * (slowest / known[0][0] - 1)
         than = f"{more:.0f} % more than rank {least}, which needs the least"
         if more < EVEN_PERCENT:
-            said = f"The ranks are even: the slowest one, rank {most}, needs {more:.0f} % more time of its own than the fastest."
+            said = (
+                f"The ranks are even: the slowest one, rank {most}, needs {more:.0f} % more "
+                f"time of its own than the fastest."
+            )
         elif run.metrics.steps < MEASURED_STEPS:
-            said = f"Too few steps to call a rank slow (fewer than {MEASURED_STEPS}): the slowest so far, rank {most}, needs {than}."
+            said = (
+                f"Too few steps to call a rank slow (fewer than {MEASURED_STEPS}): the slowest "
+                f"so far, rank {most}, needs {than}."
+            )
         elif slowest > SLOW_RANK * statistics.median(value for value, _ in known[:-1]):
             said = f"Rank {most} needs the most time of its own for a step, {than}."
         else:
-            said = f"No rank stands out: the slowest one, rank {most}, needs {than}; chance alone can do that on a shared machine."
+            said = (
+                f"No rank stands out: the slowest one, rank {most}, needs {than}; chance alone "
+                f"can do that on a shared machine."
+            )
         sentence = tag("p", said)
-    each = table(("", {"": "own time, median", "class_": "n"}, {"": "memory, at most", "class_": "n"}), rows)
-    return join([sentence, each if len(rows) <= run_charts.RANKS else folded(f"all {len(rows)} ranks", each)])
+    each = table(
+        ("", {"": "own time, median", "class_": "n"}, {"": "memory, at most", "class_": "n"}), rows
+    )
+    return join(
+        [
+            sentence,
+            each if len(rows) <= run_charts.RANKS else folded(f"all {len(rows)} ranks", each),
+        ]
+    )
 
 
 def _mib(extents: list[tuple[float, float] | None], rank: int) -> str:

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 FULL_TIME = "%Y-%m-%d %H:%M:%S"
 EVENTS = 400  # rows
-NOTABLE = ("verdict", "failure", "given_up", "warning", "injected", "restart", "recovered", "requeue")
+NOTABLE = (
+    "verdict",
+    "failure",
+    "given_up",
+    "warning",
+    "injected",
+    "restart",
+    "recovered",
+    "requeue",
+)
 # What of failure.json the card needs; an older or half-written file may lack some of it.
 CARD: Record = {
     "cause": "unknown",
@@ -51,9 +60,16 @@ def failure(run: Run, spoken: str) -> Html | None:
     try:
         said = card.of_run(cast("FailureRecord", {**CARD, **run.failure}), spoken)
     except (KeyError, TypeError, AttributeError):  # not what our supervisor writes
-        said = f"{text(run.failure.get('cause')) or 'unknown'}: {text(run.failure.get('summary')) or 'failure.json says no more'}"
+        said = (
+            f"{text(run.failure.get('cause')) or 'unknown'}: "
+            f"{text(run.failure.get('summary')) or 'failure.json says no more'}"
+        )
     return tag(
-        "div", tag("pre", *(tag("span", f"{line}\n") for line in said.rstrip().split("\n"))), class_="card", id="failure", lang=spoken
+        "div",
+        tag("pre", *(tag("span", f"{line}\n") for line in said.rstrip().split("\n"))),
+        class_="card",
+        id="failure",
+        lang=spoken,
     )
 
 
@@ -62,7 +78,10 @@ def configuration(run: Run) -> Html | None:
     if not run.settings:
         return None
     known: Record = origins if isinstance(origins, dict) else {}
-    rows = {n: _setting(n, value, str(known.get(n, "not known")), fields.get(n)) for n, value in run.settings.items()}
+    rows = {
+        n: _setting(n, value, str(known.get(n, "not known")), fields.get(n))
+        for n, value in run.settings.items()
+    }
     changed = [row for name, row in rows.items() if known.get(name) != "default"]
     rest = [row for name, row in rows.items() if known.get(name) == "default"]
     head = ("field", "value", "from", {"": "what it is", "class_": "what"})
@@ -79,14 +98,23 @@ def _fields(run: Run) -> Mapping[str, Field[Any]]:
     """What is known of its settings; a task of somebody's own says nothing of its options."""
     task, own = run.plan.get("task"), dig(run.plan, "task", "options")
     spec = tasks.BUILT_IN.get(text(dig(task, "name")) or "") if dig(task, "file") is None else None
-    return {name: field for name, field in FIELDS.items() if not isinstance(own, dict) or name not in own} | dict(spec.own if spec else {})
+    return {
+        name: field
+        for name, field in FIELDS.items()
+        if not isinstance(own, dict) or name not in own
+    } | dict(spec.own if spec else {})
 
 
 def _setting(name: str, value: object, origin: str, field: Field[Any] | None) -> list[object]:
     meaning = str(field.metadata["help"]) if field else ""
     unit = str(field.metadata["unit"]) if field else ""
     said = f"{meaning} ({unit})" if unit and meaning else meaning
-    return [name, code(plain(value)), {"": origin.removeprefix("from "), "class_": "from"}, {"": said, "class_": "from what"}]
+    return [
+        name,
+        code(plain(value)),
+        {"": origin.removeprefix("from "), "class_": "from"},
+        {"": said, "class_": "from what"},
+    ]
 
 
 def plain(value: object) -> str:
@@ -121,16 +149,35 @@ def data(run: Run) -> Html | None:
         size = number(source.get("bytes"))
         amount = f", {units.size(size)}" if size is not None else ""
         rows.append(["data", f"{source.get('name')}: {source.get('files')} files{amount}"])
-    words = (("documents", "documents"), ("train_tokens", "tokens to train on"), ("val_tokens", "tokens to evaluate on"))
-    rows += [[word, count(number(run.data.get(key)))] for key, word in words if number(run.data.get(key)) is not None]
-    words = (("total_steps", "steps in all"), ("steps_per_epoch", "steps of an epoch"), ("epochs", "epochs"))
-    rows += [[word, f"{whole(run.data.get(key)):,}"] for key, word in words if whole(run.data.get(key)) is not None]
+    words = (
+        ("documents", "documents"),
+        ("train_tokens", "tokens to train on"),
+        ("val_tokens", "tokens to evaluate on"),
+    )
+    rows += [
+        [word, count(number(run.data.get(key)))]
+        for key, word in words
+        if number(run.data.get(key)) is not None
+    ]
+    words = (
+        ("total_steps", "steps in all"),
+        ("steps_per_epoch", "steps of an epoch"),
+        ("epochs", "epochs"),
+    )
+    rows += [
+        [word, f"{whole(run.data.get(key)):,}"]
+        for key, word in words
+        if whole(run.data.get(key)) is not None
+    ]
     if not run.data and run.metrics.steps and (total := run.state["progress"]["total_steps"]):
         rows.append(["steps in all", f"{total:,}"])
     parameters = number(run.summary.get("parameters"))
     if parameters:
         rows.append(["parameters", count(parameters)])
-    needed, free = number(dig(run.plan, "memory", "needed_bytes")), number(dig(run.plan, "memory", "free_bytes"))
+    needed, free = (
+        number(dig(run.plan, "memory", "needed_bytes")),
+        number(dig(run.plan, "memory", "free_bytes")),
+    )
     if needed is not None:
         there = f", {free / GIB:.1f} GiB free" if free is not None else ""
         rows.append(["memory, estimated", f"{needed / GIB:.1f} GiB of each rank{there}"])
@@ -143,28 +190,49 @@ def environment(run: Run) -> Html | None:
     variables = [v for v in items(run.plan.get("variables")) if isinstance(v, dict)]
     if variables:
         lines = [
-            [v.get("name"), code(v.get("value")), *({"": v.get(key), "class_": "from"} for key in ("origin", "why"))] for v in variables
+            [
+                v.get("name"),
+                code(v.get("value")),
+                *({"": v.get(key), "class_": "from"} for key in ("origin", "why")),
+            ]
+            for v in variables
         ]
-        parts.append(folded(f"{len(variables)} environment variables of the ranks", table(("name", "value", "", "why"), lines)))
+        parts.append(
+            folded(
+                f"{len(variables)} environment variables of the ranks",
+                table(("name", "value", "", "why"), lines),
+            )
+        )
     return join(parts) if rows or variables else None
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Machine and programs, as the plan knows them: name → value. What differs between runs is compared by these."""
+    """Machine and programs, as the plan knows them: name → value. What differs between runs is
+    compared by these."""
     plan, out = run.plan, {}
     for key, name in (("ranks", "ranks"), ("torch", "torch"), ("driver", "NVIDIA driver")):
         if plan.get(key) is not None:
             out[name] = str(plan[key])
     for key in ("device", "precision", "compile", "launcher", "retries"):
         if (value := value_of(plan, key)) is not None:
-            out[key] = f"{plain(value)}: {reason}" if (reason := dig(plan, key, "reason")) else plain(value)
+            out[key] = (
+                f"{plain(value)}: {reason}"
+                if (reason := dig(plan, key, "reason"))
+                else plain(value)
+            )
     for i, gpu in enumerate(g for g in items(plan.get("gpus")) if isinstance(g, dict)):
         size = number(gpu.get("total_bytes"))
-        out[f"GPU {gpu.get('index', i)}"] = f"{gpu.get('name')}" + (f", {size / GIB:.0f} GiB" if size else "")
+        out[f"GPU {gpu.get('index', i)}"] = f"{gpu.get('name')}" + (
+            f", {size / GIB:.0f} GiB" if size else ""
+        )
     nodes = whole(dig(plan, "place", "nnodes"))
     if nodes and nodes > 1:
         out["machines"] = str(nodes)
-    out |= {str(c.get("name")): str(c.get("text")) for c in run.checks if c.get("name") in ("CPU", "host memory")}
+    out |= {
+        str(c.get("name")): str(c.get("text"))
+        for c in run.checks
+        if c.get("name") in ("CPU", "host memory")
+    }
     return out
 
 
@@ -177,7 +245,9 @@ def checks(run: Run) -> Html | None:
         status = {"": check.get("status"), "class_": check.get("status")}
         rows.append([check.get("name"), status, join([check.get("text", ""), *fixes])])
     notes = [n for n in items(run.plan.get("notes")) if isinstance(n, str)]
-    return join([table(("check", "", "found"), rows), *(tag("p", note, class_="notice") for note in notes)])
+    return join(
+        [table(("check", "", "found"), rows), *(tag("p", note, class_="notice") for note in notes)]
+    )
 
 
 def events(run: Run) -> Html | None:
@@ -188,18 +258,30 @@ def events(run: Run) -> Html | None:
     head = ("time", "after", "event", "what")
     left = f", the last {EVENTS} of them" if len(everything) > EVENTS else ""
     parts = [
-        table(head, notable[-EVENTS:]) if notable else tag("p", "No warning, no verdict, no restart.") if everything else None,
-        folded(f"all {len(everything)} events{left}", table(head, everything[-EVENTS:])) if everything else None,
+        table(head, notable[-EVENTS:])
+        if notable
+        else tag("p", "No warning, no verdict, no restart.")
+        if everything
+        else None,
+        folded(f"all {len(everything)} events{left}", table(head, everything[-EVENTS:]))
+        if everything
+        else None,
     ]
     if run.metrics.back_s > 1:
-        said = f"The clock went back by {duration(run.metrics.back_s)} while this ran: times are only about right."
+        said = (
+            f"The clock went back by {duration(run.metrics.back_s)} while this ran: times are "
+            f"only about right."
+        )
         parts.insert(0, tag("p", said, class_="notice"))
     return join(parts)
 
 
 def _event(event: Record, begun: float) -> list[object]:
     at = series.clock(event)
-    cells = [{"": clock(at, FULL_TIME), "class_": "when"}, {"": duration(max(0.0, at - begun)), "class_": "when"}]
+    cells = [
+        {"": clock(at, FULL_TIME), "class_": "when"},
+        {"": duration(max(0.0, at - begun)), "class_": "when"},
+    ]
     return [*cells, event["event"], describe(event)]
 
 
@@ -208,8 +290,14 @@ def samples(run: Run) -> Html | None:
     said = text(run.summary.get("sample"))
     shown = [p for p in run.pictures if p.address]
     too_large = [f"{p.name} ({units.size(p.size)})" for p in run.pictures if not p.address]
-    why = f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or no PNG): {', '.join(too_large[:20])}"
-    pictures = [tag("figure", tag("img", src=p.address, alt=p.name), tag("figcaption", p.name)) for p in shown]
+    why = (
+        f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or no PNG): "
+        f"{', '.join(too_large[:20])}"
+    )
+    pictures = [
+        tag("figure", tag("img", src=p.address, alt=p.name), tag("figcaption", p.name))
+        for p in shown
+    ]
     parts = [
         tag("pre", said.rstrip(), class_="sample") if said and said.strip() else None,
         tag("div", *pictures, class_="pictures") if shown else None,

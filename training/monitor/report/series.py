@@ -1,6 +1,8 @@
-"""metrics.jsonl as curves: every step of a short run, of a long one the extremes of equal stretches, and whatever is no number.
+"""metrics.jsonl as curves: every step of a short run, of a long one the extremes of equal
+stretches, and whatever is no number.
 
-The file is read from its end, some megabytes at a time: a resumed run repeats steps, and what comes later in the file wins.
+The file is read from its end, some megabytes at a time: a resumed run repeats steps, and what comes
+later in the file wins.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ POINTS = 1500  # of a curve, at most
 BLOCK = 1 << 22  # bytes
 LINES = 256  # that are parsed together
 MARKS = 200  # places without a number that a curve shows
-AXES = ("time", "step", "epoch", *metric_units.COUNTED)  # and how many were counted so far, by whatever name
+AXES = (
+    "time",
+    "step",
+    "epoch",
+    *metric_units.COUNTED,
+)  # and how many were counted so far, by whatever name
 SMOOTH_FROM = 20  # points
 SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
 
 
 @dataclass(frozen=True)
 class PointPosition:
-    """Where a point stands: `time_s` since the start of the run, as far as the clocks tell; `tokens` so far, or samples."""
+    """Where a point stands: `time_s` since the start of the run, as far as the clocks tell;
+    `tokens` so far, or samples."""
 
     step: int
     time_s: float
@@ -40,7 +48,8 @@ class PointPosition:
 
 @dataclass
 class Curve:
-    """`points` in the order of steps; `marks`: places whose value is NaN or infinite, `bad` of them in all."""
+    """`points` in the order of steps; `marks`: places whose value is NaN or infinite, `bad` of them
+    in all."""
 
     points: list[tuple[PointPosition, float]] = field(default_factory=list)
     means: list[tuple[PointPosition, float]] = field(default_factory=list)  # of each stretch
@@ -48,8 +57,9 @@ class Curve:
     bad: int = 0
 
     def smoothed(self, *, ends: bool = True) -> list[tuple[PointPosition, float]]:
-        """The running median. `ends`: it shrinks towards both, so that it begins and ends where the values do; else what is unlike the
-        rest there (a first step that compiles) does not show. Empty where there is too little to smooth."""
+        """The running median. `ends`: it shrinks towards both, so that it begins and ends where the
+        values do; else what is unlike the rest there (a first step that compiles) does not show.
+        Empty where there is too little to smooth."""
         half = self.window // 2
         if not half:
             return []
@@ -57,7 +67,14 @@ class Curve:
         out = []
         for i, (place, _) in enumerate(self.means):
             reach = min(half, i, last - i) if ends else half
-            out.append((place, statistics.median(value for _, value in self.means[max(0, i - reach) : i + reach + 1])))
+            out.append(
+                (
+                    place,
+                    statistics.median(
+                        value for _, value in self.means[max(0, i - reach) : i + reach + 1]
+                    ),
+                )
+            )
         return out
 
     @property
@@ -72,9 +89,16 @@ class Curve:
 
 
 class Metrics:
-    """What a metrics.jsonl tells, or `told` in its place. `curves`: key → curve; `by_rank`: key → one curve for each rank."""
+    """What a metrics.jsonl tells, or `told` in its place. `curves`: key → curve; `by_rank`: key →
+    one curve for each rank."""
 
-    def __init__(self, path: Path, begun: float | None = None, points: int = POINTS, told: Sequence[Record] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        begun: float | None = None,
+        points: int = POINTS,
+        told: Sequence[Record] | None = None,
+    ) -> None:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
         self.evaluations: dict[int, Record] = {}
@@ -88,7 +112,10 @@ class Metrics:
         self._read(backwards(path) if told is None else reversed(told), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
-        for key, known in self._values.items():  # the first step pays for warm-up (see training.trainer.finish)
+        for (
+            key,
+            known,
+        ) in self._values.items():  # the first step pays for warm-up (see training.trainer.finish)
             value = self.first.get(key)
             if len(known) > 1 and isinstance(value, float) and value in known:
                 known.remove(value)
@@ -102,7 +129,9 @@ class Metrics:
             step = whole(record.get("step"))
             if step is None:
                 continue
-            if "loss" not in record and any(key.startswith(metric_units.EVALUATION) for key in record):
+            if "loss" not in record and any(
+                key.startswith(metric_units.EVALUATION) for key in record
+            ):
                 if (lowest is None or step < lowest) and step not in self.evaluations:
                     self.evaluations[step] = record
                 continue
@@ -127,29 +156,43 @@ class Metrics:
         times = [clock(record) for record in (*group, *self._next)]
         self.back_s = max(self.back_s, *map(sub, times, times[1:]), 0.0)
         self._next = group[:1]
-        for key in {*chain.from_iterable(group)}.difference(AXES, [metric_units.counted(self.last)]):
+        for key in {*chain.from_iterable(group)}.difference(
+            AXES, [metric_units.counted(self.last)]
+        ):
             values = [record.get(key) for record in group]
             if list in set(map(type, values)):
-                columns = list(zip_longest(*(value if isinstance(value, list) else () for value in values)))
+                columns = list(
+                    zip_longest(*(value if isinstance(value, list) else () for value in values))
+                )
                 curves = self.by_rank.setdefault(key, [])
                 curves += [Curve() for _ in columns[len(curves) :]]
                 for curve, column in zip(curves, columns, strict=False):
                     _add(curve, group, list(column))
                 continue
             if key == "step_ms" or key.endswith(metric_units.PER_S):
-                self._values[key].extend(v for v in values if isinstance(v, float) and math.isfinite(v))
+                self._values[key].extend(
+                    v for v in values if isinstance(v, float) and math.isfinite(v)
+                )
             _add(self.curves.setdefault(key, Curve()), group, values)
 
     def _order(self, begun: float | None) -> None:
-        """Everything was read from the end; and times count from the start of the run, never backwards."""
-        for name in [name for name, curve in self.curves.items() if not curve.points and not curve.bad]:
+        """Everything was read from the end; and times count from the start of the run, never
+        backwards."""
+        for name in [
+            name for name, curve in self.curves.items() if not curve.points and not curve.bad
+        ]:
             del self.curves[name]
-        self.by_rank = {n: curves for n, curves in self.by_rank.items() if any(c.points for c in curves)}
+        self.by_rank = {
+            n: curves for n, curves in self.by_rank.items() if any(c.points for c in curves)
+        }
         self.evaluations = dict(sorted(self.evaluations.items()))
         first = clock(self.first)
         self.origin = begun if begun is not None and (not first or begun <= first) else first
         for curve in [*self.curves.values(), *chain.from_iterable(self.by_rank.values())]:
-            curve.points, curve.means = _since(curve.points, self.origin), _since(curve.means, self.origin)
+            curve.points, curve.means = (
+                _since(curve.points, self.origin),
+                _since(curve.means, self.origin),
+            )
             curve.marks = _since(curve.marks, self.origin)[:MARKS]
 
     def median(self, key: str) -> float | None:
@@ -160,8 +203,14 @@ class Metrics:
     def times(self) -> list[float]:
         """When something was trained or evaluated, unix s."""
         curves = self.curves.values()
-        trained = {self.origin + place.time_s for curve in curves for place, _ in chain(curve.points, curve.marks)}
-        return sorted(trained | {at for record in self.evaluations.values() if (at := clock(record))})
+        trained = {
+            self.origin + place.time_s
+            for curve in curves
+            for place, _ in chain(curve.points, curve.marks)
+        }
+        return sorted(
+            trained | {at for record in self.evaluations.values() if (at := clock(record))}
+        )
 
     def leave_out(self, pauses: list[tuple[float, float]]) -> None:
         """(from, to), unix s: no curve counts these as time."""
@@ -171,7 +220,10 @@ class Metrics:
 
     def _without_pauses(self, curve: Curve) -> None:
         if self._pauses:
-            curve.points, curve.means = _shorter(curve.points, self._pauses), _shorter(curve.means, self._pauses)
+            curve.points, curve.means = (
+                _shorter(curve.points, self._pauses),
+                _shorter(curve.means, self._pauses),
+            )
             curve.marks = _shorter(curve.marks, self._pauses)
 
     def peak(self, key: str) -> float | None:
@@ -181,9 +233,15 @@ class Metrics:
 
     def evaluation(self, key: str) -> Curve:
         """One figure of the evaluations."""
-        curve, tokens, steps = Curve(), metric_units.so_far(self.last), whole(self.last.get("step")) or 0
+        curve, tokens, steps = (
+            Curve(),
+            metric_units.so_far(self.last),
+            whole(self.last.get("step")) or 0,
+        )
         for step, record in self.evaluations.items():
-            seen = tokens * step // steps if tokens is not None and steps else None  # every step has as many
+            seen = (
+                tokens * step // steps if tokens is not None and steps else None
+            )  # every step has as many
             place = PointPosition(step, clock(record), seen)
             if (value := number(record.get(key))) is None:
                 continue
@@ -192,7 +250,10 @@ class Metrics:
             else:
                 curve.marks.append((place, _name(value)))
         curve.bad = len(curve.marks)
-        curve.points, curve.marks = _since(curve.points, self.origin), _since(curve.marks, self.origin)
+        curve.points, curve.marks = (
+            _since(curve.points, self.origin),
+            _since(curve.marks, self.origin),
+        )
         self._without_pauses(curve)
         return curve
 
@@ -206,7 +267,9 @@ class Metrics:
         points = self.evaluation(key).points
         if not points:
             return None
-        place, value = (max if metric_units.higher_is_better(key) else min)(points, key=lambda point: point[1])
+        place, value = (max if metric_units.higher_is_better(key) else min)(
+            points, key=lambda point: point[1]
+        )
         return place.step, value
 
 
@@ -228,8 +291,14 @@ def _add(curve: Curve, group: list[Record], values: list[Any]) -> None:
     except (TypeError, OverflowError):  # None, text, a list, a number beyond all bounds
         plain = False
     if not plain:
-        pairs = [(record, value) for record, value in zip(group, values, strict=True) if number(value) is not None]
-        bad = [(_place(record), _name(value)) for record, value in pairs if not math.isfinite(value)]
+        pairs = [
+            (record, value)
+            for record, value in zip(group, values, strict=True)
+            if number(value) is not None
+        ]
+        bad = [
+            (_place(record), _name(value)) for record, value in pairs if not math.isfinite(value)
+        ]
         curve.bad += len(bad)
         curve.marks += bad[:1]
         pairs = [(record, value) for record, value in pairs if math.isfinite(value)]
@@ -246,7 +315,9 @@ def _place(record: Record) -> PointPosition:
     return PointPosition(record["step"], clock(record), metric_units.so_far(record))
 
 
-def _since(points: list[tuple[PointPosition, Any]], origin: float) -> list[tuple[PointPosition, Any]]:
+def _since(
+    points: list[tuple[PointPosition, Any]], origin: float
+) -> list[tuple[PointPosition, Any]]:
     """In the order of steps, with times that count from `origin` and never go back."""
     out, latest = [], 0.0
     for place, value in sorted(points, key=lambda point: point[0].step):
@@ -260,8 +331,13 @@ def left_over(at: float, pauses: list[tuple[float, float]]) -> float:
     return at - sum(min(at, until) - since for since, until in pauses if at > since)
 
 
-def _shorter(points: list[tuple[PointPosition, Any]], pauses: list[tuple[float, float]]) -> list[tuple[PointPosition, Any]]:
-    return [(replace(place, time_s=round(left_over(place.time_s, pauses), 3)), value) for place, value in points]
+def _shorter(
+    points: list[tuple[PointPosition, Any]], pauses: list[tuple[float, float]]
+) -> list[tuple[PointPosition, Any]]:
+    return [
+        (replace(place, time_s=round(left_over(place.time_s, pauses), 3)), value)
+        for place, value in points
+    ]
 
 
 def count_lines(path: Path) -> int:
@@ -273,7 +349,8 @@ def count_lines(path: Path) -> int:
 
 
 def backwards(path: Path) -> Iterator[Record]:
-    """Records from the last to the first; what is no whole record (a crash, a write under way) is left out."""
+    """Records from the last to the first; what is no whole record (a crash, a write under way) is
+    left out."""
     for lines in _blocks(path):
         for end in range(len(lines), 0, -LINES):
             some = lines[max(0, end - LINES) : end]
@@ -291,7 +368,9 @@ def _blocks(path: Path) -> Iterator[list[bytes]]:
                 file.seek(place)
                 text = file.read(size) + rest
                 cut = text.find(b"\n") + 1 if place else 0
-                if place and (not cut or len(text) > 4 * BLOCK):  # the line has begun earlier; one without an end is no record
+                if place and (
+                    not cut or len(text) > 4 * BLOCK
+                ):  # the line has begun earlier; one without an end is no record
                     rest = text if len(text) <= 4 * BLOCK else b""
                     continue
                 rest = text[:cut]

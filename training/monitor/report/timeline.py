@@ -1,4 +1,5 @@
-"""What happened when: start-ups, training, evaluations, standstills, and the moments that somebody would look for."""
+"""What happened when: start-ups, training, evaluations, standstills, and the moments that somebody
+would look for."""
 
 from __future__ import annotations
 
@@ -73,7 +74,12 @@ def timeline_chart(run: Run) -> Chart | None:
         if event["event"] in MOMENTS
         for lane, paint in [MOMENTS[event["event"]]]
     ]
-    marks += [TimelineMark("pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN) for since, until in run.pauses]
+    marks += [
+        TimelineMark(
+            "pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN
+        )
+        for since, until in run.pauses
+    ]
     left = len(marks) - MARKS
     note = f"{duration(run.since(end))} in all{' without pauses' if run.pauses else ''}" + (
         f"; the first {left} moments are left out" if left > 0 else ""
@@ -85,7 +91,11 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
     starts = [event for event in run.events if event["event"] == "start"]
     if not starts:  # a script of somebody, or no rank has come so far
         script = bool(run.plan.get("script"))
-        return [TimelineBar("run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end))]
+        return [
+            TimelineBar(
+                "run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end)
+            )
+        ]
     planned = number(run.plan.get("created")) or begun
     bars = []
     for i, start in enumerate(starts):
@@ -99,23 +109,43 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
             ],
             default=since,
         )
-        over = min((clock(e) for e in run.events if e["event"] in ENDINGS and since < clock(e) <= until), default=until)
+        over = min(
+            (clock(e) for e in run.events if e["event"] in ENDINGS and since < clock(e) <= until),
+            default=until,
+        )
         over = min([over, until, *(begin for begin, _ in run.pauses if begin > since)])
         lane = f"start {i + 1}" if len(starts) <= LANES else "training"
         step = whole(start.get("step")) or 0
         bars.append(TimelineBar(lane, START, run.since(launched), run.since(since)))
-        lost = next((number(e.get("seconds_lost")) or 0.0 for e in run.events if e["event"] == "restart" and over <= clock(e) < until), 0.0)
+        lost = next(
+            (
+                number(e.get("seconds_lost")) or 0.0
+                for e in run.events
+                if e["event"] == "restart" and over <= clock(e) < until
+            ),
+            0.0,
+        )
         stood = min(over, max(since, over - lost))
-        bars.append(TimelineBar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}"))
-        bars.append(TimelineBar(lane, LOST, run.since(stood), run.since(over), "until it was ended"))
+        bars.append(
+            TimelineBar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}")
+        )
+        bars.append(
+            TimelineBar(lane, LOST, run.since(stood), run.since(over), "until it was ended")
+        )
         for step, record in run.metrics.evaluations.items():
             at, took = clock(record), (number(record.get("eval_ms")) or 0.0) / 1000
             if since <= at <= over:
-                bars.append(TimelineBar(lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"))
+                bars.append(
+                    TimelineBar(
+                        lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"
+                    )
+                )
     return bars
 
 
-def _chart(bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str, left_out: str) -> Chart | None:
+def _chart(
+    bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str, left_out: str
+) -> Chart | None:
     if not bars and not marks:
         return None
     end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])
@@ -125,15 +155,41 @@ def _chart(bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str
     rows: list[tuple[Any, ...]] = []
     for bar in bars:
         lasts = round(bar.to_s - bar.from_s, 3)
-        rows.append((bar.lane, bar.kind, bar.from_s / size, bar.to_s / size, bar.text, colours[bar.kind], lasts))
-    rows += [(mark.lane, "", mark.at_s / size, None, mark.text, mark.colour, None) for mark in marks]
+        rows.append(
+            (
+                bar.lane,
+                bar.kind,
+                bar.from_s / size,
+                bar.to_s / size,
+                bar.text,
+                colours[bar.kind],
+                lasts,
+            )
+        )
+    rows += [
+        (mark.lane, "", mark.at_s / size, None, mark.text, mark.colour, None) for mark in marks
+    ]
     keys = ("lane", "kind", "at", "to", "text", "paint", "lasts")
     columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
     axis = {"title": f"{unit} since the start{left_out}", "grid": True}
-    x = {"field": "at", "type": "quantitative", "axis": axis, "scale": {"nice": False, "domain": [0, 1.015 * end / size or 1]}}
-    y = {"field": "lane", "type": "nominal", "sort": lanes, "axis": {"title": None, "grid": True, "labelLimit": 130}}
+    x = {
+        "field": "at",
+        "type": "quantitative",
+        "axis": axis,
+        "scale": {"nice": False, "domain": [0, 1.015 * end / size or 1]},
+    }
+    y = {
+        "field": "lane",
+        "type": "nominal",
+        "sort": lanes,
+        "axis": {"title": None, "grid": True, "labelLimit": 130},
+    }
     paint = {"field": "paint", "type": "nominal", "scale": None, "legend": None}
-    of_bar = [{"field": "kind"}, {"field": "lasts", "title": "seconds"}, {"field": "text", "title": "what"}]
+    of_bar = [
+        {"field": "kind"},
+        {"field": "lasts", "title": "seconds"},
+        {"field": "text", "title": "what"},
+    ]
     of_mark = [{"field": "text", "title": "what"}, {"field": "at", "title": unit}]
     zoom = charts.zoom()
     layers = [
@@ -145,7 +201,14 @@ def _chart(bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str
         },
         {
             "transform": [{"filter": "datum.to === null"}],
-            "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 80, "opacity": 1, "clip": True},
+            "mark": {
+                "type": "point",
+                "shape": "diamond",
+                "filled": True,
+                "size": 80,
+                "opacity": 1,
+                "clip": True,
+            },
             "encoding": {"x": x, "y": y, "color": paint, "tooltip": of_mark},
         },
     ]
@@ -169,13 +232,23 @@ def describe(event: Record) -> str:
     if said:
         return said
     if kind == "start":
-        return f"step {step} of {event.get('total_steps')}, {units.plural(whole(event.get('world_size')) or 0, 'rank')}"
+        return (
+            f"step {step} of {event.get('total_steps')}, "
+            f"{units.plural(whole(event.get('world_size')) or 0, 'rank')}"
+        )
     if kind == "shards":
         looked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} looked at"
         return f"epoch {event.get('epoch')}: every rank has its own part of the data ({looked})"
     if kind == "recovered":
-        return f"training again from step {step}, {number(event.get('seconds')) or 0:.1f} s after the failure"
-    facts = {k: v for k, v in event.items() if k not in ("time", "event", "path", "step") and not isinstance(v, (dict, list))}
+        return (
+            f"training again from step {step}, {number(event.get('seconds')) or 0:.1f} s after "
+            f"the failure"
+        )
+    facts = {
+        k: v
+        for k, v in event.items()
+        if k not in ("time", "event", "path", "step") and not isinstance(v, (dict, list))
+    }
     shown = ([f"step {step}"] if step is not None else []) + [
         f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()
     ]

@@ -1,6 +1,8 @@
-"""Checks of this machine before anything starts. An error means that the run would fail; a warning, that it may.
+"""Checks of this machine before anything starts. An error means that the run would fail; a warning,
+that it may.
 
-Two kinds: `at_every_start` what costs nothing and would end a run, `only_in_check` what takes time or rarely matters.
+Two kinds: `at_every_start` what costs nothing and would end a run, `only_in_check` what takes time
+or rarely matters.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from training.plan.request import LaunchRequest, Request
 from training.tasks.memory import Estimate, StepNeeds
 
 __all__ = [
-    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works", "count", "folder", "gpus", "host_memory",
-    "not_running", "only_in_check", "port", "shared_memory", "table", "torch_fits", "worst",
+    "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works",
+    "count", "folder", "gpus", "host_memory", "not_running", "only_in_check", "port",
+    "shared_memory", "table", "torch_fits", "worst",
 ]  # fmt: skip
 
 
@@ -47,7 +50,8 @@ class _Nothing:
 
 @dataclass(frozen=True)
 class PreflightContext:
-    """What the checks are about. `room`: free bytes for one rank; `step` is None where its needs are not known."""
+    """What the checks are about. `room`: free bytes for one rank; `step` is None where its needs
+    are not known."""
 
     request: LaunchRequest
     machine: GpuInventory
@@ -73,10 +77,17 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     if group:
         room = min(room, group.room // ranks) if room is not None else group.room // ranks
     small = step is not None and room is not None and estimate.needed > room
-    smaller = [request.command(**c) for c in step.suggestions(config, request.ranks, room)] if small and step and room else []
+    smaller = (
+        [request.command(**c) for c in step.suggestions(config, request.ranks, room)]
+        if small and step and room
+        else []
+    )
     checks: list[Check] = []
     if facts.device == "cuda":
-        checks += [*gpus(facts.machine, estimate, request, smaller, step), *torch_fits(facts.machine, facts.torch, request, step)]
+        checks += [
+            *gpus(facts.machine, estimate, request, smaller, step),
+            *torch_fits(facts.machine, facts.torch, request, step),
+        ]
         checks.append(ram_beside_gpus(estimate, step, ranks))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
@@ -84,16 +95,26 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))
-    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is written.
-    saved = (estimate.parameters + estimate.optimizer + step.elsewhere) * (config.keep_checkpoints + 1) if step else 0
-    checks.append(folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"]))
+    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is
+    # written.
+    saved = (
+        (estimate.parameters + estimate.optimizer + step.elsewhere) * (config.keep_checkpoints + 1)
+        if step
+        else 0
+    )
+    checks.append(
+        folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"])
+    )
     checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
-    checks += not_running(request.resume_from) if request.resume_from and request.place.first_node else []
+    checks += (
+        not_running(request.resume_from) if request.resume_from and request.place.first_node else []
+    )
     return checks
 
 
 def only_in_check(facts: PreflightContext) -> list[Check]:
-    """A second at most: what reads many files, asks the network or questions the driver at length."""
+    """A second at most: what reads many files, asks the network or questions the driver at
+    length."""
     from training.plan.preflight import data_checks, host_checks, versions
 
     request, several = facts.request, facts.request.local_ranks != facts.request.ranks
@@ -105,6 +126,8 @@ def only_in_check(facts: PreflightContext) -> list[Check]:
         checks += gpu_health.kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request)
     checks += [host_checks.host_name(several), host_checks.clock()]
     if isinstance(request, Request):
-        checks += [data_checks.data(request.source.files, request.config.data)] if request.source else []
+        checks += (
+            [data_checks.data(request.source.files, request.config.data)] if request.source else []
+        )
         checks.append(data_checks.wandb(request.config, tasks.login_key(request.config_file)))
     return [*checks, versions.check(facts.torch, facts.machine)]

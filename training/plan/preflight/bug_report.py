@@ -1,4 +1,5 @@
-"""What to paste into an issue after `--check`: short, and without names of people, machines and home folders, and without keys."""
+"""What to paste into an issue after `--check`: short, and without names of people, machines and
+home folders, and without keys."""
 
 from __future__ import annotations
 
@@ -18,18 +19,35 @@ NOTES, VALUE = 6, 60  # so many of them, so many characters of one
 def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
     """Fenced Markdown; `memory`: what became of the memory of a step."""
     clean = redact.Anonymous()
-    decided = [f"{name} {_word(plan[name]['value'])}" for name in ("launcher", "device", "precision", "compile") if name in plan]
-    cards = [f"{gpu['name']} ({gpu['total_bytes'] >> 20} MiB)" if gpu["total_bytes"] else gpu["name"] for gpu in plan["gpus"]]
-    chosen = [f"{v['name']}={redact.shown(v['name'], v['value'])[:VALUE]}" for v in plan["variables"] if v["origin"] != "set here"]
+    decided = [
+        f"{name} {_word(plan[name]['value'])}"
+        for name in ("launcher", "device", "precision", "compile")
+        if name in plan
+    ]
+    cards = [
+        f"{gpu['name']} ({gpu['total_bytes'] >> 20} MiB)" if gpu["total_bytes"] else gpu["name"]
+        for gpu in plan["gpus"]
+    ]
+    chosen = [
+        f"{v['name']}={redact.shown(v['name'], v['value'])[:VALUE]}"
+        for v in plan["variables"]
+        if v["origin"] != "set here"
+    ]
     lines = [
         versions.sentence(found),
         f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
-        f"{units.plural(plan['ranks'], 'rank')}, {', '.join(decided)}" + (f", GPUs: {', '.join(cards)}" if cards else ""),
+        f"{units.plural(plan['ranks'], 'rank')}, {', '.join(decided)}"
+        + (f", GPUs: {', '.join(cards)}" if cards else ""),
         *([f"memory of a step: {memory}"] if memory else []),
         *([f"variables: {' '.join(chosen)}"] if chosen else []),
         count(list(checks)),
         *(f"{c.status}: {c.name}: {c.text}" for c in checks if c.status != OK),
-        *(f"note: {n}" for n in [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}][:NOTES]),
+        *(
+            f"note: {n}"
+            for n in [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}][
+                :NOTES
+            ]
+        ),
     ]
     # The fence ends at the first line of backticks, and a text of ours may hold some.
     return "\n".join(["```text", *(clean(line).replace("```", "'''") for line in lines), "```"])

@@ -16,7 +16,11 @@ from training.plan.preflight.report import ERROR, OK, WARNING, Check
 DATA_LIMIT_S = 0.4
 FIRST_BYTES = 4096
 NAMED = 3  # files that are named, of those that can not be read
-BEGINNINGS = {".gz": (b"\x1f\x8b",), ".parquet": (b"PAR1",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
+BEGINNINGS = {
+    ".gz": (b"\x1f\x8b",),
+    ".parquet": (b"PAR1",),
+    ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"),
+}
 
 
 def data(files: Sequence[Path], asked: str) -> Check:
@@ -32,10 +36,22 @@ def data(files: Sequence[Path], asked: str) -> Check:
     much = f"{len(files)} file{'s' if len(files) != 1 else ''}"
     if bad:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-        fix = f"write {'it' if len(bad) == 1 else 'them'} again, or take {'it' if len(bad) == 1 else 'them'} out of {one_line(asked)}"
-        return Check("data", ERROR, f"{len(bad)} of {much} can not be read: {'; '.join(bad[:NAMED])}{more}", [fix])
+        fix = (
+            f"write {'it' if len(bad) == 1 else 'them'} again, or take "
+            f"{'it' if len(bad) == 1 else 'them'} out of {one_line(asked)}"
+        )
+        return Check(
+            "data",
+            ERROR,
+            f"{len(bad)} of {much} can not be read: {'; '.join(bad[:NAMED])}{more}",
+            [fix],
+        )
     if looked < len(files):
-        return Check("data", OK, f"the first {looked} of {much} are readable (stopped after {DATA_LIMIT_S:g} s)")
+        return Check(
+            "data",
+            OK,
+            f"the first {looked} of {much} are readable (stopped after {DATA_LIMIT_S:g} s)",
+        )
     return Check("data", OK, f"{much}, all readable")
 
 
@@ -54,20 +70,30 @@ def _problem(file: Path) -> str:
 
 
 def wandb(config: Config, key: str | None = None) -> Check:
-    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's business. `key`: of the config file."""
+    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's
+    business. `key`: of the config file."""
     from training.host.wandb_login import wandb_mode
 
     mode, reason = wandb_mode(config, key)
-    logged_in = wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"
+    logged_in = (
+        wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"
+    )
     by_file = "key in the config file" if key else "login in ~/.netrc"
     login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
         return Check("W&B", OK, f"not used: {reason}")
     if packages.lacking(["wandb"]):
         fixes = [packages.install(["wandb"]), "--wandb_mode=disabled"]
-        return Check("W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", fixes)
+        return Check(
+            "W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", fixes
+        )
     if mode == "offline":
-        return Check("W&B", OK, f"offline ({reason}), project {config.wandb_project}: files in the run directory, `wandb sync` sends them")
+        return Check(
+            "W&B",
+            OK,
+            f"offline ({reason}), project {config.wandb_project}: files in the run directory, "
+            f"`wandb sync` sends them",
+        )
     if not logged_in:
         text = f"online ({reason}), but there is no login: it goes on offline"
         return Check("W&B", WARNING, text, ["wandb login", "--wandb_mode=offline"])

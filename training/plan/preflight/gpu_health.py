@@ -1,4 +1,5 @@
-"""Whether GPUs that are free will also do their work: hardware, links, and kernels in the installed torch."""
+"""Whether GPUs that are free will also do their work: hardware, links, and kernels in the installed
+torch."""
 
 from __future__ import annotations
 
@@ -34,13 +35,21 @@ def health(state: State) -> Check:
     if state.slowdowns:
         bad += state.slowdowns
         heat = any("heat" in s for s in state.slowdowns)
-        fixes.append("cool it: fans, dust, room" if heat else "check its power cables and the power supply")
+        fixes.append(
+            "cool it: fans, dust, room" if heat else "check its power cables and the power supply"
+        )
         fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # says more")
     elif state.slowdowns is not None:
         good.append("not slowed down")
     if errors := state.uncorrected_errors:
-        bad.append(f"{errors} uncorrected memory error{'s' if errors > 1 else ''} since the driver was loaded")
-        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; when it comes again, have the card replaced")
+        bad.append(
+            f"{errors} uncorrected memory error{'s' if errors > 1 else ''} since the driver was "
+            f"loaded"
+        )
+        fixes.append(
+            f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; when it comes again, have the card "
+            f"replaced"
+        )
     elif errors is not None:
         good.append("no memory errors")
     if state.remap_failed:
@@ -52,12 +61,23 @@ def health(state: State) -> Check:
     now, most = state.link_width, state.link_width_most
     if now is not None and most is not None and now < most:
         bad.append(f"its PCIe link has {now} of {most} lanes: slower exchange between ranks")
-        fixes.append("put the card into its slot again, or into another one; look at the riser and the BIOS's lane settings")
+        fixes.append(
+            "put the card into its slot again, or into another one; look at the riser and the "
+            "BIOS's lane settings"
+        )
     # The generation falls when a GPU is idle, so a low one says nothing.
     link = [f"×{now}"] if now is not None else []
-    link += [f"generation {state.link_generation or '-'} now, {state.link_generation_most} at most"] if state.link_generation_most else []
+    link += (
+        [f"generation {state.link_generation or '-'} now, {state.link_generation_most} at most"]
+        if state.link_generation_most
+        else []
+    )
     good += [f"PCIe {', '.join(link)}"] if link else []
-    good += [f"persistence mode {'on' if state.persistent else 'off'}"] if state.persistent is not None else []
+    good += (
+        [f"persistence mode {'on' if state.persistent else 'off'}"]
+        if state.persistent is not None
+        else []
+    )
     text = "; ".join([*bad, *good]) or "the driver says nothing of its hardware"
     return Check(f"GPU {n} state", WARNING if bad else OK, text, fixes)
 
@@ -67,13 +87,21 @@ def links(states: Sequence[State], pairs: Sequence[Pair]) -> Check:
     ways: dict[str, list[str]] = {}
     for pair in pairs:
         ways.setdefault(pair.way, []).append(f"{pair.first}–{pair.second}")
-    said = [f"{way}{'' if len(ways) == 1 else ' (' + ', '.join(names) + ')'}" for way, names in ways.items()]
+    said = [
+        f"{way}{'' if len(ways) == 1 else ' (' + ', '.join(names) + ')'}"
+        for way, names in ways.items()
+    ]
     up = [f"{s.nvlinks} on GPU {s.index}" for s in states if s.nvlinks]
-    return Check("GPU links", OK, "; ".join(said) + (f"; NVLinks up: {', '.join(up)}" if up else ""))
+    return Check(
+        "GPU links", OK, "; ".join(said) + (f"; NVLinks up: {', '.join(up)}" if up else "")
+    )
 
 
-def kernels(gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest) -> Iterable[Check]:
-    """The installed torch has kernels for these GPUs; nothing is said where it can not be known without importing it."""
+def kernels(
+    gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest
+) -> Iterable[Check]:
+    """The installed torch has kernels for these GPUs; nothing is said where it can not be known
+    without importing it."""
     built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
     if torch is None or not built:
         return
@@ -81,8 +109,14 @@ def kernels(gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchReques
         if gpu.capability is None or runs(gpu.capability, built):
             continue
         needed = "sm_{}{}".format(*gpu.capability)
-        text = f"GPU {gpu.index} ({gpu.name}) needs {needed}; torch {torch.version} has kernels for {' '.join(built)} only"
-        fixes = ["install a build of torch that has them (pytorch.org/get-started)", request.command(device="cpu")]
+        text = (
+            f"GPU {gpu.index} ({gpu.name}) needs {needed}; torch {torch.version} has kernels "
+            f"for {' '.join(built)} only"
+        )
+        fixes = [
+            "install a build of torch that has them (pytorch.org/get-started)",
+            request.command(device="cpu"),
+        ]
         yield Check("torch kernels", ERROR, text, fixes)
         return
     yield Check("torch kernels", OK, f"for these GPUs, among {' '.join(built)}")
@@ -91,7 +125,10 @@ def kernels(gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchReques
 def architectures(library: Path) -> list[str]:
     """What torch was built for, read off its library; [] when that does not say."""
     try:
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            library.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             at = -1
             while (at := content.find(b"sm_", at + 1)) >= 0:
                 found = ARCHITECTURES.match(content, at)
@@ -103,7 +140,8 @@ def architectures(library: Path) -> list[str]:
 
 
 def runs(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Machine code runs on its own generation from its own revision on; compute_XY is compiled for any later one at run time."""
+    """Machine code runs on its own generation from its own revision on; compute_XY is compiled for
+    any later one at run time."""
     return any(_fits(capability, *name.split("_", 1)) for name in built)
 
 

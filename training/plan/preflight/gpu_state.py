@@ -1,5 +1,5 @@
-"""What may slow down or end a run on GPUs that are free: errors of the hardware, throttling, links. Asked for by `--check` only:
-some drivers take milliseconds for each answer."""
+"""What may slow down or end a run on GPUs that are free: errors of the hardware, throttling, links.
+Asked for by `--check` only: some drivers take milliseconds for each answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Pair:
 
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
-    """The state of these GPUs and of the links between them; nothing when the driver does not answer."""
+    """The state of these GPUs and of the links between them; nothing when the driver does not
+    answer."""
     import pynvml
 
     try:
@@ -63,10 +64,18 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
     except pynvml.NVMLError:  # gpus.inventory() has said so
         return [], []
     try:
-        handles = {g: handle for g in gpus if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None}
+        handles = {
+            g: handle
+            for g in gpus
+            if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, g.index)) is not None
+        }
         states = [_state(pynvml, gpu, handle) for gpu, handle in handles.items()]
         order = list(handles)
-        pairs = [_pair(pynvml, a.index, b.index, handles[a], handles[b]) for n, a in enumerate(order) for b in order[n + 1 :]]
+        pairs = [
+            _pair(pynvml, a.index, b.index, handles[a], handles[b])
+            for n, a in enumerate(order)
+            for b in order[n + 1 :]
+        ]
     finally:
         pynvml.nvmlShutdown()
     return states, pairs
@@ -74,13 +83,18 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
 
 def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
     rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-    pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None  # cards before Ampere
+    pages = (
+        ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None
+    )  # cards before Ampere
     persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return State(
         index=gpu.index,
         slowdowns=gpu.slowdowns,
         uncorrected_errors=ask(
-            pynvml.nvmlDeviceGetTotalEccErrors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
         ),
         remap_pending=bool(rows[2]) if rows else None if pages is None else bool(pages),
         remap_failed=bool(rows[3]) if rows else None,

@@ -21,37 +21,66 @@ OURS = ("training", "lib", "configs")
 
 
 def host_name(several_machines: bool) -> Check:
-    """This machine's own name resolves, and soon: torchrun, gloo and several machines ask for it, and then wait."""
+    """This machine's own name resolves, and soon: torchrun, gloo and several machines ask for it,
+    and then wait."""
     name = socket.gethostname()
     answer: list[str | None] = []
     started = time.monotonic()
-    # A resolver that gets no answer can not be interrupted: the thread is left behind, and ends with the process.
+    # A resolver that gets no answer can not be interrupted: the thread is left behind, and ends
+    # with the process.
     thread = threading.Thread(target=lambda: answer.append(network.resolve(name)), daemon=True)
     thread.start()
     thread.join(NAME_LIMIT_S)
     took = time.monotonic() - started
-    needed = "the machines find each other by it" if several_machines else "a run on one machine does without, torchrun does not"
-    fixes = [f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts"] if not several_machines else ["ask who runs the name server"]
+    needed = (
+        "the machines find each other by it"
+        if several_machines
+        else "a run on one machine does without, torchrun does not"
+    )
+    fixes = (
+        [f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts"]
+        if not several_machines
+        else ["ask who runs the name server"]
+    )
     if not answer:
-        return Check("host name", WARNING, f"{name}: no answer within {NAME_LIMIT_S:g} s from the name server; {needed}", fixes)
+        return Check(
+            "host name",
+            WARNING,
+            f"{name}: no answer within {NAME_LIMIT_S:g} s from the name server; {needed}",
+            fixes,
+        )
     if answer[0] is None:
         return Check("host name", WARNING, f"{name} does not resolve; {needed}", fixes)
     if took > SLOW_NAME_S:
-        return Check("host name", WARNING, f"{name} is {answer[0]}, but it took {took:.1f} s to find out; {needed}", fixes)
+        return Check(
+            "host name",
+            WARNING,
+            f"{name} is {answer[0]}, but it took {took:.1f} s to find out; {needed}",
+            fixes,
+        )
     return Check("host name", OK, f"{name} is {answer[0]}")
 
 
 def clock(now: float | None = None, files: Iterator[float] | None = None) -> Check:
-    """A plausible year, and no file of ours from the future: `--resume=latest` and W&B's certificates go by it."""
+    """A plausible year, and no file of ours from the future: `--resume=latest` and W&B's
+    certificates go by it."""
     now = time.time() if now is None else now
     shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     newest = max(_times() if files is None else files, default=0.0)
     fixes = ["sudo timedatectl set-ntp true"]
     if not FIRST_YEAR <= time.localtime(now).tm_year <= LAST_YEAR:
-        return Check("clock", WARNING, f"it is {shown} by the clock: certificates are refused", fixes)
+        return Check(
+            "clock", WARNING, f"it is {shown} by the clock: certificates are refused", fixes
+        )
     if newest > now + CLOCK_SLACK_S:
         later = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))
-        return Check("clock", WARNING, f"it is {shown} by the clock, but a file of the project is from {later}: the clock is behind", fixes)
+        return Check(
+            "clock",
+            WARNING,
+            f"it is {shown} by the clock, but a file of the project is from {later}: the clock is "
+            f"behind",
+            fixes,
+        )
     return Check("clock", OK, shown)
 
 

@@ -28,7 +28,9 @@ class Check:
     status: CheckStatus
     text: str
     fixes: list[str] = field(default_factory=list)
-    facts: dict[str, str | None] = field(default_factory=dict)  # the text, for programs; of the check of versions only
+    facts: dict[str, str | None] = field(
+        default_factory=dict
+    )  # the text, for programs; of the check of versions only
 
     @property
     def code(self) -> str:
@@ -49,7 +51,8 @@ def worst(checks: Iterable[Check]) -> CheckStatus:
 
 
 def table(records: list[CheckRecord]) -> str:
-    """The resource report, a line a check; below one that is not fine, what to do, each advice once."""
+    """The resource report, a line a check; below one that is not fine, what to do, each advice
+    once."""
     width = max(len(r["name"]) for r in records)
     told: set[str] = set()
     lines = []
@@ -57,7 +60,8 @@ def table(records: list[CheckRecord]) -> str:
         lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
         for fix in dict.fromkeys(r["fixes"]) if r["status"] != OK else ():
             if fix not in told:
-                lines.append(f"           {'':<{width}}  {'or:  ' if lines[-1].lstrip().startswith(('try:', 'or:')) else 'try: '}{fix}\n")
+                word = "or:  " if lines[-1].lstrip().startswith(("try:", "or:")) else "try: "
+                lines.append(f"           {'':<{width}}  {word}{fix}\n")
                 told.add(fix)
     return "".join(lines)
 

@@ -14,7 +14,14 @@ from training.plan.preflight.report import OK, Check
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 NAME = "versions"
-TITLES = {"duet": "Duet", "python": "Python", "torch_cuda": "for CUDA", "nccl": "NCCL", "driver_cuda": "up to CUDA", "kernel": "Linux"}
+TITLES = {
+    "duet": "Duet",
+    "python": "Python",
+    "torch_cuda": "for CUDA",
+    "nccl": "NCCL",
+    "driver_cuda": "up to CUDA",
+    "kernel": "Linux",
+}
 
 
 def read(torch: TorchBuild | None, machine: GpuInventory) -> dict[str, str | None]:

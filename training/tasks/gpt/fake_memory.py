@@ -1,4 +1,5 @@
-"""The peak of a GPT's training step by fake tensors (training.tasks.fake_memory says what they can not see)."""
+"""The peak of a GPT's training step by fake tensors (training.tasks.fake_memory says what they can
+not see)."""
 
 from __future__ import annotations
 
@@ -28,16 +29,24 @@ class Slice(ModelDims):
 def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
-    The peak is linear in the number of plain and of checkpointed blocks, so three models of two or three blocks with the
-    real width, batch and vocabulary are measured and extrapolated: a second each. What the other ranks hold of Muon's state is
-    taken off, what accumulation and checkpoints hold beside a step is added.
+    The peak is linear in the number of plain and of checkpointed blocks, so three models of two or
+    three blocks with the real width, batch and vocabulary are measured and extrapolated: a second
+    each. What the other ranks hold of Muon's state is taken off, what accumulation and checkpoints
+    hold beside a step is added.
     """
     plain, again = load.depth - load.blocks, load.blocks
     p, a = min(plain, 1), min(again, 1)
     base = step_peak(load, p, a)
     more_plain = step_peak(load, p + 1, a) - base if plain > p else 0
     more_again = step_peak(load, p, a + 1) - base if again > a else 0
-    return base + (plain - p) * more_plain + (again - a) * more_again - load.elsewhere + load.second_gradients + load.saved
+    return (
+        base
+        + (plain - p) * more_plain
+        + (again - a) * more_again
+        - load.elsewhere
+        + load.second_gradients
+        + load.saved
+    )
 
 
 def step_peak(load: StepWorkload, plain: int, again: int) -> int:
@@ -47,4 +56,6 @@ def step_peak(load: StepWorkload, plain: int, again: int) -> int:
         model = GPT(shape, MemorySavings(again, load.chunks))
         optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
-        return fake_memory.step_peak(model, optimizer, [tokens], lambda: model(tokens, tokens), bf16=load.bf16)
+        return fake_memory.step_peak(
+            model, optimizer, [tokens], lambda: model(tokens, tokens), bf16=load.bf16
+        )

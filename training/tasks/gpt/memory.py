@@ -1,7 +1,8 @@
 """Memory of one rank before anything runs, by formula.
 
-The constants are those of our model (training/tasks/gpt/model.py): counted from the tensors that autograd keeps, and compared
-with fake tensors and with real runs; docs/memory.md has the figures, `python -m benchmarks.memory` measures them again.
+The constants are those of our model (training/tasks/gpt/model.py): counted from the tensors that
+autograd keeps, and compared with fake tensors and with real runs; docs/memory.md has the figures,
+`python -m benchmarks.memory` measures them again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from training.tasks.memory import CONTEXT, gib, with_ample_margin, with_margin
 if TYPE_CHECKING:
     from training.core.contracts.plan import MemoryRecord
 
-# What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our estimate.
+# What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our
+# estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
 # Bytes per token and unit of width. The residual stream is fp32, under bf16 autocast too.
@@ -56,16 +58,24 @@ class StepWorkload:
     @property
     def optimizer_state(self) -> int:
         """Bytes of all ranks' state together."""
-        return (4 if self.muon else 8) * self.depth * self.shape.block_weights + 16 * self.vocab * self.width
+        return (
+            4 if self.muon else 8
+        ) * self.depth * self.shape.block_weights + 16 * self.vocab * self.width
 
     @property
     def second_gradients(self) -> int:
-        """Bytes of the gradients that gather over micro-batches: DDP leaves them beside its buckets until the last one."""
-        return 4 * self.shape.weights if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks else 0
+        """Bytes of the gradients that gather over micro-batches: DDP leaves them beside its buckets
+        until the last one."""
+        return (
+            4 * self.shape.weights
+            if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks
+            else 0
+        )
 
     @property
     def saved(self) -> int:
-        """Bytes that saving a checkpoint takes in the same memory and keeps: what is gathered from the other ranks, and a copy of all."""
+        """Bytes that saving a checkpoint takes in the same memory and keeps: what is gathered from
+        the other ranks, and a copy of all."""
         return self.elsewhere + 4 * self.shape.weights + self.optimizer_state if self.copy else 0
 
     @property
@@ -76,7 +86,8 @@ class StepWorkload:
 
     @property
     def extra_time(self) -> float:
-        """Multiplications that are done again, as a share of all of a step (forward 1, backward 2)."""
+        """Multiplications that are done again, as a share of all of a step (forward 1, backward
+        2)."""
         block, head = self.shape.block_weights + self.seq_len * self.width, self.vocab * self.width
         again = self.blocks * block + (head if self.chunks > 1 else 0)
         return again / (3 * (self.depth * block + head))
@@ -87,12 +98,15 @@ class Estimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    gradients: int  # DDP's buckets, which stay from step to step and are the gradients; with accumulation those beside them too
+    # DDP's buckets, which stay from step to step and are the gradients; with accumulation those
+    # beside them too
+    gradients: int
     optimizer: int
     weight_copies: int  # in bf16
     activations: int  # kept for the backward pass
     logits: int  # with their gradient, while the loss is computed; 0 when the peak is in a block
-    block: int  # what one block needs beside what is kept, in its backward pass; 0 when the peak is at the loss
+    # what one block needs beside what is kept, in its backward pass; 0 when the peak is at the loss
+    block: int
     context: int
     saved: int = 0  # for checkpoints, on rank 0 of a CPU training
 
@@ -110,15 +124,25 @@ class Estimate:
 
     def record(self) -> MemoryRecord:
         parts = {f"{name}_bytes": value for name, value in asdict(self).items()}
-        return cast("MemoryRecord", parts | {"total_bytes": self.total, "needed_bytes": self.needed, "tight_bytes": self.tight})
+        return cast(
+            "MemoryRecord",
+            parts
+            | {"total_bytes": self.total, "needed_bytes": self.needed, "tight_bytes": self.tight},
+        )
 
     def sentence(self) -> str:
-        peak = f"logits {gib(self.logits)}" if self.logits else f"one block's backward pass {gib(self.block)}"
+        peak = (
+            f"logits {gib(self.logits)}"
+            if self.logits
+            else f"one block's backward pass {gib(self.block)}"
+        )
         copies = f"bf16 weights {gib(self.weight_copies)}, " if self.weight_copies else ""
         copies += f"checkpoint {gib(self.saved)}, " if self.saved else ""
         return (
-            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients {gib(self.gradients)}, "
-            f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, {peak}); "
+            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients "
+            f"{gib(self.gradients)}, "
+            f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, "
+            f"{peak}); "
             f"{gib(self.needed)} with the margin that decides"
         )
 
@@ -145,16 +169,19 @@ def _constants(load: StepWorkload) -> _Constants:
 def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as training/trainer does it.
 
-    A step has two heights: at the loss (everything kept, and the logits), and in the backward pass of the last block
-    (everything kept, no logits, but the gradients inside a block). A block that was checkpointed is computed again
-    before its backward pass, so one of them is alive in full when no other block is.
+    A step has two heights: at the loss (everything kept, and the logits), and in the backward pass
+    of the last block (everything kept, no logits, but the gradients inside a block). A block that
+    was checkpointed is computed again before its backward pass, so one of them is alive in full
+    when no other block is.
     """
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
     plain = load.depth - load.blocks
     kept = (use.ends + plain * use.kept + load.blocks * RESIDUAL) * unit
-    logits = use.logits * load.vocab * load.tokens // load.chunks + (PARTS * unit if load.chunks > 1 else 0)
+    logits = use.logits * load.vocab * load.tokens // load.chunks + (
+        PARTS * unit if load.chunks > 1 else 0
+    )
     block = (use.work if plain else use.kept + use.again) * unit
     # Eager autocast keeps all copies until the end of the forward pass.
     at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0

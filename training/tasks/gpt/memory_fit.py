@@ -1,7 +1,9 @@
-"""What makes a step fit the memory: micro-batch, loss in parts, checkpointed blocks; and what to change where nothing does.
+"""What makes a step fit the memory: micro-batch, loss in parts, checkpointed blocks; and what to
+change where nothing does.
 
-Of everything that fits by the estimate the fastest is taken. Computing the head again (loss in parts) and blocks again costs
-what it costs in multiplications, and a micro-batch costs OVERHEAD_TOKENS beside its own.
+Of everything that fits by the estimate the fastest is taken. Computing the head again (loss in
+parts) and blocks again costs what it costs in multiplications, and a micro-batch costs
+OVERHEAD_TOKENS beside its own.
 """
 
 from __future__ import annotations
@@ -42,16 +44,22 @@ class MemoryPlan:
         said += [f"loss in {load.chunks} parts"] if load.chunks > 1 else []
         reason = self.blocks.reason if load.blocks else self.chunks.reason
         cost = f"costs about {max(1, round(100 * load.extra_time))} % time"
-        return f"activation checkpointing: {', '.join(said) or 'none'}: {reason}{'; ' + cost if said else ''}"
+        return (
+            f"activation checkpointing: {', '.join(said) or 'none'}: "
+            f"{reason}{'; ' + cost if said else ''}"
+        )
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
-    """What `auto` means here; `room`: free bytes for one rank, None if unknown. None when no micro-batch divides."""
+    """What `auto` means here; `room`: free bytes for one rank, None if unknown. None when no
+    micro-batch divides."""
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
     found, reason = _frugal(replace(load, sequences=size.value), config, room)
-    blocks = Decision(found.blocks, reason if config.activation_checkpointing == AUTO else "as asked")
+    blocks = Decision(
+        found.blocks, reason if config.activation_checkpointing == AUTO else "as asked"
+    )
     chunks = Decision(found.chunks, reason if config.loss_chunks == AUTO else "as asked")
     return MemoryPlan(found, size, blocks, chunks)
 
@@ -63,14 +71,23 @@ def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None)
     if not sizes:
         return None
     if room is None:
-        return Decision(sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown")
-    fitting = [one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))]
+        return Decision(
+            sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown"
+        )
+    fitting = [
+        one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))
+    ]
     if not fitting:
-        return Decision(sizes[0], "the smallest that divides; by the estimate even that does not fit")
+        return Decision(
+            sizes[0], "the smallest that divides; by the estimate even that does not fit"
+        )
     best = min(fitting, key=_time)
     if best is fitting[-1]:
         return Decision(best.sequences, f"the largest of {len(sizes)} that divide and fit")
-    return Decision(best.sequences, f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again")
+    return Decision(
+        best.sequences,
+        f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again",
+    )
 
 
 def _time(load: StepWorkload) -> float:
@@ -86,7 +103,11 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     if found is None:
         least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
-        return least, f"{'as asked' if given else 'as frugal as can be'}, but {sequences} do not fit {gib(room)}"
+        return (
+            least,
+            f"{'as asked' if given else 'as frugal as can be'}, but {sequences} do not fit "
+            f"{gib(room)}",
+        )
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
@@ -95,7 +116,9 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     return found, f"so that {sequences} fit {gib(room)} free"
 
 
-def cheapest(load: StepWorkload, config: Config, room: int, limit: Limit = lambda one: one.needed) -> StepWorkload | None:
+def cheapest(
+    load: StepWorkload, config: Config, room: int, limit: Limit = lambda one: one.needed
+) -> StepWorkload | None:
     """The least recomputation that fits; values that the user gave are obeyed."""
 
     def fits(one: StepWorkload) -> bool:
@@ -106,7 +129,8 @@ def cheapest(load: StepWorkload, config: Config, room: int, limit: Limit = lambd
         if config.activation_checkpointing != AUTO:
             found += [plain] if fits(plain) else []
             continue
-        # Fewer bytes with each block up to the last but one; the last one is a case of its own (memory.estimate).
+        # Fewer bytes with each block up to the last but one; the last one is a case of its own
+        # (memory.estimate).
         low, high = 0, load.depth
         while low < high:
             middle = (low + high) // 2
@@ -116,11 +140,22 @@ def cheapest(load: StepWorkload, config: Config, room: int, limit: Limit = lambd
     return min(found, key=lambda one: (one.extra_time, one.chunks), default=None)
 
 
-def _candidates(load: StepWorkload, config: Config, everything: bool = False) -> Iterator[StepWorkload]:
-    """Loads with every number of parts that is allowed, in ascending order; `everything`: and with blocks checkpointed."""
+def _candidates(
+    load: StepWorkload, config: Config, everything: bool = False
+) -> Iterator[StepWorkload]:
+    """Loads with every number of parts that is allowed, in ascending order; `everything`: and with
+    blocks checkpointed."""
     asked = config.activation_checkpointing
-    blocks = (0, load.depth - 1, load.depth) if everything and asked == AUTO else (asked if isinstance(asked, int) else 0,)
-    chunks = (config.loss_chunks,) if isinstance(config.loss_chunks, int) else tuple(n for n in CHUNKS if n <= load.tokens)
+    blocks = (
+        (0, load.depth - 1, load.depth)
+        if everything and asked == AUTO
+        else (asked if isinstance(asked, int) else 0,)
+    )
+    chunks = (
+        (config.loss_chunks,)
+        if isinstance(config.loss_chunks, int)
+        else tuple(n for n in CHUNKS if n <= load.tokens)
+    )
     for number in chunks:
         for count in blocks:
             yield replace(load, chunks=number, blocks=count)
@@ -144,7 +179,9 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
     low, high = 0, load.depth  # the deepest that fits, with the same micro-batch
     while low < high - 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if cheapest(replace(load, depth=middle), free, room) else (low, middle)
+        low, high = (
+            (middle, high) if cheapest(replace(load, depth=middle), free, room) else (low, middle)
+        )
     if low and (found := cheapest(replace(load, depth=low), free, room)):
         size_too = {"device_batch_size": load.sequences} if config.device_batch_size == AUTO else {}
         out.append({"depth": low, **size_too, **_settings(found, config)})
@@ -152,7 +189,8 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
 
 
 def _settings(found: StepWorkload, config: Config) -> FieldValues:
-    """The flags that bring `found`, where the user has decided himself; what is `auto` finds it again."""
+    """The flags that bring `found`, where the user has decided himself; what is `auto` finds it
+    again."""
     blocks, chunks = config.activation_checkpointing, config.loss_chunks
     out: FieldValues = {}
     if blocks != AUTO:

@@ -1,7 +1,8 @@
-"""GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, SwiGLU and an untied head.
+"""GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, SwiGLU and an
+untied head.
 
-The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the width allows it. What each
-choice is worth stands in docs/model.md.
+The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the
+width allows it. What each choice is worth stands in docs/model.md.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps c
 class MemorySavings:
     """Memory bought with time; the arithmetic stays the same."""
 
-    blocks: int = 0  # so many blocks keep only their input and are computed again in the backward pass
-    chunks: int = 1  # logits and loss are computed in so many parts, each again in the backward pass
+    blocks: int = (
+        0  # so many blocks keep only their input and are computed again in the backward pass
+    )
+    chunks: int = (
+        1  # logits and loss are computed in so many parts, each again in the backward pass
+    )
 
 
 def norm(x: Tensor) -> Tensor:
@@ -51,7 +56,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
-            part(x).view(batch, length, self.heads, width // self.heads).transpose(1, 2) for part in (self.query, self.key, self.value)
+            part(x).view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
         q, k = norm(rotate(q, cos, sin)).to(v.dtype), norm(rotate(k, cos, sin)).to(v.dtype)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -70,7 +76,9 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._drop(self.attention(norm(x), cos, sin))
         y = norm(x)
-        return x + self._drop(self.down(F.silu(self.gate(y)) * self.up(y)))  # SwiGLU, arXiv:2002.05202
+        return x + self._drop(
+            self.down(F.silu(self.gate(y)) * self.up(y))
+        )  # SwiGLU, arXiv:2002.05202
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -79,7 +87,9 @@ class TransformerBlock(nn.Module):
 class GPT(nn.Module):
     """forward(inputs) gives logits; forward(inputs, targets) the mean loss in nats per token."""
 
-    def __init__(self, shape: ModelDims, frugal: MemorySavings | None = None, dropout: float = 0.0) -> None:
+    def __init__(
+        self, shape: ModelDims, frugal: MemorySavings | None = None, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.frugal = frugal or MemorySavings()
@@ -93,13 +103,20 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Initial weights: residual branches and head start at zero, so the first loss is exactly ln(vocab)."""
+        """Initial weights: residual branches and head start at zero, so the first loss is exactly
+        ln(vocab)."""
         nn.init.normal_(self.embedding.weight, std=1.0)
         nn.init.zeros_(self.head.weight)
         bound = (3 / self.shape.width) ** 0.5
         for block in self.blocks:
             assert isinstance(block, TransformerBlock)
-            for matrix in (block.attention.query, block.attention.key, block.attention.value, block.gate, block.up):
+            for matrix in (
+                block.attention.query,
+                block.attention.key,
+                block.attention.value,
+                block.gate,
+                block.up,
+            ):
                 nn.init.uniform_(matrix.weight, -bound, bound)
             for matrix in (block.attention.proj, block.down):
                 nn.init.zeros_(matrix.weight)
@@ -109,16 +126,20 @@ class GPT(nn.Module):
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def compile_parts(self) -> None:
-        """torch.compile each block, and the loss with its logits; as torchtitan does, not the whole model.
+        """torch.compile each block, and the loss with its logits; as torchtitan does, not the whole
+        model.
 
-        One block is compiled for all of them, gradients are exchanged while the next block's backward pass runs, and
-        activation checkpointing stands around compiled blocks (DDP's own graph splitter refuses it).
+        One block is compiled for all of them, gradients are exchanged while the next block's
+        backward pass runs, and activation checkpointing stands around compiled blocks (DDP's own
+        graph splitter refuses it).
         """
         for block in self.blocks:
             block.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
 
-    def forward(self, inputs: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    def forward(
+        self, inputs: Tensor, targets: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         """inputs, targets: (batch, T) int64, T ≤ max_seq_len; a target of −1 is not counted."""
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
@@ -126,7 +147,9 @@ class GPT(nn.Module):
         again = self.frugal.blocks if torch.is_grad_enabled() else 0
         for number, block in enumerate(self.blocks):
             if number < again:
-                x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+                x = checkpoint(
+                    block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0
+                )
             else:
                 x = block(x, cos, sin)
         x = norm(x)
@@ -140,21 +163,32 @@ class GPT(nn.Module):
         return SOFTCAP * torch.tanh(logits / SOFTCAP)
 
     def _nats(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the loss over all positions; x (positions, width). A chunk's logits live only while it is computed."""
+        """Sum of the loss over all positions; x (positions, width). A chunk's logits live only
+        while it is computed."""
         if self.frugal.chunks == 1:
             return self._chunk(x, targets)
         size = -(-len(x) // self.frugal.chunks)
         pairs = list(zip(x.split(size), targets.split(size), strict=True))
         if not torch.is_grad_enabled():
             return torch.stack([self._chunk(*pair) for pair in pairs]).sum()
-        return torch.stack([checkpoint(self._chunk, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]).sum()
+        return torch.stack(
+            [
+                checkpoint(self._chunk, *pair, use_reentrant=False, preserve_rng_state=False)
+                for pair in pairs
+            ]
+        ).sum()
 
     def _chunk(self, x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x), targets, ignore_index=-1, reduction="sum")
 
     @torch.no_grad()
     def generate(
-        self, prompt: list[int], count: int, temperature: float, generator: torch.Generator, each: Callable[[], None] = lambda: None
+        self,
+        prompt: list[int],
+        count: int,
+        temperature: float,
+        generator: torch.Generator,
+        each: Callable[[], None] = lambda: None,
     ) -> list[int]:
         """`count` tokens after the prompt, sampled one by one; `each()` is called before each."""
         device = self.head.weight.device
@@ -164,5 +198,7 @@ class GPT(nn.Module):
             with torch.compiler.set_stance("force_eager"):  # each length would be compiled
                 logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
             chances = torch.softmax(logits.cpu() / temperature, dim=-1)
-            tokens = torch.cat((tokens, torch.multinomial(chances, 1, generator=generator).to(device)), dim=1)
+            tokens = torch.cat(
+                (tokens, torch.multinomial(chances, 1, generator=generator).to(device)), dim=1
+            )
         return tokens[0, len(prompt) :].tolist()

@@ -1,4 +1,5 @@
-"""Muon for CPUs without bf16 matrix instructions, where torch's own one emulates them: its step takes ten times as long there."""
+"""Muon for CPUs without bf16 matrix instructions, where torch's own one emulates them: its step
+takes ten times as long there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from training.tasks.optim import Group
 
 
 class Fp32Muon(torch.optim.Muon):
-    """The arithmetic and the state of `torch.optim.Muon` (torch/optim/_muon.py), with the Newton-Schulz iteration in fp32."""
+    """The arithmetic and the state of `torch.optim.Muon` (torch/optim/_muon.py), with the
+    Newton-Schulz iteration in fp32."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -40,8 +42,11 @@ class Fp32Muon(torch.optim.Muon):
         parameter.add_(update, alpha=-rate)
 
 
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """About the nearest orthogonal matrix, by a quintic Newton-Schulz iteration (kellerjordan.github.io/posts/muon)."""
+def orthogonal(
+    matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """About the nearest orthogonal matrix, by a quintic Newton-Schulz iteration
+    (kellerjordan.github.io/posts/muon)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     out = matrix.T if tall else matrix

@@ -1,8 +1,9 @@
 """A GPT's optimizers: Muon for the blocks' matrices, AdamW for everything else.
 
-Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest orthogonal one. What it is
-worth here stands in docs/model.md. Its arithmetic costs as much as a fifth of a small step, so ranks share it: each updates
-some of the matrices and sends them to the others (ZeRO stage 1, arXiv:1910.02054). The weights are the same, bit for bit.
+Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest
+orthogonal one. What it is worth here stands in docs/model.md. Its arithmetic costs as much as a
+fifth of a small step, so ranks share it: each updates some of the matrices and sends them to the
+others (ZeRO stage 1, arXiv:1910.02054). The weights are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,13 +25,22 @@ MATRIX_LR = {"muon": 0.02, "adamw": 0.0015}
 
 
 def build(model: GPT, config: Config) -> Optimizers:
-    """The optimizers of a model, fused where torch can; Muon's work is shared by the ranks of the process group, if any."""
+    """The optimizers of a model, fused where torch can; Muon's work is shared by the ranks of the
+    process group, if any."""
     scale = (model.shape.width / REFERENCE_WIDTH) ** -0.5
     rate = MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
     matrices = list(model.blocks.parameters())
     groups: list[Group] = [
-        {"params": list(model.embedding.parameters()), "lr": config.embedding_lr * scale, "weight_decay": 0.0},
-        {"params": list(model.head.parameters()), "lr": config.unembedding_lr * scale, "weight_decay": 0.0},
+        {
+            "params": list(model.embedding.parameters()),
+            "lr": config.embedding_lr * scale,
+            "weight_decay": 0.0,
+        },
+        {
+            "params": list(model.head.parameters()),
+            "lr": config.unembedding_lr * scale,
+            "weight_decay": 0.0,
+        },
     ]
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
@@ -38,12 +48,18 @@ def build(model: GPT, config: Config) -> Optimizers:
         muon = Fp32Muon if emulated else torch.optim.Muon
         settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
         if dist.is_initialized():
-            from torch.distributed.optim import ZeroRedundancyOptimizer  # 0.1 s that a single process need not wait
+            from torch.distributed.optim import (
+                ZeroRedundancyOptimizer,
+            )  # 0.1 s that a single process need not wait
 
             # As views of one buffer for each rank, the matrices travel in one message.
-            first.append(ZeroRedundancyOptimizer(matrices, muon, parameters_as_bucket_view=True, **settings))
+            first.append(
+                ZeroRedundancyOptimizer(matrices, muon, parameters_as_bucket_view=True, **settings)
+            )
         else:
             first.append(muon(matrices, **settings))
     else:
-        groups.insert(0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay})
+        groups.insert(
+            0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay}
+        )
     return Optimizers([*first, torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=True)])

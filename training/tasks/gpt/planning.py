@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 def _vocab(request: PlanRequest) -> int:
-    """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run that keeps its --vocab_size keeps
-    what it found."""
+    """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run
+    that keeps its --vocab_size keeps what it found."""
     config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
     planned = vocab_of(config.tokenizer, config.vocab_size)
     saved = manifest.newest(run.checkpoints) if run and config.tokenizer == BPE else None
-    same = saved is not None and all(request.resumed.get(name, (None,))[0] == getattr(config, name) for name in asked)
+    same = saved is not None and all(
+        request.resumed.get(name, (None,))[0] == getattr(config, name) for name in asked
+    )
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
@@ -45,7 +47,11 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         copy=machine.device == "cpu",
     )
     fitting = memory_fit.choose(asked, config, ranks, machine.room)
-    split = batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size) if fitting else None
+    split = (
+        batch.split(fitting.load.sequences, config.max_seq_len, ranks, config.total_batch_size)
+        if fitting
+        else None
+    )
     assert fitting and split and request.source, "the request has been checked"
     step = GptStep(fitting.load)
     fields: TaskFields = {
@@ -53,11 +59,18 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         "activation_checkpointing": fitting.blocks.record(),
         "loss_chunks": fitting.chunks.record(),
         "memory": {**step.record(), "free_bytes": machine.room},
-        "data": {"name": request.source.name, "files": len(request.source.files), "bytes": request.source.total_bytes},
+        "data": {
+            "name": request.source.name,
+            "files": len(request.source.files),
+            "bytes": request.source.total_bytes,
+        },
     }
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
     text = [
-        f"memory, estimated: {step.estimate.sentence()}" + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+        f"memory, estimated: {step.estimate.sentence()}"
+        + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
     ]
-    return Decided(split, text, fields=fields, model={**shape, "optimizer": config.optimizer}, step=step)
+    return Decided(
+        split, text, fields=fields, model={**shape, "optimizer": config.optimizer}, step=step
+    )

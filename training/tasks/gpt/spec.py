@@ -49,13 +49,23 @@ class GptSpec(TaskSpec):
 
     def split(self, config: Config, origins: Mapping[str, str], ranks: int) -> batch.Batch | None:
         size = config.device_batch_size
-        return None if isinstance(size, str) else batch.split(size, config.max_seq_len, ranks, config.total_batch_size)
+        return (
+            None
+            if isinstance(size, str)
+            else batch.split(size, config.max_seq_len, ranks, config.total_batch_size)
+        )
 
     def divides(self, config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
         return validation.divides(config, origins, ranks)
 
     def check(
-        self, config: Config, options: Mapping[str, Any], origins: Mapping[str, str], *, installed: bool, whole: bool
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        origins: Mapping[str, str],
+        *,
+        installed: bool,
+        whole: bool,
     ) -> tuple[CorpusSource | None, list[Problem]]:
         return validation.check(config, origins, installed)
 
@@ -78,7 +88,9 @@ class GptSpec(TaskSpec):
         from training.tasks.gpt.task import LanguageModel
 
         assert data, "the supervisor or rank 0 has prepared it"
-        savings = MemorySavings(plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"])
+        savings = MemorySavings(
+            plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]
+        )
         return LanguageModel(Config(**plan["config"]), device, data, savings)
 
     def model_name(self, config: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ class GptStep(StepNeeds):
     @property
     def source(self) -> str:
         return (
-            f"formula ({'compiled' if self.load.compiled else 'eager'}, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
+            f"formula ({'compiled' if self.load.compiled else 'eager'}, "
+            f"{'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
         )
 
     @property

@@ -32,12 +32,15 @@ TEMPERATURE = 0.8
 
 
 class LanguageModel(Task):
-    """Validation in bits per byte: comparable between tokenizers, and between runs of any batch size."""
+    """Validation in bits per byte: comparable between tokenizers, and between runs of any batch
+    size."""
 
     unit = "tokens"
     pieces = "sequences"
 
-    def __init__(self, config: Config, device: torch.device, data: PreparedCorpus, frugal: MemorySavings) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, data: PreparedCorpus, frugal: MemorySavings
+    ) -> None:
         super().__init__(None, config, device)
         self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
         self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len)
@@ -75,7 +78,8 @@ class LanguageModel(Task):
         return loss
 
     def share(self, count: int, rank: int, ranks: int) -> range:
-        """The same sequences every time, shared evenly: at most `eval_tokens`, all ranks; none when there are fewer than one for each."""
+        """The same sequences every time, shared evenly: at most `eval_tokens`, all ranks; none when
+        there are fewer than one for each."""
         each = min(count, max(ranks, self.config.eval_tokens // self.config.max_seq_len)) // ranks
         return range(rank * each, (rank + 1) * each)
 
@@ -84,7 +88,10 @@ class LanguageModel(Task):
             return ""
         found = f"{units.plural(count, 'sequence')} of {self.config.max_seq_len} tokens"
         wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
-        return f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or a smaller --max_seq_len"
+        return (
+            f"no validation: the text for it makes {found}, fewer than {wanted}; more text, or "
+            f"a smaller --max_seq_len"
+        )
 
     def measure(self, model: nn.Module, batch: Pair) -> dict[str, torch.Tensor]:
         """Separators are no bytes and are not predicted."""
@@ -92,14 +99,24 @@ class LanguageModel(Task):
         told = self._byte_lengths()[targets]
         targets = targets.masked_fill(told == 0, -1)
         nats = model(inputs, targets, reduction="sum")
-        return {"nats": nats.double(), "tokens": (targets != -1).sum().double(), "bytes": told.sum().double()}
+        return {
+            "nats": nats.double(),
+            "tokens": (targets != -1).sum().double(),
+            "bytes": told.sum().double(),
+        }
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """loss: nats per token; bpb: bits per byte."""
-        return {"loss": sums["nats"] / sums["tokens"], "bpb": sums["nats"] / math.log(2) / sums["bytes"]}
+        return {
+            "loss": sums["nats"] / sums["tokens"],
+            "bpb": sums["nats"] / math.log(2) / sums["bytes"],
+        }
 
     def shown_loss(self, loss: float) -> str:
-        return f"{loss * metric_units.bits_per_byte(self.data.bytes_per_token):.4f} {metric_units.BITS}"
+        return (
+            f"{loss * metric_units.bits_per_byte(self.data.bytes_per_token):.4f} "
+            f"{metric_units.BITS}"
+        )
 
     def shown(self, scores: Mapping[str, float]) -> str:
         return f"{scores['bpb']:.4f} {metric_units.BITS}"
@@ -128,13 +145,19 @@ class LanguageModel(Task):
         assert isinstance(model, GPT)
         generator = torch.Generator().manual_seed(self.config.seed)
         made = model.generate(
-            [self.tokenizer.bos], self.config.sample_tokens, TEMPERATURE, generator, lambda: heartbeat.current.beat("sample")
+            [self.tokenizer.bos],
+            self.config.sample_tokens,
+            TEMPERATURE,
+            generator,
+            lambda: heartbeat.current.beat("sample"),
         )
         return self.tokenizer.decode(made)
 
     def _byte_lengths(self) -> torch.Tensor:
         if self._lengths is None:
-            self._lengths = torch.from_numpy(np.asarray(self.tokenizer.byte_lengths(), np.int64)).to(self.device)
+            self._lengths = torch.from_numpy(
+                np.asarray(self.tokenizer.byte_lengths(), np.int64)
+            ).to(self.device)
         return self._lengths
 
     _lengths: torch.Tensor | None = None

@@ -13,11 +13,15 @@ from training.data import corpus, encoding, optional_deps, tokenizer
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 
 
-def check(config: Config, origins: Mapping[str, str], installed: bool) -> tuple[corpus.CorpusSource | None, list[Problem]]:
+def check(
+    config: Config, origins: Mapping[str, str], installed: bool
+) -> tuple[corpus.CorpusSource | None, list[Problem]]:
     """The text to train on, and what is wrong with it or its tokenizer."""
     problems = encoding.check(config.encoding, origins["encoding"])
     source, problem = corpus.find(config.data, origins["data"], "" if problems else config.encoding)
-    problems += ([problem] if problem else []) + tokenizer.check(config.tokenizer, origins["tokenizer"])
+    problems += ([problem] if problem else []) + tokenizer.check(
+        config.tokenizer, origins["tokenizer"]
+    )
     if installed:
         problems += optional_deps.missing(source.files if source else (), config.tokenizer)
     return source, problems
@@ -36,8 +40,12 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
             return []
     counted = units.plural(ranks, "rank")
     what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by device_batch_size {config.device_batch_size} "
-        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × {counted} = {device * seq * ranks}"
+        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by "
+        f"device_batch_size {config.device_batch_size} "
+        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × "
+        f"{counted} = {device * seq * ranks}"
     )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(device, seq, ranks, total)]
-    return [Problem("batch.not_divisible", what, f"a multiple of {device * seq * ranks} tokens", fixes)]
+    return [
+        Problem("batch.not_divisible", what, f"a multiple of {device * seq * ranks} tokens", fixes)
+    ]

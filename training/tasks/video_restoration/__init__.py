@@ -1,1 +1,2 @@
-"""Video restoration: frames in, frames out (deblurring, super-resolution), trained on paired folders of frames."""
+"""Video restoration: frames in, frames out (deblurring, super-resolution), trained on paired
+folders of frames."""

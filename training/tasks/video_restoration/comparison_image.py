@@ -14,14 +14,23 @@ from training.tasks.video_restoration import metrics, network
 from training.tasks.video_restoration.dataset import Validation
 
 CLIPS = 3
-FRAMES = 12  # about the middle of a clip: enough for the network to see around the frame that is shown
+FRAMES = (
+    12  # about the middle of a clip: enough for the network to see around the frame that is shown
+)
 PANEL = 320  # a picture's width at most; three and their gaps are less than 1000 pixels
 GAP, LABEL = 4, 18
 PAPER, INK = (255, 255, 255), (30, 30, 30)
 
 
-def write(restore: Callable[[torch.Tensor], torch.Tensor], data: Validation, scale: int, device: torch.device, folder: Path) -> str | None:
-    """folder/restored_CLIP.png for a few clips; returns 'CLIP: 24.1 → 27.3 dB, …' of the frames that were looked at. Raises OSError."""
+def write(
+    restore: Callable[[torch.Tensor], torch.Tensor],
+    data: Validation,
+    scale: int,
+    device: torch.device,
+    folder: Path,
+) -> str | None:
+    """folder/restored_CLIP.png for a few clips; returns 'CLIP: 24.1 → 27.3 dB, …' of the frames
+    that were looked at. Raises OSError."""
     said = []
     clips = data.frames.clips
     for index in sorted({round(i * (len(clips) - 1) / max(1, CLIPS - 1)) for i in range(CLIPS)}):
@@ -41,13 +50,16 @@ def write(restore: Callable[[torch.Tensor], torch.Tensor], data: Validation, sca
 
 
 def _picture(frame: torch.Tensor) -> Image.Image:
-    """(3, H, W), as large as a panel allows; small ones grow by whole factors, so that each pixel can be seen."""
+    """(3, H, W), as large as a panel allows; small ones grow by whole factors, so that each pixel
+    can be seen."""
     values = frame.float().clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).cpu().numpy()
     picture = Image.fromarray(np.ascontiguousarray(values))
     width, height = picture.size
     if width > PANEL:
         return picture.resize((PANEL, max(1, height * PANEL // width)), Image.Resampling.LANCZOS)
-    return picture.resize((width * (PANEL // width), height * (PANEL // width)), Image.Resampling.NEAREST)
+    return picture.resize(
+        (width * (PANEL // width), height * (PANEL // width)), Image.Resampling.NEAREST
+    )
 
 
 def _strip(pictures: list[Image.Image], labels: list[str]) -> Image.Image:

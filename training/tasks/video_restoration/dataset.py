@@ -1,4 +1,5 @@
-"""Samples of paired clips as tensors: crops of a few frames to train on, whole clips to validate on."""
+"""Samples of paired clips as tensors: crops of a few frames to train on, whole clips to validate
+on."""
 
 from __future__ import annotations
 
@@ -20,22 +21,33 @@ Sample = dict[str, torch.Tensor]  # lq (T, C, h, w) and gt (T, 3, H, W), float32
 
 
 class Unreadable(RuntimeError):
-    """A frame that is no picture or has another size. Made of one text, so that it comes whole out of a loader's worker."""
+    """A frame that is no picture or has another size. Made of one text, so that it comes whole out
+    of a loader's worker."""
 
 
 class Frames:
     """Reads frames of clips; `options`: those of the task."""
 
     def __init__(self, options: Any, part: str) -> None:
-        self.clips, self.options, self.scale = folders.clips(options, part), options, int(options.scale)
+        self.clips, self.options, self.scale = (
+            folders.clips(options, part),
+            options,
+            int(options.scale),
+        )
 
-    def read(self, clip: Clip, frames: list[int], box: Box | None) -> tuple[Planes, Planes, Planes | None]:
-        """(gt, lq, spikes) of some frames: uint8 (T, H, W, 3), (T, h, w, 3), float32 (T, h, w, C) or None. `box`: in lq's pixels."""
+    def read(
+        self, clip: Clip, frames: list[int], box: Box | None
+    ) -> tuple[Planes, Planes, Planes | None]:
+        """(gt, lq, spikes) of some frames: uint8 (T, H, W, 3), (T, h, w, 3), float32 (T, h, w, C)
+        or None. `box`: in lq's pixels."""
         large = None if box is None else tuple(side * self.scale for side in box)
         gt = _stacked([_picture(clip.gt[i], large) for i in frames], clip.gt, frames)
         lq = _stacked([_picture(clip.lq[i], box) for i in frames], clip.lq, frames)
         if gt.shape[1:3] != (lq.shape[1] * self.scale, lq.shape[2] * self.scale):
-            raise Unreadable(f"{clip.gt[frames[0]]} is {_said(gt)} and {clip.lq[frames[0]]} is {_said(lq)}, at scale {self.scale}")
+            raise Unreadable(
+                f"{clip.gt[frames[0]]} is {_said(gt)} and {clip.lq[frames[0]]} is {_said(lq)}, at "
+                f"scale {self.scale}"
+            )
         if not clip.spike:
             return gt, lq, None
         size = self.size(clip)
@@ -60,7 +72,8 @@ class Frames:
 
 
 class Training(Dataset[Sample]):
-    """Every frame of every clip is the start of a sample, as in KAIR; too near to the end, another start is drawn."""
+    """Every frame of every clip is the start of a sample, as in KAIR; too near to the end, another
+    start is drawn."""
 
     def __init__(self, options: Any) -> None:
         self.options, self.frames = options, Frames(options, "train")
@@ -77,7 +90,10 @@ class Training(Dataset[Sample]):
         """Frames, crop and turns follow from `random` alone. Raises Unreadable."""
         options, number = self.options, int(np.searchsorted(self.ends, index, side="right"))
         clip = self.frames.clips[number]
-        start, step = index - (int(self.ends[number - 1]) if number else 0), int(random.choice(self.intervals))
+        start, step = (
+            index - (int(self.ends[number - 1]) if number else 0),
+            int(random.choice(self.intervals)),
+        )
         last = len(clip.gt) - (options.num_frame - 1) * step  # the first start that is too late
         other = int(random.integers(last))
         chosen = [(start if start < last else other) + i * step for i in range(options.num_frame)]
@@ -86,7 +102,9 @@ class Training(Dataset[Sample]):
         if options.random_reverse and reverse:
             chosen.reverse()
         gt, lq, spikes = self.frames.read(clip, chosen, self._box(clip, place))
-        square = lq.shape[1] == lq.shape[2]  # others keep their sides, so that they fit into one batch
+        square = (
+            lq.shape[1] == lq.shape[2]
+        )  # others keep their sides, so that they fit into one batch
 
         def turned(x: Planes) -> Planes:
             if options.use_hflip and mirror:
@@ -103,13 +121,16 @@ class Training(Dataset[Sample]):
             return None
         width, height = self.frames.size(clip)
         if min(width, height) < side:
-            raise Unreadable(f"{clip.lq[0]} is {width} × {height}, a crop is {side} × {side} (gt_size)")
+            raise Unreadable(
+                f"{clip.lq[0]} is {width} × {height}, a crop is {side} × {side} (gt_size)"
+            )
         left, top = int(place[0] * (width - side + 1)), int(place[1] * (height - side + 1))
         return left, top, left + side, top + side
 
 
 class Validation(Dataset[Sample]):
-    """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one in a batch."""
+    """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one in a
+    batch."""
 
     def __init__(self, options: Any) -> None:
         self.frames, self.limit = Frames(options, "val"), options.test_num_frame
@@ -124,15 +145,21 @@ class Validation(Dataset[Sample]):
 
     def part(self, index: int, first: int, count: int) -> Sample:
         """Some frames of a clip. Raises Unreadable."""
-        return _sample(*self.frames.read(self.frames.clips[index], list(range(first, first + count)), None))
+        return _sample(
+            *self.frames.read(self.frames.clips[index], list(range(first, first + count)), None)
+        )
 
 
 def _picture(file: str, box: tuple[int, ...] | None) -> Planes:
-    """(h, w, 3) uint8. The crop comes first: converting costs as much as the pixels that are left."""
+    """(h, w, 3) uint8. The crop comes first: converting costs as much as the pixels that are
+    left."""
     try:
         with Image.open(file) as picture:
             if box is not None and (picture.width < box[2] or picture.height < box[3]):
-                raise Unreadable(f"{file} is {picture.width} × {picture.height}, smaller than its clip's first frame")
+                raise Unreadable(
+                    f"{file} is {picture.width} × {picture.height}, smaller than its clip's first "
+                    f"frame"
+                )
             part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
             return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -147,7 +174,8 @@ def _stacked(pictures: list[Planes], files: tuple[str, ...], frames: list[int]) 
 
 
 def _planes(file: str, options: Any) -> Planes:
-    """(T, h, w) of a spike file: booleans of a raw one, 0 … 1 of a picture, an array's numbers as they are."""
+    """(T, h, w) of a spike file: booleans of a raw one, 0 … 1 of a picture, an array's numbers as
+    they are."""
     try:
         if file.endswith(".npy"):
             found = np.load(file, allow_pickle=False)
@@ -172,7 +200,9 @@ def _resized(plane: Planes, size: tuple[int, int], box: Box | None) -> Planes:
     across, down = plane.shape[1] / size[0], plane.shape[0] / size[1]
     part = (left * across, top * down, right * across, bottom * down)
     return np.asarray(
-        Image.fromarray(np.ascontiguousarray(plane)).resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=part)
+        Image.fromarray(np.ascontiguousarray(plane)).resize(
+            (right - left, bottom - top), Image.Resampling.BILINEAR, box=part
+        )
     )
 
 

@@ -1,4 +1,5 @@
-"""What must be true of the options and folders of video restoration before anything starts. Imports neither torch nor numpy."""
+"""What must be true of the options and folders of video restoration before anything starts. Imports
+neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ OVERLAP = 20  # pixels that two squares of size_patch_testing have in common, as
 
 
 def check(options: Any, origins: Mapping[str, str], *, pictures: bool = True) -> list[Problem]:
-    """Everything that is wrong, of all options together; `origins`: name → where its value came from. `pictures`: their headers are
-    read, which needs Pillow."""
+    """Everything that is wrong, of all options together; `origins`: name → where its value came
+    from. `pictures`: their headers are read, which needs Pillow."""
     problems = _numbers(options, origins) + _both(options, origins)
     for part in PARTS:
         scan = Scan(options, part, origins)
@@ -29,7 +30,8 @@ def check(options: Any, origins: Mapping[str, str], *, pictures: bool = True) ->
 
 
 def clips(options: Any, part: str) -> list[Clip]:
-    """The clips of "train" or "val". Raises UserError when the folders are not (any more) as check() wants them."""
+    """The clips of "train" or "val". Raises UserError when the folders are not (any more) as
+    check() wants them."""
     scan = Scan(options, part)
     if scan.problems:
         raise UserError(scan.problems)
@@ -41,14 +43,22 @@ def sentence(options: Any) -> str:
 
     def much(part: str) -> str:
         found = clips(options, part)
-        return f"{len(found)} clip{'' if len(found) == 1 else 's'} with {sum(len(clip.gt) for clip in found)} frames"
+        return (
+            f"{len(found)} clip{'' if len(found) == 1 else 's'} with "
+            f"{sum(len(clip.gt) for clip in found)} frames"
+        )
 
-    held = f"; validation: {options.test_dataroot_gt}, {much('val')}" if options.test_dataroot_gt else "; no validation"
+    held = (
+        f"; validation: {options.test_dataroot_gt}, {much('val')}"
+        if options.test_dataroot_gt
+        else "; no validation"
+    )
     return f"data: {options.dataroot_gt}, {much('train')}{held}"
 
 
 def content(options: Any) -> str:
-    """A digest of all clips: names and sizes of their files, not where they lie. Other data, another digest.
+    """A digest of all clips: names and sizes of their files, not where they lie. Other data,
+    another digest.
 
     Raises UserError, OSError.
     """
@@ -57,7 +67,9 @@ def content(options: Any) -> str:
         for clip in clips(options, part):
             for kind in (clip.gt, clip.lq, clip.spike):
                 for file in kind:
-                    digest.update(f"{part}\0{clip.name}\0{os.path.basename(file)}\0{Path(file).stat().st_size}\n".encode())
+                    digest.update(
+                        f"{part}\0{clip.name}\0{os.path.basename(file)}\0{Path(file).stat().st_size}\n".encode()
+                    )
     return digest.hexdigest()[:16]
 
 
@@ -70,9 +82,22 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
     problems: list[Problem] = []
 
     def wrong(name: str, why: str, allowed: str, *fixes: str) -> None:
-        problems.append(Problem("field.value", told(options, name, origins) + why, allowed, [f"--{name}={fix}" for fix in fixes]))
+        problems.append(
+            Problem(
+                "field.value",
+                told(options, name, origins) + why,
+                allowed,
+                [f"--{name}={fix}" for fix in fixes],
+            )
+        )
 
-    def listed(name: str, read: Callable[[str], list[Any]], good: Callable[[list[Any]], bool], allowed: str, *fixes: str) -> list[Any]:
+    def listed(
+        name: str,
+        read: Callable[[str], list[Any]],
+        good: Callable[[list[Any]], bool],
+        allowed: str,
+        *fixes: str,
+    ) -> list[Any]:
         try:
             found = read(getattr(options, name))
         except ValueError:
@@ -81,7 +106,14 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
             wrong(name, "", allowed, *fixes)
         return found or []
 
-    listed("interval_list", lists.whole, lambda x: bool(x) and min(x) >= 1, "whole numbers from 1, with commas between", "1", "1,2")
+    listed(
+        "interval_list",
+        lists.whole,
+        lambda x: bool(x) and min(x) >= 1,
+        "whole numbers from 1, with commas between",
+        "1",
+        "1,2",
+    )
     listed(
         "G_optimizer_betas",
         lists.numbers,
@@ -90,25 +122,56 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         "0.9,0.99",
     )
     periods = listed(
-        "G_scheduler_periods", lists.whole, lambda x: all(p >= 1 for p in x), "whole numbers from 1, with commas, or nothing", ""
+        "G_scheduler_periods",
+        lists.whole,
+        lambda x: all(p >= 1 for p in x),
+        "whole numbers from 1, with commas, or nothing",
+        "",
     )
-    weights = listed("G_scheduler_restart_weights", lists.numbers, lambda x: bool(x) and min(x) >= 0, "numbers from 0, with commas", "1")
+    weights = listed(
+        "G_scheduler_restart_weights",
+        lists.numbers,
+        lambda x: bool(x) and min(x) >= 0,
+        "numbers from 0, with commas",
+        "1",
+    )
     ascending = "whole numbers from 1, each larger than the one before, with commas"
-    listed("G_scheduler_milestones", lists.whole, lambda x: x == sorted(set(x)) and all(m >= 1 for m in x), ascending, "")
+    listed(
+        "G_scheduler_milestones",
+        lists.whole,
+        lambda x: x == sorted(set(x)) and all(m >= 1 for m in x),
+        ascending,
+        "",
+    )
     if weights and len(weights) not in (1, max(1, len(periods))):
         why = f": {len(weights)} weights for {max(1, len(periods))} periods"
-        wrong("G_scheduler_restart_weights", why, "one for each of G_scheduler_periods, or one for all", "1")
+        wrong(
+            "G_scheduler_restart_weights",
+            why,
+            "one for each of G_scheduler_periods, or one for all",
+            "1",
+        )
     scale = int(options.scale)
     if options.gt_size % scale:
         near = max(scale, options.gt_size // scale * scale)
-        wrong("gt_size", f", which does not divide by scale {scale}", f"a multiple of {scale}", str(near))
+        wrong(
+            "gt_size",
+            f", which does not divide by scale {scale}",
+            f"a multiple of {scale}",
+            str(near),
+        )
     if options.embed_dim % 2:
         wrong("embed_dim", "", "an even number", str(options.embed_dim + 1))
     if options.test_num_frame == 0:
         wrong("test_num_frame", "", "-1 for all frames, or a whole number from 1", "-1")
     if options.num_frame_testing and options.num_frame_overlapping >= options.num_frame_testing:
         why = f", but num_frame_testing is {options.num_frame_testing}"
-        wrong("num_frame_overlapping", why, "less than num_frame_testing", str(options.num_frame_testing // 4))
+        wrong(
+            "num_frame_overlapping",
+            why,
+            "less than num_frame_testing",
+            str(options.num_frame_testing // 4),
+        )
     if options.size_patch_testing and options.size_patch_testing < 2 * OVERLAP:
         wrong("size_patch_testing", "", f"0, or {2 * OVERLAP} pixels and more", "0", "192")
     return problems
@@ -116,11 +179,24 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
 
 def _both(options: Any, origins: Mapping[str, str]) -> list[Problem]:
     """The network's input has the same channels in training and validation."""
-    if not options.test_dataroot_gt or bool(options.dataroot_spike) == bool(options.test_dataroot_spike):
+    if not options.test_dataroot_gt or bool(options.dataroot_spike) == bool(
+        options.test_dataroot_spike
+    ):
         return []
-    there, absent = ("dataroot_spike", "test_dataroot_spike") if options.dataroot_spike else ("test_dataroot_spike", "dataroot_spike")
+    there, absent = (
+        ("dataroot_spike", "test_dataroot_spike")
+        if options.dataroot_spike
+        else ("test_dataroot_spike", "dataroot_spike")
+    )
     what = f"{told(options, there, origins)}, but {absent} is empty"
-    return [Problem("video.frames_differ", what, "spikes in training and validation, or in neither", [f"--{absent}=FOLDER", f"--{there}="])]
+    return [
+        Problem(
+            "video.frames_differ",
+            what,
+            "spikes in training and validation, or in neither",
+            [f"--{absent}=FOLDER", f"--{there}="],
+        )
+    ]
 
 
 def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Problem]:
@@ -135,8 +211,18 @@ def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Probl
         return []
     least = min(len(clip.gt) for clip in short)
     apart = f" {steps} steps apart (interval_list)" if steps > 1 else ""
-    what = f"{told(options, 'num_frame', origins)}{apart}: {needed} frames in a row, but {len(short)} of {len(scan.clips)} clips have less"
+    what = (
+        f"{told(options, 'num_frame', origins)}{apart}: {needed} frames in a row, but "
+        f"{len(short)} of {len(scan.clips)} clips have less"
+    )
     fits = (least - 1) // steps + 1
     fixes = [f"--num_frame={fits}"] if fits >= 2 else []
     names = some([f"{clip.name} ({len(clip.gt)})" for clip in short])
-    return [Problem("video.clip_lengths", f"{what}: {names}", "clips of that many frames, or fewer frames in a sample", fixes)]
+    return [
+        Problem(
+            "video.clip_lengths",
+            f"{what}: {names}",
+            "clips of that many frames, or fewer frames in a sample",
+            fixes,
+        )
+    ]

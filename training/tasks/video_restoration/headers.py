@@ -1,4 +1,5 @@
-"""Do the frames fit the options? By the headers of a few of them; one that is damaged further on is told by who reads it.
+"""Do the frames fit the options? By the headers of a few of them; one that is damaged further on is
+told by who reads it.
 
 Imports neither torch nor numpy.
 """
@@ -34,32 +35,62 @@ def check(options: Any, part: str, scan: Scan, origins: Mapping[str, str]) -> li
     return _fit(options, part, sizes, origins)
 
 
-def _fit(options: Any, part: str, sizes: dict[str, tuple[Size, Size]], origins: Mapping[str, str]) -> list[Problem]:
+def _fit(
+    options: Any, part: str, sizes: dict[str, tuple[Size, Size]], origins: Mapping[str, str]
+) -> list[Problem]:
     problems, scale = [], int(options.scale)
     unequal = {name: pair for name, pair in sizes.items() if _scaled(pair[1], scale) != pair[0]}
     if unequal:
         gt, lq = next(iter(unequal.values()))
-        named = some([f"{name} ({_said(gt)} and {_said(lq)})" for name, (gt, lq) in unequal.items()])
-        what = f"{told(options, 'scale', origins)}, but sharp and blurred frames have the sizes of {named}"
+        named = some(
+            [f"{name} ({_said(gt)} and {_said(lq)})" for name, (gt, lq) in unequal.items()]
+        )
+        what = (
+            f"{told(options, 'scale', origins)}, but sharp and blurred frames have the sizes "
+            f"of "
+            f"{named}"
+        )
         fixes = [f"--scale={other}" for other in (1, 2, 4) if _scaled(lq, other) == gt]
-        problems.append(Problem("video.frame_sizes", what, "sharp frames as many times as large as blurred ones", fixes))
+        problems.append(
+            Problem(
+                "video.frame_sizes",
+                what,
+                "sharp frames as many times as large as blurred ones",
+                fixes,
+            )
+        )
     least = min(min(gt) for gt, _ in sizes.values())
-    small = some([f"{name} ({_said(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size])
+    small = some(
+        [f"{name} ({_said(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size]
+    )
     crop = [f"--gt_size={least // scale * scale}"]
     if part == "val":
         if least < WINDOW:
-            what = f"{told(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are smaller than SSIM's window"
-            problems.append(Problem("video.crop_size", what, f"{WINDOW} pixels on each side, or more"))
+            what = (
+                f"{told(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are "
+                f"smaller than SSIM's window"
+            )
+            problems.append(
+                Problem("video.crop_size", what, f"{WINDOW} pixels on each side, or more")
+            )
     elif least < options.gt_size:
         problems.append(
             Problem(
-                "video.crop_size", f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}", "the frames' size or less", crop
+                "video.crop_size",
+                f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}",
+                "the frames' size or less",
+                crop,
             )
         )
     elif options.gt_size == 0 and len({gt for gt, _ in sizes.values()}) > 1:
         named = some([f"{name} {_said(gt)}" for name, (gt, _) in sizes.items()])
-        what = f"{told(options, 'gt_size', origins)}: whole frames, but clips have different sizes: {named}"
-        problems.append(Problem("video.frame_sizes", what, "a crop that fits into all of them", crop))
+        what = (
+            f"{told(options, 'gt_size', origins)}: whole frames, but clips have different "
+            f"sizes: {named}"
+        )
+        problems.append(
+            Problem("video.frame_sizes", what, "a crop that fits into all of them", crop)
+        )
     return problems
 
 
@@ -83,34 +114,75 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
                 size, mode = picture.size, picture.mode
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or "no picture that Pillow can read"
-        problems.append(Problem("video.frame_unreadable", f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP"))
+        problems.append(
+            Problem("video.frame_unreadable", f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP")
+        )
         return None
     if mode not in MODES:
-        problems.append(Problem("video.pixel_format", f"{file} has pixels of the kind {mode}", "8 bits a colour"))
+        problems.append(
+            Problem(
+                "video.pixel_format", f"{file} has pixels of the kind {mode}", "8 bits a colour"
+            )
+        )
         return None
     return size
 
 
-def _spikes(options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[str, str]) -> list[Problem]:
+def _spikes(
+    options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[str, str]
+) -> list[Problem]:
     """Do the spike files of a clip hold what the options say? Sizes and headers only."""
     file = files[0]
     if file.endswith(".dat"):
         height, width = options.spike_h, options.spike_w
         if not height or not width:
             name = "spike_w" if height else "spike_h"
-            what = f"{told(options, name, origins)}, but {told(options, prefix + 'dataroot_spike', origins)} has raw spikes such as {file}"
-            return [Problem("video.spikes", what, "height and width of the spike camera, in pixels", [CAMERA])]
+            what = (
+                f"{told(options, name, origins)}, but "
+                f"{told(options, prefix + 'dataroot_spike', origins)} has raw spikes such as "
+                f"{file}"
+            )
+            return [
+                Problem(
+                    "video.spikes",
+                    what,
+                    "height and width of the spike camera, in pixels",
+                    [CAMERA],
+                )
+            ]
         if height * width % 8:
             what = f"spike_h {height} × spike_w {width} is no whole number of bytes"
             return [Problem("video.spikes", what, "the size of the spike camera", [CAMERA])]
         for one in (files[0], files[-1]):
             size, plane = Path(one).stat().st_size, height * width // 8
             if size == 0 or size % plane:
-                what = f"{one} has {size} bytes, no multiple of the {plane} of a plane of {height} × {width} spikes (spike_h, spike_w)"
-                return [Problem("video.spikes", what, "spike_h and spike_w of the camera that recorded it", [CAMERA])]
+                what = (
+                    f"{one} has {size} bytes, no multiple of the {plane} of a plane of "
+                    f"{height} "
+                    f"× {width} spikes (spike_h, spike_w)"
+                )
+                return [
+                    Problem(
+                        "video.spikes",
+                        what,
+                        "spike_h and spike_w of the camera that recorded it",
+                        [CAMERA],
+                    )
+                ]
             if size // plane < options.spike_channels:
-                what = f"{told(options, 'spike_channels', origins)}, but {one} has {size // plane} planes of spikes"
-                return [Problem("video.spikes", what, "so many planes or fewer", [f"--spike_channels={size // plane}"])]
+                what = (
+                    f"{told(options, 'spike_channels', origins)}, but {one} has "
+                    f"{size // plane} "
+                    f"planes of spikes"
+                )
+                return [
+                    Problem(
+                        "video.spikes",
+                        what,
+                        "so many planes or fewer",
+                        [f"--spike_channels={size // plane}"],
+                    )
+                ]
         return []
     if file.endswith(".npy"):
         planes = npy_planes(file)
@@ -134,7 +206,8 @@ def _spikes(options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[
 
 
 def npy_planes(file: str) -> int | None:
-    """Of an array (planes, height, width) or (height, width) on disk, by its header; None: something else.
+    """Of an array (planes, height, width) or (height, width) on disk, by its header; None:
+    something else.
 
     numpy's own reader would load numpy into the process that plans.
     """
@@ -146,6 +219,10 @@ def npy_planes(file: str) -> int | None:
         shape, kind = header["shape"], str(header["descr"])
     except (OSError, ValueError, SyntaxError, KeyError, TypeError):
         return None
-    if magic[:6] != b"\x93NUMPY" or kind[1:2] not in ("b", "i", "u", "f") or not all(isinstance(n, int) and n > 0 for n in shape):
+    if (
+        magic[:6] != b"\x93NUMPY"
+        or kind[1:2] not in ("b", "i", "u", "f")
+        or not all(isinstance(n, int) and n > 0 for n in shape)
+    ):
         return None
     return {2: 1, 3: shape[0]}.get(len(shape))

@@ -1,4 +1,5 @@
-"""Long clips and large frames are restored in pieces, as in KAIR: what does not fit into memory whole."""
+"""Long clips and large frames are restored in pieces, as in KAIR: what does not fit into memory
+whole."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ Restore = Callable[[torch.Tensor], torch.Tensor]
 
 
 @torch.no_grad()
-def restored(model: Restore, frames: torch.Tensor, *, scale: int, steps: int, overlap: int, side: int) -> torch.Tensor:
+def restored(
+    model: Restore, frames: torch.Tensor, *, scale: int, steps: int, overlap: int, side: int
+) -> torch.Tensor:
     """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale).
 
     `steps`: frames of a piece, of which two have `overlap` in common, the mean of both;
@@ -21,10 +24,14 @@ def restored(model: Restore, frames: torch.Tensor, *, scale: int, steps: int, ov
     count = frames.shape[1]
     if not steps or steps >= count:
         return _squares(model, frames, scale, side)
-    out = frames.new_zeros(*frames.shape[:2], 3, frames.shape[3] * scale, frames.shape[4] * scale, dtype=torch.float32)
+    out = frames.new_zeros(
+        *frames.shape[:2], 3, frames.shape[3] * scale, frames.shape[4] * scale, dtype=torch.float32
+    )
     times = frames.new_zeros(count)
     for first in starts(count, steps, steps - overlap):
-        out[:, first : first + steps] += _squares(model, frames[:, first : first + steps], scale, side)
+        out[:, first : first + steps] += _squares(
+            model, frames[:, first : first + steps], scale, side
+        )
         times[first : first + steps] += 1
     return out / times.view(1, -1, 1, 1, 1)
 
@@ -35,7 +42,8 @@ def starts(length: int, size: int, stride: int) -> list[int]:
 
 
 def _squares(model: Restore, frames: torch.Tensor, scale: int, side: int) -> torch.Tensor:
-    """Of what two squares have in common each gives the half that is its own: near its border a square knows less."""
+    """Of what two squares have in common each gives the half that is its own: near its border a
+    square knows less."""
     height, width = frames.shape[-2:]
     if not side or (side >= height and side >= width):
         return model(frames).float()

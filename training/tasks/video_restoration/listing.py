@@ -1,7 +1,9 @@
-"""Which clips there are: folders of frames in pairs, and a spike channel's files beside them. Names only, no picture is opened.
+"""Which clips there are: folders of frames in pairs, and a spike channel's files beside them. Names
+only, no picture is opened.
 
-KAIR: dataroot_gt/CLIP/FRAME.png and dataroot_lq/CLIP/FRAME.png. GoPro: dataroot_gt/CLIP/sharp/FRAME.png and CLIP/blur/FRAME.png.
-Spikes: dataroot_spike/CLIP/FRAME.dat (.npy, .png) or CLIP/spike/FRAME.dat.
+KAIR: dataroot_gt/CLIP/FRAME.png and dataroot_lq/CLIP/FRAME.png. GoPro:
+dataroot_gt/CLIP/sharp/FRAME.png and CLIP/blur/FRAME.png. Spikes: dataroot_spike/CLIP/FRAME.dat
+(.npy, .png) or CLIP/spike/FRAME.dat.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ Frames = dict[str, str]  # a frame's name without suffix → its file, in their 
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip: files of the same frames, in their order. `spike` is empty without such a channel."""
+    """One clip: files of the same frames, in their order. `spike` is empty without such a
+    channel."""
 
     name: str
     gt: tuple[str, ...]
@@ -43,14 +46,19 @@ class Scan:
         self.options, self.prefix, self.origins = options, PARTS[part], origins or {}
         self.clips: list[Clip] = []
         self.problems: list[Problem] = []
-        gt, lq, spike = (getattr(options, self.prefix + name) for name in ("dataroot_gt", "dataroot_lq", "dataroot_spike"))
+        gt, lq, spike = (
+            getattr(options, self.prefix + name)
+            for name in ("dataroot_gt", "dataroot_lq", "dataroot_spike")
+        )
         if not gt:
             self._nothing(part, lq, spike)
             return
         roots = {"gt": gt, "lq": lq or gt} | ({"spike": spike} if spike else {})
         for kind, root in roots.items():
             if kind != "lq" or lq:
-                self.problems += missing(self.said(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root)
+                self.problems += missing(
+                    self.said(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root
+                )
         if not self.problems:
             self._pairs({kind: expanded(root) for kind, root in roots.items()}, part)
 
@@ -61,11 +69,27 @@ class Scan:
     def _nothing(self, part: str, lq: str, spike: str) -> None:
         if part == "train":
             fixes = [MAKE, "--dataroot_gt=data/blur_video/train"]
-            self.problems.append(Problem("video.no_data", self.said("dataroot_gt") + ": nothing to train on", LAYOUT, fixes))
+            self.problems.append(
+                Problem(
+                    "video.no_data",
+                    self.said("dataroot_gt") + ": nothing to train on",
+                    LAYOUT,
+                    fixes,
+                )
+            )
         elif lq or spike:
             name = "dataroot_lq" if lq else "dataroot_spike"
-            what = f"{self.said(name)}, but {self.prefix}dataroot_gt is empty: nothing to compare with"
-            self.problems.append(Problem("video.no_data", what, "both, or neither of them", [f"--{self.prefix}dataroot_gt=FOLDER"]))
+            what = (
+                f"{self.said(name)}, but {self.prefix}dataroot_gt is empty: nothing to compare with"
+            )
+            self.problems.append(
+                Problem(
+                    "video.no_data",
+                    what,
+                    "both, or neither of them",
+                    [f"--{self.prefix}dataroot_gt=FOLDER"],
+                )
+            )
 
     def _pairs(self, roots: dict[str, Path], part: str) -> None:
         wanted = self._listed() if part == "train" and self.options.meta_info_file else None
@@ -83,70 +107,140 @@ class Scan:
                 found["lq"] = {}
             if wanted and wanted[name] is not None:
                 count, first = wanted[name] or (0, 0)
-                found["gt"] = {stem: file for stem, file in found["gt"].items() if first <= _number(stem) < first + count}
+                found["gt"] = {
+                    stem: file
+                    for stem, file in found["gt"].items()
+                    if first <= _number(stem) < first + count
+                }
                 if len(found["gt"]) != count:
-                    uneven.setdefault("meta", []).append(f"{name} ({count} listed from {first}, {len(found['gt'])} there)")
+                    uneven.setdefault("meta", []).append(
+                        f"{name} ({count} listed from {first}, {len(found['gt'])} there)"
+                    )
                     continue
-                found["lq"] = {stem: file for stem, file in found["lq"].items() if stem in found["gt"]}
+                found["lq"] = {
+                    stem: file for stem, file in found["lq"].items() if stem in found["gt"]
+                }
             for kind in set(found) - {"gt"}:
                 # A spike camera may have recorded more than there are pictures.
-                absent = found["gt"].keys() - found[kind].keys() or (found[kind].keys() - found["gt"].keys() if kind == "lq" else set())
+                absent = found["gt"].keys() - found[kind].keys() or (
+                    found[kind].keys() - found["gt"].keys() if kind == "lq" else set()
+                )
                 if not found[kind]:
                     alone[kind].append(name)
                 elif absent:
-                    uneven[kind].append(f"{name} ({len(found['gt'])} and {len(found[kind])} frames, not both have {min(absent)})")
-            spikes = tuple(found["spike"].get(stem, "") for stem in found["gt"]) if "spike" in found else ()
-            self.clips.append(Clip(name, tuple(found["gt"].values()), tuple(found["lq"].get(s, "") for s in found["gt"]), spikes))
+                    uneven[kind].append(
+                        f"{name} ({len(found['gt'])} and {len(found[kind])} frames, not both have "
+                        f"{min(absent)})"
+                    )
+            spikes = (
+                tuple(found["spike"].get(stem, "") for stem in found["gt"])
+                if "spike" in found
+                else ()
+            )
+            self.clips.append(
+                Clip(
+                    name,
+                    tuple(found["gt"].values()),
+                    tuple(found["lq"].get(s, "") for s in found["gt"]),
+                    spikes,
+                )
+            )
         self._tell(roots, alone, uneven)
 
-    def _tell(self, roots: dict[str, Path], alone: dict[str, list[str]], uneven: dict[str, list[str]]) -> None:
+    def _tell(
+        self, roots: dict[str, Path], alone: dict[str, list[str]], uneven: dict[str, list[str]]
+    ) -> None:
         """What is wrong with the pairs; the clips are of no use then."""
         lq = "dataroot_lq" if getattr(self.options, self.prefix + "dataroot_lq") else "dataroot_gt"
         where = {"lq": (lq, "blurred frames"), "spike": ("dataroot_spike", "spikes")}
         if alone["gt"]:
-            what = f"{told(self.options, 'meta_info_file', self.origins)} names what is not in {roots['gt']}: {some(alone['gt'])}"
-            self.problems.append(Problem("video.no_clips", what, "clips of dataroot_gt", self._near(roots["gt"], alone["gt"][0])))
+            what = (
+                f"{told(self.options, 'meta_info_file', self.origins)} names what is not in "
+                f"{roots['gt']}: {some(alone['gt'])}"
+            )
+            self.problems.append(
+                Problem(
+                    "video.no_clips",
+                    what,
+                    "clips of dataroot_gt",
+                    self._near(roots["gt"], alone["gt"][0]),
+                )
+            )
         elif not self.clips and not uneven.get("meta"):
             self.problems.append(
-                Problem("video.no_clips", f"{self.said('dataroot_gt')}: no clips in this folder", LAYOUT, self._inside(roots["gt"]))
+                Problem(
+                    "video.no_clips",
+                    f"{self.said('dataroot_gt')}: no clips in this folder",
+                    LAYOUT,
+                    self._inside(roots["gt"]),
+                )
             )
         if uneven.get("meta"):
-            what = f"{told(self.options, 'meta_info_file', self.origins)} lists other frames than there are: {some(uneven['meta'])}"
+            what = (
+                f"{told(self.options, 'meta_info_file', self.origins)} lists other frames than "
+                f"there are: {some(uneven['meta'])}"
+            )
             self.problems.append(
-                Problem("video.no_clips", what, "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone", ["--meta_info_file="])
+                Problem(
+                    "video.no_clips",
+                    what,
+                    "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone",
+                    ["--meta_info_file="],
+                )
             )
         for kind, (option, kinds) in where.items():
             if alone[kind]:
                 fixes = [f"--{self.prefix}dataroot_{kind}=FOLDER"]
                 what = f"{self.said(option)}: no {kinds} for {some(alone[kind])}"
-                self.problems.append(Problem("video.no_clips", what, f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt", fixes))
+                self.problems.append(
+                    Problem(
+                        "video.no_clips",
+                        what,
+                        f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt",
+                        fixes,
+                    )
+                )
             if uneven[kind]:
-                what = f"{self.said(option)}: other frames than in {self.prefix}dataroot_gt: {some(uneven[kind])}"
-                self.problems.append(Problem("video.no_clips", what, "for every sharp frame a file of the same name"))
+                what = (
+                    f"{self.said(option)}: other frames than in {self.prefix}dataroot_gt: "
+                    f"{some(uneven[kind])}"
+                )
+                self.problems.append(
+                    Problem("video.no_clips", what, "for every sharp frame a file of the same name")
+                )
         if self.problems:
             self.clips = []
 
     def _inside(self, root: Path) -> list[str]:
         """A folder in it that has clips: GOPRO_Large is not its train folder."""
         inner = [root / name for name in _folders(root)]
-        return [f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}" for f in inner if any(_frames(f / n, "gt") for n in _folders(f)[:3])][
-            :2
-        ]
+        return [
+            f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}"
+            for f in inner
+            if any(_frames(f / n, "gt") for n in _folders(f)[:3])
+        ][:2]
 
     def _near(self, root: Path, name: str) -> list[str]:
         near = difflib.get_close_matches(name, _folders(root), n=1)
         return [f"{near[0]} instead of {name} in that file"] if near else ["--meta_info_file="]
 
     def _listed(self) -> dict[str, tuple[int, int] | None]:
-        """The clips of meta_info_file: name → (frames, number of the first), as far as a line says it."""
-        file, said = expanded(self.options.meta_info_file), told(self.options, "meta_info_file", self.origins)
+        """The clips of meta_info_file: name → (frames, number of the first), as far as a line says
+        it."""
+        file, said = (
+            expanded(self.options.meta_info_file),
+            told(self.options, "meta_info_file", self.origins),
+        )
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else "no text"
             self.problems.append(
                 Problem(
-                    "video.list_unreadable", f"{said}: can not be read: {what}", "a file with a clip in each line", ["--meta_info_file="]
+                    "video.list_unreadable",
+                    f"{said}: can not be read: {what}",
+                    "a file with a clip in each line",
+                    ["--meta_info_file="],
                 )
             )
             return {}
@@ -155,15 +249,32 @@ class Scan:
             words = line.split()
             if not words:
                 continue
-            counts = [words[1], words[3]] if len(words) == 4 else [words[1], "0"] if len(words) > 1 else []
-            if len(words) > 4 or not all(w.isascii() and w.isdecimal() for w in counts) or words[0].startswith(("/", "..")):
+            counts = (
+                [words[1], words[3]]
+                if len(words) == 4
+                else [words[1], "0"]
+                if len(words) > 1
+                else []
+            )
+            if (
+                len(words) > 4
+                or not all(w.isascii() and w.isdecimal() for w in counts)
+                or words[0].startswith(("/", ".."))
+            ):
                 allowed = "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone"
-                self.problems.append(Problem("video.list_line", f"{said}: line {number} is {line[:80]!r}", allowed))
+                self.problems.append(
+                    Problem("video.list_line", f"{said}: line {number} is {line[:80]!r}", allowed)
+                )
                 return {}
             found[words[0]] = (int(counts[0]), int(counts[1])) if len(words) == 4 else None
         if not found:
             self.problems.append(
-                Problem("video.list_empty", f"{said}: no clip in it", "a file with a clip in each line", ["--meta_info_file="])
+                Problem(
+                    "video.list_empty",
+                    f"{said}: no clip in it",
+                    "a file with a clip in each line",
+                    ["--meta_info_file="],
+                )
             )
         return found
 
@@ -187,9 +298,18 @@ def missing(said: str, option: str, root: str) -> list[Problem]:
     """A root that is no folder of frames."""
     path = expanded(root)
     if path.suffix == ".lmdb":
-        there = [f"--{option}={shlex.quote(str(path.with_suffix('')))}"] if path.with_suffix("").is_dir() else []
+        there = (
+            [f"--{option}={shlex.quote(str(path.with_suffix('')))}"]
+            if path.with_suffix("").is_dir()
+            else []
+        )
         return [
-            Problem("video.lmdb", f"{said}: an lmdb database is not read", f"folders of frames: {LAYOUT}", there or [f"--{option}=FOLDER"])
+            Problem(
+                "video.lmdb",
+                f"{said}: an lmdb database is not read",
+                f"folders of frames: {LAYOUT}",
+                there or [f"--{option}=FOLDER"],
+            )
         ]
     if path.is_dir():
         try:
@@ -206,7 +326,9 @@ def missing(said: str, option: str, root: str) -> list[Problem]:
             ]
     if os.path.exists(path):
         return [Problem("video.folder_missing", f"{said}: a file, no folder", LAYOUT)]
-    return [Problem("video.folder_missing", f"{said}: no such folder", LAYOUT, _nearest(option, path))]
+    return [
+        Problem("video.folder_missing", f"{said}: no such folder", LAYOUT, _nearest(option, path))
+    ]
 
 
 def _nearest(option: str, path: Path) -> list[str]:
@@ -219,14 +341,17 @@ def _nearest(option: str, path: Path) -> list[str]:
     if near:
         found = parent.parent / near[0] / path.absolute().relative_to(parent)
         if found.is_dir():
-            return [f"--{option}={shlex.quote(os.path.relpath(found) if not path.is_absolute() else str(found))}", *fixes]
+            shown = str(found) if path.is_absolute() else os.path.relpath(found)
+            return [f"--{option}={shlex.quote(shown)}", *fixes]
     return fixes
 
 
 def _folders(root: Path) -> list[str]:
     try:
         with os.scandir(root) as entries:
-            return sorted((e.name for e in entries if not e.name.startswith(".") and e.is_dir()), key=_natural)
+            return sorted(
+                (e.name for e in entries if not e.name.startswith(".") and e.is_dir()), key=_natural
+            )
     except OSError:  # gone or closed: as without folders, which is told
         return []
 
@@ -241,7 +366,11 @@ def _frames(clip: Path, kind: str) -> Frames:
         except OSError:  # no such folder
             continue
         parts = (name.rpartition(".") for name in names)
-        found = {stem: f"{folder}/{stem}.{suffix}" for stem, _, suffix in parts if f".{suffix.lower()}" in suffixes}
+        found = {
+            stem: f"{folder}/{stem}.{suffix}"
+            for stem, _, suffix in parts
+            if f".{suffix.lower()}" in suffixes
+        }
         if found:
             return {stem: found[stem] for stem in _sorted(found)}
     return {}
@@ -254,7 +383,9 @@ def _sorted(stems: Iterable[str]) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
 
 
 def _number(stem: str) -> int:

@@ -1,4 +1,5 @@
-"""What make_blur_video does: its command line, and rendered clips in folders. Whole or not at all: a folder beside, then a rename."""
+"""What make_blur_video does: its command line, and rendered clips in folders. Whole or not at all:
+a folder beside, then a rename."""
 
 from __future__ import annotations
 
@@ -22,14 +23,18 @@ LAYOUTS = ("gopro", "kair")
 SIDE = (32, 2048)  # pixels; a multiple of 8, so that the raw spikes of a frame fill whole bytes
 VALIDATION = 4  # one clip for validation for so many for training
 PLANES = 32  # moments of the spike camera in a frame
-SPIKE_CHANNELS = 4  # what the next command makes of them: how the light moved while the shutter was open
+SPIKE_CHANNELS = (
+    4  # what the next command makes of them: how the light moved while the shutter was open
+)
 PNG_LEVEL = 1  # of zlib: three times as quick as usual, a tenth larger
 
 
 def _size(text: str) -> tuple[int, int]:
     sides = text.lower().replace("×", "x").split("x")
     low, high = SIDE
-    if len(sides) > 2 or not all(args.is_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides):
+    if len(sides) > 2 or not all(
+        args.is_whole(s) and low <= int(s) <= high and int(s) % 8 == 0 for s in sides
+    ):
         raise ValueError(text)
     return int(sides[0]), int(sides[-1])
 
@@ -37,7 +42,11 @@ def _size(text: str) -> tuple[int, int]:
 FLAGS = {
     "clips": args.whole(1, 1000, 16),
     "frames": args.whole(2, 1000, 20),
-    "size": args.Flag(_size, f"a multiple of 8 from {SIDE[0]} to {SIDE[1]}, or WIDTHxHEIGHT", lambda text: ["128", "160x96"]),
+    "size": args.Flag(
+        _size,
+        f"a multiple of 8 from {SIDE[0]} to {SIDE[1]}, or WIDTHxHEIGHT",
+        lambda text: ["128", "160x96"],
+    ),
     "seed": args.whole(0, (1 << 63) - 1, 1),
     "layout": args.one_of(*LAYOUTS),
     "spikes": args.SWITCH,
@@ -65,7 +74,11 @@ def parse(argv: list[str]) -> Chosen:
     chosen = Chosen(**{name: value for name, value in line.values.items() if value is not None})
     folders, problems = line.words, line.problems
     for word in folders[1:]:
-        problems.append(Problem("flag.positional", f"{word!r} is a second folder after {folders[0]!r}", "one folder"))
+        problems.append(
+            Problem(
+                "flag.positional", f"{word!r} is a second folder after {folders[0]!r}", "one folder"
+            )
+        )
     if folders:
         chosen.folder = Path(os.path.expanduser(folders[0])).absolute()  # noqa: PTH111 – Path.expanduser raises for an unknown user
     if chosen.help:
@@ -93,35 +106,55 @@ def _room(chosen: Chosen) -> list[Problem]:
     try:
         inside = sorted(os.listdir(folder))
     except OSError as error:
-        return [Problem("output.unwritable", f"{folder} can not be read: {error.strerror}", "a folder that is empty or not there yet")]
+        return [
+            Problem(
+                "output.unwritable",
+                f"{folder} can not be read: {error.strerror}",
+                "a folder that is empty or not there yet",
+            )
+        ]
     if not inside or (chosen.force and all(_made_here(folder, name) for name in inside)):
         return []
     fixes = [f"{COMMAND} {shown}_2"]
     if not chosen.force:
         return [
             Problem(
-                "output.not_empty", f"{folder} is not empty", "an empty folder; --force replaces it", [f"{COMMAND} {shown} --force", *fixes]
+                "output.not_empty",
+                f"{folder} is not empty",
+                "an empty folder; --force replaces it",
+                [f"{COMMAND} {shown} --force", *fixes],
             )
         ]
     foreign = next(name for name in inside if not _made_here(folder, name))
     return [
-        Problem("output.not_empty", f"{folder} holds {foreign!r}, which was not made here: it is not replaced", "an empty folder", fixes)
+        Problem(
+            "output.not_empty",
+            f"{folder} holds {foreign!r}, which was not made here: it is not replaced",
+            "an empty folder",
+            fixes,
+        )
     ]
 
 
 def _made_here(folder: Path, name: str) -> bool:
     """--force deletes what make() made, and nothing else."""
-    return ((folder / name).is_dir() and name in ("train", "test")) or name.startswith(("train_", "test_", "meta_info_"))
+    return ((folder / name).is_dir() and name in ("train", "test")) or name.startswith(
+        ("train_", "test_", "meta_info_")
+    )
 
 
 def need_packages(argv: list[str]) -> None:
-    """Where this Python has no Pillow or numpy, the project's own goes on in its place. Raises UserError where there is none."""
+    """Where this Python has no Pillow or numpy, the project's own goes on in its place. Raises
+    UserError where there is none."""
     lacks = packages.lacking(["numpy", "pillow"])
     own = ROOT / ".venv/bin/python"
     if not lacks:
         return
     if own.is_file() and not own.parent.parent.samefile(sys.prefix):
-        os.execv(own, [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv])
+        os.execv(
+            own,
+            [str(own), str(ROOT / "lib/run_module.py"), "training.tasks.make_blur_video", *argv],
+        )
     what = f"{sys.executable} has no {' and no '.join(lacks)}"
     raise UserError(
         Problem(
@@ -144,9 +177,14 @@ def make(chosen: Chosen) -> str:
         for number in range(chosen.clips + validation):
             part = "train" if number < chosen.clips else "test"
             _clip(chosen, beside, part, number if part == "train" else number - chosen.clips)
-            _progress(number + 1, chosen.clips + validation, chosen.frames, time.monotonic() - begin)
+            _progress(
+                number + 1, chosen.clips + validation, chosen.frames, time.monotonic() - begin
+            )
         if chosen.layout == "kair":
-            lines = [f"{_name(n)} {chosen.frames} ({chosen.size[1]},{chosen.size[0]},3) 0\n" for n in range(chosen.clips)]
+            lines = [
+                f"{_name(n)} {chosen.frames} ({chosen.size[1]},{chosen.size[0]},3) 0\n"
+                for n in range(chosen.clips)
+            ]
             (beside / "meta_info_train_GT.txt").write_text("".join(lines))
         _replace(beside, chosen.folder)
     finally:
@@ -154,7 +192,10 @@ def make(chosen: Chosen) -> str:
     took = time.monotonic() - begin
     width, height = chosen.size
     spikes = f", with {PLANES} planes of spikes each" if chosen.spikes else ""
-    for_training = f"{chosen.clips} clip{'' if chosen.clips == 1 else 's'} for training and {validation} for validation"
+    for_training = (
+        f"{chosen.clips} clip{'' if chosen.clips == 1 else 's'} for training and "
+        f"{validation} for validation"
+    )
     return (
         f"{for_training}, {chosen.frames} frames of {width} × {height} each{spikes}, "
         f"in {chosen.folder} ({took:.0f} s)\nnext: {_next(chosen)}"
@@ -180,11 +221,19 @@ def _clip(chosen: Chosen, top: Path, part: str, number: int) -> None:
         folder.mkdir(parents=True)
     for frame in range(chosen.frames):
         blurred, sharp, lights = scene.frame(frame)
-        Image.fromarray(scenes.encoded(blurred)).save(folders["blur"] / f"{frame:06d}.png", compress_level=PNG_LEVEL)
-        Image.fromarray(scenes.encoded(sharp)).save(folders["sharp"] / f"{frame:06d}.png", compress_level=PNG_LEVEL)
-        if chosen.spikes:  # a spike camera's picture stands on its head, the first pixel is the lowest bit
+        Image.fromarray(scenes.encoded(blurred)).save(
+            folders["blur"] / f"{frame:06d}.png", compress_level=PNG_LEVEL
+        )
+        Image.fromarray(scenes.encoded(sharp)).save(
+            folders["sharp"] / f"{frame:06d}.png", compress_level=PNG_LEVEL
+        )
+        if (
+            chosen.spikes
+        ):  # a spike camera's picture stands on its head, the first pixel is the lowest bit
             planes = camera.planes(lights, PLANES)[:, ::-1]
-            np.packbits(planes.reshape(-1), bitorder="little").tofile(folders["spike"] / f"{frame:06d}.dat")
+            np.packbits(planes.reshape(-1), bitorder="little").tofile(
+                folders["spike"] / f"{frame:06d}.dat"
+            )
 
 
 def _folders(chosen: Chosen, top: Path, part: str, name: str) -> dict[str, Path]:
@@ -196,11 +245,16 @@ def _folders(chosen: Chosen, top: Path, part: str, name: str) -> dict[str, Path]
             "sharp": top / f"{part}_GT" / name,
             "spike": top / f"{part}_spike" / name / "spike",
         }
-    return found if chosen.spikes else {kind: folder for kind, folder in found.items() if kind != "spike"}
+    return (
+        found
+        if chosen.spikes
+        else {kind: folder for kind, folder in found.items() if kind != "spike"}
+    )
 
 
 def _replace(made: Path, folder: Path) -> None:
-    """Put the new folder in its place; an old one (see _room) goes last, when the new one is there."""
+    """Put the new folder in its place; an old one (see _room) goes last, when the new one is
+    there."""
     old = None
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
@@ -229,8 +283,13 @@ def _next(chosen: Chosen) -> str:
     for part, prefix in (("train", ""), ("test", "test_")):
         found = _folders(chosen, chosen.folder, part, "CLIP")
         # In the GoPro layout blurred and sharp frames have one root.
-        roots = {kind: folder.parents[0 if folder.name == "CLIP" else 1] for kind, folder in found.items()}
-        names = {"sharp": "dataroot_gt", "spike": "dataroot_spike"} | ({"blur": "dataroot_lq"} if roots["blur"] != roots["sharp"] else {})
+        roots = {
+            kind: folder.parents[0 if folder.name == "CLIP" else 1]
+            for kind, folder in found.items()
+        }
+        names = {"sharp": "dataroot_gt", "spike": "dataroot_spike"} | (
+            {"blur": "dataroot_lq"} if roots["blur"] != roots["sharp"] else {}
+        )
         flags |= {prefix + names[kind]: folder for kind, folder in roots.items() if kind in names}
     if chosen.spikes:
         flags |= {"spike_h": height, "spike_w": width, "spike_channels": SPIKE_CHANNELS}

@@ -21,13 +21,15 @@ def loss(kind: str, found: torch.Tensor, wanted: torch.Tensor, eps: float) -> to
 
 
 def psnr(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(B,) dB, the mean over the frames; values beyond 0 … 1 are no part of a picture and are cut."""
+    """(B,) dB, the mean over the frames; values beyond 0 … 1 are no part of a picture and are
+    cut."""
     error = (found.float().clamp(0, 1) - wanted.float()).square().mean((2, 3, 4))
     return (-10 * error.clamp(min=EXACT).log10()).mean(1)
 
 
 def ssim(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(B,), the mean over frames, colours and places where the whole window lies inside of the picture.
+    """(B,), the mean over frames, colours and places where the whole window lies inside of the
+    picture.
 
     Sides of 11 pixels or more.
     """
@@ -40,7 +42,11 @@ def ssim(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 def _ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """(B, 3, H, W) float64 → (B,)."""
     mean_a, mean_b = _blurred(a), _blurred(b)
-    square_a, square_b, product = _blurred(a * a) - mean_a**2, _blurred(b * b) - mean_b**2, _blurred(a * b) - mean_a * mean_b
+    square_a, square_b, product = (
+        _blurred(a * a) - mean_a**2,
+        _blurred(b * b) - mean_b**2,
+        _blurred(a * b) - mean_a * mean_b,
+    )
     first, second = STABLE
     light = (2 * mean_a * mean_b + first) / (mean_a**2 + mean_b**2 + first)
     shape = (2 * product + second) / (square_a + square_b + second)

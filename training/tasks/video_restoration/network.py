@@ -1,10 +1,11 @@
 """Frames in, frames out: a bidirectional recurrent network, compact enough for a CPU.
 
-As BasicVSR (Chan 2021, arXiv:2012.02181): features travel from the last frame to the first and back, so that each frame sees all
-others. Instead of its optical flow, every frame's features see how the frames before and after it differ from it; and the blocks
-multiply features (as the gates of NAFNet, arXiv:2204.04676), so that what is sharpened can follow the movement that was found. The
-features keep the input's resolution: at half of it the same arithmetic learned less than half as much. The result is the input,
-enlarged, plus what the network adds.
+As BasicVSR (Chan 2021, arXiv:2012.02181): features travel from the last frame to the first and
+back, so that each frame sees all others. Instead of its optical flow, every frame's features see
+how the frames before and after it differ from it; and the blocks multiply features (as the gates of
+NAFNet, arXiv:2204.04676), so that what is sharpened can follow the movement that was found. The
+features keep the input's resolution: at half of it the same arithmetic learned less than half as
+much. The result is the input, enlarged, plus what the network adds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 SLOPE = 0.1  # of leaky ReLU, as in BasicVSR
-DETAIL = 5  # pixels around one whose mean is taken off: sharpening needs what is left, which is small beside the light itself
-GAIN = 8.0  # so it is made larger; without both a network learned half as much in its first hundred steps
+# pixels around one whose mean is taken off: sharpening needs what is left, which is small beside
+# the light itself
+DETAIL = 5
+# so it is made larger; without both a network learned half as much in its first hundred steps
+GAIN = 8.0
 START = 0.3  # what a block adds begins so much smaller, so that a stack of them keeps its scale
 
 
@@ -37,7 +41,8 @@ class GatedBlock(nn.Module):
 
 
 class PropagationStep(nn.Module):
-    """One step in one direction: a frame's features and what has travelled so far, to what travels on."""
+    """One step in one direction: a frame's features and what has travelled so far, to what travels
+    on."""
 
     def __init__(self, incoming: int, width: int, blocks: int) -> None:
         super().__init__()
@@ -49,10 +54,11 @@ class PropagationStep(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale); the first three channels are the picture, 0 … 1, and so is the result,
-    a little beyond it at times.
+    """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale); the first three channels are the picture,
+    0 … 1, and so is the result, a little beyond it at times.
 
-    `width`: channels of the features, even; `blocks`: residual blocks of each direction; `scale`: 1, 2 or 4.
+    `width`: channels of the features, even; `blocks`: residual blocks of each direction; `scale`:
+    1, 2 or 4.
     """
 
     def __init__(self, channels: int, width: int, blocks: int, scale: int) -> None:
@@ -82,15 +88,22 @@ class Recurrent(nn.Module):
         added = self.out(F.leaky_relu(self.last(both), SLOPE))
         if self.scale > 1:
             added = F.pixel_shuffle(added, self.scale)
-        return enlarged(frames, self.scale).float() + added.float().unflatten(0, (len(seen), -1)).transpose(0, 1)
+        return enlarged(frames, self.scale).float() + added.float().unflatten(
+            0, (len(seen), -1)
+        ).transpose(0, 1)
 
     def _stem(self, frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(T, B, …) → features of each frame: of its light, its detail, and its difference from the frames before and after it."""
+        """(T, B, …) → features of each frame: of its light, its detail, and its difference from the
+        frames before and after it."""
         before, after = torch.cat([frames[:1], frames[:-1]]), torch.cat([frames[1:], frames[-1:]])
         flat = frames.flatten(0, 1)
-        detail = flat - F.avg_pool2d(flat, DETAIL, stride=1, padding=DETAIL // 2, count_include_pad=False)
+        detail = flat - F.avg_pool2d(
+            flat, DETAIL, stride=1, padding=DETAIL // 2, count_include_pad=False
+        )
         changes = [(other - frames).flatten(0, 1) for other in (before, after)]
-        seen = F.leaky_relu(self.stem(torch.cat([flat - 0.5, *(GAIN * x for x in (detail, *changes))], 1)), SLOPE)
+        seen = F.leaky_relu(
+            self.stem(torch.cat([flat - 0.5, *(GAIN * x for x in (detail, *changes))], 1)), SLOPE
+        )
         return seen.unflatten(0, frames.shape[:2]).unbind(0)
 
 
@@ -99,7 +112,9 @@ def enlarged(frames: torch.Tensor, scale: int) -> torch.Tensor:
     pictures = frames[:, :, :3]
     if scale == 1:
         return pictures
-    large = F.interpolate(pictures.flatten(0, 1), scale_factor=float(scale), mode="bilinear", align_corners=False)
+    large = F.interpolate(
+        pictures.flatten(0, 1), scale_factor=float(scale), mode="bilinear", align_corners=False
+    )
     return large.unflatten(0, frames.shape[:2])
 
 

@@ -1,7 +1,8 @@
-"""Moving scenes by arithmetic: textured shapes over a textured background, in linear light, at any moment.
+"""Moving scenes by arithmetic: textured shapes over a textured background, in linear light, at any
+moment.
 
-A frame of a camera is the mean of the light while its shutter is open: blurred() is the mean of many moments, sharp the one in the
-middle. Everything follows from one numpy Generator.
+A frame of a camera is the mean of the light while its shutter is open: blurred() is the mean of
+many moments, sharp the one in the middle. Everything follows from one numpy Generator.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Scene:
 
 
 class MotionPath:
-    """A place as a function of time: a steady move and two swings, so that some frames are slow and some fast."""
+    """A place as a function of time: a steady move and two swings, so that some frames are slow and
+    some fast."""
 
     def __init__(self, random: Generator, speed: float) -> None:
         """`speed`: root mean square, pixels in a frame."""
@@ -61,12 +63,15 @@ class MotionPath:
 
     def at(self, moment: float) -> tuple[float, float]:
         """(down, right), pixels."""
-        down, right = self.steady * moment + (self.reach * np.sin(self.turns * moment + self.phases)).sum(axis=0)
+        down, right = self.steady * moment + (
+            self.reach * np.sin(self.turns * moment + self.phases)
+        ).sum(axis=0)
         return float(down), float(right)
 
 
 class MovingShape:
-    """A disc, a box or a star, textured, that turns while it moves; what leaves the picture comes back on the other side."""
+    """A disc, a box or a star, textured, that turns while it moves; what leaves the picture comes
+    back on the other side."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.radius = random.uniform(0.1, 0.2) * min(height, width)
@@ -106,7 +111,8 @@ class MovingShape:
 
 
 def texture(random: Generator, height: int, width: int) -> Light:
-    """Soft colours under patches and stripes with clear edges, (height, width, 3) in linear light; it goes on at its borders."""
+    """Soft colours under patches and stripes with clear edges, (height, width, 3) in linear light;
+    it goes on at its borders."""
     colours = np.stack([_noise(random, height, width, 4) for _ in range(3)], axis=-1)
     picture = 0.45 + 0.2 * colours
     y, x = np.arange(height, dtype=np.float32)[:, None], np.arange(width, dtype=np.float32)[None, :]
@@ -129,7 +135,8 @@ def encoded(light: Light) -> npt.NDArray[np.uint8]:
 
 
 class SpikeCamera:
-    """Every pixel gathers light and fires when it has enough; what is left over counts for its next spike."""
+    """Every pixel gathers light and fires when it has enough; what is left over counts for its next
+    spike."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.gathered = random.uniform(0, 1, (height, width)).astype(np.float32)
@@ -146,7 +153,8 @@ class SpikeCamera:
 
 
 def _noise(random: Generator, height: int, width: int, cells: int) -> Light:
-    """Smooth noise, about 0 … 1 and 0.5 in the mean, with so many cells on each side; it repeats without a seam."""
+    """Smooth noise, about 0 … 1 and 0.5 in the mean, with so many cells on each side; it repeats
+    without a seam."""
     grid = random.uniform(0, 1, (cells, cells)).astype(np.float32)
     return _stretched(_stretched(grid, height).T, width).T
 

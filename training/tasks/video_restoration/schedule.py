@@ -1,4 +1,5 @@
-"""How the learning rate falls: a function of the step alone, so a resumed run needs nothing of it."""
+"""How the learning rate falls: a function of the step alone, so a resumed run needs nothing of
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ def share(options: Any, step: int, total: int) -> float:
     if options.G_scheduler_type == "CosineAnnealingWarmRestarts":
         return _cosine(options, step, total)
     if options.G_scheduler_type == "MultiStepLR":
-        return float(options.G_scheduler_gamma ** sum(m <= step for m in lists.whole(options.G_scheduler_milestones)))
+        return float(
+            options.G_scheduler_gamma
+            ** sum(m <= step for m in lists.whole(options.G_scheduler_milestones))
+        )
     return 1.0
 
 

@@ -28,7 +28,13 @@ class VideoSpec(SampleSpec):
     """Frames in, frames out. KAIR's option files are its configs too."""
 
     def check(
-        self, config: Config, options: Mapping[str, Any], origins: Mapping[str, str], *, installed: bool, whole: bool
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        origins: Mapping[str, str],
+        *,
+        installed: bool,
+        whole: bool,
     ) -> tuple[CorpusSource | None, list[Problem]]:
         from training.tasks.video_restoration import folders
 
@@ -36,11 +42,20 @@ class VideoSpec(SampleSpec):
             return None, []
         lacks = packages.lacking(["pillow"]) if installed else []
         problems = (
-            [Problem("package.missing", f"task {self.name} needs pillow, which is not installed", "", [packages.install(lacks)])]
+            [
+                Problem(
+                    "package.missing",
+                    f"task {self.name} needs pillow, which is not installed",
+                    "",
+                    [packages.install(lacks)],
+                )
+            ]
             if lacks
             else []
         )
-        return None, problems + folders.check(VideoOptions(**options), origins, pictures=installed and not lacks)
+        return None, problems + folders.check(
+            VideoOptions(**options), origins, pictures=installed and not lacks
+        )
 
     def sentences(self, options: Mapping[str, Any]) -> list[str]:
         from training.tasks.video_restoration import folders
@@ -65,4 +80,6 @@ class VideoSpec(SampleSpec):
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         from training.tasks.video_restoration.task import VideoRestoration
 
-        return VideoRestoration(VideoOptions(**plan["task"]["options"]), Config(**plan["config"]), device)
+        return VideoRestoration(
+            VideoOptions(**plan["task"]["options"]), Config(**plan["config"]), device
+        )

@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 from training.tasks.base import Task
-from training.tasks.video_restoration import comparison_image, dataset, folders, inference, lists, metrics, network, schedule
+from training.tasks.video_restoration import (
+    comparison_image,
+    dataset,
+    folders,
+    inference,
+    lists,
+    metrics,
+    network,
+    schedule,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
@@ -32,10 +41,13 @@ class VideoRestoration(Task):
         return int(self.options.scale)
 
     def model(self) -> nn.Module:
-        return network.Recurrent(self.channels, self.options.embed_dim, self.options.num_blocks, self.scale)
+        return network.Recurrent(
+            self.channels, self.options.embed_dim, self.options.num_blocks, self.scale
+        )
 
     def compile(self, model: nn.Module) -> None:
-        """The steps alone: the loop over frames would be compiled anew for each length of a clip."""
+        """The steps alone: the loop over frames would be compiled anew for each length of a
+        clip."""
         assert isinstance(model, network.Recurrent)
         model.backward_way.compile()
         model.forward_way.compile()
@@ -48,16 +60,24 @@ class VideoRestoration(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         options = self.options
-        return options.G_lossfn_weight * metrics.loss(options.G_lossfn_type, model(batch["lq"]), batch["gt"], options.G_charbonnier_eps)
+        return options.G_lossfn_weight * metrics.loss(
+            options.G_lossfn_type, model(batch["lq"]), batch["gt"], options.G_charbonnier_eps
+        )
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         found, given = self.restored(model, batch["lq"]), network.enlarged(batch["lq"], self.scale)
         wanted = batch["gt"]
-        return {"psnr": metrics.psnr(found, wanted), "ssim": metrics.ssim(found, wanted), "psnr_input": metrics.psnr(given, wanted)}
+        return {
+            "psnr": metrics.psnr(found, wanted),
+            "ssim": metrics.ssim(found, wanted),
+            "psnr_input": metrics.psnr(given, wanted),
+        }
 
     def shown(self, scores: Mapping[str, float]) -> str:
         gain = scores["psnr"] - scores["psnr_input"]
-        return f"PSNR {scores['psnr']:.2f} dB ({gain:+.2f} over the input), SSIM {scores['ssim']:.4f}"
+        return (
+            f"PSNR {scores['psnr']:.2f} dB ({gain:+.2f} over the input), SSIM {scores['ssim']:.4f}"
+        )
 
     def restored(self, model: nn.Module, frames: torch.Tensor) -> torch.Tensor:
         """Whole, or in the pieces of num_frame_testing and size_patch_testing."""
@@ -68,14 +88,25 @@ class VideoRestoration(Task):
             return found
 
         options = self.options
-        steps, overlap, side = options.num_frame_testing, options.num_frame_overlapping, options.size_patch_testing
-        return inference.restored(piece, frames, scale=self.scale, steps=steps, overlap=overlap, side=side)
+        steps, overlap, side = (
+            options.num_frame_testing,
+            options.num_frame_overlapping,
+            options.size_patch_testing,
+        )
+        return inference.restored(
+            piece, frames, scale=self.scale, steps=steps, overlap=overlap, side=side
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         options = self.options
         first, second = lists.numbers(options.G_optimizer_betas)
         kind = torch.optim.AdamW if options.G_optimizer_type == "adamw" else torch.optim.Adam
-        return kind(model.parameters(), lr=options.G_optimizer_lr, betas=(first, second), weight_decay=options.G_optimizer_wd)
+        return kind(
+            model.parameters(),
+            lr=options.G_optimizer_lr,
+            betas=(first, second),
+            weight_decay=options.G_optimizer_wd,
+        )
 
     def rate(self, step: int, total: int) -> float:
         return schedule.share(self.options, step, total)
@@ -85,16 +116,24 @@ class VideoRestoration(Task):
         return (
             None
             if data is None
-            else comparison_image.write(lambda frames: self.restored(model, frames), data, self.scale, self.device, folder)
+            else comparison_image.write(
+                lambda frames: self.restored(model, frames), data, self.scale, self.device, folder
+            )
         )
 
     def facts(self) -> ManifestRecord:
         """The network's shape, and a digest of the clips. Raises UserError, OSError."""
-        shape = {"scale": self.scale, "embed_dim": self.options.embed_dim, "num_blocks": self.options.num_blocks, "channels": self.channels}
+        shape = {
+            "scale": self.scale,
+            "embed_dim": self.options.embed_dim,
+            "num_blocks": self.options.num_blocks,
+            "channels": self.channels,
+        }
         return {"shape": shape, "data": folders.content(self.options)}
 
     def flops(self, model: nn.Module) -> float | None:
-        """Of a sample: every weight of every convolution is used at every pixel of every frame of the input."""
+        """Of a sample: every weight of every convolution is used at every pixel of every frame of
+        the input."""
         side = self.options.gt_size // self.scale
         weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         return 6.0 * weights * side**2 * self.options.num_frame if side else None

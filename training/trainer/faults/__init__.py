@@ -1,5 +1,6 @@
-"""What `--inject` does to a rank: one function for each row of training.config.fault_table, of the same name. They run inside the rank,
-on its main thread, at a phase that training.trainer.inject has waited for; the training knows nothing of them."""
+"""What `--inject` does to a rank: one function for each row of training.config.fault_table, of the
+same name. They run inside the rank, on its main thread, at a phase that training.trainer.inject has
+waited for; the training knows nothing of them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ __all__ = ["ACTS", "FaultContext"]
 
 
 def _act(name: str) -> Callable[[FaultContext], object]:
-    found = next(getattr(module, n) for n in (name, f"{name}_") for module in (stuck, data) if hasattr(module, n))
+    found = next(
+        getattr(module, n)
+        for n in (name, f"{name}_")
+        for module in (stuck, data)
+        if hasattr(module, n)
+    )
     act: Callable[[FaultContext], object] = found
     return act
 

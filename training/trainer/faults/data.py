@@ -112,7 +112,9 @@ def corrupt(here: FaultContext) -> None:
 
 def files(here: FaultContext) -> None:
     last = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (last + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
     with contextlib.suppress(OSError):
         while True:
             os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,5 @@
-"""Ranks and data-loader workers that do not move, or end. Names are honest: they are what a stack shows of a rank that is stuck here."""
+"""Ranks and data-loader workers that do not move, or end. Names are honest: they are what a stack
+shows of a rank that is stuck here."""
 
 from __future__ import annotations
 
@@ -58,11 +59,17 @@ def stop(here: FaultContext) -> None:
 def io(here: FaultContext) -> None:
     pipe = here.run_folder / f"rank{here.rank}.nobody_writes"
     os.mkfifo(pipe)
-    # A process that begins has the kernel's promise that its parent waits uninterruptibly; this one never gets so far, since nobody
-    # opens the other end. When the rank alone is killed, the guard sees the end of its input and lets the child go.
-    guard = subprocess.Popen(["/bin/sh", "-c", 'read _; exec 3<>"$0"; rm "$0"', str(pipe)], stdin=subprocess.PIPE)
+    # A process that begins has the kernel's promise that its parent waits uninterruptibly; this one
+    # never gets so far, since nobody opens the other end. When the rank alone is killed, the guard
+    # sees the end of its input and lets the child go.
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'read _; exec 3<>"$0"; rm "$0"', str(pipe)], stdin=subprocess.PIPE
+    )
     assert guard.stdin
-    actions = [(os.POSIX_SPAWN_CLOSE, guard.stdin.fileno()), (os.POSIX_SPAWN_OPEN, 0, str(pipe), os.O_RDONLY, 0)]
+    actions = [
+        (os.POSIX_SPAWN_CLOSE, guard.stdin.fileno()),
+        (os.POSIX_SPAWN_OPEN, 0, str(pipe), os.O_RDONLY, 0),
+    ]
     os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
 
 
@@ -118,10 +125,14 @@ def oom(here: FaultContext) -> None:
                     raise
                 size //= 2
     raise torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 31.36 GiB of which 1.21 GiB is free. Including "
-        "non-PyTorch memory, this process has 30.14 GiB memory in use. Of the allocated memory 29.30 GiB is allocated by PyTorch, and "
-        "331.22 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 31.36 GiB "
+        "of which 1.21 GiB is free. Including "
+        "non-PyTorch memory, this process has 30.14 GiB memory in use. Of the allocated memory "
+        "29.30 GiB is allocated by PyTorch, and "
+        "331.22 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+        "large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
+        "for Memory Management  "
         "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
 

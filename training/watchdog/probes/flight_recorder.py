@@ -1,5 +1,5 @@
-"""Which collectives a rank has asked for so far, in order: torch's flight recorder, read from outside while the rank is blocked
-(training.trainer.flight_recorder_server is its other end)."""
+"""Which collectives a rank has asked for so far, in order: torch's flight recorder, read from
+outside while the rank is blocked (training.trainer.flight_recorder_server is its other end)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ from training.core.jsonl import Record
 from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
-UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, http.client.HTTPException)
-# Of these the ranks give and get what differs lawfully: the one that scatters has the only input, parts may be of any size.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    http.client.HTTPException,
+)
+# Of these the ranks give and get what differs lawfully: the one that scatters has the only input,
+# parts may be of any size.
 OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 
 
@@ -56,7 +65,8 @@ def read(folder: Path, rank: int) -> list[Call] | None:
 
 
 def pending(folder: Path, rank: int) -> bool | None:
-    """Has this rank asked for anything of the others that is not done yet? None: it does not tell."""
+    """Has this rank asked for anything of the others that is not done yet? None: it does not
+    tell."""
     try:
         entries = _entries(folder, rank)
         return not all(entry.get("retired", False) for entry in entries) if entries else None
@@ -65,10 +75,13 @@ def pending(folder: Path, rank: int) -> bool | None:
 
 
 def _entries(folder: Path, rank: int) -> list[Record]:
-    """Raises one of UNREADABLE: also what a torch of another version answers is only missing evidence."""
+    """Raises one of UNREADABLE: also what a torch of another version answers is only missing
+    evidence."""
     with (
         flight_recorder_server.short(str(folder)) as short,
-        contextlib.closing(_Connection(f"{short}/{flight_recorder_server.address(folder, rank).name}")) as connection,
+        contextlib.closing(
+            _Connection(f"{short}/{flight_recorder_server.address(folder, rank).name}")
+        ) as connection,
     ):
         connection.request("POST", "/handler/fr_trace_json")
         return list(json.loads(connection.getresponse().read()).get("entries", []))
@@ -77,11 +90,15 @@ def _entries(folder: Path, rank: int) -> list[Record]:
 def _call(entry: Mapping[str, Any]) -> Call:
     operation = str(entry.get("profiling_name", "?")).rpartition(":")[2]
     kinds, sizes = entry.get("input_dtypes") or [], entry.get("input_sizes") or []
-    shapes = ", ".join(f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False))
+    shapes = ", ".join(
+        f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)
+    )
     group = entry.get("process_group") or ["", ""]
     # By its name, which all ranks give it: its description is 'undefined' for every new_group().
     number = int(entry.get("collective_seq_id", 0))
-    return Call(str(group[0]), number, operation.lower(), shapes, open=not entry.get("retired", False))
+    return Call(
+        str(group[0]), number, operation.lower(), shapes, open=not entry.get("retired", False)
+    )
 
 
 @dataclass(frozen=True)
@@ -98,15 +115,23 @@ class Mismatch:
 
 
 def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
-    """The first collective that all of these ranks have called, that some of them are still in, and that is not the same everywhere."""
-    by_number = {rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()}
+    """The first collective that all of these ranks have called, that some of them are still in, and
+    that is not the same everywhere."""
+    by_number = {
+        rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()
+    }
     if len(by_number) < 2:
         return None
-    for key in sorted(set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])):
+    for key in sorted(
+        set.intersection(*(set(own) for own in by_number.values())), key=lambda k: (k[1], k[0])
+    ):
         at = {rank: own[key] for rank, own in by_number.items()}
         if not any(call.open for call in at.values()):
             continue
-        said = {rank: call.operation if call.operation in OWN_SHAPES else str(call) for rank, call in at.items()}
+        said = {
+            rank: call.operation if call.operation in OWN_SHAPES else str(call)
+            for rank, call in at.items()
+        }
         (common, votes), *others = Counter(said.values()).most_common()
         if others:
             odd = [rank for rank in at if said[rank] != common]

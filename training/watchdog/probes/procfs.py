@@ -1,4 +1,5 @@
-"""What Linux tells about a process without asking it: state, CPU use, I/O, children. Standard library only."""
+"""What Linux tells about a process without asking it: state, CPU use, I/O, children. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ class Process:
 
     pid: int
     parent: int
-    state: str  # R running, S sleeping, D uninterruptible, T stopped, t traced, Z dead and not yet reaped, X gone
+    # R running, S sleeping, D uninterruptible, T stopped, t traced, Z dead and not yet reaped, X
+    # gone
+    state: str
     command: str
     cpu_s: float  # user + system, all threads
     main_cpu_s: float  # the same of the main thread
-    io_bytes: int | None  # through read and write; None: not allowed to know. Sockets have their own calls (sockets.py)
+    io_bytes: int | None  # by read and write; None: not allowed to know. Of sockets: sockets.py
     waits_in: str  # kernel function, "" when unknown or running
     faults: int = 0  # pages that came to be, or came from a mapped file
 
@@ -54,7 +57,8 @@ def command(pid: int) -> str:
 
 
 def tree() -> dict[int, list[int]]:
-    """parent → children, of all processes of this machine: for those who want the families of several."""
+    """parent → children, of all processes of this machine: for those who want the families of
+    several."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (fields := _stat(f"/proc/{name}/stat")):
@@ -72,14 +76,16 @@ def family(pid: int, children: dict[int, list[int]] | None = None) -> list[int]:
 
 
 def workers(pid: int) -> list[int]:
-    """Descendants that run Python: data-loader workers (a forked one has its parent's command line) and whatever else."""
+    """Descendants that run Python: data-loader workers (a forked one has its parent's command line)
+    and whatever else."""
     own = command(pid)
     return [child for child in family(pid) if is_python(child, own)]
 
 
 def turns(pid: int) -> int:
-    """How often the thread that computes (the main thread, or torch's own for backward on a GPU) has gone to sleep: one that waits for
-    something that does not come has done so for the last time."""
+    """How often the thread that computes (the main thread, or torch's own for backward on a GPU)
+    has gone to sleep: one that waits for something that does not come has done so for the last
+    time."""
     count = 0
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -87,13 +93,18 @@ def turns(pid: int) -> int:
         return count
     for thread in threads:
         if thread == str(pid) or _text(f"/proc/{pid}/task/{thread}/comm").startswith("pt_autograd"):
-            found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _text(f"/proc/{pid}/task/{thread}/status"), re.MULTILINE)
+            found = re.search(
+                r"^voluntary_ctxt_switches:\s*(\d+)",
+                _text(f"/proc/{pid}/task/{thread}/status"),
+                re.MULTILINE,
+            )
             count += int(found[1]) if found else 0
     return count
 
 
 def queued(pid: int) -> dict[int, float]:
-    """Thread → seconds in which it was ready to run and had no core, so far; {} where the kernel does not count that."""
+    """Thread → seconds in which it was ready to run and had no core, so far; {} where the kernel
+    does not count that."""
     found: dict[int, float] = {}
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -151,7 +162,8 @@ def is_python(pid: int, parents_command: str = "") -> bool:
 
 
 def _stat(path: str) -> list[str] | None:
-    """[name, state, parent, …]: the fields of proc(5) from the second on. The name may hold spaces and parentheses."""
+    """[name, state, parent, …]: the fields of proc(5) from the second on. The name may hold spaces
+    and parentheses."""
     text = _text(path)
     start, end = text.find("("), text.rfind(")")
     return [text[start + 1 : end], *text[end + 2 :].split()] if end > 0 else None
@@ -162,8 +174,12 @@ def _cpu(fields: list[str]) -> float:
 
 
 def _io(pid: int) -> int | None:
-    facts = dict(line.split(": ", 1) for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line)
-    return int(facts["rchar"]) + int(facts["wchar"]) if "rchar" in facts and "wchar" in facts else None
+    facts = dict(
+        line.split(": ", 1) for line in _text(f"/proc/{pid}/io").splitlines() if ": " in line
+    )
+    return (
+        int(facts["rchar"]) + int(facts["wchar"]) if "rchar" in facts and "wchar" in facts else None
+    )
 
 
 def _text(path: str) -> str:
@@ -171,7 +187,8 @@ def _text(path: str) -> str:
 
 
 def _bytes(path: str) -> bytes:
-    """b"" when it is gone, or not ours to read: the caller tells these apart by the file that everybody may read."""
+    """b"" when it is gone, or not ours to read: the caller tells these apart by the file that
+    everybody may read."""
     try:
         with open(path, "rb") as file:
             return file.read()

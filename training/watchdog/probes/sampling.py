@@ -1,4 +1,5 @@
-"""Ranks that know nothing of us, seen from outside again and again: what changes between the samples is alive."""
+"""Ranks that know nothing of us, seen from outside again and again: what changes between the
+samples is alive."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from training.watchdog.probes.stacks import Frame, Stack, Thread
 # Less than this is no work: threads that only wake up to look, a logger's own helper process.
 IDLE_SHARE = 0.05  # of a core
 IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
-QUEUED_SHARE = 0.2  # of the time, ready to run without a core: who gets none of an overloaded machine uses none either
+# of the time, ready to run without a core: who gets none of an overloaded machine uses none either
+QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
 
 
@@ -27,7 +29,9 @@ class ProcessSample:
     children: dict[int, Process] = field(default_factory=dict)
     sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
     turns: int = 0
-    queued: dict[int, float] = field(default_factory=dict)  # thread, also of the children → seconds without a core so far
+    queued: dict[int, float] = field(
+        default_factory=dict
+    )  # thread, also of the children → seconds without a core so far
 
     @property
     def main(self) -> Thread | None:
@@ -48,16 +52,27 @@ def take(pids: Mapping[int, int]) -> Sample:
         process = procfs.read_process(pid)
         if process is None or process.state in "ZX":
             continue
-        children = {child: now for child in procfs.family(pid, tree) if (now := procfs.read_process(child)) and now.state != "Z"}
-        queued = {thread: seconds for one in (pid, *children) for thread, seconds in procfs.queued(one).items()}
+        children = {
+            child: now
+            for child in procfs.family(pid, tree)
+            if (now := procfs.read_process(child)) and now.state != "Z"
+        }
+        queued = {
+            thread: seconds
+            for one in (pid, *children)
+            for thread, seconds in procfs.queued(one).items()
+        }
         moved = sockets.moved([pid, *children])
-        looks[rank] = ProcessSample(process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued)
+        looks[rank] = ProcessSample(
+            process, found[pid], procfs.uses_gpu(pid), children, moved, procfs.turns(pid), queued
+        )
     return Sample(time.monotonic(), looks, procfs.written_back())
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank over all samples, at least two. Rates are per second between the first and the last."""
+    """One rank over all samples, at least two. Rates are per second between the first and the
+    last."""
 
     rank: int
     looks: tuple[ProcessSample, ...]
@@ -82,12 +97,17 @@ class RankTrace:
     @property
     def same_place(self) -> bool:
         """The very same line in every sample."""
-        return bool(self.frames) and all(look.main and look.main.frames == self.frames for look in self.looks)
+        return bool(self.frames) and all(
+            look.main and look.main.frames == self.frames for look in self.looks
+        )
 
     @property
     def same_functions(self) -> bool:
         here = [(f.file, f.function) for f in self.frames]
-        return bool(here) and all(look.main and [(f.file, f.function) for f in look.main.frames] == here for look in self.looks)
+        return bool(here) and all(
+            look.main and [(f.file, f.function) for f in look.main.frames] == here
+            for look in self.looks
+        )
 
     @property
     def own_cpu(self) -> float:
@@ -97,7 +117,13 @@ class RankTrace:
     @property
     def childrens_cpu(self) -> float:
         before, now = self.looks[0].children, self.last.children
-        return sum(max(0.0, p.cpu_s - (before[pid].cpu_s if pid in before else 0.0)) for pid, p in now.items()) / self.seconds
+        return (
+            sum(
+                max(0.0, p.cpu_s - (before[pid].cpu_s if pid in before else 0.0))
+                for pid, p in now.items()
+            )
+            / self.seconds
+        )
 
     @property
     def bytes_moved(self) -> float:
@@ -107,7 +133,9 @@ class RankTrace:
         for pid, child in last.children.items():
             before = first.children.get(pid)
             count += (child.io_bytes or 0) - ((before.io_bytes or 0) if before else 0)
-        count += sum(max(0, total - first.sockets.get(inode, 0)) for inode, total in last.sockets.items())
+        count += sum(
+            max(0, total - first.sockets.get(inode, 0)) for inode, total in last.sockets.items()
+        )
         return count / self.seconds
 
     @property
@@ -115,12 +143,16 @@ class RankTrace:
         """Memory that it or a child has begun to use, or read from a mapped file."""
         first, last = self.looks[0], self.last
         count = last.process.faults - first.process.faults
-        count += sum(child.faults - (first.children[pid].faults if pid in first.children else 0) for pid, child in last.children.items())
+        count += sum(
+            child.faults - (first.children[pid].faults if pid in first.children else 0)
+            for pid, child in last.children.items()
+        )
         return count / self.seconds
 
     @property
     def woken(self) -> bool:
-        """It has waited for something that came: each look may find it in the same place, and it goes round all the same."""
+        """It has waited for something that came: each look may find it in the same place, and it
+        goes round all the same."""
         return self.last.turns != self.looks[0].turns
 
     @property
@@ -133,7 +165,8 @@ class RankTrace:
 
     @property
     def writes_back(self) -> bool:
-        """It is in the kernel, which may be writing what the rank has given it: that is counted for nobody."""
+        """It is in the kernel, which may be writing what the rank has given it: that is counted for
+        nobody."""
         return self.always("D") and self.written > IDLE_DISK * self.seconds
 
     @property
@@ -144,12 +177,20 @@ class RankTrace:
     def starved(self) -> bool:
         """A thread of it, or of a child, wants to run and gets no core."""
         first = self.looks[0].queued
-        return any(now - first.get(thread, now) > QUEUED_SHARE * self.seconds for thread, now in self.last.queued.items())
+        return any(
+            now - first.get(thread, now) > QUEUED_SHARE * self.seconds
+            for thread, now in self.last.queued.items()
+        )
 
     @property
     def idle(self) -> bool:
         """Nothing at all has happened, in the rank or below it, though it could have."""
-        return self.own_cpu <= IDLE_SHARE and not self.children_work and not self.moves_data and not self.starved
+        return (
+            self.own_cpu <= IDLE_SHARE
+            and not self.children_work
+            and not self.moves_data
+            and not self.starved
+        )
 
 
 def courses(samples: Sequence[Sample]) -> dict[int, RankTrace]:
@@ -158,7 +199,12 @@ def courses(samples: Sequence[Sample]) -> dict[int, RankTrace]:
         return {}
     seconds = max(samples[-1].at - samples[0].at, 1e-3)
     return {
-        rank: RankTrace(rank, tuple(sample.looks[rank] for sample in samples), seconds, samples[-1].written - samples[0].written)
+        rank: RankTrace(
+            rank,
+            tuple(sample.looks[rank] for sample in samples),
+            seconds,
+            samples[-1].written - samples[0].written,
+        )
         for rank in samples[-1].looks
         if all(rank in sample.looks for sample in samples)
     }

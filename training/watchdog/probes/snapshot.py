@@ -1,5 +1,5 @@
-"""What can be seen of the ranks of this machine from outside, without stopping them: processes, stacks, collectives. Two looks with a
-moment between: what changes is alive."""
+"""What can be seen of the ranks of this machine from outside, without stopping them: processes,
+stacks, collectives. Two looks with a moment between: what changes is alive."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ class ProcessActivity:
     """One process: a rank, or a worker of its data loader."""
 
     pid: int
-    states: list[str] = field(default_factory=list)  # of the main thread: R S D T …, one for each look
+    states: list[str] = field(
+        default_factory=list
+    )  # of the main thread: R S D T …, one for each look
     busy: float = 0.0  # CPU share of the main thread, 1.0 is one core
     io_bytes: int = 0  # read and written between the looks
     waits_in: str = ""  # the kernel's function where it sleeps
-    stacks: list[Stack | str] = field(default_factory=list)  # one for each dump; a text says why there is none
+    stacks: list[Stack | str] = field(
+        default_factory=list
+    )  # one for each dump; a text says why there is none
 
     @property
     def gone(self) -> bool:
@@ -74,30 +78,46 @@ class RankSnapshot:
 
     @property
     def collective(self) -> str | None:
-        """What it waits in for other ranks, as far as its stack tells. A backward pass that computes waits for nobody."""
+        """What it waits in for other ranks, as far as its stack tells. A backward pass that
+        computes waits for nobody."""
         main = self.process.main
         name = stacks.in_collective(main) if main else None
-        if name is None and main and main.frames and phases.waits(self.beat.phase) and not main.holds_gil:
+        if (
+            name is None
+            and main
+            and main.frames
+            and phases.waits(self.beat.phase)
+            and not main.holds_gil
+        ):
             # NCCL's collectives are waited for where a result is needed.
             name = "the GPU" if stacks.waits_for_device(main.frames[0]) else None
         return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
 
     @property
     def in_hook(self) -> Frame | None:
-        """Code of the user in a thread of autograd (one for each GPU), while the main thread waits for it."""
+        """Code of the user in a thread of autograd (one for each GPU), while the main thread waits
+        for it."""
         for thread in self.process.threads:
             if thread.name.startswith("pt_autograd") and thread.frames:
                 return stacks.own(thread.frames)
         return None
 
 
-def gather(run: rundir.RunDir, beats: list[HeartbeatRecord], pids: Mapping[int, int]) -> list[RankSnapshot]:
-    """Takes about half a second, and a few when ranks do not answer: nothing else is done meanwhile."""
+def gather(
+    run: rundir.RunDir, beats: list[HeartbeatRecord], pids: Mapping[int, int]
+) -> list[RankSnapshot]:
+    """Takes about half a second, and a few when ranks do not answer: nothing else is done
+    meanwhile."""
     there = [beat for beat in beats if beat.rank in pids]
     with ThreadPoolExecutor(max(1, len(there))) as pool:
         calls = list(pool.map(lambda beat: flight_recorder.read(run.ranks, beat.rank), there))
     everything = [
-        RankSnapshot(beat, ProcessActivity(pids[beat.rank]), [ProcessActivity(pid) for pid in procfs.workers(pids[beat.rank])], called)
+        RankSnapshot(
+            beat,
+            ProcessActivity(pids[beat.rank]),
+            [ProcessActivity(pid) for pid in procfs.workers(pids[beat.rank])],
+            called,
+        )
         for beat, called in zip(there, calls, strict=True)
     ]
     processes = [seen for e in everything for seen in (e.process, *e.workers)]
@@ -113,7 +133,9 @@ def gather(run: rundir.RunDir, beats: list[HeartbeatRecord], pids: Mapping[int, 
         if before and now:
             seen.busy = (now.main_cpu_s - before.main_cpu_s) / (time.monotonic() - began)
             # A mapped file is read by page faults.
-            seen.io_bytes = (now.io_bytes or 0) - (before.io_bytes or 0) + PAGE * (now.faults - before.faults)
+            seen.io_bytes = (
+                (now.io_bytes or 0) - (before.io_bytes or 0) + PAGE * (now.faults - before.faults)
+            )
             seen.waits_in = now.waits_in
     _dump(processes)
     return everything
@@ -131,18 +153,34 @@ def texts(everything: list[RankSnapshot]) -> dict[int, str]:
 
 
 def _text(e: RankSnapshot) -> str:
-    lines = [f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, since {e.beat.age_s:.1f} s", _process(e.process), ""]
+    lines = [
+        f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, since {e.beat.age_s:.1f} s",
+        _process(e.process),
+        "",
+    ]
     lines += [_stack(s) for s in e.process.stacks]
     for number, worker in enumerate(e.workers):
-        lines += ["", f"data-loader worker or other child {number}", _process(worker), *(_stack(s) for s in worker.stacks[-1:])]
+        lines += [
+            "",
+            f"data-loader worker or other child {number}",
+            _process(worker),
+            *(_stack(s) for s in worker.stacks[-1:]),
+        ]
     if e.calls:
-        lines += ["", "its last collectives", *(f"  {call.number}: {call} (group {call.group})" for call in e.calls[-20:])]
+        lines += [
+            "",
+            "its last collectives",
+            *(f"  {call.number}: {call} (group {call.group})" for call in e.calls[-20:]),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _process(seen: ProcessActivity) -> str:
     states = "".join(seen.states) or "gone"
-    return f"pid {seen.pid}, states {states}, {100 * seen.busy:.0f} % of a core, kernel: {seen.waits_in or '-'}, I/O {seen.io_bytes} bytes"
+    return (
+        f"pid {seen.pid}, states {states}, {100 * seen.busy:.0f} % of a core, kernel: "
+        f"{seen.waits_in or '-'}, I/O {seen.io_bytes} bytes"
+    )
 
 
 def _stack(stack: Stack | str) -> str:

@@ -1,5 +1,6 @@
-"""Bytes that TCP connections have moved, from the kernel's own books (sock_diag(7), what `ss -i` shows). /proc/<pid>/io does not count
-them, and an upload uses hardly any CPU: without this it would look like a standstill."""
+"""Bytes that TCP connections have moved, from the kernel's own books (sock_diag(7), what `ss -i`
+shows). /proc/<pid>/io does not count them, and an upload uses hardly any CPU: without this it would
+look like a standstill."""
 
 from __future__ import annotations
 
@@ -20,9 +21,15 @@ _READ = 1 << 16
 
 
 def moved(pids: Iterable[int]) -> dict[int, int]:
-    """inode → bytes sent (and acknowledged) plus received, of the TCP connections that these processes hold. Where the kernel does not
-    tell (some containers), there is none: then an upload is seen by nothing but its CPU use."""
-    inodes = {int(name[8:-1]) for pid in pids for name in procfs.open_files(pid) if name.startswith("socket:[")}
+    """inode → bytes sent (and acknowledged) plus received, of the TCP connections that these
+    processes hold. Where the kernel does not tell (some containers), there is none: then an upload
+    is seen by nothing but its CPU use."""
+    inodes = {
+        int(name[8:-1])
+        for pid in pids
+        for name in procfs.open_files(pid)
+        if name.startswith("socket:[")
+    }
     if not inodes:
         return {}
     try:
@@ -37,7 +44,9 @@ def moved(pids: Iterable[int]) -> dict[int, int]:
 def _dump(kernel: socket.socket, family: int) -> dict[int, int]:
     # struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket id
     request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0xFFFFFFFF)
-    kernel.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request)
+    kernel.send(
+        _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + request
+    )
     found: dict[int, int] = {}
     while True:
         data = kernel.recv(_READ)

@@ -1,6 +1,8 @@
-"""Python stacks of running processes, taken from outside by py-spy: the process needs no code for it and is not stopped.
+"""Python stacks of running processes, taken from outside by py-spy: the process needs no code for
+it and is not stopped.
 
-A stopped process, and one whose interpreter lock is held in C, answer too: py-spy only reads their memory.
+A stopped process, and one whose interpreter lock is held in C, answer too: py-spy only reads their
+memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from training.watchdog.probes import procfs
 
 AT_ONCE = 16  # dumps that run side by side
 TRIES = 3  # a stack that changes while it is read gives an error now and then
-_HEADER = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_HEADER = re.compile(
+    r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
+)
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 _HERE = Path(__file__).resolve().parents[3]
@@ -36,7 +40,8 @@ _NOT_OURS = re.compile(
     r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
     r"|/torch/((nn|distributed|utils|autograd|optim|multiprocessing|cuda|amp|fx|jit|_\w+)/|\w+\.py$)"
 )
-# Where the call into C++ waits for other ranks. torch/distributed holds much else that computes, or reads files.
+# Where the call into C++ waits for other ranks. torch/distributed holds much else that computes, or
+# reads files.
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous|utils|device_mesh|collective_utils)\.py$"
     r"|/torch/distributed/(nn|elastic/utils|algorithms|fsdp|_composable|tensor)/"
@@ -46,11 +51,17 @@ _DDP_SYNCS = re.compile(
     r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
 )
 _LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
-# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is found.
+# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is
+# found.
 _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
-# Where a checkpoint is written: the bytes of a call to the kernel are counted when it returns, which takes minutes on a slow disk.
-_SAVES = re.compile(r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$")
-_SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")  # `with` closes what it has opened
+# Where a checkpoint is written: the bytes of a call to the kernel are counted when it returns,
+# which takes minutes on a slow disk.
+_SAVES = re.compile(
+    r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
+)
+_SAVING = re.compile(
+    r"\bfsync\(|\.(close|flush|write)\(|\bwith open\("
+)  # `with` closes what it has opened
 
 
 @dataclass(frozen=True)
@@ -95,30 +106,48 @@ class Stack:
         """For a file; the main thread first."""
         lines = [f"pid {self.pid or 'unknown'} ({self.source})"]
         for thread in sorted(self.threads, key=lambda thread: not thread.main):
-            marks = [text for text, so in (("main", thread.main), ("running", thread.active), ("holds the GIL", thread.holds_gil)) if so]
-            lines.append(f"Thread {thread.name or 'without a name'}" + (f" [{', '.join(marks)}]" if marks else ""))
+            marks = [
+                text
+                for text, so in (
+                    ("main", thread.main),
+                    ("running", thread.active),
+                    ("holds the GIL", thread.holds_gil),
+                )
+                if so
+            ]
+            lines.append(
+                f"Thread {thread.name or 'without a name'}"
+                + (f" [{', '.join(marks)}]" if marks else "")
+            )
             lines += [f"    {frame}" for frame in thread.frames] or ["    no Python code"]
         return "\n".join(lines) + "\n"
 
 
 def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
-    """The stacks of these processes, taken at the same time; a sentence where there is none. No call takes longer than `seconds`."""
+    """The stacks of these processes, taken at the same time; a sentence where there is none. No
+    call takes longer than `seconds`."""
     wanted = list(dict.fromkeys(pids))
     program = packages.program("py-spy")
     if program is None:
-        return dict.fromkeys(wanted, f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}")
+        return dict.fromkeys(
+            wanted,
+            f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}",
+        )
     if not wanted:
         return {}
     end = time.monotonic() + seconds
     with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
-        return dict(zip(wanted, pool.map(lambda pid: _dump(program, pid, end), wanted), strict=True))
+        return dict(
+            zip(wanted, pool.map(lambda pid: _dump(program, pid, end), wanted), strict=True)
+        )
 
 
 def _dump(program: str, pid: int, end: float) -> Stack | str:
     answer: Stack | str = "no time was left for it"
     for attempt in range(TRIES):
-        # Stopping the process gives a consistent stack where reading alone failed; but it interrupts a blocked call, which can
-        # dissolve the very hang, and a process that is stopped already can not be stopped again: the last resort.
+        # Stopping the process gives a consistent stack where reading alone failed; but it
+        # interrupts a blocked call, which can dissolve the very hang, and a process that is stopped
+        # already can not be stopped again: the last resort.
         blocking = attempt == TRIES - 1
         before = procfs.read_process(pid)
         if before is None or before.state in "ZX":
@@ -137,9 +166,23 @@ def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
     left = end - time.monotonic()
     if left <= 0:
         return f"process {pid}: py-spy did not answer in time"
-    command = [program, "dump", "--json", *([] if blocking else ["--nonblocking"]), "--pid", str(pid)]
+    command = [
+        program,
+        "dump",
+        "--json",
+        *([] if blocking else ["--nonblocking"]),
+        "--pid",
+        str(pid),
+    ]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=left, check=False, errors="replace")
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=left,
+            check=False,
+            errors="replace",
+        )
     except subprocess.TimeoutExpired:
         return f"process {pid}: py-spy did not answer in time"
     except OSError as error:
@@ -158,11 +201,17 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
         "py-spy",
         tuple(
             Thread(
-                name=thread["thread_name"] or ("MainThread" if thread["os_thread_id"] == pid else ""),
-                main=thread["os_thread_id"] == pid if thread["os_thread_id"] else thread["thread_name"] in ("MainThread", None),
+                name=thread["thread_name"]
+                or ("MainThread" if thread["os_thread_id"] == pid else ""),
+                main=thread["os_thread_id"] == pid
+                if thread["os_thread_id"]
+                else thread["thread_name"] in ("MainThread", None),
                 active=thread["active"],
                 holds_gil=thread["owns_gil"],
-                frames=_from_the_script(Frame(frame["filename"], frame["line"], frame["name"]) for frame in thread["frames"]),
+                frames=_from_the_script(
+                    Frame(frame["filename"], frame["line"], frame["name"])
+                    for frame in thread["frames"]
+                ),
             )
             for thread in threads
         ),
@@ -171,16 +220,21 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
 
 def _reason(pid: int, said: str) -> str:
     now = procfs.read_process(pid)
-    if now is None or now.state in "ZX" or now.command.startswith("["):  # without a command line: it is ending
+    if (
+        now is None or now.state in "ZX" or now.command.startswith("[")
+    ):  # without a command line: it is ending
         return f"process {pid} has ended"
     if re.search(r"permission denied|operation not permitted", said, re.I):
         return (
-            f"process {pid} may not be looked into: run this as its user or as root, and see /proc/sys/kernel/yama/ptrace_scope"
+            f"process {pid} may not be looked into: run this as its user or as root, and see "
+            f"/proc/sys/kernel/yama/ptrace_scope"
             " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
         )
     if "find python version" in said or "find a python" in said.lower():
         return f"process {pid} is not Python"
-    lines = [line.strip() for line in said.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in said.partition("Stack backtrace")[0].splitlines() if line.strip()
+    ]
     return f"process {pid}: py-spy said: {'; '.join(lines)[:200] or 'nothing'}"
 
 
@@ -193,7 +247,8 @@ def _let_go(pid: int) -> None:
 
 
 def from_faulthandler(path: Path) -> Stack | None:
-    """The last dump in a file to which faulthandler writes at each SIGUSR2 (training.trainer.worker, lib/run_script.py)."""
+    """The last dump in a file to which faulthandler writes at each SIGUSR2
+    (training.trainer.worker, lib/run_script.py)."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -203,7 +258,9 @@ def from_faulthandler(path: Path) -> Stack | None:
         if header := _HEADER.match(line):
             threads.append((header[1], header[2] or "", []))
         elif threads and (frame := _FRAME.match(line)):
-            threads[-1][2].append(Frame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3]))
+            threads[-1][2].append(
+                Frame(frame[1], 0 if frame[2] == "???" else int(frame[2]), frame[3])
+            )
     if not threads:
         return None
     # Python lists the newest thread first: the main thread ends each dump.
@@ -214,7 +271,13 @@ def from_faulthandler(path: Path) -> Stack | None:
         0,
         "faulthandler",
         tuple(
-            Thread("MainThread" if thread == main else name, thread == main, False, False, _from_the_script(frames))
+            Thread(
+                "MainThread" if thread == main else name,
+                thread == main,
+                False,
+                False,
+                _from_the_script(frames),
+            )
             for thread, name, frames in last
         ),
     )
@@ -231,11 +294,15 @@ def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 def own(frames: Iterable[Frame]) -> Frame | None:
     """The innermost frame of the user's own code; the innermost of all where there is none."""
     listed = list(frames)
-    return next((f for f in listed if not _NOT_OURS.search(f.file) and f.file not in _PLUMBING), listed[0] if listed else None)
+    return next(
+        (f for f in listed if not _NOT_OURS.search(f.file) and f.file not in _PLUMBING),
+        listed[0] if listed else None,
+    )
 
 
 def in_collective(thread: Thread) -> str | None:
-    """What this thread waits in for other ranks, or None. 'backward' may compute as well: its CPU use tells."""
+    """What this thread waits in for other ranks, or None. 'backward' may compute as well: its CPU
+    use tells."""
     if not thread.frames:
         return None
     inner = thread.frames[0]
@@ -244,7 +311,11 @@ def in_collective(thread: Thread) -> str | None:
     if inner.file == _BARRIERS:
         return inner.name
     if inner.file.endswith(_DDP):
-        return f"DistributedDataParallel.{_method(inner)}" if _DDP_SYNCS.fullmatch(inner.name) else None
+        return (
+            f"DistributedDataParallel.{_method(inner)}"
+            if _DDP_SYNCS.fullmatch(inner.name)
+            else None
+        )
     if not _COLLECTIVES.search(inner.file):
         return "wait" if _waits_in_c(inner) else None
     name = None
@@ -253,14 +324,19 @@ def in_collective(thread: Thread) -> str | None:
             return f"DistributedDataParallel.{_method(frame)}"
         if not _COLLECTIVES.search(frame.file):
             break
-        if not frame.name.startswith("_") and frame.name != "wrapper":  # torch's log of collectives wraps all of them
+        if (
+            not frame.name.startswith("_") and frame.name != "wrapper"
+        ):  # torch's log of collectives wraps all of them
             name = frame.name
     return name or inner.name
 
 
 def waits_for_worker(thread: Thread) -> bool:
     """In the data loader of torch, for a batch or for the end of its worker processes."""
-    return any(f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS for f in thread.frames)
+    return any(
+        f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS
+        for f in thread.frames
+    )
 
 
 def waits_for_device(frame: Frame) -> bool:
@@ -274,7 +350,10 @@ def saves(frames: Sequence[Frame]) -> bool:
     """Does it write a file, or copy one? Innermost frame first."""
     if any(_SAVES.search(frame.file) for frame in frames):
         return True
-    return bool(frames) and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
+    return (
+        bool(frames)
+        and _SAVING.search(linecache.getline(frames[0].file, frames[0].line)) is not None
+    )
 
 
 def _method(frame: Frame) -> str:
@@ -282,6 +361,9 @@ def _method(frame: Frame) -> str:
 
 
 def _waits_in_c(frame: Frame) -> bool:
-    """`work.wait()` of a collective is C++ and has no frame: the line that calls it tells. All other kinds of wait() in common use
-    are Python, and would be the innermost frame themselves."""
-    return not _NOT_OURS.search(frame.file) and re.search(r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)) is not None
+    """`work.wait()` of a collective is C++ and has no frame: the line that calls it tells. All
+    other kinds of wait() in common use are Python, and would be the innermost frame themselves."""
+    return (
+        not _NOT_OURS.search(frame.file)
+        and re.search(r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)) is not None
+    )

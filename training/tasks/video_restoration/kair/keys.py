@@ -1,5 +1,5 @@
-"""The keys of KAIR's option files, as datasets.train.gt_size, and what becomes of each. Also those of the repositories made from KAIR
-that train with spikes. docs/option_files.md shows this table."""
+"""The keys of KAIR's option files, as datasets.train.gt_size, and what becomes of each. Also those
+of the repositories made from KAIR that train with spikes. docs/option_files.md shows this table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,26 @@ OURS = "duet"
 KINDS = {f.name: str(f.type).split(" ", 1)[0] for f in (*fields(Config), *fields(VideoOptions))}
 NETWORK = "recurrent"
 # KAIR's other training programs, by the model that an option file names.
-PROGRAMS = {"plain": "main_train_psnr.py", "plain2": "main_train_psnr.py", "plain4": "main_train_psnr.py", "gan": "main_train_gan.py"}
+PROGRAMS = {
+    "plain": "main_train_psnr.py",
+    "plain2": "main_train_psnr.py",
+    "plain4": "main_train_psnr.py",
+    "gan": "main_train_gan.py",
+}
 
 
 @dataclass(frozen=True)
 class Key:
-    """What becomes of a key: it sets `field`; or `why` says what is special, or what we lack; or nothing, where all is empty."""
+    """What becomes of a key: it sets `field`; or `why` says what is special, or what we lack; or
+    nothing, where all is empty."""
 
     field: str = ""
     absent: Any = None  # what KAIR takes where the key is not there, if our default is another
     why: str = ""
-    harmless: tuple[Any, ...] | None = None  # we have nothing for it: these values ask for nothing (nor do null, false, 0 and empty)
+    harmless: tuple[Any, ...] | None = (
+        # we have nothing for it: these values ask for nothing (nor do null, false, 0 and empty)
+        None
+    )
 
 
 def to(field: str, absent: Any = None, why: str = "") -> Key:
@@ -68,7 +77,9 @@ _TOP: dict[str, Key] = {
 _PATH: dict[str, Key] = {
     "root": to("out_dir", why='"experiments" is our own default, in the project\'s folder'),
     **dict.fromkeys(("pretrained_netG", "pretrained_optimizerG"), lacks(WEIGHTS)),
-    **dict.fromkeys(("pretrained_netE", "pretrained_netD", "task", "models", "log", "options", "images"), UNUSED),
+    **dict.fromkeys(
+        ("pretrained_netE", "pretrained_netD", "task", "models", "log", "options", "images"), UNUSED
+    ),
 }
 _BOTH: dict[str, Key] = {
     "io_backend.type": told('"disk": folders of frames'),
@@ -83,11 +94,30 @@ _BOTH: dict[str, Key] = {
     "sigma": lacks(NOISE),
     "sigma_min": lacks(NOISE),
     "sigma_max": lacks(NOISE),
-    **dict.fromkeys(("spike", "spike_reconstruction", "spike_flow", "input_pack_mode"), lacks(SPIKES)),
+    **dict.fromkeys(
+        ("spike", "spike_reconstruction", "spike_flow", "input_pack_mode"), lacks(SPIKES)
+    ),
     **dict.fromkeys(("rgb_normalize", "spike_normalize"), lacks(AS_THEY_ARE)),
-    **dict.fromkeys(("name", "dataset_type", "filename_tmpl", "filename_ext", "cache_data", "phase", "n_channels"), UNUSED),
-    **dict.fromkeys(("dataloader_prefetch_factor", "dataloader_pin_memory", "pin_memory", "prefetch_factor"), UNUSED),
-    **dict.fromkeys(("spike_config", "spike_folder_name", "spike_filename_ext", "compat", "keep_legacy_l"), UNUSED),
+    **dict.fromkeys(
+        (
+            "name",
+            "dataset_type",
+            "filename_tmpl",
+            "filename_ext",
+            "cache_data",
+            "phase",
+            "n_channels",
+        ),
+        UNUSED,
+    ),
+    **dict.fromkeys(
+        ("dataloader_prefetch_factor", "dataloader_pin_memory", "pin_memory", "prefetch_factor"),
+        UNUSED,
+    ),
+    **dict.fromkeys(
+        ("spike_config", "spike_folder_name", "spike_filename_ext", "compat", "keep_legacy_l"),
+        UNUSED,
+    ),
     **dict.fromkeys(("tfp_half_win_length", "tfp_device", "tfp_devices"), UNUSED),
 }
 _TRAIN_DATA: dict[str, Key] = {
@@ -102,24 +132,45 @@ _TRAIN_DATA: dict[str, Key] = {
     "random_reverse": to("random_reverse"),
     "use_hflip": to("use_hflip", False),
     "use_rot": to("use_rot", False),
-    "dataloader_batch_size": to("device_batch_size", why="of each rank; KAIR shares it among its gpu_ids"),
-    "dataloader_num_workers": to("num_workers", why="of each rank; KAIR shares them among its gpu_ids"),
+    "dataloader_batch_size": to(
+        "device_batch_size", why="of each rank; KAIR shares it among its gpu_ids"
+    ),
+    "dataloader_num_workers": to(
+        "num_workers", why="of each rank; KAIR shares them among its gpu_ids"
+    ),
     "dataloader_shuffle": told("the order of training samples is always drawn, from the seed"),
     "dataloader_persistent_workers": to("persistent_workers"),
     "persistent_workers": to("persistent_workers"),
     "mirror_sequence": lacks("sequences are not mirrored in time to twice their length"),
     "test_mode": lacks("training is on the training frames"),
-    "val_partition": told("with the name REDS, KAIR leaves clips out; here meta_info_file says which clips are trained on"),
+    "val_partition": told(
+        "with the name REDS, KAIR leaves clips out; here meta_info_file says which clips are "
+        "trained on"
+    ),
 }
 _TEST_DATA: dict[str, Key] = {
     **_BOTH,
-    **{name: to(name, why=SAME_AS_TRAIN) for name in ("spike_h", "spike_w", "spike_channels", "spike_flipud")},
+    **{
+        name: to(name, why=SAME_AS_TRAIN)
+        for name in ("spike_h", "spike_w", "spike_channels", "spike_flipud")
+    },
     "dataroot_gt": to("test_dataroot_gt"),
     "dataroot_lq": to("test_dataroot_lq"),
     "dataroot_spike": to("test_dataroot_spike"),
     "num_frame": to("test_num_frame"),
-    **dict.fromkeys(("meta_info_file", "val_partition", "test_mode", "dataloader_shuffle", "dataloader_num_workers"), UNUSED),
-    **dict.fromkeys(("dataloader_batch_size", "dataloader_persistent_workers", "persistent_workers"), UNUSED),
+    **dict.fromkeys(
+        (
+            "meta_info_file",
+            "val_partition",
+            "test_mode",
+            "dataloader_shuffle",
+            "dataloader_num_workers",
+        ),
+        UNUSED,
+    ),
+    **dict.fromkeys(
+        ("dataloader_batch_size", "dataloader_persistent_workers", "persistent_workers"), UNUSED
+    ),
 }
 _NETWORK: dict[str, Key] = {
     "net_type": to("net_type", why=f'"{NETWORK}"'),
@@ -129,11 +180,49 @@ _NETWORK: dict[str, Key] = {
     "scale": to("scale", why=AGREE),
     "in_chans": told("3, or 3 + spike_channels where dataroot_spike is given"),
     **dict.fromkeys(
-        ("out_chans", "img_size", "window_size", "depths", "embed_dims", "num_heads", "indep_reconsts", "mul_attn_ratio"), UNUSED
+        (
+            "out_chans",
+            "img_size",
+            "window_size",
+            "depths",
+            "embed_dims",
+            "num_heads",
+            "indep_reconsts",
+            "mul_attn_ratio",
+        ),
+        UNUSED,
     ),
-    **dict.fromkeys(("clip_size", "inputconv_groups", "spynet_path", "deformable_groups", "attention_heads", "attention_window"), UNUSED),
-    **dict.fromkeys(("pa_frames", "nonblind_denoising", "cpu_cache_length", "recal_all_flows", "optical_flow", "dcn_type"), UNUSED),
-    **dict.fromkeys(("use_checkpoint_attn", "use_checkpoint_ffn", "no_checkpoint_attn_blocks", "no_checkpoint_ffn_blocks"), UNUSED),
+    **dict.fromkeys(
+        (
+            "clip_size",
+            "inputconv_groups",
+            "spynet_path",
+            "deformable_groups",
+            "attention_heads",
+            "attention_window",
+        ),
+        UNUSED,
+    ),
+    **dict.fromkeys(
+        (
+            "pa_frames",
+            "nonblind_denoising",
+            "cpu_cache_length",
+            "recal_all_flows",
+            "optical_flow",
+            "dcn_type",
+        ),
+        UNUSED,
+    ),
+    **dict.fromkeys(
+        (
+            "use_checkpoint_attn",
+            "use_checkpoint_ffn",
+            "no_checkpoint_attn_blocks",
+            "no_checkpoint_ffn_blocks",
+        ),
+        UNUSED,
+    ),
     **dict.fromkeys(("init_type", "init_bn_type", "init_gain"), UNUSED),
 }
 _TRAIN: dict[str, Key] = {
@@ -155,25 +244,53 @@ _TRAIN: dict[str, Key] = {
     **dict.fromkeys(("G_regularizer_orthstep", "G_regularizer_clipstep"), lacks(EXTRA_LOSS)),
     **dict.fromkeys(("freeze_backbone", "use_lora", "phase2_lora_mode"), lacks(FREEZING)),
     **dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules", "partial_load"), UNUSED),
-    **dict.fromkeys(("G_optimizer_reuse", "G_param_strict", "E_param_strict", "fix_iter", "fix_lr_mul"), UNUSED),
-    **dict.fromkeys(("F_feature_layer", "F_weights", "F_lossfn_type", "F_use_input_norm", "F_use_range_norm"), UNUSED),
+    **dict.fromkeys(
+        ("G_optimizer_reuse", "G_param_strict", "E_param_strict", "fix_iter", "fix_lr_mul"), UNUSED
+    ),
+    **dict.fromkeys(
+        ("F_feature_layer", "F_weights", "F_lossfn_type", "F_use_input_norm", "F_use_range_norm"),
+        UNUSED,
+    ),
     **dict.fromkeys(("pad_seq", "flip_seq", "center_frame_only"), UNUSED),
 }
 _VAL: dict[str, Key] = {
-    **{name: to(name) for name in ("num_frame_testing", "num_frame_overlapping", "size_patch_testing")},
-    **dict.fromkeys(("save_img", "pad_seq", "flip_seq", "center_frame_only", "size_patch_overlapping", "patch_batch_size"), UNUSED),
+    **{
+        name: to(name)
+        for name in ("num_frame_testing", "num_frame_overlapping", "size_patch_testing")
+    },
+    **dict.fromkeys(
+        (
+            "save_img",
+            "pad_seq",
+            "flip_seq",
+            "center_frame_only",
+            "size_patch_overlapping",
+            "patch_batch_size",
+        ),
+        UNUSED,
+    ),
 }
 _LOGGING: dict[str, Key] = {
     "use_tensorboard": to("tensorboard"),
-    "use_wandb": told("false: use_dummy_wandb; true: wandb_mode online, which goes on offline without a login"),
-    "wandb_api_key": told("the login for W&B; WANDB_API_KEY in the environment wins. Written nowhere"),
+    "use_wandb": told(
+        "false: use_dummy_wandb; true: wandb_mode online, which goes on offline without a login"
+    ),
+    "wandb_api_key": told(
+        "the login for W&B; WANDB_API_KEY in the environment wins. Written nowhere"
+    ),
     "wandb_mode": to("wandb_mode"),
     "wandb_project": to("wandb_project"),
     "wandb_name": to("wandb_run"),
     "wandb_run_name": to("wandb_run"),
     **dict.fromkeys(("wandb_entity", "use_swanlab", "use_logfire"), UNUSED),
-    **{f"swanlab_{name}": UNUSED for name in ("api_key", "project", "workspace", "name", "description", "mode")},
-    **{f"logfire_{name}": UNUSED for name in ("token", "project_name", "service_name", "environment", "log_text")},
+    **{
+        f"swanlab_{name}": UNUSED
+        for name in ("api_key", "project", "workspace", "name", "description", "mode")
+    },
+    **{
+        f"logfire_{name}": UNUSED
+        for name in ("token", "project_name", "service_name", "environment", "log_text")
+    },
     **{f"logfire_{name}": UNUSED for name in ("log_metrics", "log_timings")},
 }
 _PARTS: dict[str, dict[str, Key]] = {
@@ -187,9 +304,16 @@ _PARTS: dict[str, dict[str, Key]] = {
     "logging": _LOGGING,
     OURS: {},
 }
-KEYS: dict[str, Key] = {f"{part}.{name}".lstrip("."): key for part, keys in _PARTS.items() for name, key in keys.items()}
+KEYS: dict[str, Key] = {
+    f"{part}.{name}".lstrip("."): key for part, keys in _PARTS.items() for name, key in keys.items()
+}
 # What holds keys and is none itself.
-SECTIONS = {*(part for part in _PARTS if part), "datasets", "datasets.train.io_backend", "datasets.test.io_backend"}
+SECTIONS = {
+    *(part for part in _PARTS if part),
+    "datasets",
+    "datasets.train.io_backend",
+    "datasets.test.io_backend",
+}
 # What no flat configuration of ours has, so that a file that has one is an option file.
 MARKS = {*SECTIONS, "gpu_ids", "n_channels", "dist"}
 
@@ -199,12 +323,14 @@ def leaf(dotted: str) -> str:
 
 
 def meant(dotted: str) -> list[str]:
-    """What somebody may have meant who wrote this unknown key: the same word in another section first, or our
-    name for it; else words like it, nearest
+    """What somebody may have meant who wrote this unknown key: the same word in another section
+    first, or our name for it; else words like it, nearest
     first, in its own section before all others."""
     section, _, word = dotted.rpartition(".")
     known = [*KEYS, *SECTIONS, *(f"{OURS}.{name}" for name in own_fields())]
-    same = [key for key in known if leaf(key) == word] + [key for key in KEYS if KEYS[key].field == word]
+    same = [key for key in known if leaf(key) == word] + [
+        key for key in KEYS if KEYS[key].field == word
+    ]
     here = [key for key in known if key.rpartition(".")[0] == section]
     near: list[str] = []
     for where in (here, known):
@@ -222,7 +348,10 @@ def own_fields() -> list[str]:
 def converted(name: str, value: Any) -> Any:
     """As the field has it: a list as text with commas, 3e5 as a whole number."""
     if KINDS[name] == "str" and (is_number(value) or isinstance(value, list)):
-        return ",".join(str(int(one) if one == int(one) else one) for one in (value if isinstance(value, list) else [value]))
+        return ",".join(
+            str(int(one) if one == int(one) else one)
+            for one in (value if isinstance(value, list) else [value])
+        )
     if KINDS[name] == "int" and isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -1,5 +1,5 @@
-"""KAIR's option files: nested JSON with // comments. Their keys become our fields (keys.py), with the line they stand in; what they
-ask for that we do not have is said before anything starts.
+"""KAIR's option files: nested JSON with // comments. Their keys become our fields (keys.py), with
+the line they stand in; what they ask for that we do not have is said before anything starts.
 
 A value whose name is that of a key or a token never leaves this module, but from api_key().
 """
@@ -27,23 +27,32 @@ _KEY = re.compile(r'"([^"\\\n]*)"\s*:\s*(\{)?')
 
 
 def is_option_file(text_or_tree: Any) -> bool:
-    """Is this KAIR's vocabulary, and no flat configuration of ours? Of a text that is no JSON too."""
+    """Is this KAIR's vocabulary, and no flat configuration of ours? Of a text that is no JSON
+    too."""
     if not isinstance(text_or_tree, str):
         tree = text_or_tree
     else:
         try:
             tree = parse(text_or_tree).value
         except JsoncError:
-            tree = {name: {} if opens else None for name, opens in _KEY.findall(without_comments(text_or_tree))}
+            tree = {
+                name: {} if opens else None
+                for name, opens in _KEY.findall(without_comments(text_or_tree))
+            }
     if not isinstance(tree, dict):
         return False
     sections = sorted(section for section in SECTIONS if "." not in section)
-    nested = [name for name, value in tree.items() if isinstance(value, dict) and name not in FIELDS]
-    return any(name in MARKS and (name not in SECTIONS or name in nested) for name in tree) or any(suggest(n, sections) for n in nested)
+    nested = [
+        name for name, value in tree.items() if isinstance(value, dict) and name not in FIELDS
+    ]
+    return any(name in MARKS and (name not in SECTIONS or name in nested) for name in tree) or any(
+        suggest(n, sections) for n in nested
+    )
 
 
 def api_key(path: Path) -> str | None:
-    """The key for W&B in this file; None where there is none, or no such file any more. Never write it anywhere."""
+    """The key for W&B in this file; None where there is none, or no such file any more. Never write
+    it anywhere."""
     try:
         tree = parse(path.read_text(encoding="utf-8-sig")).value
     except (OSError, UnicodeDecodeError, JsoncError):
@@ -54,7 +63,8 @@ def api_key(path: Path) -> str | None:
 
 
 def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
-    """Everything an option file says, and everything wrong with it. `ranks`: for the command that runs KAIR's own program; 0: not known."""
+    """Everything an option file says, and everything wrong with it. `ranks`: for the command that
+    runs KAIR's own program; 0: not known."""
     name = str(path)
     loaded = ConfigFile({"task": (NAME, name)})
     try:
@@ -64,7 +74,11 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
         return loaded
     if not isinstance(document.value, dict):
         loaded.problems = [
-            Problem("config.no_object", f"{name} holds {kind(document.value)}", 'one object: {"task": …, "datasets": {…}, …}')
+            Problem(
+                "config.no_object",
+                f"{name} holds {kind(document.value)}",
+                'one object: {"task": …, "datasets": {…}, …}',
+            )
         ]
         return loaded
     OptionReader(name, document, ranks or 2, loaded).read()
@@ -72,11 +86,16 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
 
 
 def _no_json(name: str, text: str, wrong: JsoncError) -> Problem:
-    """With the line, unless it may hold a key: by its own words, or because it goes on with the value of such a name."""
+    """With the line, unless it may hold a key: by its own words, or because it goes on with the
+    value of such a name."""
     lines = text.split("\n")
     line = lines[wrong.line - 1].strip()
     before = _KEY.findall(without_comments("\n".join(lines[: wrong.line - 1])))
     secret = _SECRET_LINE.search(line) or (before and _SECRET_LINE.search(before[-1][0]))
     shown = masked(line if line.isprintable() else repr(line))
     quoted = "" if secret or not line else f": {shown if len(shown) <= 160 else shown[:157] + '…'}"
-    return Problem("config.syntax", f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}", "JSON, with // comments")
+    return Problem(
+        "config.syntax",
+        f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}",
+        "JSON, with // comments",
+    )

@@ -13,7 +13,16 @@ from training.core.errors import Problem
 from training.core.jsonl import Record
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair import keys as vocabulary
-from training.tasks.video_restoration.kair.keys import KEYS, KINDS, NETWORK, OURS, SECTIONS, converted, leaf, nothing
+from training.tasks.video_restoration.kair.keys import (
+    KEYS,
+    KINDS,
+    NETWORK,
+    OURS,
+    SECTIONS,
+    converted,
+    leaf,
+    nothing,
+)
 
 EXAMPLE = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
 PROGRAM = "main_train_vrt.py"
@@ -22,13 +31,18 @@ PARTS_OF_VRT = ("spynet", "deform", "pa_deform")
 
 
 class OptionReader:
-    """`ranks`: for the command that runs KAIR's own program. What comes of it goes into `loaded`."""
+    """`ranks`: for the command that runs KAIR's own program. What comes of it goes into
+    `loaded`."""
 
     def __init__(self, name: str, document: Document, ranks: int, loaded: ConfigFile) -> None:
         self.name, self.document, self.ranks, self.loaded = name, document, ranks, loaded
         self.values, self.notes = loaded.values, loaded.notes
         self.found: Record = {}  # dotted key → value, of known keys that are given and not null
-        self.lines = {".".join(keys): line for keys, line in document.lines.items() if "." not in "".join(keys)}
+        self.lines = {
+            ".".join(keys): line
+            for keys, line in document.lines.items()
+            if "." not in "".join(keys)
+        }
         self.problems: list[tuple[int, Problem]] = []  # with their lines
         self.unused: dict[str, list[str]] = {}  # section → keys
         network = document.value.get("netG")
@@ -56,11 +70,17 @@ class OptionReader:
             self.other_model(model)
         else:
             self.everything()
-        self.loaded.problems = [problem for _, problem in sorted(self.problems, key=lambda one: one[0])]
+        self.loaded.problems = [
+            problem for _, problem in sorted(self.problems, key=lambda one: one[0])
+        ]
 
     def everything(self) -> None:
         for keys, first, second in self.document.twice:
-            self.wrong(second, f"{spelled(keys)} is given twice ({self.name}, lines {first} and {second})", "each key once")
+            self.wrong(
+                second,
+                f"{spelled(keys)} is given twice ({self.name}, lines {first} and {second})",
+                "each key once",
+            )
         self.walk(self.document.value, ())
         for dotted, value in self.found.items():
             self.take(dotted, value)
@@ -68,7 +88,10 @@ class OptionReader:
         self.lacking()
         for dotted, key in KEYS.items():
             if key.absent is not None and dotted not in self.found:
-                self.values[key.field] = (converted(key.field, key.absent), f"{self.name}: no {dotted}, as KAIR takes it then")
+                self.values[key.field] = (
+                    converted(key.field, key.absent),
+                    f"{self.name}: no {dotted}, as KAIR takes it then",
+                )
         self.say_unused()
 
     # One key after the other.
@@ -93,10 +116,13 @@ class OptionReader:
     def unknown(self, keys: Keys) -> None:
         fixes = vocabulary.meant(".".join(keys)) or ["docs/option_files.md has all keys"]
         line = self.document.lines[keys]
-        self.wrong(line, f"{spelled(keys)} is no key of an option file ({self.name}:{line})", "", fixes)
+        self.wrong(
+            line, f"{spelled(keys)} is no key of an option file ({self.name}:{line})", "", fixes
+        )
 
     def take(self, dotted: str, value: Any) -> None:
-        """A key that is given: into values, or to the function that knows more of it, or to what is not used."""
+        """A key that is given: into values, or to the function that knows more of it, or to what is
+        not used."""
         key = KEYS.get(dotted) or vocabulary.to(leaf(dotted))
         if dotted.startswith("netG.") and not self.ours and key.field not in ("scale", "net_type"):
             return
@@ -118,13 +144,18 @@ class OptionReader:
         if self.is_plain(dotted, name, value):
             new, known = converted(name, value), self.values.get(name)
             if known and known[0] != new:
-                self.wrong_at(dotted, f"{name} is set twice: by {known[1]} and by {origin}", "one of them")
+                self.wrong_at(
+                    dotted, f"{name} is set twice: by {known[1]} and by {origin}", "one of them"
+                )
             self.values[name] = (new, origin)
 
     def is_plain(self, dotted: str, name: str, value: Any) -> bool:
-        """One value, or numbers for what is a list in our text. Whether it is the right one is seen where all values are."""
+        """One value, or numbers for what is a list in our text. Whether it is the right one is seen
+        where all values are."""
         listed = KINDS[name] == "str" and isinstance(value, list)
-        if isinstance(value, dict) or (isinstance(value, list) and not (listed and all(map(is_number, value)))):
+        if isinstance(value, dict) or (
+            isinstance(value, list) and not (listed and all(map(is_number, value)))
+        ):
             self.wrong_kind(dotted, value, "numbers" if listed else "one value")
             return False
         return True
@@ -136,7 +167,11 @@ class OptionReader:
         elif self.is_plain(dotted, name, value) and self.values[name][0] != converted(name, value):
             origin = self.values[name][1]
             other = short(self.found[origin.rpartition(": ")[2]])
-            self.wrong_at(dotted, f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} is said in {origin}", "the same")
+            self.wrong_at(
+                dotted,
+                f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} is said in {origin}",
+                "the same",
+            )
 
     def root(self, dotted: str, value: Any) -> None:
         if value != "experiments":
@@ -154,14 +189,26 @@ class OptionReader:
             self.wrong_kind(dotted, value, '"vrt"')
 
     def gpu_ids(self, dotted: str, value: Any) -> None:
-        if isinstance(value, list) and all(type(one) is int and one >= 0 for one in value) and len(set(value)) == len(value):
+        if (
+            isinstance(value, list)
+            and all(type(one) is int and one >= 0 for one in value)
+            and len(set(value)) == len(value)
+        ):
             self.loaded.gpu_ids = value
         else:
-            self.wrong_at(dotted, f"gpu_ids is {short(value)} ({self.at(dotted)})", "a list of GPU numbers, each once, such as [0,1]")
+            self.wrong_at(
+                dotted,
+                f"gpu_ids is {short(value)} ({self.at(dotted)})",
+                "a list of GPU numbers, each once, such as [0,1]",
+            )
 
     def n_channels(self, dotted: str, value: Any) -> None:
         if value != 3 or isinstance(value, bool):
-            self.wrong_at(dotted, f"n_channels is {short(value)} ({self.at(dotted)})", "3: frames in colour; grey ones are read as such")
+            self.wrong_at(
+                dotted,
+                f"n_channels is {short(value)} ({self.at(dotted)})",
+                "3: frames in colour; grey ones are read as such",
+            )
 
     def shuffle(self, dotted: str, value: Any) -> None:
         if value is False:
@@ -171,14 +218,29 @@ class OptionReader:
         given = bool(self.found.get("datasets.train.dataroot_spike"))
         spikes = self.found.get("datasets.train.spike_channels", 1)
         if isinstance(spikes, int) and value != (wanted := 3 + spikes * given):
-            why = f"3 + spike_channels {spikes}" if given else "there is no datasets.train.dataroot_spike"
-            what = f"{dotted} is {short(value)} ({self.at(dotted)}), but the input has {wanted} channels"
+            why = (
+                f"3 + spike_channels {spikes}"
+                if given
+                else "there is no datasets.train.dataroot_spike"
+            )
+            what = (
+                f"{dotted} is {short(value)} ({self.at(dotted)}), but the input has {wanted} "
+                f"channels"
+            )
             self.wrong_at(dotted, what, f"{wanted}: {why}")
 
     def val_partition(self, dotted: str, value: Any) -> None:
         if self.found.get("datasets.train.name") == "REDS":
-            what = f'{dotted} is {short(value)} ({self.at(dotted)}) and the name is "REDS": KAIR leaves clips out then, and we do not'
-            self.wrong_at(dotted, what, KEYS[dotted].why, ['"name": "train_dataset", and a meta_info_file without those clips'])
+            what = (
+                f'{dotted} is {short(value)} ({self.at(dotted)}) and the name is "REDS": KAIR '
+                f"leaves clips out then, and we do not"
+            )
+            self.wrong_at(
+                dotted,
+                what,
+                KEYS[dotted].why,
+                ['"name": "train_dataset", and a meta_info_file without those clips'],
+            )
 
     def fix_keys(self, dotted: str, value: Any) -> None:
         parts = value if isinstance(value, list) else [value]
@@ -191,7 +253,12 @@ class OptionReader:
 
     def back_end(self, dotted: str, value: Any) -> None:
         if value not in ("disk", "lmdb"):
-            self.wrong_at(dotted, f"{dotted} is {short(value)} ({self.at(dotted)})", KEYS[dotted].why, ['"io_backend": {"type": "disk"}'])
+            self.wrong_at(
+                dotted,
+                f"{dotted} is {short(value)} ({self.at(dotted)})",
+                KEYS[dotted].why,
+                ['"io_backend": {"type": "disk"}'],
+            )
 
     def use_wandb(self, dotted: str, value: Any) -> None:
         if not isinstance(value, bool):
@@ -204,9 +271,14 @@ class OptionReader:
 
     def wandb_key(self, dotted: str, value: Any) -> None:
         if not isinstance(value, str):
-            self.wrong_kind(dotted, value, "the key as text, or null. Better: WANDB_API_KEY in the environment")
+            self.wrong_kind(
+                dotted, value, "the key as text, or null. Better: WANDB_API_KEY in the environment"
+            )
         elif value.strip():
-            self.notes.append(f"the W&B key in {self.at(dotted)} is used and written nowhere; WANDB_API_KEY in the environment is safer")
+            self.notes.append(
+                f"the W&B key in {self.at(dotted)} is used and written nowhere; WANDB_API_KEY in "
+                f"the environment is safer"
+            )
 
     def net_type(self, dotted: str, value: Any) -> None:
         if self.ours:
@@ -219,33 +291,55 @@ class OptionReader:
             self.wrong_at(dotted, what, f"{NETWORK}", [network])
             return
         flow = self.found.get("netG.spynet_path")
-        parts = ["that network", *([f"its pretrained flow network ({short(flow)})"] if flow else [])]
+        parts = [
+            "that network",
+            *([f"its pretrained flow network ({short(flow)})"] if flow else []),
+        ]
         weights = self.found.get("path.pretrained_netG")
         parts += [f"the weights it begins with ({short(weights)})"] if weights else []
-        missing = f"{', '.join(parts[:-1])} and {parts[-1]} are" if len(parts) > 1 else f"{parts[0]} is"
-        self.wrong_at(dotted, f"{what}: {missing} with KAIR's own program, not here", f'"{NETWORK}"', [self.own_program(), network])
+        missing = (
+            f"{', '.join(parts[:-1])} and {parts[-1]} are" if len(parts) > 1 else f"{parts[0]} is"
+        )
+        self.wrong_at(
+            dotted,
+            f"{what}: {missing} with KAIR's own program, not here",
+            f'"{NETWORK}"',
+            [self.own_program(), network],
+        )
 
     # What is seen of all keys together.
 
     def whole_file(self) -> None:
         for part in ("datasets.train", "datasets.test"):
             type_key = f"{part}.io_backend.type"
-            roots = {k: v for k, v in self.found.items() if k.startswith(f"{part}.dataroot_") and isinstance(v, str)}
+            roots = {
+                k: v
+                for k, v in self.found.items()
+                if k.startswith(f"{part}.dataroot_") and isinstance(v, str)
+            }
             packed = [k for k, v in roots.items() if v.rstrip("/").endswith(".lmdb")]
             lmdb = [type_key] if self.found.get(type_key) == "lmdb" else []
             if not lmdb and not packed:
                 continue
             first = min([*lmdb, *packed], key=lambda k: self.lines[k])
-            shows = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in packed) or 'io_backend "lmdb"'
+            shows = (
+                ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in packed)
+                or 'io_backend "lmdb"'
+            )
             instead = [f'"{leaf(k)}": "{re.sub(".lmdb/?$", "", roots[k])}"' for k in packed]
             instead += ['"io_backend": {"type": "disk"}'] if lmdb else []
             fix = f"{', '.join(instead)}   # the folders that the LMDB was made from"
             what = f"{part} is packed as LMDB ({shows}; {self.at(first)}), which is not read here"
             self.wrong_at(first, what, "folders of frames, one a clip", [fix])
-        if self.ours and len(self.loaded.gpu_ids) > 1 and "datasets.train.dataloader_batch_size" in self.found:
+        if (
+            self.ours
+            and len(self.loaded.gpu_ids) > 1
+            and "datasets.train.dataloader_batch_size" in self.found
+        ):
             where = self.at("datasets.train.dataloader_batch_size")
             self.notes.append(
-                f"dataloader_batch_size and dataloader_num_workers ({where}) are of each rank; KAIR shares them among gpu_ids"
+                f"dataloader_batch_size and dataloader_num_workers ({where}) are of each rank; "
+                f"KAIR shares them among gpu_ids"
             )
 
     def lacking(self) -> None:
@@ -253,16 +347,32 @@ class OptionReader:
         groups: dict[tuple[str, str], list[str]] = {}
         for dotted, value in self.found.items():
             key = KEYS.get(dotted)
-            theirs = dotted.startswith("path.pretrained_") and not self.ours  # said with the network
-            if key and key.harmless is not None and value and value not in key.harmless and not theirs:
+            theirs = (
+                dotted.startswith("path.pretrained_") and not self.ours
+            )  # said with the network
+            if (
+                key
+                and key.harmless is not None
+                and value
+                and value not in key.harmless
+                and not theirs
+            ):
                 groups.setdefault((dotted.rpartition(".")[0], key.why), []).append(dotted)
         for (section, why), keys in groups.items():
             said = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in keys)
             fixes = [", ".join(f'"{leaf(k)}": {nothing(k, self.found[k])}' for k in keys)]
-            self.wrong_at(keys[0], f"{section} has {said} ({self.at(keys[0])}): {why}", "", fixes if self.ours else [])
+            self.wrong_at(
+                keys[0],
+                f"{section} has {said} ({self.at(keys[0])}): {why}",
+                "",
+                fixes if self.ours else [],
+            )
 
     def say_unused(self) -> None:
-        parts = [f"{section or 'at the top'}: {', '.join(names)}" for section, names in self.unused.items()]
+        parts = [
+            f"{section or 'at the top'}: {', '.join(names)}"
+            for section, names in self.unused.items()
+        ]
         if parts:
             self.notes.append(f"keys of {self.name} that are not used here: {'; '.join(parts)}")
 
@@ -275,7 +385,10 @@ class OptionReader:
             self.wrong_at("model", what, '"vrt"', ['"model": "vrt"'])
 
     def own_program(self, program: str = PROGRAM) -> str:
-        return f"./launch_train.sh {self.ranks} --script {program} -- --opt {shlex.quote(self.name)} --dist True   # KAIR's, in its folder"
+        return (
+            f"./launch_train.sh {self.ranks} --script {program} -- --opt "
+            f"{shlex.quote(self.name)} --dist True   # KAIR's, in its folder"
+        )
 
     def at(self, dotted: str) -> str:
         return f"{self.name}:{self.lines[dotted]}"
@@ -283,8 +396,12 @@ class OptionReader:
     def wrong_kind(self, dotted: str, value: Any, allowed: str) -> None:
         self.wrong_at(dotted, f"{dotted} is {kind(value)} ({self.at(dotted)})", allowed)
 
-    def wrong_at(self, dotted: str, what: str, allowed: str = "", fixes: list[str] | None = None) -> None:
+    def wrong_at(
+        self, dotted: str, what: str, allowed: str = "", fixes: list[str] | None = None
+    ) -> None:
         self.wrong(self.lines[dotted], what, allowed, fixes)
 
-    def wrong(self, line: int, what: str, allowed: str = "", fixes: list[str] | None = None) -> None:
+    def wrong(
+        self, line: int, what: str, allowed: str = "", fixes: list[str] | None = None
+    ) -> None:
         self.problems.append((line, Problem("kair.option", what, allowed, fixes or [])))
