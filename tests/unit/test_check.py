@@ -138,6 +138,7 @@ def test_one_json_object_with_units_in_its_keys(
     ]
     assert (found["schema_version"], found["status"], found["exit_code"]) == (1, "error", 3)
     assert found["checks"][0] == {
+        "code": "preflight.data",
         "name": "data",
         "status": "error",
         "text": "caf\udce9",

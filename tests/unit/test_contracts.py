@@ -64,7 +64,7 @@ def of(made_from: Any) -> set[str]:
         (plan.PlaceRecord, Topology, set()),
         (plan.BatchRecord, Batch, set()),
         (plan.ScriptRecord, Script, set()),
-        (plan.CheckRecord, Check, {"-facts"}),
+        (plan.CheckRecord, Check, {"-facts", "code"}),
         (run_files.CodeRecord, Code, {"sentence"}),
         (
             run_files.DataRecord,

@@ -156,6 +156,7 @@ def test_persistence_mode_is_only_told(nvidia: Nvidia) -> None:
 def test_a_driver_that_says_nothing_is_no_trouble(nvidia: Nvidia) -> None:
     first, second, links = checks(nvidia(NOT_SUPPORTED=1))
     assert first == {
+        "code": "preflight.gpu_state",
         "name": "GPU 0 state",
         "status": "ok",
         "text": "the driver says nothing of its hardware",

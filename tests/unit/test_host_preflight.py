@@ -281,8 +281,10 @@ def test_the_report_as_a_program(tmp_path: Path) -> None:
 
 def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
     problem = Check("GPUs", ERROR, "none", ["do this"]).problem()
-    assert (problem.what, problem.fixes) == ("none", ["do this"])
+    assert (problem.code, problem.what) == ("preflight.gpus", "none")
+    assert problem.fixes == ["do this"]
     assert json.loads(json.dumps(Check("a", OK, "b").record())) == {
+        "code": "preflight.a",
         "name": "a",
         "status": "ok",
         "text": "b",

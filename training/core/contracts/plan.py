@@ -255,6 +255,7 @@ class FrozenPlan(TypedDict):
 class CheckRecord(TypedDict):
     """A line of the resource report (preflight.json)."""
 
+    code: NotRequired[str]  # docs/codes.md; missing in early 0.1
     name: str
     status: CheckStatus
     text: str

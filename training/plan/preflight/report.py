@@ -38,7 +38,7 @@ class Check:
         return f"{codes.CHECKS}.{codes.of_check(self.name)}"
 
     def record(self) -> CheckRecord:
-        record = asdict(self)
+        record = {"code": self.code} | asdict(self)
         del record["facts"]
         return cast("CheckRecord", record)
 
