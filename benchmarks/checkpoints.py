@@ -64,9 +64,8 @@ def seconds(folder: Path, ranks: int, depth: int, every: int) -> tuple[float, in
     times = {r["step"]: r["time"] for r in read_records(run.metrics)}
     size = next(run.checkpoints.glob("step_*/state.pt")).stat().st_size
     shutil.rmtree(run.path)
-    return times[SKIPPED + STEPS - 1] - times[
-        SKIPPED
-    ], size  # the last step's own save is required, so it waits
+    # the last step's own save is required, so it waits
+    return times[SKIPPED + STEPS - 1] - times[SKIPPED], size
 
 
 def main() -> None:

@@ -63,9 +63,8 @@ def measured(argv: list[str], **more: str) -> tuple[str, float]:
     benchmark."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment(**more), stdout=out, stderr=err)
-        _, status, used = os.wait4(
-            process.pid, 0
-        )  # the only call that tells the peak of this one child
+        # the only call that tells the peak of this one child
+        _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)

@@ -82,9 +82,8 @@ TINY = {
     },
     "report": "false",
 }
-OURS = re.compile(
-    r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line'
-)  # a traceback that is no rank's
+# a traceback that is no rank's
+OURS = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')
 
 
 class Case:
@@ -313,9 +312,8 @@ def main() -> int:
         prepared = Path((read_json(RunDir(folder / "whole/run").data) or {})["folder"])
         with tqdm(total=wanted.kills, unit="kill", disable=None) as bar:
             while made < wanted.kills:
-                shutil.rmtree(
-                    prepared, ignore_errors=True
-                )  # the preparation of the data can be hit, too
+                # the preparation of the data can be hit, too
+                shutil.rmtree(prepared, ignore_errors=True)
                 case = Case(
                     folder / f"run{runs + 1}",
                     text,

@@ -21,11 +21,12 @@ from pathlib import Path
 from benchmarks.common import ROOT, environment
 from training.core.rundir import RunDir, read_records
 
+# an epoch's steps, samples of a rank and step, epochs that do not count
 STEPS, SIZE, WARM_UP = (
     4,
     16,
     5,
-)  # an epoch's steps, samples of a rank and step, epochs that do not count
+)
 
 
 def switches(

@@ -28,9 +28,8 @@ from training.tasks.memory import GIB
 ROOT = Path(__file__).resolve().parent.parent
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "2"}
 SMALL = StepWorkload(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # about 1 GiB
-LARGE = StepWorkload(
-    12, 8, 1536, 320, bf16=True, compiled=False, cuda=True
-)  # configs/dual_gpu/conservative.py
+# configs/dual_gpu/conservative.py
+LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
 WAYS = {
     "plain": {},
     "6 of the blocks again": {"blocks": 6},

@@ -139,9 +139,8 @@ def main() -> None:
     ratios, cpu, steps = [], [], []
     for number in tqdm(range(wanted.rounds), unit="round", disable=None):
         found = {}
-        for way in (
-            ("watched", "alone") if number % 2 else ("alone", "watched")
-        ):  # neither always comes first
+        # neither always comes first
+        for way in ("watched", "alone") if number % 2 else ("alone", "watched"):
             with tempfile.TemporaryDirectory() as place:
                 if way == "watched":
                     found[way], share = watched(Path(place), wanted.steps)

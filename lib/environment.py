@@ -150,10 +150,11 @@ def add(root: Path, section: str, folder: Path | None) -> int:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
+            # all else comes from .venv, which stays as it is
             options = [
                 "--no-deps",
                 f"--target={folder}",
-            ]  # all else comes from .venv, which stays as it is
+            ]
         chosen = venv / f"requirements-{section}.txt"
         chosen.write_text(pins, encoding="utf-8")
         steps = install.Steps(f"installing [{section}] of requirements.lock", venv, lock)

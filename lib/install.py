@@ -160,9 +160,8 @@ class Steps:
 
     def install(self, requirements: Path, *options: str) -> str:
         """Install these into the environment; the problem if there is one."""
-        self._part.mkdir(
-            exist_ok=True
-        )  # on the disk that has room for the packages, which /tmp may not have
+        # on the disk that has room for the packages, which /tmp may not have
+        self._part.mkdir(exist_ok=True)
         env = os.environ | {
             "PIP_REQUIRE_VIRTUALENV": "0",
             "PIP_USER": "0",
@@ -182,9 +181,8 @@ class Steps:
                 *words,
             ]
             ways.append(("uv", command, ["--no-progress", "--color=never"]))
-        if not uv or has_pip(
-            self.venv
-        ):  # also where uv fails: pip may know a proxy or a password that uv does not
+        # also where uv fails: pip may know a proxy or a password that uv does not
+        if not uv or has_pip(self.venv):
             ways.append(("pip", [*pip(self.venv), "install", *words], [*PIP_QUIET]))
         name, command, status = "", [], 0
         for name, command, quiet in ways:
@@ -209,9 +207,8 @@ class Steps:
                 f"copying {names[min(done, len(names) - 1)]} ({min(done + 1, len(names))} of "
                 f"{len(names)})"
             )
-        loading = re.findall(
-            r"^Downloading (\S+) \(", printed, re.MULTILINE
-        )  # uv, of the larger ones
+        # uv, of the larger ones
+        loading = re.findall(r"^Downloading (\S+) \(", printed, re.MULTILINE)
         if under_way := [
             name
             for name in loading

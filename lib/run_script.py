@@ -40,9 +40,8 @@ def main() -> None:
     stacks = open(base + ".stacks", "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    os.register_at_fork(
-        after_in_child=_allow_tracing
-    )  # its data-loader workers do not inherit that
+    # its data-loader workers do not inherit that
+    os.register_at_fork(after_in_child=_allow_tracing)
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
     _offer_inspection(folder, base, int(rank), script)
     sys.argv = sys.argv[2:]
@@ -52,9 +51,8 @@ def main() -> None:
     module.__builtins__ = builtins  # type: ignore[attr-defined]
     # What pickles its classes, or starts processes by spawn, looks for the script there.
     sys.modules["__main__"] = module
-    atexit.register(
-        _leave, os.getpid(), base + ".ended"
-    )  # the first to be registered is the last to be called
+    # the first to be registered is the last to be called
+    atexit.register(_leave, os.getpid(), base + ".ended")
     own = os.getpid()
     try:
         with open(script, "rb") as file:
@@ -82,9 +80,8 @@ def main() -> None:
 def _allow_tracing() -> None:
     """Its stacks may be read from outside, also where the kernel (Yama) allows that to parents
     only."""
-    ctypes.CDLL(None).prctl(
-        0x59616D61, ctypes.c_ulong(-1), 0, 0, 0
-    )  # PR_SET_PTRACER, PR_SET_PTRACER_ANY
+    # PR_SET_PTRACER, PR_SET_PTRACER_ANY
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
 
 
 def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
@@ -94,9 +91,8 @@ def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
         ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error)
     )
     sys.modules["duet_launched"] = launched
-    sys.path.append(
-        os.path.join(_ROOT, "lib", "pythonpath")
-    )  # there is nothing else in it; spawned processes get it too
+    # there is nothing else in it; spawned processes get it too
+    sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))
     # Asked last: a `training` of the script's own project is never hidden, and only gets a
     # submodule `inspector`.
     _load("_duet", "lib", "site", "_duet.py")
@@ -168,10 +164,11 @@ def _show(error: BaseException) -> None:
 
 def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
     """The innermost line of the user's own code."""
+    # the script's line that called it says more
     ours = (
         __file__,
         os.path.join(_ROOT, "training", "inspector", "inspector.py"),
-    )  # the script's line that called it says more
+    )
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
     own = [
         f

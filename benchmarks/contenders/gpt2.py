@@ -75,9 +75,8 @@ class GPT2(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, weights in self.named_parameters():
             if weights.dim() == 2:
-                branch = name.endswith(
-                    ("proj.weight", "down.weight")
-                )  # their sum grows with the depth
+                # their sum grows with the depth
+                branch = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(weights, std=STD / math.sqrt(2 * depth) if branch else STD)
             elif name.endswith("bias"):
                 nn.init.zeros_(weights)

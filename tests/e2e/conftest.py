@@ -127,9 +127,8 @@ class Launcher:
             *(() if bare else (f"--{k}={v}" for k, v in values.items() if v is not None)),
         ]
         if "--script" in argv and not any(word.startswith("--report") for word in argv):
-            argv.insert(
-                argv.index("--script"), "--report=false"
-            )  # as in TINY: a second of both cores
+            # as in TINY: a second of both cores
+            argv.insert(argv.index("--script"), "--report=false")
         variables = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
         variables |= {TOKEN: self.token, **(env or {})}
         if hook:

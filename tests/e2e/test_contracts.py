@@ -20,10 +20,11 @@ PARTS = {
     "batch": plan.BatchRecord,
 }
 OF_GPT = {"memory": plan.PlannedMemory, "data": plan.CorpusRecord}
+# by two kinds of events
 SHARED = {
     "checkpoint": events.CheckpointFacts,
     "resume": events.CheckpointFacts,
-}  # by two kinds of events
+}
 OF_SAMPLES = {"samples", "samples_per_s"}
 OF_A_LOG = {"scope", "told_every_s", "tokens_per_s_of"}
 

@@ -47,9 +47,8 @@ def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
 def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(
     launch: Launch,
 ) -> None:
-    stays = in_forward(
-        0, 5, "__import__('time').sleep(3600)"
-    )  # as one does that waits in a collective of NCCL
+    # as one does that waits in a collective of NCCL
+    stays = in_forward(0, 5, "__import__('time').sleep(3600)")
     run = launch(
         *RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays
     )

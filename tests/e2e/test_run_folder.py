@@ -17,9 +17,8 @@ from tests.e2e.test_failures import RUN
 def test_a_run_directory_that_is_removed(launch: Launcher, retries: int) -> None:
     run = launch(*RUN, num_iterations=4000, save_every=5, retries=retries)
     wait_until(lambda: len(run.steps) > 5, 60, "steps")
-    removed = run.run.path.rename(
-        run.run.path.parent / "removed"
-    )  # at once: rmtree meets files that are just being written
+    # at once: rmtree meets files that are just being written
+    removed = run.run.path.rename(run.run.path.parent / "removed")
     shutil.rmtree(removed, ignore_errors=True)
     assert run.wait(30) == 4, run.output
     assert f"the run directory {run.run.path} has disappeared" in run.output

@@ -111,9 +111,8 @@ def test_a_lost_terminal_does_not_end_the_run(
 ) -> None:
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
-    os.close(
-        terminal.child.fileno()
-    )  # what a broken ssh connection does: hang-up, and nobody reads any more
+    # what a broken ssh connection does: hang-up, and nobody reads any more
+    os.close(terminal.child.fileno())
     terminal.child.closed = True
     (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
     wait_until(

@@ -257,6 +257,7 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
 def test_compile_works_on_two_ranks(launch: Launch) -> None:
     """Compiled blocks inside DDP, with activation checkpointing around them and the loss in
     parts."""
+    # see the next test
     flags = {
         "num_iterations": 4,
         "eval_every": 2,
@@ -264,7 +265,7 @@ def test_compile_works_on_two_ranks(launch: Launch) -> None:
         "precision": "fp32",
         "device_batch_size": 2,
         "cwd": ROOT,
-    }  # see the next test
+    }
     plain = launch("./launch_train.sh", "2", QUICKSTART, **flags).ok()
     compiled = launch(
         "./launch_train.sh",

@@ -87,9 +87,8 @@ def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[
         "NO_PROXY": "127.0.0.1",
     }
     yield someone
-    for (
-        process
-    ) in someone.started:  # a failed test may leave one: it is ended, its pipes are closed
+    # a failed test may leave one: it is ended, its pipes are closed
+    for process in someone.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

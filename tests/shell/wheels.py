@@ -111,9 +111,8 @@ class Index:
                 if name == gated:
                     outer.asked.set()
                     outer._gate.wait(120)
-                with contextlib.suppress(
-                    OSError
-                ):  # the client was killed: that is what the test does
+                # the client was killed: that is what the test does
+                with contextlib.suppress(OSError):
                     super().do_GET()
 
             def log_message(self, format: str, *args: object) -> None:

@@ -78,9 +78,8 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     folder: Path
     nodes: int = 2
-    token: str = field(
-        default_factory=lambda: uuid.uuid4().hex
-    )  # of the daemons, and of what they start themselves
+    # of the daemons, and of what they start themselves
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property

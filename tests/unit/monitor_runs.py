@@ -27,10 +27,11 @@ VIDEO: dict[str, Any] = {
     "file": None,
     "options": {"dataroot_gt": "data/moving", "embed_dim": 16, "gt_size": 64},
 }
+# by the unit: each step's, and per second
 PER_STEP = {
     "tokens": (4096, 38000.0),
     "samples": (16, 3.27),
-}  # by the unit: each step's, and per second
+}
 
 
 class Made:

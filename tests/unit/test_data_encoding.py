@@ -85,9 +85,8 @@ def test_no_tokenizer_takes_it(chosen: str, write: Write, tmp_path: Path) -> Non
 
 def test_all_files_are_told_by_encoding(write: Write) -> None:
     write("d/a.txt", "plain\n")
-    write(
-        "d/b.txt", ("x\n" * 200_000).encode() + TEXTS["gbk"].encode("gbk") * 3
-    )  # not at its beginning
+    # not at its beginning
+    write("d/b.txt", ("x\n" * 200_000).encode() + TEXTS["gbk"].encode("gbk") * 3)
     write("d/c.TXT", TEXTS["gbk"].encode("gbk") * 3)
     write("d/d.jsonl", b'{"text": "' + TEXTS["latin-1"].strip().encode("latin-1") + b'"}\n')
     write("d/e.txt", "\ufeffmarked\n".encode())

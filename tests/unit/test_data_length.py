@@ -66,9 +66,8 @@ def test_epochs_that_are_begun(total: int, epochs: int) -> None:
 def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, int]) -> None:
     whole = length(24_001, BATCH, **config)
     epoch, done = divmod(step, 100)
-    at = [(epoch, done)] + (
-        [(epoch - 1, 100)] if epoch and not done else []
-    )  # the end of one is the beginning of the next
+    # the end of one is the beginning of the next
+    at = [(epoch, done)] + ([(epoch - 1, 100)] if epoch and not done else [])
     for number, steps in at:
         found = of_text(
             Config(**config), BATCH, data(24_001), step=step, epoch=number, used=24 * steps
@@ -82,12 +81,13 @@ def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, in
 @pytest.mark.parametrize(
     ("world", "accumulation", "tokens", "left"),
     [
+        # twice the batch: 2400 - 15 * 24 sequences are left, and one more epoch
         (
             2,
             6,
             24_001,
             42 + 50,
-        ),  # twice the batch: 2400 - 15 * 24 sequences are left, and one more epoch
+        ),
         (1, 3, 24_001, 170 + 200),
         (2, 3, 48_001, 185 + 200),  # more text
         (2, 3, 3_601, 15),  # less than was used already: only the epoch that follows
@@ -108,9 +108,8 @@ def test_a_resume_with_another_batch_or_text_trains_the_rest(
 
 
 def test_samples_of_any_kind() -> None:
-    pictures = Batch(
-        device_sequences=4, seq_len=1, world_size=2, accumulation=3
-    )  # 24 samples a step
+    # 24 samples a step
+    pictures = Batch(device_sequences=4, seq_len=1, world_size=2, accumulation=3)
     assert plan_length(Config(), pictures, 23) is None
     assert plan_length(Config(num_epochs=2), pictures, 50) == TrainingLength(4, 2, 2)
 

@@ -154,10 +154,11 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
                 flat[places[0]], flat[places[1]] = 0.25, -0.25
         else:
             flat = weight.view(-1)
+            # the same place in different pieces
             flat[1], flat[5001] = (
                 old.view(-1)[5001],
                 old.view(-1)[1],
-            )  # the same place in different pieces
+            )
     found, expected = checksum.checksums(other).tolist(), checksum.checksums(model).tolist()
     checksum._factors.cache_clear()
     names = [name for name, _ in model.named_parameters()]

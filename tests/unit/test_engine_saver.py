@@ -77,9 +77,8 @@ def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(
     saver: AsyncCheckpointer, log: Log, gate: threading.Event
 ) -> None:
     with saver:
-        saver.save(
-            TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False
-        )  # returns, though nothing is written
+        # returns, though nothing is written
+        saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
         assert log.saved == []
         second = threading.Thread(
             target=saver.save,

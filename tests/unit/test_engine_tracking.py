@@ -211,10 +211,11 @@ def test_offline_and_later_sent_by_wandb_sync(
         (FINISHED, 0),
         (FAILED, 1),
         ('recorder.close({"steps": last, "status": "stopped"}, 75)', 75),
+        # Ctrl-C: nothing has failed
         (
             'recorder.close({"steps": last, "status": "stopped"}, 130)',
             0,
-        ),  # Ctrl-C: nothing has failed
+        ),
     ],
     ids=["finished", "failed", "preempted", "stopped"],
 )

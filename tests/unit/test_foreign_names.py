@@ -86,12 +86,13 @@ def test_the_same_for_a_variable_and_a_key(
             wrong(corrected)
         except pytest.fail.Exception:
             continue
+        # a batch that divides, a run of that config
         of_others = (
             "total_batch_size",
             "device_batch_size",
             "max_seq_len",
             "resume",
-        )  # a batch that divides, a run of that config
+        )
         assert any(name in fix for name in of_others)
 
 

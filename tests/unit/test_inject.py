@@ -416,10 +416,11 @@ def test_the_global_lock_is_held(process: Callable[[str], Process]) -> None:
         return stacks.read_text()
 
     wait_until(lambda: f"line {locked} in gil" in asked(), 5, "in the second lock")
+    # in which the other thread would have said thirty words
     before, end = (
         one.said.stat().st_size,
         time.monotonic() + 0.3,
-    )  # in which the other thread would have said thirty words
+    )
     while time.monotonic() < end:
         asked()
     assert one.said.stat().st_size == before

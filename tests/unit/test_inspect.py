@@ -110,9 +110,8 @@ def check(report: HealthReport, name: str) -> HealthCheck:
 def test_all_ranks_train(run: Made, tmp_path: Path) -> None:
     with trains(run, tmp_path) as going:
         report = health.of_run(run.run)
-        assert (
-            health.of_process(going.pids[1]).run is None
-        )  # its heartbeat is not in its own memory
+        # its heartbeat is not in its own memory
+        assert health.of_process(going.pids[1]).run is None
     assert (report.answer, report.code) == ("yes", Exit.DONE), report
     assert report.text.startswith("all 2 ranks train (step 100, ") and report.text.endswith(" ago)")
     assert {c.name: c.status for c in report.checks} == dict.fromkeys(

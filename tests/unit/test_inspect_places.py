@@ -59,9 +59,8 @@ def test_two_ranks_on_one_gpu(tmp_path: Path, nvidia: Nvidia) -> None:
             and told["text"] == "NO: ranks 0 and 1 compute on the same GPU 0, GPU 1 has no rank"
         )
         assert gpus["status"] == "bad" and gpus["ranks"] == [0, 1]
-        code, told, gpus = inspect(
-            pids[0], nvidia(PROCESSES=processes, COUNT=1)
-        )  # there is no other
+        # there is no other
+        code, told, gpus = inspect(pids[0], nvidia(PROCESSES=processes, COUNT=1))
         assert code == 0 and gpus["status"] == "warn", told
 
 

@@ -470,9 +470,8 @@ def test_no_report_where_nobody_can_write_or_wants_it(
     end.plan["config"]["report"] = False
     end.close(0)
     end.plan["config"]["report"] = True
-    monkeypatch.setattr(
-        os, "access", lambda *_: False
-    )  # tests may run as root, who may write everywhere
+    # tests may run as root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)
     end.close(0)
     monkeypatch.undo()
     end.begun = False

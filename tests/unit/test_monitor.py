@@ -335,9 +335,8 @@ def test_a_very_long_file_is_searched_piece_by_piece(
     assert looks > 5
     while not watch._history._tail.searched:
         seen = watch.read()
-    assert sorted(watch._history.evaluations) == list(
-        range(500, 20_001, 500)
-    )  # none at the border of two pieces is lost
+    # none at the border of two pieces is lost
+    assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))
     assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
 
 

@@ -108,12 +108,13 @@ def test_heat_and_strangers(healthy: dict[str, Any]) -> None:
             temperature_c=93,
             processes=[*mine, stranger],
         ),
+        # not ours: not our business
         gpu(
             index=2,
             in_plan=False,
             processes=[stranger],
             throttle_reasons=["slowed down by the hardware"],
-        ),  # not ours: not our business
+        ),
     ]
     assert texts(healthy) == [
         "GPU 1: slowed down for heat (hardware), 93 °C",

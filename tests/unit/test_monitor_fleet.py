@@ -137,8 +137,7 @@ def test_a_run_is_opened_and_left(
     person.child.send("\r")
     person.until(lambda: "Duet  second" in person.sees and "FINISHED" in person.sees)
     person.child.send("\x1b")
-    person.until(
-        lambda: "2 runs, 1 alive" in person.sees and "> second" in person.sees
-    )  # still marked
+    # still marked
+    person.until(lambda: "2 runs, 1 alive" in person.sees and "> second" in person.sees)
     person.child.send("q")
     assert person.left() == (0, None)

@@ -221,13 +221,13 @@ def test_what_else_torchtitan_tells(fixture: Any) -> None:
         pytest.approx(0.0273),
         None,
     )
-    assert training["memory_bytes"] == int(
-        4.2 * (1 << 30)
-    )  # of a training step, not of the evaluation after it
+    # of a training step, not of the evaluation after it
+    assert training["memory_bytes"] == int(4.2 * (1 << 30))
+    # rank 0's; rank 1 said the same with another loss
     assert (training["tokens_per_s"], training["tokens_per_s_of"]) == (
         12150.0,
         "device",
-    )  # rank 0's; rank 1 said the same with another loss
+    )
     assert training["step_ms_median"] == pytest.approx(60_000 / 29)  # by the lines' own times
     assert training["loss_unit"] is None  # it trains image models too
 
@@ -254,9 +254,8 @@ def test_what_else_megatron_tells(fixture: Any) -> None:
         1810.0,
     )
     assert (training["memory_bytes"], training["loss_unit"]) == (7622 << 20, "nats/token")
-    assert seen["progress"]["eta_s"] == pytest.approx(
-        (500_000 - 102) * 2.0
-    )  # two seconds a step by the clock
+    # two seconds a step by the clock
+    assert seen["progress"]["eta_s"] == pytest.approx((500_000 - 102) * 2.0)
 
 
 def test_what_else_the_others_tell(fixture: Any) -> None:

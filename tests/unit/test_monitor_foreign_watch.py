@@ -231,9 +231,8 @@ def test_ranks_that_talk_at_once(tmp_path: Path) -> None:
         (2, 2.0),
         (3, 3.0),
     ]
-    third = both.replace("[rank0]", "[rank3]").replace(
-        "[rank1]", "[rank2]"
-    )  # without rank 0: the first that is seen
+    # without rank 0: the first that is seen
+    third = both.replace("[rank0]", "[rank3]").replace("[rank1]", "[rank2]")
     assert [
         (p["step"], p["loss"]) for p in look(made(tmp_path, third))["loss_curve"]["points"]
     ] == [(1, 1.5), (2, 2.5), (3, 3.5)]

@@ -87,9 +87,8 @@ def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
         ):
             assert cell not in taken, f"{p['title']} lies on {taken[cell]}"
             taken[cell] = p["title"]
-    assert set(taken) == set(
-        itertools.product(range(COLUMNS), range(max(y for _, y in taken) + 1))
-    )  # no holes either
+    # no holes either
+    assert set(taken) == set(itertools.product(range(COLUMNS), range(max(y for _, y in taken) + 1)))
 
 
 def test_what_grafana_needs_to_import_it() -> None:
@@ -256,11 +255,12 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
     """The address of a Prometheus that scrapes, five times a second, a run that goes on; with the
     configuration of the documentation."""
+    # of the machine the newest is believed
     other, state, looks = (
         of_samples(made),
         everything(made),
         itertools.count(1),
-    )  # of the machine the newest is believed
+    )
     state["run"]["name"], state["failure"] = NAME, {"cause": "gpu_oom", "rank": 1}
 
     def read() -> list[RunState]:

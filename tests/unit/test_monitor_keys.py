@@ -105,9 +105,8 @@ def test_the_log_scrolls_and_follows(made: Made, sit: Callable[..., Person]) -> 
     person.until(lambda: "line 501 of the log" in person.sees)
     with made.log.open("a") as file:
         file.write("line 502 \x1b[31mof\x1b[2J the log\n")
-    person.until(
-        lambda: "line 502 of the log" in person.sees
-    )  # at the end it follows, and foreign escapes do nothing
+    # at the end it follows, and foreign escapes do nothing
+    person.until(lambda: "line 502 of the log" in person.sees)
 
 
 def test_diagnosis_of_a_failed_run(made: Made, sit: Callable[..., Person]) -> None:

@@ -91,10 +91,11 @@ def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
     other = int(problem.fixes[0].rpartition("=")[2])
     first.close()
     first.close()
+    # the advice works, and a port that was given back is free at once
     for port in (
         other,
         first.port,
-    ):  # the advice works, and a port that was given back is free at once
+    ):
         exporter = Exporter(port)
         exporter.start()
         exporter.close()

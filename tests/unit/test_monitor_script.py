@@ -146,9 +146,8 @@ def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_pat
         + average
         + line.format(minute=13, step=3)
     )
-    written = datetime(
-        2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc
-    ).timestamp()  # where clocks show six hours less than UTC
+    # where clocks show six hours less than UTC
+    written = datetime(2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc).timestamp()
     os.utime(log, (written, written))
     told = LogMetrics(log)
     told.read(written)

@@ -50,9 +50,8 @@ def test_commands_have_known_flags(command: str) -> None:
         return
     script = words[0].removeprefix("./")
     assert script in SCRIPTS
-    own = (
-        words[1 : words.index("--")] if "--" in words else words[1:]
-    )  # what follows is for a script of the reader's
+    # what follows is for a script of the reader's
+    own = words[1 : words.index("--")] if "--" in words else words[1:]
     assert not flags.parse([w for w in own if w != "CONFIG"]).problems
     if "--script" not in own:
         assert all(

@@ -229,9 +229,8 @@ def test_spikes_follow_crop_and_turns(tmp_path: Path) -> None:
     )
     for seed in range(10):
         sample = Training(options).draw(0, np.random.default_rng(seed))["lq"]
-        assert torch.allclose(
-            sample[:, 3], sample[:, 0], atol=1e-6
-        )  # where they are is the red of these pictures
+        # where they are is the red of these pictures
+        assert torch.allclose(sample[:, 3], sample[:, 0], atol=1e-6)
     assert rows.shape == (12, 16)
 
 

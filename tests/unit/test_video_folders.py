@@ -130,9 +130,10 @@ def test_lmdb_is_not_read(options: VideoOptions, tmp_path: Path) -> None:
 def test_no_clips(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no clips in this folder" in told(options, dataroot_gt=f"{tmp_path}/empty")
+    # one folder too high
     assert f"--dataroot_gt={tmp_path}/gt" in told(
         options, dataroot_gt=str(tmp_path), dataroot_lq=""
-    )  # one folder too high
+    )
     file = tmp_path / "gt" / "c0" / "000000.png"
     assert "a file, no folder" in told(options, dataroot_gt=str(file))
 
@@ -142,9 +143,8 @@ def test_frames_without_a_partner(options: VideoOptions, tmp_path: Path) -> None
     assert "c1 (7 and 6 frames, not both have 000003)" in told(options)
     write(tmp_path / "gt" / "c2", 2, 4)
     assert "no blurred frames for c2" in told(options)
-    assert "no blurred frames for c0, c1, c2" in told(
-        options, dataroot_lq=""
-    )  # sharp frames are not taken for blurred ones
+    # sharp frames are not taken for blurred ones
+    assert "no blurred frames for c0, c1, c2" in told(options, dataroot_lq="")
     with pytest.raises(UserError, match="no blurred frames"):
         folders.clips(options, "train")
 

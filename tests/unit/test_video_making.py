@@ -49,9 +49,8 @@ def test_the_same_seed_makes_the_same_pictures(tmp_path: Path) -> None:
         for n in (0, 1)
     }
     longer = files(rendered(tmp_path / "d", clips=2, frames=3))
-    assert all(
-        longer[name] == content for name, content in one.items()
-    )  # more of it changes nothing of what there was
+    # more of it changes nothing of what there was
+    assert all(longer[name] == content for name, content in one.items())
 
 
 def test_a_blurred_frame_is_the_mean_of_the_light() -> None:

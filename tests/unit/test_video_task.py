@@ -87,9 +87,8 @@ def test_its_arithmetic_is_counted() -> None:
     model = work.model()
     with FlopCounterMode(display=False) as counter:
         model(torch.rand(1, 4, 3, 16, 16))
-    assert (
-        work.flops(model) == 3 * counter.get_total_flops()
-    )  # the backward pass is twice the forward one
+    # the backward pass is twice the forward one
+    assert work.flops(model) == 3 * counter.get_total_flops()
     assert task(VideoOptions(gt_size=0)).flops(model) is None
 
 
@@ -212,9 +211,8 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("scale", [1, 2])
 def test_pieces_cover_everything_once(steps: int, overlap: int, side: int, scale: int) -> None:
     frames = torch.rand(1, 9, 4, 67, 90).round(decimals=1)
-    frames = (
-        torch.full_like(frames, 0.25) if scale == 2 else frames
-    )  # enlarging sees the neighbours
+    # enlarging sees the neighbours
+    frames = torch.full_like(frames, 0.25) if scale == 2 else frames
     model = Counting(scale)
     out = inference.restored(model, frames, scale=scale, steps=steps, overlap=overlap, side=side)
     assert torch.allclose(out, 2 * enlarged(frames, scale))
@@ -273,9 +271,8 @@ def test_the_figures_of_a_clip(clips: Path) -> None:
     assert {name: values.shape for name, values in found.items()} == dict.fromkeys(
         ("psnr", "ssim", "psnr_input"), (1,)
     )
-    assert found["psnr"].item() == pytest.approx(
-        found["psnr_input"].item()
-    )  # the first weights change nothing
+    # the first weights change nothing
+    assert found["psnr"].item() == pytest.approx(found["psnr_input"].item())
     assert 15 < found["psnr_input"].item() < 45 and 0.3 < found["ssim"].item() < 1
     assert (
         work.shown({"psnr": 28.0, "psnr_input": 26.5, "ssim": 0.9})

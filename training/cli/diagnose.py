@@ -68,9 +68,8 @@ def main(argv: list[str]) -> int:
         if wanted.help:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
-        if (
-            wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs
-        ):  # `--report-issue RUN`
+        # `--report-issue RUN`
+        if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted.logs)
         spoken = wanted.lang or card.language()
@@ -110,9 +109,8 @@ def main(argv: list[str]) -> int:
             ),
             closing="nothing was said",
         )
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is left in its buffer would fail once more at the end
+        # what is left in its buffer would fail once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
 

@@ -65,9 +65,8 @@ class StepMemory:
         by_verdict: dict[str, CheckStatus] = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}
         status = by_verdict.get(self.verdict, preflight.OK)
         fixes = []
-        if (
-            self.verdict == TOO_LARGE and self.room
-        ):  # by the formula these fit a room that is smaller by what it is wrong by
+        # by the formula these fit a room that is smaller by what it is wrong by
+        if self.verdict == TOO_LARGE and self.room:
             room = int(self.room * self.step.estimate.total / self.total)
             fixes = [
                 request.command(**c)
@@ -243,9 +242,8 @@ def since_start() -> float:
 def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> DoctorReport:
     """Measure what the plan could only estimate."""
     seconds = since_start()
-    talk = communication(
-        request, plan, checks
-    )  # first: it forks, and importing torch below starts threads
+    # first: it forks, and importing torch below starts threads
+    talk = communication(request, plan, checks)
     needs = tasks.step_of(plan)
     step = memory(needs, plan["memory"]["free_bytes"]) if needs else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]

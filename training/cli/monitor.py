@@ -123,9 +123,8 @@ def _reader(
         if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown
         seen = shown.read()
-        return (
-            [*seen["runs"], seen] if "runs" in seen else [seen]
-        )  # the machine too: the last look at a run may be old
+        # the machine too: the last look at a run may be old
+        return [*seen["runs"], seen] if "runs" in seen else [seen]
 
     return read
 

@@ -55,9 +55,8 @@ def main() -> int:
     installed = BEFORE_INSTALL not in sys.argv[1:2]
     if not installed:
         del sys.argv[1]
-    if flags.parse(script_words.split(sys.argv[2:])[0]).on(
-        "help"
-    ):  # --help=true; the scripts answer --help themselves
+    # --help=true; the scripts answer --help themselves
+    if flags.parse(script_words.split(sys.argv[2:])[0]).on("help"):
         print("\n".join(option_lines()))
         return 0
     if flags.parse(script_words.split(sys.argv[2:])[0]).flags.get("inject", ("",))[0] == "list":
@@ -103,13 +102,11 @@ def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check])
     run = writer.write(plan, checks, request, rendezvous.ask)
     try:
         print(run.own, flush=True)
-    except (
-        BrokenPipeError
-    ):  # the launch script was killed meanwhile: nobody starts what was planned
+    except BrokenPipeError:
+        # the launch script was killed meanwhile: nobody starts what was planned
         writer.withdraw(run)
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is flushed when the interpreter ends
+        # what is flushed when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.INTERRUPTED)
     return 0
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# ranks that a fault makes sense on: rank 0, which alone writes and speaks; any
 MAIN, ANY = (
     "main",
     "any",
-)  # ranks that a fault makes sense on: rank 0, which alone writes and speaks; any
+)
 CREATING, BUILDING, SAVING = "creating data iterator", "building the model", "checkpoint"
 
 

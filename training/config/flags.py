@@ -158,9 +158,8 @@ def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: i
     typed, equals, text = word.partition("=")
     switch = foreign_names.is_switch(typed.lstrip("-"))
     value: str | None = text if equals else None
-    follows = (
-        bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))
-    )  # and is no config path
+    # and is no config path
+    follows = bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))
     if (
         not equals
         and follows

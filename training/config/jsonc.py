@@ -40,9 +40,8 @@ class Document:
 
     value: Any = None
     lines: dict[Keys, int] = field(default_factory=dict)  # of every key that no list is around
-    twice: list[tuple[Keys, int, int]] = field(
-        default_factory=list
-    )  # with the lines of the first and the second
+    # with the lines of the first and the second
+    twice: list[tuple[Keys, int, int]] = field(default_factory=list)
 
 
 def parse(text: str) -> Document:
@@ -234,9 +233,8 @@ def short(value: Any) -> str:
         return kind(value)
     text = json.dumps(value, ensure_ascii=False)
     text = text if text.isprintable() else json.dumps(value)
-    text = (
-        text if "/" in text and not re.search(r"\s", text) else masked(text)
-    )  # a path is no key, though it may be long
+    # a path is no key, though it may be long
+    text = text if "/" in text and not re.search(r"\s", text) else masked(text)
     return text if len(text) <= 160 else f"{text[:157]}…"
 
 

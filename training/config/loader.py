@@ -206,9 +206,8 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
             value = OPERATORS[type(node.op)](left, right)
         except (ArithmeticError, ValueError) as error:
             raise NotPlain(str(error)) from None
-        if (
-            isinstance(value, int) and value.bit_length() > MAX_BITS
-        ):  # squared line after line it would fill the memory
+        # squared line after line it would fill the memory
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise NotPlain("the number is too large")
         return value
     raise NotPlain("not a plain value")

@@ -59,9 +59,8 @@ def first(command: str) -> str:
     text = FILLED_IN.sub(MARK, command)
     for found in NAMED_SECRET.finditer(text):
         name, value = found[1].strip(" \t\"'=:;|&("), found[2]
-        says_so = any(c in found[1] for c in "=:") or name.startswith(
-            "-"
-        )  # 'the key turned out …' is a sentence
+        # 'the key turned out …' is a sentence
+        says_so = any(c in found[1] for c in "=:") or name.startswith("-")
         if (
             says_so
             and not HARMLESS.fullmatch(value)

@@ -114,9 +114,8 @@ def parse(
     near = near or partial(nearest, flags=flags)
     known = {name.replace("-", "_"): name for name in flags}
     args, rest = Args(), list(argv)
-    typed: list[
-        tuple[str, str, str, str | None]
-    ] = []  # word as typed, flag or "", the one that was meant, value
+    # word as typed, flag or "", the one that was meant, value
+    typed: list[tuple[str, str, str, str | None]] = []
     while rest:
         word = rest.pop(0)
         start, equals, value = ("--help", "", "") if word == "-h" else word.partition("=")

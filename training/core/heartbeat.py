@@ -24,30 +24,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-_IDENTITY = struct.Struct(
-    "<4sHHq"
-)  # magic, version, rank, pid: written once, before the first record
+# magic, version, rank, pid: written once, before the first record
+_IDENTITY = struct.Struct("<4sHHq")
 # beats, epoch, step, place in the step, first step, monotonic ns of the beat, wall time in s
 _FIELDS = struct.Struct("<qqqqqqd")
 _PHASE = 96  # bytes of a phase's text
-_RECORD = struct.Struct(
-    f"<{_FIELDS.size}s{_PHASE}sI"
-)  # numbers, phase, checksum of identity, phase and numbers
+# numbers, phase, checksum of identity, phase and numbers
+_RECORD = struct.Struct(f"<{_FIELDS.size}s{_PHASE}sI")
 _RECORDS_AT = (64, 256)
 _pack_fields, _pack_record = _FIELDS.pack, _RECORD.pack_into  # bound: a beat is in every step
 _MAGIC, _VERSION = b"DUET", 3
 _HEADER = 512  # bytes
+# kinds of phases, bytes of a name; what comes after the last slot's first user shares it
 _SLOTS, _NAME = (
     24,
     64,
-)  # kinds of phases, bytes of a name; what comes after the last slot's first user shares it
+)
 _BUCKETS = 256  # of a histogram: four for each power of two nanoseconds
 _NAMES_AT, _COUNTS_AT = _HEADER, _HEADER + _SLOTS * _NAME
 SIZE = _COUNTS_AT + 4 * _SLOTS * _BUCKETS
+# both records torn takes a reader that is as slow as two beats: it reads again
 _TRIES, _PAUSE_S = (
     20,
     0.0005,
-)  # both records torn takes a reader that is as slow as two beats: it reads again
+)
 # Phases that belong to one optimizer step: shown as 'step 397: forward'.
 STEP_PHASES = ("fetch", "forward", "backward", "reduce", "optimizer", "record")
 FINISHED = "finished"
@@ -108,9 +108,8 @@ class Heartbeat:
         self._map[: len(identity)] = identity
         self._checksum = crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
-        self._known: dict[
-            str, tuple[bytes, int, int]
-        ] = {}  # phase → its bytes, their checksum, where its histogram begins
+        # phase → its bytes, their checksum, where its histogram begins
+        self._known: dict[str, tuple[bytes, int, int]] = {}
         self._kinds: list[str] = []
         self._since, self._histogram, self._phase = time.monotonic_ns(), -1, ""
 
@@ -212,9 +211,8 @@ def durations(path: Path) -> dict[str, Histogram]:
         content = _read(path, SIZE)
         if len(content) < SIZE or not _is_heartbeat(content):
             return {}
-        if (
-            _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]
-        ):  # not read in the middle of a new name
+        # not read in the middle of a new name
+        if _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]:
             break
     names = (
         content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace")
@@ -270,9 +268,8 @@ class Readings:
     def __init__(self, folder: Path, ranks: range) -> None:
         self._folder, self._ranks = folder, ranks
         self._last: dict[int, HeartbeatRecord] = {}
-        self.unread: set[int] = (
-            set()
-        )  # seen before, and not in the last call: their ages prove nothing
+        # seen before, and not in the last call: their ages prove nothing
+        self.unread: set[int] = set()
 
     def read(self) -> list[HeartbeatRecord]:
         """In rank order."""

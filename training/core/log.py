@@ -74,9 +74,8 @@ def _write(data: bytes) -> None:
         return
     try:
         os.write(_log, data)
-    except (
-        OSError
-    ) as error:  # a full disk must not stop the training; said once, on the console only
+    except OSError as error:
+        # a full disk must not stop the training; said once, on the console only
         _log = None
         warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
 

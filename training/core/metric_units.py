@@ -19,10 +19,11 @@ COUNTED = (TOKENS, "samples")
 PER_S = "_per_s"
 SPEEDS = {unit: unit + PER_S for unit in COUNTED}
 NATS, BITS = "nats/token", "bits/byte"
+# the loss at an end of a run is the mean of this part of its steps, of so many at most
 ENDS_SHARE, ENDS_MOST = (
     20,
     50,
-)  # the loss at an end of a run is the mean of this part of its steps, of so many at most
+)
 EVALUATION = "val_"  # every figure of an evaluation begins so
 PLAIN = "val_loss"  # stands for those that have no better one
 INPUT = (

@@ -39,6 +39,7 @@ _WAITING = (
     "meeting the other ranks",
 )
 DATA = ("fetch", "creating data iterator")
+# longer than a step
 LONG = (
     "evaluation",
     "checkpoint",
@@ -46,11 +47,12 @@ LONG = (
     "sample",
     "preparing data",
     "creating data iterator",
-)  # longer than a step
+)
+# checkpoints and libraries come from a disk too
 READING = (
     "importing torch",
     "building the model",
-)  # checkpoints and libraries come from a disk too
+)
 
 
 def place(beat: HeartbeatRecord) -> tuple[int, int, int]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = "train.py"
-INSTALLED = (
-    ROOT.name == "duet_home"
-)  # by pip, in the folder of Python's packages (lib/site/_duet.py)
+# by pip, in the folder of Python's packages (lib/site/_duet.py)
+INSTALLED = ROOT.name == "duet_home"
 # Below it are experiments/, logs/ and data/: the checkout, or the folder in which an installed
 # `duet` is called.
 WORK = Path.cwd() if INSTALLED else ROOT

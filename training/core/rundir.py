@@ -55,9 +55,8 @@ class RunDir:
         self.hangs = self.path / "hangs"
         self.watch_error = self.own / "watch_error.txt"
         self.checkpoints = self.path / "checkpoints"
-        self.samples = (
-            self.path / "samples"
-        )  # pictures of what the model makes, which the report shows
+        # pictures of what the model makes, which the report shows
+        self.samples = self.path / "samples"
         self.tensorboard = self.path / "tb_logger"
         self.wandb = self.path / "wandb"
         self.wandb_id = self.path / "wandb.json"  # of the W&B run that every start goes on with

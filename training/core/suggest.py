@@ -11,8 +11,7 @@ def suggest(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) ->
     import difflib
 
     found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
-    found += [
-        k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)
-    ]  # --uot: out
+    # --uot: out
+    found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]
     begins = [k for k in known if len(name) > 3 and k.startswith(f"{name}_")]
     return list(dict.fromkeys(found + (begins if len(begins) == 1 else [])))[:most]

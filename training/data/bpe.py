@@ -59,9 +59,8 @@ class _Batched(Tokenizer):
         yield from self._encode(waiting)
 
     def _encode(self, pieces: list[DocumentPart]) -> Iterator[Tokens]:
-        texts = [
-            piece.content.decode("utf-8", "replace") for piece in pieces
-        ]  # what is read from files is UTF-8
+        # what is read from files is UTF-8
+        texts = [piece.content.decode("utf-8", "replace") for piece in pieces]
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
 
@@ -75,9 +74,8 @@ class Learned(_Batched):
     done."""
 
     def __init__(self, path: Path, name: str, padded_vocab: int) -> None:
-        os.environ.setdefault(
-            "TOKENIZERS_PARALLELISM", "true"
-        )  # else the library warns at every fork that follows
+        # else the library warns at every fork that follows
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         library = import_module("tokenizers")
         try:
             self.inner = library.Tokenizer.from_file(str(path))
@@ -227,9 +225,8 @@ def train(
     )
     _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
     inner.save(str(folder / tokenizer_base.JSON))
-    found = inner.get_vocab_size(
-        with_added_tokens=True
-    )  # fewer than asked for when the text is too short for so many merges
+    # fewer than asked for when the text is too short for so many merges
+    found = inner.get_vocab_size(with_added_tokens=True)
     return Learned(
         folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found)
     )

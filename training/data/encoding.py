@@ -92,9 +92,8 @@ _MARKS = (
 def check(name: str, origin: str) -> list[Problem]:
     """What is wrong with a value of --encoding; `origin`: where it came from."""
     try:
-        fine = codecs.lookup(
-            name
-        )._is_text_encoding  # else bytes.decode() does not take it: base64, rot13
+        # else bytes.decode() does not take it: base64, rot13
+        fine = codecs.lookup(name)._is_text_encoding
     except LookupError:
         fine = False
     return (
@@ -166,9 +165,8 @@ def _score(sample: bytes, of: Candidate) -> float:
     """How much more likely these characters are in this encoding than by chance: the logarithm of
     that."""
     try:
-        decoded = codecs.getincrementaldecoder(of.codec)().decode(
-            sample
-        )  # the last character may be cut
+        # the last character may be cut
+        decoded = codecs.getincrementaldecoder(of.codec)().decode(sample)
     except UnicodeDecodeError:
         return -math.inf
     hits = misses = 0

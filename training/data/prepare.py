@@ -139,17 +139,15 @@ def ensure(
 
     Raises UserError for text or a tokenizer that can not be used, OSError for a full disk.
     """
-    short = os.fsdecode(
-        os.fsencode(source.name)[:100]
-    )  # room for the rest within the 255 bytes of a file name
+    # room for the rest within the 255 bytes of a file name
+    short = os.fsdecode(os.fsencode(source.name)[:100])
     folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
     found, _ = _existing(folder, progress)
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
-    with _alone(
-        cache / f".{folder.name}.lock"
-    ):  # two runs at once: the second waits and finds it done
+    # two runs at once: the second waits and finds it done
+    with _alone(cache / f".{folder.name}.lock"):
         found, damage = _existing(folder, progress)
         if found:
             return found
@@ -347,9 +345,8 @@ def _learn(
             done = piece.done
             progress(LEARNING, done, source.total_bytes)
             drawn = zlib.crc32(b"learn %d" % number) < share * (1 << 32) and learned < LEARN_BYTES
-            if drawn and not (
-                document and for_validation(document)
-            ):  # the first document may be the only one
+            # the first document may be the only one
+            if drawn and not (document and for_validation(document)):
                 learned += len(piece.content)
                 yield piece.content.decode("utf-8", "replace")
 

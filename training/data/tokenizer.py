@@ -198,9 +198,8 @@ def tiktoken_ids(content: bytes) -> int:
                 )
     lines = content.rstrip().count(b"\n") + 1
     last = int(content.rsplit(None, 1)[-1]) if content.strip() else -1
-    if (
-        last + 1 == lines
-    ):  # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
+    # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
+    if last + 1 == lines:
         return lines
     ranks = list(map(int, content.split()[1::2]))
     if not ranks:

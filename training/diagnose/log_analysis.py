@@ -91,23 +91,19 @@ class LogAnalysis:
     tracebacks: list[Traceback] = field(default_factory=list)
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
-    enqueued: dict[int, int] = field(
-        default_factory=dict
-    )  # rank → number of the last collective it has asked for
+    # rank → number of the last collective it has asked for
+    enqueued: dict[int, int] = field(default_factory=dict)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    cards: list[tuple[LogLine, str, int | None, str]] = field(
-        default_factory=list
-    )  # our own verdicts: (line, cause, rank, summary)
-    last_words: list[LogLine] = field(
-        default_factory=list
-    )  # exceptions at the end whose traceback is not there
+    # our own verdicts: (line, cause, rank, summary)
+    cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
+    # exceptions at the end whose traceback is not there
+    last_words: list[LogLine] = field(default_factory=list)
     world: int | None = None
     ends_well: int = -1  # offset of the last line that says so
     failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
     trouble: int = -1  # offset of the last exception
-    started: int = (
-        -1
-    )  # offset of the last line that a launcher prints at its start, after it had failed before
+    # offset of the last line that a launcher prints at its start, after it had failed before
+    started: int = -1
 
     def time_at(self, offset: int) -> float | None:
         """That of the last line before it that has one."""
@@ -251,9 +247,8 @@ def _thrown(
             and one.rank == line.rank
         ):
             between = [x for x in lines if one.end.offset <= x.offset <= line.offset]
-            whole = all(
-                b.number - a.number <= 1 for a, b in itertools.pairwise(between)
-            )  # no empty line
+            # no empty line
+            whole = all(b.number - a.number <= 1 for a, b in itertools.pairwise(between))
             if whole and not any(
                 NEW_MESSAGE.match(x.text) for x in between[1:] if x.rank == one.rank
             ):
@@ -321,9 +316,8 @@ def _lines(source: LogSource, places: Places) -> list[LogLine]:
     """The log's head, its end and what stands around the places, in its order; the rest is not
     read."""
     wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
-    spans: list[
-        tuple[int, int, int, int]
-    ] = []  # (start, end, a known offset in it, the number of its line)
+    # (start, end, a known offset in it, the number of its line)
+    spans: list[tuple[int, int, int, int]] = []
     for offset, number in sorted(wanted.items()):
         start, end = max(source.since, offset - AROUND), offset + AROUND
         if spans and start <= spans[-1][1]:

@@ -42,13 +42,15 @@ TIMES = (
         r"(?P<Y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[T "
         r"_](?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?P<z>Z|[+-]\d\d:\d\d)?"
     ),
+    # glog: no year
     re.compile(
         r"\b[IWEF](?P<m>\d\d)(?P<d>\d\d) (?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)(?:\.(?P<f>\d{1,9}))?"
-    ),  # glog: no year
+    ),
+    # syslog
     re.compile(
         r"\b(?P<b>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) "
         r"(?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d)"
-    ),  # syslog
+    ),
 )
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")

@@ -49,9 +49,8 @@ class Fast:
         self._literals = re2.Filter()
         self._patterns = []
         for key, pattern in patterns:
-            lines = "(?m)" + pattern.removeprefix(
-                "^"
-            )  # a launcher's prefix may stand before; read again in its line
+            # a launcher's prefix may stand before; read again in its line
+            lines = "(?m)" + pattern.removeprefix("^")
             self._literals.Add(lines.encode(), _options(latin=False))
             self._patterns.append((key, lines))
         self._literals.Compile()
@@ -99,9 +98,8 @@ class Slow:
 def literals(pattern: str) -> tuple[bytes, ...]:
     """Texts of which one must be there for a pattern to match, in small letters; (b"",) when none
     can be told."""
-    parser = (
-        re._parser if hasattr(re, "_parser") else __import__("sre_parse")
-    )  # its name before Python 3.11
+    # its name before Python 3.11
+    parser = re._parser if hasattr(re, "_parser") else __import__("sre_parse")
     found = _needed(list(parser.parse(pattern)))
     return tuple(sorted(found)) if found else (b"",)
 

@@ -14,9 +14,8 @@ COUNTED = re.compile(
     re.I,
 )
 LONG = 2000  # characters
-ALONE = re.compile(
-    r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I
-)  # `it 450 | 2.100`
+# `it 450 | 2.100`
+ALONE = re.compile(r"[\[(]?(?:it|iter|step|epoch|ep)[ :=_]*\d+\b.{0,80}\d", re.I)
 LOOKS_LIKE_TRAINING = re.compile(
     r"\b(?:loss|lr|ppl|acc\w*|tok\w*/s\w*|mfu|eta|wps|grad_?norm|samples?/s\w*|bpb|psnr|reward|it/s|s/it|tok/sec|elapsed|dt|time)\b|it/s|s/it|\d%[|\]]"
     r"|\d/\d|损失|学习率",

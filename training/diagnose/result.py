@@ -66,9 +66,8 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
         for log in logs:
             name = str(log.relative_to(path) if path and log != path else log.name) if log else ""
             rank = rank_of(name, alone=len(paths) == len(logs) == 1)
-            with contextlib.closing(
-                LogSource(log, rank)
-            ) as source:  # one at a time: a folder may hold more than may be open
+            # one at a time: a folder may hold more than may be open
+            with contextlib.closing(LogSource(log, rank)) as source:
                 if source.binary:
                     binary += 1
                 else:

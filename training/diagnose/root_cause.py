@@ -28,10 +28,11 @@ from training.diagnose.traceback import EXCEPTION, Traceback, place_before
 
 PEER_DIED, NAN = "peer_died", "nan_loss"  # who trains on NaN may well come to the end
 WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
+# a SIGKILL is the kernel's, for memory, only where that is in the logs
 KILLED, MEMORY = (
     "killed",
     "host_oom_killed",
-)  # a SIGKILL is the kernel's, for memory, only where that is in the logs
+)
 OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
 VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # tell nothing beside another cause
 OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
@@ -93,9 +94,8 @@ class RootCause:
     event: Event | None = None
     confidence: str = "high"
     also: list[str] = field(default_factory=list)
-    recovered: list[Event] = field(
-        default_factory=list
-    )  # what looked like a failure, and training went on
+    # what looked like a failure, and training went on
+    recovered: list[Event] = field(default_factory=list)
 
 
 def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
@@ -199,9 +199,8 @@ def _went_on(story: LogAnalysis, event: Event) -> bool:
     if not progress_marks.began_before(
         story.marks, event.line.offset
     ) and progress_marks.may_be_late(story.marks, offset, BUFFER):
-        return (
-            event.line.rank is not None and story.failed < offset
-        )  # its launcher would have said that it failed
+        # its launcher would have said that it failed
+        return event.line.rank is not None and story.failed < offset
     timed = event.time is not None and any(
         m.time is not None and m.time > event.time for m in story.marks
     )

@@ -96,9 +96,8 @@ class LogSource:
         offset, line, rest = self.since, 1, b""
         while block := self.file.read(CHUNK):
             raw = rest + block
-            cut = 1 + max(
-                raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1)
-            )  # a \r at the very end may be half of \r\n
+            # a \r at the very end may be half of \r\n
+            cut = 1 + max(raw.rfind(b"\n"), raw.rfind(b"\r", 0, -1))
             if not cut and len(raw) < 4 * CHUNK:
                 rest = raw
                 continue
@@ -141,9 +140,8 @@ def _opened(path: Path | None) -> IO[bytes]:
 
 def _copy(file: IO[bytes]) -> IO[bytes]:
     copy = tempfile.TemporaryFile()  # noqa: SIM115  it is the source's own, closed with it
-    with contextlib.suppress(
-        EOFError, gzip.BadGzipFile, zlib.error
-    ):  # cut in the middle: what there is, is a log too
+    # cut in the middle: what there is, is a log too
+    with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error):
         while block := file.read1(CHUNK):  # type: ignore[attr-defined]  # what is read before an error is kept
             copy.write(block)
     copy.flush()

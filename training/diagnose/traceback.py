@@ -52,9 +52,8 @@ class Traceback:
     type: str = ""
     text: str = ""
     frames: list[str] = field(default_factory=list)  # file:line, outermost first
-    quotes: list[str] = field(
-        default_factory=list
-    )  # the source code of each frame, '' where it is not shown
+    # the source code of each frame, '' where it is not shown
+    quotes: list[str] = field(default_factory=list)
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
     asserted: LogLine | None = None  # the quoted line of an assertion that says nothing else
     before: Traceback | None = None  # the exception from which this one came

@@ -18,10 +18,11 @@ from training.host.torch_build import TorchBuild
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
+# where `--retries=auto` restarts, and how often
 RECOVERS, RETRIES = (
     "train_dual_gpu_enhanced.sh",
     2,
-)  # where `--retries=auto` restarts, and how often
+)
 
 
 @dataclass(frozen=True)

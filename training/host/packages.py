@@ -20,13 +20,14 @@ from pathlib import Path
 
 from training.core.project import INSTALLED, ROOT
 
+# package → module
 REQUIRED = {
     "torch": "torch",
     "numpy": "numpy",
     "psutil": "psutil",
     "nvidia-ml-py": "pynvml",
     "tqdm": "tqdm",
-}  # package → module
+}
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # They end by themselves when the processes that they serve are gone, and unlink the shared memory
 # that those have left in /dev/shm.
 KEEPERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker", "torch_shm_manager")
+# that they outlive a rank for a moment needs no message
 HELPERS = (
     *KEEPERS,
     "multiprocessing.forkserver",
-)  # that they outlive a rank for a moment needs no message
+)
 TIDYING_S = 2.0
 LOOK_S = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -43,9 +43,8 @@ def run(
     except BrokenPipeError:
         if not pipe:
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is flushed when the interpreter ends
+        # what is flushed when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.DONE)
 
 

@@ -60,9 +60,8 @@ class Judge:
         self._starts: list[StartReport] | None = None
         self._compared = False  # the samples
         self._due = next_due(0, every) if every else 0
-        self._changed: dict[
-            int, tuple[RankProgress, float]
-        ] = {}  # rank → its last state, since when
+        # rank → its last state, since when
+        self._changed: dict[int, tuple[RankProgress, float]] = {}
         self._windows, self._suspects = 0, set[int]()
 
     def look(self, now: float) -> None:

@@ -92,9 +92,8 @@ class Watcher(threading.Thread):
                 self._wake.clear()
                 self._turn()
             self._leave()
-        except (
-            dist.DistError
-        ):  # rank 0 is gone, and with it the board: whoever watches the processes has the cause
+        except dist.DistError:
+            # rank 0 is gone, and with it the board: whoever watches the processes has the cause
             self._detached = True
             self._idle.set()
             self._alone()

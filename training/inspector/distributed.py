@@ -166,9 +166,8 @@ def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     store.set(f"barrier/{_barriers}/left/{get_rank()}", "")
     # the store may live in this process: it must not end while another rank still reads the names
     if is_main_process():
-        with contextlib.suppress(
-            dist.DistStoreError
-        ):  # that rank has died, which is not for a barrier to say
+        # that rank has died, which is not for a barrier to say
+        with contextlib.suppress(dist.DistStoreError):
             store.wait(
                 [f"barrier/{_barriers}/left/{rank}" for rank in ranks], timedelta(seconds=LEAVE_S)
             )

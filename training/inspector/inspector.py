@@ -341,9 +341,8 @@ class DDPInspector:
         if self._closed:
             return
         self._closed = True
-        self._broken = (
-            self._in_step
-        )  # in the middle of a step: an exception, maybe since another rank has ended
+        # in the middle of a step: an exception, maybe since another rank has ended
+        self._broken = self._in_step
         self._ended = self._ended if self._broken else self._ended or ended
         for hook in self._hooks:
             hook.remove()
@@ -358,9 +357,8 @@ class DDPInspector:
             return
         self._close("its script ended", limit_s=CLOSE_S)
         if self._broken and self._watcher.no_data and self._fatal(self._watcher.no_data):
-            self._output.keep(
-                InspectionError(self._watcher.no_data)
-            )  # what this rank raised is what follows from it
+            # what this rank raised is what follows from it
+            self._output.keep(InspectionError(self._watcher.no_data))
 
 
 def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,14 +46,12 @@ class FindingsOutput:
     def __init__(self) -> None:
         self._launched = sys.modules.get(LAUNCHED)
         folder = Path(self._launched.ranks).parent if self._launched else os.environ.get(RUN_DIR)
-        self._events = (
-            Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None
-        )  # as training/core/rundir.py has it
+        # as training/core/rundir.py has it
+        self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None
 
     def line(self, text: str) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the terminal is gone, or standard error was closed: training goes on
+        # the terminal is gone, or standard error was closed: training goes on
+        with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"[inspector] {text}\n")
             sys.stderr.flush()
 

@@ -19,9 +19,8 @@ PROVEN_STEPS = 8  # of the first epoch, whose samples are compared between the r
 ROW = 1024  # values of a sample that its digest is made of
 PROBES = 4  # of a list, for a fingerprint
 DEPTH = 4
-REPLAYED = (
-    1 << 22
-)  # samples of an epoch that is drawn a second time, at most: some seconds and 100 MB
+# samples of an epoch that is drawn a second time, at most: some seconds and 100 MB
+REPLAYED = 1 << 22
 
 
 def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
@@ -40,9 +39,8 @@ def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
 
 def size(batch: Any) -> int | None:
     """How many samples; None: not known."""
-    if (
-        isinstance(batch, torch.Tensor) and batch.dim()
-    ):  # no more than that, since it is asked for in every step
+    # no more than that, since it is asked for in every step
+    if isinstance(batch, torch.Tensor) and batch.dim():
         return batch.shape[0]
     for tensor in tensors(batch):
         if tensor.dim():
@@ -175,16 +173,14 @@ def watch(loader: Any) -> SamplerTrace | None:
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
         return None
-    if hasattr(
-        own, "state_dict"
-    ):  # a StatefulDataLoader keeps the state of its sampler, which must be its own
+    # a StatefulDataLoader keeps the state of its sampler, which must be its own
+    if hasattr(own, "state_dict"):
         return None
     if isinstance(sampler, SamplerTrace):  # of another inspector
         return None
     drawn = SamplerTrace(sampler, 4 + own.num_workers * (own.prefetch_factor or 0))
-    object.__setattr__(
-        own, "batch_sampler", drawn
-    )  # DataLoader refuses its own setattr once it is made
+    # DataLoader refuses its own setattr once it is made
+    object.__setattr__(own, "batch_sampler", drawn)
     return drawn
 
 

@@ -49,9 +49,8 @@ class Clock:
         self._begun: Any = None
         self._segments: list[Any] = []
         self._pending: deque[Lap] = deque(maxlen=PENDING)
-        self._laps: deque[tuple[float, float, float]] = deque(
-            maxlen=WINDOW
-        )  # own, data, period: milliseconds
+        # own, data, period: milliseconds
+        self._laps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self.count = 0
 
     def _now(self) -> Any:
@@ -109,10 +108,11 @@ class Hook:
         self._function(*args)
 
     def __reduce__(self) -> Any:
+        # takes any arguments and returns None
         return getattr, (
             contextlib.nullcontext(),
             "__exit__",
-        )  # takes any arguments and returns None
+        )
 
 
 def attach(clock: Clock, model: nn.Module, began: Any) -> list[Any]:

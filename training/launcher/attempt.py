@@ -64,9 +64,8 @@ class Attempt:
         self._watch = RanksWatch(run, plan, team.ranks, team.world_size)
         self._readings = heartbeat.Readings(run.heartbeats, team.ranks)
         self._gone = timeouts.Gone(float(plan["config"]["hang_timeout"]))
-        self.each_pass: Callable[[], None] = lambda: (
-            None
-        )  # called a few times a second while ranks run
+        # called a few times a second while ranks run
+        self.each_pass: Callable[[], None] = lambda: None
         self._asked_times = self._signals = 0
         self._others = Others(line)
         self._killing = False  # from now on deaths are our doing
@@ -99,9 +98,8 @@ class Attempt:
                     for key, _ in self._selector.select(POLL_S):
                         key.data(key.fd)
                     self._outputs.gather()
-                    if (
-                        time.monotonic() - judged > POLL_S
-                    ):  # not at each line of output: the ranks need the CPU
+                    # not at each line of output: the ranks need the CPU
+                    if time.monotonic() - judged > POLL_S:
                         self._judge()
                         self._safely("showing exceptions in threads", self._outputs.show_threads)
                         if not self.outcome.gone:
@@ -137,9 +135,8 @@ class Attempt:
         for child in self._alive.values():
             child.signal_group(signal.SIGKILL)
         for child in self._alive.values():
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # it is blocked in the kernel, and that has been said
+            # it is blocked in the kernel, and that has been said
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.popen.wait(timeout=1.0 if self.outcome.blocked else timeouts.UNKILLABLE_S)
 
     def _blocked(self) -> bool:
@@ -155,9 +152,8 @@ class Attempt:
 
     def _remove_sockets(self) -> None:
         for rank in self.team.ranks:
-            flight_recorder_server.address(self.run.ranks, rank).unlink(
-                missing_ok=True
-            )  # a folder with a socket can not be copied
+            # a folder with a socket can not be copied
+            flight_recorder_server.address(self.run.ranks, rank).unlink(missing_ok=True)
 
     def _start(self) -> None:
         self.outcome.oom_kills = oom_kills()
@@ -236,9 +232,8 @@ class Attempt:
             return
         others = [c.rank for c in self._alive.values() if c.rank is not None]
         rank = child.rank
-        if (
-            self.outcome.guilty and self.outcome.guilty[0] is not None
-        ):  # another one, which left before
+        # another one, which left before
+        if self.outcome.guilty and self.outcome.guilty[0] is not None:
             rank, status = self.outcome.guilty[0], self.outcome.guilty[1]
         known = self.outcome.death = rank_exit.explain(
             self.run, rank, status, others, self.outcome.log_from
@@ -260,12 +255,10 @@ class Attempt:
     def _fail(self) -> None:
         self._failed_at = time.monotonic()
         if self.line:
-            self.outcome.lost = (
-                self.outcome.lost or self.line.overdue()
-            )  # unless the rank says something better (verdict)
-        if self.line and (
-            not self.outcome.elsewhere or self.outcome.lost or self._others.first
-        ):  # the others know only node 0
+            # unless the rank says something better (verdict)
+            self.outcome.lost = self.outcome.lost or self.line.overdue()
+        # the others know only node 0
+        if self.line and (not self.outcome.elsewhere or self.outcome.lost or self._others.first):
             rank, status = self.outcome.guilty or (None, 0)
             self.line.tell({"failed": {"rank": rank, "status": status}})
 
@@ -296,9 +289,8 @@ class Attempt:
 
     def _asked_elsewhere(self, node: int, message: Message) -> None:
         assert self.line
-        if (wish := others.asked(message)) and wish[
-            1
-        ] > self._asked_times:  # all machines of a job may get the signal themselves
+        # all machines of a job may get the signal themselves
+        if (wish := others.asked(message)) and wish[1] > self._asked_times:
             if isinstance(rank := message.get("left"), int):
                 self.outcome.left, self.outcome.killed, self._failed_at = (
                     rank,
@@ -346,11 +338,12 @@ class Attempt:
         if not self._ours and self.outcome.asked != Exit.DONE:
             return True  # a script that was asked to stop may end as it likes
         if not self._ours and status in stop_signals.SIGNALS:
+            # all of its ranks may do so: _judge
             self._left = self._left or (
                 time.monotonic(),
                 child,
                 status,
-            )  # all of its ranks may do so: _judge
+            )
             return True
         return status == 0 and (beat is None or beat.phase == heartbeat.FINISHED)
 
@@ -365,9 +358,8 @@ class Attempt:
     def _on_signal(self, fd: int) -> None:
         for number in self._wishes.read():
             self._signals += 1
-            if (
-                self._signals > self._asked_times
-            ):  # else it is what another machine of the job has got and passed on
+            # else it is what another machine of the job has got and passed on
+            if self._signals > self._asked_times:
                 self._wish(number)
 
     def _wish(self, number: int, whose: str = "") -> None:
@@ -494,9 +486,8 @@ class Attempt:
             and self._others.running()
             and all(phases.waits(b.phase) for b in working)
         ):
-            return (
-                min(b.age_s for b in working) > timeouts.SAVING_S
-            )  # another machine may be saving a checkpoint
+            # another machine may be saving a checkpoint
+            return min(b.age_s for b in working) > timeouts.SAVING_S
         return (
             timeouts.silent(beats, self.outcome.asked, self._watch)
             if beats

@@ -39,9 +39,8 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.finding is not None:
         return Exit.HANG
     if outcome.torn_down:
-        return (
-            128 + signal.SIGABRT
-        )  # the script's own status, as a shell shows it: what it did is done
+        # the script's own status, as a shell shows it: what it did is done
+        return 128 + signal.SIGABRT
     if outcome.killed:
         honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
         return outcome.asked if honoured else Exit.TRAINING
@@ -106,9 +105,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if outcome.death and outcome.death.kind == DESYNC
         else rank
     )
-    of_all = (
-        run.ranks / "torchrun.log"
-    )  # beside it, a rank's own log is of a start without torchrun
+    # beside it, a rank's own log is of a start without torchrun
+    of_all = run.ranks / "torchrun.log"
     ranks = (
         run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from
     )
@@ -130,9 +128,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         line = shown(told.event.line.text.strip())
         if told.cause not in (causes.UNKNOWN, causes.RAISED):
             cause, summary = told.cause, f"{summary}; it had said: {line}"
-        elif (
-            thrown
-        ):  # a program whose exceptions are not reported to us: a traceback at the end of its log
+        elif thrown:
+            # a program whose exceptions are not reported to us: a traceback at the end of its log
             cause, kind, summary = told.cause, ERROR, line
     elif told and told.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
         cause = told.cause

@@ -130,9 +130,8 @@ class JsonSocket:
                 out.append(self.receive(0.0))
         except TimeoutError:
             return out
-        except (
-            ConnectionLost
-        ):  # what was said before the end counts; the next call finds the end again
+        except ConnectionLost:
+            # what was said before the end counts; the next call finds the end again
             if not out:
                 raise
         return out

@@ -18,9 +18,8 @@ class Others:
 
     def __init__(self, line: PeerLink | None) -> None:
         self.line = line
-        self.ended: dict[
-            int, int
-        ] = {}  # node → exit code of its ranks; from node 0 that of the whole run
+        # node → exit code of its ranks; from node 0 that of the whole run
+        self.ended: dict[int, int] = {}
         self._told = False
         self._ended_at: float | None = None  # the ranks of this machine
         self._waiting: Waiting | None = None

@@ -18,9 +18,8 @@ class Outcome:
     ended: list[tuple[int | None, int]] = field(default_factory=list)
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
-    phases: dict[int, str] = field(
-        default_factory=dict
-    )  # rank → what it was doing when the first one failed
+    # rank → what it was doing when the first one failed
+    phases: dict[int, str] = field(default_factory=dict)
     death: RankExit | None = None  # what is known of the first rank that died
     finding: HangFinding | None = None  # the hang that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
@@ -37,7 +36,6 @@ class Outcome:
     gone: bool = (
         False  # the run directory was removed while ranks ran: nothing can be written any more
     )
-    log_from: dict[Path, int] = field(
-        default_factory=dict
-    )  # log → where this start's words begin: logs go over several starts
+    # log → where this start's words begin: logs go over several starts
+    log_from: dict[Path, int] = field(default_factory=dict)
     oom_kills: int | None = None  # what the kernel had ended for memory before this start

@@ -26,9 +26,8 @@ class RankOutput:
     def __init__(self, fd: int, path: Path, shown: bool) -> None:
         self.fd, self.path, self.shown = fd, path, shown
         self._file = path.open("ab", buffering=0)
-        self.begins = os.fstat(
-            self._file.fileno()
-        ).st_size  # before it are the words of earlier starts
+        # before it are the words of earlier starts
+        self.begins = os.fstat(self._file.fileno()).st_size
         self._line = b""
         self._seam = b""  # the end of the last chunk
         self._thread_at: int | None = (

@@ -38,9 +38,8 @@ UNREACHABLE = "no answer of its supervisor; the network between the machines, or
 FROZEN = (
     "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"
 )
-NAME = set(
-    string.ascii_letters + string.digits + "._-"
-)  # what may be a file's name, or be shown, though it comes from a network
+# what may be a file's name, or be shown, though it comes from a network
+NAME = set(string.ascii_letters + string.digits + "._-")
 
 
 @dataclass(frozen=True)
@@ -212,9 +211,8 @@ class PeerLink(ABC):
             return [{"gone": gone}]
 
     def _silence(self, node: int, wire: JsonSocket, unreachable: bool) -> LostPeer:
-        seconds = (
-            wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)
-        )  # the kernel has found it
+        # the kernel has found it
+        seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)
         text = (
             f"{self.name(node)} silent for {seconds:.0f} s: "
             f"{UNREACHABLE if unreachable else FROZEN}"

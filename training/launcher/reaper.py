@@ -21,9 +21,8 @@ class Guardian:
 
     def __enter__(self) -> str:
         token = self._token = secrets.token_hex(16)
-        reader, self._writer = (
-            os.pipe()
-        )  # the writing end is inherited by nobody: it closes with this process
+        # the writing end is inherited by nobody: it closes with this process
+        reader, self._writer = os.pipe()
         try:
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(ROOT / "lib/guardian.py"), token],
@@ -47,8 +46,7 @@ class Guardian:
             self._popen.wait(LEAVES_S)
             return
         self._popen.kill()
-        with suppress(
-            subprocess.TimeoutExpired
-        ):  # blocked in the kernel: it ends when that lets it go
+        # blocked in the kernel: it ends when that lets it go
+        with suppress(subprocess.TimeoutExpired):
             self._popen.wait(LEAVES_S)
         process.sweep(self._token)

@@ -144,9 +144,8 @@ class Recovery:
         self.run.failure.unlink(missing_ok=True)
         if changes:
             self.plan.update(changed_plan(self.plan, changes, why))
-            seen = (
-                run_reader.read_plan(self.run.plan) or self.plan
-            )  # that of node 0, where all machines have the same disk
+            # that of node 0, where all machines have the same disk
+            seen = run_reader.read_plan(self.run.plan) or self.plan
             for path in (
                 {self.run.own_plan, self.run.plan}
                 if seen["place"] == self.plan["place"]

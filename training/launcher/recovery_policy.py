@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
 PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
+# fields that a remedy may change
 CURES = (
     "device_batch_size",
     "num_workers",
     "persistent_workers",
-)  # fields that a remedy may change
+)
 OOM = "gpu_oom"
 BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}  # the summary tells more than these
 WORKER = {"dataloader_worker_died", "shm_too_small"}
@@ -109,9 +110,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if failure.kind == ASKED:
         return GiveUp("")
-    if (
-        failure.cause in NEVER and -failure.status != signal.SIGKILL
-    ):  # whom the kernel killed may find more room at the next try
+    # whom the kernel killed may find more room at the next try
+    if failure.cause in NEVER and -failure.status != signal.SIGKILL:
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
     cured = _smaller_batch(failure, plan) or _fewer_workers(failure, plan, row)

@@ -17,22 +17,24 @@ from training.watchdog.start import RanksWatch
 
 PEER_GRACE_S = 3.0  # what the others may still say after one has failed
 SHORT_GRACE_S = 1.0  # the same where they know nothing that explains it
+# who aborts may do so for another rank
 EXPLAINED = (
     signal.SIGKILL,
     signal.SIGSEGV,
     signal.SIGBUS,
     signal.SIGILL,
     signal.SIGFPE,
-)  # who aborts may do so for another rank
+)
 STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
 NOTICE_S = (
     30.0  # the same for a wish of the scheduler, whose own SIGKILL comes 30 to 120 s after it
 )
 SAVING_S = 600.0  # so long may a part of a checkpoint take
+# phases of a rank that may take long, and must not be cut short
 SAVING = (
     "gather state",
     "checkpoint",
-)  # phases of a rank that may take long, and must not be cut short
+)
 CLOSING_S = 30.0  # between the last rank's regular end and its process's
 UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
 GONE_S = 5.0  # torchrun tells within a second of a rank that has failed
@@ -60,9 +62,8 @@ def patience_s(beat: HeartbeatRecord, asked: Exit, watch: RanksWatch) -> float:
     if asked != Exit.PREEMPTED:
         return usual
     budget = watch.budget_s(beat)
-    first = (
-        beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS
-    )  # compilers, allocators, caches
+    # compilers, allocators, caches
+    first = beat.phase in STEP_PHASES and beat.step < beat.first_step + FIRST_STEPS
     return max(
         usual, budget if first or heartbeat.kind(beat.phase) in OWN else min(budget, NOTICE_S)
     )

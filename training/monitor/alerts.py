@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 from training.core import phases
 
 # A GPU that waits in a collective spins: full use, and little more power than when idle.
+# share of the power limit; watts where that is not known
 SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = (
     95,
     0.35,
     100.0,
-)  # share of the power limit; watts where that is not known
+)
 NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
 LATE_LINES = 5  # or so many usual times between two lines of a log
 SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
@@ -51,9 +52,8 @@ def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None
 def _standstill(state: RunState, silent: float) -> list[AlertState]:
     """Where everybody is: who waits in another place than the rest is the one to look at."""
     places: dict[str, list[int]] = {}
-    for r in (
-        state["ranks"] if any(r["doing"] for r in state["ranks"]) else ()
-    ):  # a script's ranks tell nothing
+    # a script's ranks tell nothing
+    for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():
         places.setdefault(r["doing"] or "nothing heard", []).append(r["rank"])
     words = [
         f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'"
@@ -105,9 +105,8 @@ def no_step_s(state: RunState) -> float | None:
     if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
     silent = state["time_unix_s"] - last
-    told_every_s = (
-        state["training"].get("told_every_s") or 0.0
-    )  # a log tells of a step only now and then
+    # a log tells of a step only now and then
+    told_every_s = state["training"].get("told_every_s") or 0.0
     return (
         silent
         if silent > max(NO_STEP_S, NO_STEP_TIMES * (usual or 0) / 1000, LATE_LINES * told_every_s)

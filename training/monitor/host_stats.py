@@ -41,7 +41,8 @@ def alive(pid: int | None, seen: float) -> bool:
     except (
         psutil.Error,
         OSError,
-    ):  # another user's, or no descriptor was left to look at it: one failed look proves nothing
+    ):
+        # another user's, or no descriptor was left to look at it: one failed look proves nothing
         return Path(f"/proc/{pid}").exists()
 
 

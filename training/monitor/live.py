@@ -54,17 +54,15 @@ class Live:
         """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt
         (Ctrl-C), SystemExit (TERM, HUP)."""
         self.state = self.source.read(FIRST_PATIENCE_S)
-        self.page: ScreenPage[Any] = (
-            self._home()
-        )  # always one for what is shown: a run, or all of them
+        # always one for what is shown: a run, or all of them
+        self.page: ScreenPage[Any] = self._home()
         with contextlib.suppress(Quit), Terminal() as self.terminal:
             try:
                 self._watch()
             finally:
                 self.page.close()
-        if (
-            "run" in self.state and self.state["run"]["state"] in ENDED
-        ):  # its last screen stays; one row is left for the prompt
+        # its last screen stays; one row is left for the prompt
+        if "run" in self.state and self.state["run"]["state"] in ENDED:
             width, height = size()
             print_screen(
                 screen(self.state, View(width, height - 1, self.terminal.colour, self.ascii_only))

@@ -16,9 +16,8 @@ from training.monitor.state import ENDED, RUNNING, STARTING
 
 LABEL_CHARACTERS = 300  # a name from a file may be of any length
 STATES = (STARTING, RUNNING, *ENDED)
-Row = tuple[
-    tuple[str, ...], float | None
-]  # values of the labels, and the value: None where it is not known
+# values of the labels, and the value: None where it is not known
+Row = tuple[tuple[str, ...], float | None]
 AnyState = Mapping[str, object]  # of a run or of all of them: what it does not have has no sample
 Rows = Callable[[AnyState], Iterable[Row]]
 

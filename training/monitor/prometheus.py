@@ -278,24 +278,21 @@ def serve(
     exporter = Exporter(port, read, interval_s, tell=log.warning)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # it may have been inherited as ignored
+        # it may have been inherited as ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _leave)
         if before[signal.SIGHUP] != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, _leave)
         exporter.start()
         log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C ends this, the run goes on")
         stop = stop or threading.Event()
-        while not stop.wait(
-            WAKE_S
-        ):  # a signal in the moment before it waits would be seen only when it wakes
+        # a signal in the moment before it waits would be seen only when it wakes
+        while not stop.wait(WAKE_S):
             pass
     finally:
         for number in before:
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # one is enough: the port is given back in any case
+            # one is enough: the port is given back in any case
+            signal.signal(number, signal.SIG_IGN)
         exporter.close()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -145,9 +145,8 @@ def evaluation(training: TrainingState) -> str:
     if training["eval_name"] is None:
         return ""
     name = term_text.clean(training["eval_name"])
-    words = (
-        "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")
-    )  # the unit says which one
+    # the unit says which one
+    words = "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")
     words += f" {units.decimal(training['eval_last'])}" + (
         f" {training['eval_unit']}" if training["eval_unit"] else ""
     )

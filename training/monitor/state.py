@@ -259,9 +259,8 @@ class RunWatch:
     def _ranks(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
         """One entry a rank, also for those that have not said anything yet; beats of an earlier
         start do not count."""
-        self._beats |= {
-            b.rank: b for b in heartbeat.read_all(self.run.heartbeats)
-        }  # one that cannot be read now is not absent
+        # one that cannot be read now is not absent
+        self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
         beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
         pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
         numbers = {
@@ -277,9 +276,8 @@ class RunWatch:
             seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
             living = host_stats.alive(pid, seen or time.time())
             age = None
-            if (
-                beat
-            ):  # the monotonic clock is that of one boot: of no use for a run before the last one
+            # the monotonic clock is that of one boot: of no use for a run before the last one
+            if beat:
                 age = (
                     beat.age_s
                     if living and beat.monotonic_ns <= time.monotonic_ns()
@@ -371,7 +369,8 @@ class RunWatch:
             TypeError,
             AttributeError,
             UserError,
-        ):  # a plan that is not whole, or of a later version
+        ):
+            # a plan that is not whole, or of a later version
             return ""
 
     def _end(self, state: RunStatus, end: Record | None, ranks: list[RankState]) -> float | None:

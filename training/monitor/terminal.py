@@ -108,9 +108,8 @@ class Terminal:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # it may have been inherited as ignored
+        # it may have been inherited as ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGWINCH, lambda number, frame: None)
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
@@ -127,9 +126,8 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
-            signal.signal(
-                number, signal.SIG_IGN
-            )  # nothing may come between and leave the cursor hidden
+            # nothing may come between and leave the cursor hidden
+            signal.signal(number, signal.SIG_IGN)
         self._give_back()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -143,9 +141,8 @@ class Terminal:
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            if select.select([], [self._out], [], GIVE_UP_S)[
-                1
-            ]:  # or stopped by Ctrl-S, or behind a dead line
+            # or stopped by Ctrl-S, or behind a dead line
+            if select.select([], [self._out], [], GIVE_UP_S)[1]:
                 self._write(LEAVE)
         if self._modes is not None:
             with contextlib.suppress(termios.error):

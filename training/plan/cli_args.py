@@ -31,12 +31,13 @@ SCRIPTS: dict[str, int | None] = {
     ENTRYPOINT: 1,
 }
 MAX_RANKS = 1024
+# as they may be typed for N
 NUMBERS = {
     "one": "N=1",
     "three": "N=3",
     "four": "N=4",
     "eight": "N=8",
-}  # as they may be typed for N
+}
 
 
 @dataclass
@@ -85,9 +86,8 @@ class ParsedArgs:
 
 def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> ParsedArgs:
     """Read all of it. Problems are in the answer."""
-    first = _look(
-        script, args, environ, tasks.everything()
-    )  # with the fields of all tasks: which one it is decides what is allowed
+    # with the fields of all tasks: which one it is decides what is allowed
+    first = _look(script, args, environ, tasks.everything())
     named, origin = first.resolved.config.task, first.resolved.origins["task"]
     kind, problems = tasks.find(named, origin)
     asked = _look(script, args, environ, kind.fields)
@@ -256,9 +256,8 @@ def _config_file(
                 )
             )
         return None
-    if (
-        "config" not in line.flags
-    ):  # `--data *.txt CONFIG`: the shell has made several words of the pattern
+    # `--data *.txt CONFIG`: the shell has made several words of the pattern
+    if "config" not in line.flags:
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
     if extra := given[1:]:
         shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")

@@ -46,13 +46,14 @@ HARMLESS = {
         "report",
         "notify",
     ),
+    # what counts is the tokens: check_data()
     *(
         "data",
         "text_field",
         "encoding",
         "tokenizer",
         "vocab_size",
-    ),  # what counts is the tokens: check_data()
+    ),
 }
 # What the plan decides where the configuration says auto: not the word counts, but what became of
 # it (decided_otherwise).
@@ -70,9 +71,8 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         plan = standing.read_plan(run)
-        frozen = (
-            plan is not None and "config" in plan and "device" not in plan
-        )  # a job's plan, which has never been started
+        # a job's plan, which has never been started
+        frozen = plan is not None and "config" in plan and "device" not in plan
         begins = (
             []
             if frozen or manifest.all_in(run.checkpoints)

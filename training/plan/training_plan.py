@@ -136,9 +136,8 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     """The whole plan for people (`--dry_run`)."""
-    values = plan["config"] | (
-        plan["task"]["options"] if "task" in plan else {}
-    )  # a script has no task
+    # a script has no task
+    values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
         "Plan (dry run: nothing is launched, nothing was written)",

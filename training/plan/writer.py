@@ -21,9 +21,8 @@ from training.plan.request import LaunchRequest
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-Ask = Callable[
-    ["Plan", float], tuple[str, str]
-]  # plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
+# plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
+Ask = Callable[["Plan", float], tuple[str, str]]
 
 
 def write(
@@ -60,9 +59,8 @@ def write(
     )
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
-    if (rundir.read_json(run.plan) or {}).get("launch") != plan[
-        "launch"
-    ]:  # this machine does not see the first one's disk
+    # this machine does not see the first one's disk
+    if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:
         rundir.write_json(run.plan, plan)
     return run
 
@@ -98,13 +96,13 @@ def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
 
 def _keep_before(run: rundir.RunDir) -> None:
     """Of a resumed run: what comes back when this start ends before its first step."""
-    if (
-        standing.plan_file(run) == run.plan
-    ):  # else the start before this one has ended so, and what is kept is of the one before that
+    # else the start before this one has ended so, and what is kept is of the one before that
+    if standing.plan_file(run) == run.plan:
+        # the plan last: with it everything is there
         for old, kept in (
             (run.data, run.data_before),
             (run.plan, run.plan_before),
-        ):  # the plan last: with it everything is there
+        ):
             if old.exists():
                 shutil.copy2(old, kept)
             else:

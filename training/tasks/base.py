@@ -190,9 +190,8 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return {name: mapped(value, change) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)):
         found = [mapped(value, change) for value in batch]
-        return (
-            type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
-        )  # a namedtuple takes them one by one
+        # a namedtuple takes them one by one
+        return type(batch)(*found) if hasattr(batch, "_fields") else type(batch)(found)
     return batch
 
 

@@ -141,9 +141,8 @@ def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
     """The last Task of the file and what it lacks, where no class is whole as far as the file alone
     shows it."""
     modules = _modules(tree)
-    known: dict[str, set[str]] = {
-        "Task": set()
-    }  # a Task of this file → what it and its bases here define
+    # a Task of this file → what it and its bases here define
+    known: dict[str, set[str]] = {"Task": set()}
     found: tuple[ast.ClassDef, list[str]] | None = None
     for node in (n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases):
         bases = [ast.unparse(base) for base in node.bases]

@@ -61,9 +61,8 @@ class FakeTraining:
         first = question.sizes[0] if question.sizes else 1
         self.question = question
         plan = {"config": question.config | {"device_batch_size": first}, "task": question.task}
-        self.task = tasks.make(
-            cast("Plan", plan), CPU, None
-        )  # all that a task of samples asks of one
+        # all that a task of samples asks of one
+        self.task = tasks.make(cast("Plan", plan), CPU, None)
         rows = self.task.rows("train")
         self.samples = 0 if rows is None else len(rows)
         if rows is None or not self.samples:
@@ -143,9 +142,8 @@ class FakeTraining:
 
         try:
             return self.task.model()
-        except (
-            Exception
-        ):  # whatever it is: made really it comes again, if it is no matter of fake tensors
+        except Exception:
+            # whatever it is: made really it comes again, if it is no matter of fake tensors
             from torch._subclasses.fake_tensor import unset_fake_temporarily
 
             with unset_fake_temporarily():
@@ -232,7 +230,8 @@ def main() -> int:
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's own code: the plan goes on without the figure, and says why
+    ) as error:
+        # the user's own code: the plan goes on without the figure, and says why
         found = {"why": reason(error, question.task["file"])}
     with os.fdopen(out, "w") as stream:
         json.dump(found, stream)

@@ -62,7 +62,6 @@ class Decided:
     text: list[str]
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
-    model: FieldValues = field(
-        default_factory=dict
-    )  # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
+    # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
+    model: FieldValues = field(default_factory=dict)
     step: StepNeeds | None = None

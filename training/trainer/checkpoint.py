@@ -33,9 +33,8 @@ TEMPORARY = ".writing-"
 CHUNK = 1 << 20
 SYNCED = 1 << 28  # bytes between two heartbeats: a large model at once would be silent too long
 
-TensorTree = dict[
-    str, Any
-]  # what torch.save() takes: tensors, numbers and texts in dicts and lists
+# what torch.save() takes: tensors, numbers and texts in dicts and lists
+TensorTree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,8 @@ def save(
                 raise
             file.flush()
             os.fsync(file.fileno())
-            os.posix_fadvise(
-                file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
-            )  # the check shall read the disk, not the cache
+            # the check shall read the disk, not the cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         checksum = hashed.digest.hexdigest()
         manifest.write(
             work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum}
@@ -132,9 +130,8 @@ def save(
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             _remove(final)
-        _sync_folder(
-            work
-        )  # the files' names, before the folder gets the name that says it is whole
+        # the files' names, before the folder gets the name that says it is whole
+        _sync_folder(work)
         work.rename(final)
         _sync_folder(folder)
     finally:

@@ -76,9 +76,8 @@ def train(
                 position = TrainProgress(number, begun.epoch, used, tokens)
                 progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
-                code = (
-                    Exit.DONE if done else Exit(report.stop)
-                )  # who asks to stop after the last step gets what he wants
+                # who asks to stop after the last step gets what he wants
+                code = Exit.DONE if done else Exit(report.stop)
                 # Before the checkpoint: killed between the two, a resumed run would never make up
                 # for it.
                 if (

@@ -136,9 +136,8 @@ class MemoryUse:
         """Of a GPU the value may be some steps old. NO_MEMORY: not known."""
         if self._file >= 0:
             return float(int(os.pread(self._file, 64, 0).split()[1]) * self._page)
-        if self.device.type == "cuda" and (
-            self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0
-        ):  # the first has no optimizer state
+        # the first has no optimizer state
+        if self.device.type == "cuda" and (self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0):
             self._last = float(torch.cuda.max_memory_allocated(self.device))
         self._asked += 1
         return self._last

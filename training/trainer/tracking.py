@@ -181,9 +181,8 @@ class Trackers:
         self._in = "a tracker"  # where the thread is
         self._end: End | None = None
         self._told = False
-        self._skip_from = float(
-            "inf"
-        )  # on the monotonic clock: what is still in the queue then is given up for a proper end
+        # on the monotonic clock: what is still in the queue then is given up for a proper end
+        self._skip_from = float("inf")
 
     def write(self, record: Figures) -> None:
         """Returns at once. The first record starts the thread: importing trackers takes a second

@@ -43,9 +43,8 @@ class TrainState:
     length: TrainingLength
     task: Task
     raw: torch.nn.Module
-    weights: list[
-        torch.nn.Parameter
-    ]  # of raw: walking through its modules at each step would cost as much as a small kernel
+    # of raw: walking through its modules at each step would cost as much as a small kernel
+    weights: list[torch.nn.Parameter]
     model: torch.nn.Module
     optimizer: optim.Optimizers
     batches: Batches

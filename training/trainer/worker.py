@@ -120,9 +120,8 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     cleanup()
     if recorder:
         done = finish.write_summary(setup, recorder, position, code, started)
-        recorder.close(
-            done, code
-        )  # trackers may be slow, now that nobody waits for this rank any more
+        # trackers may be slow, now that nobody waits for this rank any more
+        recorder.close(done, code)
     if ending:
         ending.report(code)
         log.raw(summary.render(run, plan))

@@ -14,11 +14,12 @@ from training.core.errors import Problem, UserError
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
+# who has these in common trains together
 MEETING = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
-)  # who has these in common trains together
+)
 
 
 def of_run(path: Path) -> dict[int, int]:
@@ -54,9 +55,8 @@ def of_run(path: Path) -> dict[int, int]:
             found |= (
                 {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
             )
-    for beat in (
-        heartbeat.read_all(run.heartbeats) if not found else []
-    ):  # started by somebody else's torchrun
+    # started by somebody else's torchrun
+    for beat in heartbeat.read_all(run.heartbeats) if not found else []:
         process = procfs.read_process(beat.pid)
         if (
             process

@@ -56,9 +56,8 @@ class HeartbeatWatchdog:
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = PhaseTimeouts(self.floor_s, compiled=bool(plan["compile"]["value"]))
         self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
-        self._quiet: dict[
-            int, tuple[float, Process, float]
-        ] = {}  # without a heartbeat: since when, what it had done and waited for
+        # without a heartbeat: since when, what it had done and waited for
+        self._quiet: dict[int, tuple[float, Process, float]] = {}
         self._unread_since: float | None = None
         self._stopped: dict[int, float] = {}  # rank → since when
         self._said: set[str] = set()

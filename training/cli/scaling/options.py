@@ -69,9 +69,8 @@ def _near(word: str) -> str | None:
         return None
     from training.config import foreign_names
 
-    if (
-        row := foreign_names.row_of(name)
-    ) is not None:  # its length is its own; everything else the launcher answers
+    # its length is its own; everything else the launcher answers
+    if (row := foreign_names.row_of(name)) is not None:
         return {"num_iterations": "steps", RANKS: "ranks"}.get(" ".join(row.to))
     best = suggest.suggest(name, [*FLAGS, *FIELDS, *flags.ACTIONS])[:1]
     return next((n for n in best if n in FLAGS), None)

@@ -108,9 +108,8 @@ def main_limit(result: ScalingResult) -> str:
 
 
 def _cost(ms: float, result: ScalingResult) -> str:
-    sign = (
-        "+" if ms >= 0 else "−"
-    )  # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
+    # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
+    sign = "+" if ms >= 0 else "−"
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
 

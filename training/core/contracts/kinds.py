@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-HangKind = Literal[
-    "hang", "stopped", "blocked", "desync", "uneven"
-]  # found by a watch while all ranks live
+# found by a watch while all ranks live
+HangKind = Literal["hang", "stopped", "blocked", "desync", "uneven"]
 ExitKind = Literal["died", "error", "desync"]  # of a rank that has ended
 PeerKind = Literal["silent", "gone"]  # of another machine
-FailureKind = (
-    HangKind | ExitKind | PeerKind | Literal["asked"]
-)  # 'asked': the run was stopped on request
+# 'asked': the run was stopped on request
+FailureKind = HangKind | ExitKind | PeerKind | Literal["asked"]
 VerdictKind = HangKind | ExitKind | PeerKind
 
 Device = Literal["cpu", "cuda"]
 PlaceKind = Literal["local", "node", "rank"]  # local and node start ranks, a rank is one
 CheckStatus = Literal["ok", "warning", "error"]
 SummaryStatus = Literal["done", "stopped", "finished"]  # 'finished' is a script's 'done'
-RunStatus = Literal[
-    "starting", "running", "finished", "stopped", "failed", "died", "silent"
-]  # 'silent': of a foreign log
+# 'silent': of a foreign log
+RunStatus = Literal["starting", "running", "finished", "stopped", "failed", "died", "silent"]
 NotifyStatus = Literal["finished", "failed", "stopped", "preempted"]
 
 # Configuration fields, or a task's options, by name. Their types, units and ranges stand in

@@ -28,9 +28,8 @@ class StepRecord(TypedDict):
     samples_per_s: NotRequired[float]
     step_ms: float  # wall time, without evaluation and checkpoint
     mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
-    compute_ms: list[
-        float
-    ]  # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
+    # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
+    compute_ms: list[float]
     memory_bytes: list[int | None]  # by rank: most so far
 
 

@@ -185,9 +185,8 @@ class PlanStart(RanksPlan):
     """A plan before its configuration is in it. `NotRequired` fields: of a training where no other
     word stands behind them, missing in the plan of a script."""
 
-    schema_version: NotRequired[
-        int
-    ]  # run_reader.PLAN_VERSION; missing where a SLURM job has not started
+    # run_reader.PLAN_VERSION; missing where a SLURM job has not started
+    schema_version: NotRequired[int]
     duet_version: NotRequired[str]  # which wrote it; missing before 0.1 was released
     created: float  # unix s
     launch: str  # 16 hex digits: the same on every machine of a start
@@ -211,9 +210,8 @@ class PlanStart(RanksPlan):
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
     batch: NotRequired[BatchRecord]
-    device_batch_size: NotRequired[
-        NumberDecision
-    ]  # sequences; this and the rest: of gpt, and after a recovery
+    # sequences; this and the rest: of gpt, and after a recovery
+    device_batch_size: NotRequired[NumberDecision]
     activation_checkpointing: NotRequired[NumberDecision]  # blocks
     loss_chunks: NotRequired[NumberDecision]  # parts
     memory: NotRequired[PlannedMemory]

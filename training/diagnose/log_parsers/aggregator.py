@@ -72,9 +72,8 @@ class LogAggregator:
             key: deque(maxlen=SPEED_STEPS) for key in SPEEDS.values()
         }
         self._intervals: deque[float] = deque(maxlen=SPEED_STEPS)
-        self._strides: deque[int] = deque(
-            maxlen=SPEED_STEPS
-        )  # steps from one line of progress to the next
+        # steps from one line of progress to the next
+        self._strides: deque[int] = deque(maxlen=SPEED_STEPS)
 
     # -- reading
 

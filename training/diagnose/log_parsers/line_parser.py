@@ -39,9 +39,8 @@ _PAIR = re.compile(
 )
 _RATE = re.compile(r"(?<![\d,.])(\d[\d,]*(?:\.\d+)?) ?(tok|sample)(?:ens?|s)?/s(?:ec)?\b")
 _GAP = re.compile(r"\s{3,}")
-_PART = re.compile(
-    r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])"
-)  # `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
+# `Epoch: [0][  10/5005]`, `[640/60000 (1%)]`
+_PART = re.compile(r"\[\s*(?P<done>\d+)/\s*(?P<of>\d+)(?: \(|\])")
 _EPOCH_AT = re.compile(r"\bEpoch:? *\[ *(\d+)(?:/(\d+))? *\]|\bTrain(?: Epoch)?: (\d+) \[")
 _MEGATRON_EVAL = re.compile(
     r"validation loss at (?:the end of training|iteration (\d+))[^|]*\| .*?loss value: (\S+)"
@@ -49,14 +48,12 @@ _MEGATRON_EVAL = re.compile(
 _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max reserved: ([\d.]+)")
 _OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{_NUMBER}) bits/byte")
-_LAST_WORDS = re.compile(
-    r"Loss  \S+ → "
-)  # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
+# `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
+_LAST_WORDS = re.compile(r"Loss  \S+ → ")
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
-_OWN_RATE = re.compile(
-    r", (\d[\d.]*) (?!tokens)\w+/s$"
-)  # a task may have a word of its own for its samples
+# a task may have a word of its own for its samples
+_OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 _ETA = re.compile(r"\beta: *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
 _EVAL = re.compile(
@@ -166,9 +163,8 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
-    if "'train_runtime'" in text or _LAST_WORDS.match(
-        text
-    ):  # its loss is the mean of all steps; that of the first step and the last one
+    # its loss is the mean of all steps; that of the first step and the last one
+    if "'train_runtime'" in text or _LAST_WORDS.match(text):
         return None
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None

@@ -21,10 +21,11 @@ FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
 LANGUAGES = ("en", "zh")
 NONE, UNKNOWN = "none", "unknown"
+# what is known is only that it raised, or how it left
 RAISED, EXIT_STATUS = (
     "exception",
     "exit_status",
-)  # what is known is only that it raised, or how it left
+)
 
 # What a text says of its speaker. The first ones decide before the later ones.
 ROOT = "root"  # this broke

@@ -97,9 +97,8 @@ def measure(world: World, large_bytes: int) -> dict[str, float]:
 
 
 def _median(world: World, size: int, repetitions: int) -> float:
-    data = torch.zeros(
-        size // ELEMENT_BYTES, device=world.device
-    )  # zeros: sums of sums would end in infinity
+    # zeros: sums of sums would end in infinity
+    data = torch.zeros(size // ELEMENT_BYTES, device=world.device)
     seconds = []
     for _ in range(repetitions):
         begin = time.perf_counter()

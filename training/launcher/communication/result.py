@@ -64,9 +64,8 @@ class CommunicationResult:
     first: CommunicationFinding | None = (
         None  # of the try with peer-to-peer copies, when another followed
     )
-    variables: dict[str, str] = field(
-        default_factory=dict
-    )  # of the last try: the user's own that matter here, and what was set
+    # of the last try: the user's own that matter here, and what was set
+    variables: dict[str, str] = field(default_factory=dict)
     note: str = ""  # what became of the verdict
     seconds: float = 0.0
 

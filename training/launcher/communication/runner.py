@@ -43,24 +43,19 @@ class CommunicationOutcome:
     ranks: int
     limit_s: float
     seconds: float = 0.0
-    reached: dict[int, str] = field(
-        default_factory=dict
-    )  # rank → its stage at its end, at the first failure or at the limit
+    # rank → its stage at its end, at the first failure or at the limit
+    reached: dict[int, str] = field(default_factory=dict)
     since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
-    statuses: dict[int, int] = field(
-        default_factory=dict
-    )  # of ranks that ended by themselves, as in Popen.returncode; first death first
+    # of ranks that ended by themselves, as in Popen.returncode; first death first
+    statuses: dict[int, int] = field(default_factory=dict)
     died_at: dict[int, float] = field(default_factory=dict)  # monotonic
-    records: dict[int, Record] = field(
-        default_factory=dict
-    )  # what they left, see training.launcher.communication.worker
+    # what they left, see training.launcher.communication.worker
+    records: dict[int, Record] = field(default_factory=dict)
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
-    stacks: dict[int, list[str]] = field(
-        default_factory=dict
-    )  # of those that hung, innermost frame first
-    stuck: dict[int, int] = field(
-        default_factory=dict
-    )  # rank → pid of those that could not be killed
+    # of those that hung, innermost frame first
+    stacks: dict[int, list[str]] = field(default_factory=dict)
+    # rank → pid of those that could not be killed
+    stuck: dict[int, int] = field(default_factory=dict)
     timed_out: bool = False
     signal: int | None = None  # we were asked to stop
 
@@ -145,9 +140,8 @@ class _Trial:
 
     def _start(self) -> None:
         count = self.outcome.ranks
-        with (
-            socket.socket() as store
-        ):  # listening already: rank 0 inherits it, see training.inspector.distributed.setup
+        # listening already: rank 0 inherits it, see training.inspector.distributed.setup
+        with socket.socket() as store:
             store.bind((LOOPBACK, 0))
             store.listen(2 * count)
             shared = topology.clean(os.environ) | dict(self._variables)
@@ -194,9 +188,8 @@ class _Trial:
         end = limit
         while self._alive and not self._arrived:
             left = end - time.monotonic()
-            for key, _ in self._selector.select(
-                max(0.0, left)
-            ):  # also when it is late: we may have been stopped ourselves
+            # also when it is late: we may have been stopped ourselves
+            for key, _ in self._selector.select(max(0.0, left)):
                 if key.fd == self._wakeup:
                     os.read(self._wakeup, 64)
                 else:
@@ -215,9 +208,8 @@ class _Trial:
         rank = self._alive.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        self._kill(
-            rank
-        )  # what it has left behind; its own number is free for others only after the wait
+        # what it has left behind; its own number is free for others only after the wait
+        self._kill(rank)
         self.outcome.statuses[rank] = self._popens[rank].wait()
         self.outcome.died_at[rank] = time.monotonic()
         self.outcome.records[rank] = rundir.read_json(self.files.record(rank)) or {}

@@ -50,9 +50,8 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
     OSError."""
     known = _git(root, "ls-files", "-z", "--cached")
     revision = (_git(root, "rev-parse", "--verify", "-q", "HEAD") or "").strip() or None
-    if (
-        known is None or _git(root, "rev-parse", "--show-prefix") != "\n"
-    ):  # a folder inside the repository of something else
+    # a folder inside the repository of something else
+    if known is None or _git(root, "rev-parse", "--show-prefix") != "\n":
         names, tracked, revision, changed = list(_walk(root)), set(), None, None
     else:
         tracked = set(known.split("\0"))

@@ -216,9 +216,8 @@ def _write(
     code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
     (WORK / "data").mkdir(exist_ok=True)
     (frozen.code / "data").symlink_to(WORK / "data")  # texts that are prepared already
-    request.logs.mkdir(
-        parents=True, exist_ok=True
-    )  # SLURM makes no folder for its log: the job would fail without a word
+    # SLURM makes no folder for its log: the job would fail without a word
+    request.logs.mkdir(parents=True, exist_ok=True)
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
     rundir.write_bytes(

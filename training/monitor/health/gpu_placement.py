@@ -12,9 +12,8 @@ from training.watchdog.probes import procfs
 
 NAME = "GPUs"
 GIB = 1 << 30
-Places = dict[
-    int, dict[int, int]
-]  # rank → index of a GPU → bytes that it and its children hold there
+# rank → index of a GPU → bytes that it and its children hold there
+Places = dict[int, dict[int, int]]
 
 
 def find_placement(target: Target, seen: GpuInventory) -> Places:

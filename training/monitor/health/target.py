@@ -41,12 +41,10 @@ class Target:
     world: int | None
     here: int | None
     said_by: str  # who says how many
-    variables: dict[int, dict[str, str]] = field(
-        default_factory=dict
-    )  # VARIABLES of each rank of this machine
-    planned: tuple[
-        str, ...
-    ] = ()  # uuids of this machine's GPUs in the plan, one for each of its ranks
+    # VARIABLES of each rank of this machine
+    variables: dict[int, dict[str, str]] = field(default_factory=dict)
+    # uuids of this machine's GPUs in the plan, one for each of its ranks
+    planned: tuple[str, ...] = ()
 
     @property
     def beats(self) -> bool:
@@ -89,9 +87,8 @@ def of_run(run: RunDir) -> Target:
     plan = read_object(run.plan) or {}
     pids = discovery.of_run(run.path)
     own, world = _own_plan(run, set(pids.values())) or plan, whole(plan.get("ranks"))
-    here = max(
-        whole(own.get("local_ranks")) or world or 0, len(pids)
-    )  # where SLURM starts each rank, each has planned for itself
+    # where SLURM starts each rank, each has planned for itself
+    here = max(whole(own.get("local_ranks")) or world or 0, len(pids))
     told = {rank: variables(pid) for rank, pid in pids.items()}
     planned = tuple(text(dig(gpu, "uuid")) or "" for gpu in items(own.get("gpus")))
     return Target(run, plan, pids, world, here, "plan.json", told, planned)

@@ -14,28 +14,32 @@ from typing import Any
 from training.monitor.report.series import Curve, PointPosition
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+# pixels of a picture; of the area in which a chart draws
 WIDE, HALF, TALL, LOW = (
     900,
     436,
     260,
     170,
-)  # pixels of a picture; of the area in which a chart draws
+)
 COLOURS = 8
+# beside the step, in the page only; tokens: or samples, what the runs count
 OTHER_AXES = (
     "time",
     "tokens",
-)  # beside the step, in the page only; tokens: or samples, what the runs count
+)
 LINE, THIN, DOTS = "line", "thin", "dots"
 NO_NUMBER = -1  # in place of a series: rows that are only marked, of the whole chart
+# less the number of the series: such rows of one series, which are hidden with it (see page.js)
 MARK, BEYOND = (
     -1000,
     -2000,
-)  # less the number of the series: such rows of one series, which are hidden with it (see page.js)
+)
+# of the first, second, third time that a colour is used
 DASHES: tuple[list[int], ...] = (
     [1, 0],
     [7, 3],
     [2, 3],
-)  # of the first, second, third time that a colour is used
+)
 EDGE = 5  # pixels
 EQUAL_SHARE = 0.02  # of the value: what an axis shows around it where all are equal
 PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # else "0k"
@@ -72,14 +76,12 @@ class Series:
     colour: int
     style: str
     points: list[tuple[PointPosition, float]]
-    marks: list[tuple[PointPosition, str]] = field(
-        default_factory=list
-    )  # of this series alone, in its colour
+    # of this series alone, in its colour
+    marks: list[tuple[PointPosition, str]] = field(default_factory=list)
 
 
-VegaSpec = dict[
-    str, Any
-]  # JSON of Vega-Lite, or a part of it: its own schema says what it may hold
+# JSON of Vega-Lite, or a part of it: its own schema says what it may hold
+VegaSpec = dict[str, Any]
 
 
 @dataclass
@@ -201,9 +203,8 @@ def lines(
         if top is None
         else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
     )
-    if (
-        values and min(values) == max(values) and not zero
-    ):  # an axis of one value has labels that are rounded to nothing
+    # an axis of one value has labels that are rounded to nothing
+    if values and min(values) == max(values) and not zero:
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
     y = {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
@@ -256,11 +257,12 @@ def lines(
             }
         )
     if marks or own:
+        # a mark at the last step is not cut in half
         x["scale"] = {
             "nice": False,
             "zero": False,
             "padding": EDGE,
-        }  # a mark at the last step is not cut in half
+        }
     layers[0]["params"] = [zoom()]
     if any(shape == "triangle-up" for shape, _ in own.values()):
         note = "; ".join(filter(None, [note, f"▲: above {top:.4g}"]))

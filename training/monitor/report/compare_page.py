@@ -23,9 +23,8 @@ HINT = (
 )
 SMOOTHED = "the running median"
 CHANGING = ("host memory",)  # facts of a moment, not of a machine
-Figure = tuple[
-    str, Callable[[Run], float | None], Callable[[float], str], bool | None
-]  # name, of a run, as text, whether more is better
+# name, of a run, as text, whether more is better
+Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
 
 
 def page(runs: Sequence[Run], spoken: str) -> ReportPage:

@@ -44,9 +44,8 @@ class ReportPage:
     failed: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
     pauses: bool = False  # times leave some out
-    counted: str | None = (
-        metric_units.TOKENS
-    )  # by all runs; None: by each something else, or it is not told
+    # by all runs; None: by each something else, or it is not told
+    counted: str | None = metric_units.TOKENS
     timed: bool = True  # it is known when each step was
 
     def add(self, id: str, title: str, *content: object, short: str = "") -> None:
@@ -112,9 +111,8 @@ class ReportPage:
 
     def html(self) -> str:
         own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
-        drawing = (
-            chart_render.program() if curves else ""
-        )  # without a curve the pictures are all that there is to see
+        # without a curve the pictures are all that there is to see
+        drawing = chart_render.program() if curves else ""
         facts = {"pauses": self.pauses, "counted": self.counted}
         axes = (
             {"step": "steps"}

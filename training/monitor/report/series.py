@@ -26,12 +26,13 @@ POINTS = 1500  # of a curve, at most
 BLOCK = 1 << 22  # bytes
 LINES = 256  # that are parsed together
 MARKS = 200  # places without a number that a curve shows
+# and how many were counted so far, by whatever name
 AXES = (
     "time",
     "step",
     "epoch",
     *metric_units.COUNTED,
-)  # and how many were counted so far, by whatever name
+)
 SMOOTH_FROM = 20  # points
 SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
 
@@ -112,10 +113,11 @@ class Metrics:
         self._read(backwards(path) if told is None else reversed(told), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
+        # the first step pays for warm-up (see training.trainer.finish)
         for (
             key,
             known,
-        ) in self._values.items():  # the first step pays for warm-up (see training.trainer.finish)
+        ) in self._values.items():
             value = self.first.get(key)
             if len(known) > 1 and isinstance(value, float) and value in known:
                 known.remove(value)
@@ -239,9 +241,8 @@ class Metrics:
             whole(self.last.get("step")) or 0,
         )
         for step, record in self.evaluations.items():
-            seen = (
-                tokens * step // steps if tokens is not None and steps else None
-            )  # every step has as many
+            # every step has as many
+            seen = tokens * step // steps if tokens is not None and steps else None
             place = PointPosition(step, clock(record), seen)
             if (value := number(record.get(key))) is None:
                 continue
@@ -368,9 +369,8 @@ def _blocks(path: Path) -> Iterator[list[bytes]]:
                 file.seek(place)
                 text = file.read(size) + rest
                 cut = text.find(b"\n") + 1 if place else 0
-                if place and (
-                    not cut or len(text) > 4 * BLOCK
-                ):  # the line has begun earlier; one without an end is no record
+                # the line has begun earlier; one without an end is no record
+                if place and (not cut or len(text) > 4 * BLOCK):
                     rest = text if len(text) <= 4 * BLOCK else b""
                     continue
                 rest = text[:cut]

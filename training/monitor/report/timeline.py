@@ -33,11 +33,12 @@ MOMENTS = {
     "requeue": ("restarts", WARN),
 }
 ENDINGS = ("end", "failure", "restart")
+# name, length, from how long on
 UNITS = (
     ("hours", 3600.0, 7200.0),
     ("minutes", 60.0, 180.0),
     ("seconds", 1.0, -math.inf),
-)  # name, length, from how long on
+)
 LANE = 26  # pixels
 
 

@@ -83,9 +83,8 @@ def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
 
 def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
     rows = ask(pynvml.nvmlDeviceGetRemappedRows, handle)
-    pages = (
-        ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None
-    )  # cards before Ampere
+    # cards before Ampere
+    pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None
     persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return State(
         index=gpu.index,

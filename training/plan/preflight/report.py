@@ -28,9 +28,8 @@ class Check:
     status: CheckStatus
     text: str
     fixes: list[str] = field(default_factory=list)
-    facts: dict[str, str | None] = field(
-        default_factory=dict
-    )  # the text, for programs; of the check of versions only
+    # the text, for programs; of the check of versions only
+    facts: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def code(self) -> str:

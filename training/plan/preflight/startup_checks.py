@@ -25,10 +25,11 @@ RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # where GPUs can not copy directly; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
+# a few cores: the quickstart takes two of them a minute for 1.5e13 operations
 CPU_FLOPS, PATIENCE_S = (
     1e11,
     600,
-)  # a few cores: the quickstart takes two of them a minute for 1.5e13 operations
+)
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 

@@ -76,9 +76,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._drop(self.attention(norm(x), cos, sin))
         y = norm(x)
-        return x + self._drop(
-            self.down(F.silu(self.gate(y)) * self.up(y))
-        )  # SwiGLU, arXiv:2002.05202
+        # SwiGLU, arXiv:2002.05202
+        return x + self._drop(self.down(F.silu(self.gate(y)) * self.up(y)))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x

@@ -48,9 +48,10 @@ def build(model: GPT, config: Config) -> Optimizers:
         muon = Fp32Muon if emulated else torch.optim.Muon
         settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
         if dist.is_initialized():
+            # 0.1 s that a single process need not wait
             from torch.distributed.optim import (
                 ZeroRedundancyOptimizer,
-            )  # 0.1 s that a single process need not wait
+            )
 
             # As views of one buffer for each rank, the matrices travel in one message.
             first.append(

@@ -102,9 +102,8 @@ class Training(Dataset[Sample]):
         if options.random_reverse and reverse:
             chosen.reverse()
         gt, lq, spikes = self.frames.read(clip, chosen, self._box(clip, place))
-        square = (
-            lq.shape[1] == lq.shape[2]
-        )  # others keep their sides, so that they fit into one batch
+        # others keep their sides, so that they fit into one batch
+        square = lq.shape[1] == lq.shape[2]
 
         def turned(x: Planes) -> Planes:
             if options.use_hflip and mirror:

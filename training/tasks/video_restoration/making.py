@@ -227,9 +227,8 @@ def _clip(chosen: Chosen, top: Path, part: str, number: int) -> None:
         Image.fromarray(scenes.encoded(sharp)).save(
             folders["sharp"] / f"{frame:06d}.png", compress_level=PNG_LEVEL
         )
-        if (
-            chosen.spikes
-        ):  # a spike camera's picture stands on its head, the first pixel is the lowest bit
+        # a spike camera's picture stands on its head, the first pixel is the lowest bit
+        if chosen.spikes:
             planes = camera.planes(lights, PLANES)[:, ::-1]
             np.packbits(planes.reshape(-1), bitorder="little").tofile(
                 folders["spike"] / f"{frame:06d}.dat"

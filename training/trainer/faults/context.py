@@ -19,9 +19,8 @@ class FaultContext:
     seconds: float
     code: int
     above: int
-    tell: Callable[
-        [], None
-    ]  # notes 'injected' with the time; a fault without `tells` calls it when it really happens
+    # notes 'injected' with the time; a fault without `tells` calls it when it really happens
+    tell: Callable[[], None]
 
 
 def subclasses(kind: type[Any]) -> set[type[Any]]:

@@ -29,9 +29,8 @@ class ProcessSample:
     children: dict[int, Process] = field(default_factory=dict)
     sockets: dict[int, int] = field(default_factory=dict)  # TCP connection → bytes moved so far
     turns: int = 0
-    queued: dict[int, float] = field(
-        default_factory=dict
-    )  # thread, also of the children → seconds without a core so far
+    # thread, also of the children → seconds without a core so far
+    queued: dict[int, float] = field(default_factory=dict)
 
     @property
     def main(self) -> Thread | None:

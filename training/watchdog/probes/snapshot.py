@@ -25,15 +25,13 @@ class ProcessActivity:
     """One process: a rank, or a worker of its data loader."""
 
     pid: int
-    states: list[str] = field(
-        default_factory=list
-    )  # of the main thread: R S D T …, one for each look
+    # of the main thread: R S D T …, one for each look
+    states: list[str] = field(default_factory=list)
     busy: float = 0.0  # CPU share of the main thread, 1.0 is one core
     io_bytes: int = 0  # read and written between the looks
     waits_in: str = ""  # the kernel's function where it sleeps
-    stacks: list[Stack | str] = field(
-        default_factory=list
-    )  # one for each dump; a text says why there is none
+    # one for each dump; a text says why there is none
+    stacks: list[Stack | str] = field(default_factory=list)
 
     @property
     def gone(self) -> bool:

@@ -59,9 +59,8 @@ _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(
 _SAVES = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
 )
-_SAVING = re.compile(
-    r"\bfsync\(|\.(close|flush|write)\(|\bwith open\("
-)  # `with` closes what it has opened
+# `with` closes what it has opened
+_SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
 
 @dataclass(frozen=True)
@@ -220,9 +219,8 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
 
 def _reason(pid: int, said: str) -> str:
     now = procfs.read_process(pid)
-    if (
-        now is None or now.state in "ZX" or now.command.startswith("[")
-    ):  # without a command line: it is ending
+    # without a command line: it is ending
+    if now is None or now.state in "ZX" or now.command.startswith("["):
         return f"process {pid} has ended"
     if re.search(r"permission denied|operation not permitted", said, re.I):
         return (
@@ -324,9 +322,8 @@ def in_collective(thread: Thread) -> str | None:
             return f"DistributedDataParallel.{_method(frame)}"
         if not _COLLECTIVES.search(frame.file):
             break
-        if (
-            not frame.name.startswith("_") and frame.name != "wrapper"
-        ):  # torch's log of collectives wraps all of them
+        # torch's log of collectives wraps all of them
+        if not frame.name.startswith("_") and frame.name != "wrapper":
             name = frame.name
     return name or inner.name
 

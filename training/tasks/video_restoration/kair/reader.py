@@ -347,9 +347,8 @@ class OptionReader:
         groups: dict[tuple[str, str], list[str]] = {}
         for dotted, value in self.found.items():
             key = KEYS.get(dotted)
-            theirs = (
-                dotted.startswith("path.pretrained_") and not self.ours
-            )  # said with the network
+            # said with the network
+            theirs = dotted.startswith("path.pretrained_") and not self.ours
             if (
                 key
                 and key.harmless is not None
