@@ -149,6 +149,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(cli_args, "ROOT", folder)
+    monkeypatch.setattr(cli_args, "WORK", folder)
     return folder
 
 

@@ -3,6 +3,7 @@ more (training/host/program.py)."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_packages_that_are_not_installed(words: tuple[str, ...]) -> None:
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert (
         f"{sys.executable} lacks torch" in done.stderr
-        and f"{sys.executable} -m pip install torch" in done.stderr
+        and f"{shlex.quote(sys.executable)} -m pip install torch" in done.stderr
     )
 
 
@@ -93,7 +94,7 @@ def test_train_py_without_packages() -> None:
     ],
 )
 def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
-    code = f"{sys.executable} {' '.join(words)} 2>{tmp_path / 'err'} | true"
+    code = f"{shlex.join([sys.executable, *words])} 2>{tmp_path / 'err'} | true"
     subprocess.run(
         ["bash", "-c", f"set -o pipefail; sleep 0; {code}"], cwd=ROOT, check=False, timeout=120
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -201,7 +202,10 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert problem.fixes == ["make extras"]
     monkeypatch.setattr(optional_deps.packages.sys, "prefix", "/an/environment/of/mine")
     (problem,) = optional_deps.missing(files, "bpe")
-    assert problem.fixes[0] == f"{sys.executable} -m pip install tokenizers pyarrow zstandard"
+    assert (
+        problem.fixes[0]
+        == f"{shlex.quote(sys.executable)} -m pip install tokenizers pyarrow zstandard"
+    )
     assert problem.fixes[1].startswith("make extras ")
     monkeypatch.setattr(optional_deps.packages, "INSTALLED", True)
     assert len(optional_deps.missing(files, "bpe")[0].fixes) == 1, (

@@ -27,6 +27,11 @@ class Log:
     def __init__(self) -> None:
         self.saved: list[int] = []
         self.missed: list[str] = []
+        self.codes: list[str] = []
+
+    def miss(self, code: str, text: str) -> None:
+        self.codes.append(code)
+        self.missed.append(text)
 
 
 @pytest.fixture
@@ -36,9 +41,7 @@ def log() -> Log:
 
 @pytest.fixture
 def saver(tmp_path: Path, log: Log) -> AsyncCheckpointer:
-    return AsyncCheckpointer(
-        tmp_path, 2, lambda step, path: log.saved.append(step), log.missed.append
-    )
+    return AsyncCheckpointer(tmp_path, 2, lambda step, path: log.saved.append(step), log.miss)
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ ones."""
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, tomllib
+from training.config.origin import FLAG, VARIABLE, Origin
 from training.config.schema import Config
 from training.diagnose import patterns
 from training.host import packages
@@ -43,7 +45,7 @@ def test_the_command_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert locked
     assert (
         packages.install(["psutil", "py-spy"])
-        == f"{sys.executable} -m pip install psutil py-spy=={locked[1]}"
+        == f"{shlex.quote(sys.executable)} -m pip install psutil py-spy=={locked[1]}"
     )
     assert re.search(r"pillow==\d", packages.install(["pillow"])), "a line with a marker"
     text = packages.missing_text(["py-spy", "wandb"])
@@ -59,8 +61,8 @@ def test_a_tracker_that_is_asked_for_and_not_installed(monkeypatch: pytest.Monke
     monkeypatch.setattr(packages, "found", lambda module: module not in ("wandb", "tensorboard"))
     config = Config(tensorboard=True, wandb_mode="online")
     asked = {
-        "tensorboard": "from --tensorboard on the command line",
-        "wandb_mode": "from DUET_WANDB_MODE in the environment",
+        "tensorboard": Origin("from --tensorboard on the command line", FLAG),
+        "wandb_mode": Origin("from DUET_WANDB_MODE in the environment", VARIABLE),
     }
     problems = request.not_trackable(config, asked)
     assert [p.fixes[-1] for p in problems] == ["--tensorboard=false", "--wandb_mode=disabled"]

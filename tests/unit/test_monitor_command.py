@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's folder, without any run."""
-    monkeypatch.setattr(project, "ROOT", tmp_path)
+    monkeypatch.setattr(project, "WORK", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -21,7 +21,7 @@ from training.monitor.screen import View
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A living run that is older than a finished and a failed one."""
-    monkeypatch.setattr("training.core.project.ROOT", tmp_path)
+    monkeypatch.setattr("training.core.project.WORK", tmp_path)
     experiments = tmp_path / "experiments"
     living = Made(experiments / "living").supervisor(os.getpid()).steps(100).beats()
     old(living.run.plan)
@@ -118,7 +118,7 @@ def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_run_at_all_is_an_empty_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("training.core.project.ROOT", tmp_path)
+    monkeypatch.setattr("training.core.project.WORK", tmp_path)
     assert monitor.main(["--all", "--once"]) == 0
     assert "0 runs, 0 alive" in capsys.readouterr().out
 

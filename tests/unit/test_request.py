@@ -336,6 +336,7 @@ def test_the_simple_script_wants_a_config(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(cli_args, "ROOT", ROOT)
+    monkeypatch.setattr(cli_args, "WORK", ROOT)
     monkeypatch.chdir(ROOT)
     problem = only(wrong(script=SIMPLE))
     assert problem.what == "no config given"

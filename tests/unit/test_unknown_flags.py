@@ -109,7 +109,7 @@ def told(parse: object, *argv: str) -> Problem:
 
 def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(tmp_path / "experiments" / "one run")
-    monkeypatch.setattr(project, "ROOT", tmp_path)
+    monkeypatch.setattr(project, "WORK", tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.log").write_text("step 1\n")
     for word, fix in (

@@ -197,7 +197,7 @@ def test_a_run_by_its_name_and_by_a_path_with_a_space(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run_directory(tmp_path / "my experiments", {0: 1 << 22})
-    monkeypatch.setattr(attach, "ROOT", tmp_path)
+    monkeypatch.setattr(attach, "WORK", tmp_path)
     monkeypatch.setattr(attach, "EXPERIMENTS", "my experiments")
     for wanted in ("run", str(path), "latest"):
         code, _, err = shown(capsys, f"--run={wanted}")

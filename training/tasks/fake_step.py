@@ -236,7 +236,3 @@ def main() -> int:
     with os.fdopen(out, "w") as stream:
         json.dump(found, stream)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120.0  # a data set that is read for longer is read by the ranks alone
 SHOWN = 300  # characters of a reason
-MODULE = "training.tasks.fake_step"
+MODULE = "training.tasks.measure_step"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def ask(question: Question) -> Answer:
     # writes nothing.
     own = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
-        [sys.executable, str(ROOT / "lib/run_module.py"), MODULE],
+        [sys.executable, str(ROOT / "lib/run_module.py"), MODULE, "measure"],
         env={**os.environ, **own},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
