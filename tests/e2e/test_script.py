@@ -325,8 +325,8 @@ def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> Non
     program.chmod(0o755)
     assert "rank 0 of 2: x y" in script(program, "x y").ok().output
     program.write_text(
-        f"#!{sys.executable}\nimport time\nprint('ready', flush=True)\nraise "
-        f"ValueError('planted')\n"
+        "#!/usr/bin/env python3\nimport time\nprint('ready', flush=True)\nraise "
+        "ValueError('planted')\n"
     )
     failed = script(program)
     assert (

@@ -115,6 +115,24 @@ def test_a_config_after_a_script_is_the_scripts(
 
 
 @pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("hello\n", "has no #! line"),
+        ("#!\n", "has no #! line"),
+        ("#!/no/such/python -u\n", "names a program that is not there: #!/no/such/python -u"),
+    ],
+)
+def test_a_program_that_no_kernel_executes(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "tool").write_text(text)
+    (tmp_path / "tool").chmod(0o755)
+    found = problem("2", "--script", str(tmp_path / "tool"))
+    assert (found.code, found.what) == (
+        "script.interpreter",
+        f"the script {str(tmp_path / 'tool')!r} (--script) {what}",
+    )
+
+
+@pytest.mark.parametrize(
     "words", [["2", "--script"], ["2", "--script="], ["2", "--script", "--", "--lr=1"]]
 )
 def test_a_script_without_a_name(home: Path, words: list[str]) -> None:

@@ -118,6 +118,7 @@ PROBLEMS = {
     "script.extra_argument": "a word before -- that belongs to nobody",
     "script.field": "a field of Duet's own training with --script",
     "script.file": "the script is not there, or is no program",
+    "script.interpreter": "the script's #! line is missing, or names a program that is not there",
     "script.own_flag": "a flag of the script before --",
     "script.retries": "a script cannot be restarted",
     "script.unreadable": "the script cannot be read",

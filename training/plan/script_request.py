@@ -335,8 +335,29 @@ def _script(
                     [f"chmod +x {shlex.quote(str(file))}"],
                 )
             )
+        elif problem := _not_executed(file, path):
+            problems.append(problem)
         return Script(str(file.absolute()), args, None, "")
     return Script(str(file), args, python, reason)
+
+
+def _not_executed(file: Path, path: str) -> Problem | None:
+    """What the kernel would refuse: no machine code and no #! line, or one whose program is not
+    there. The line ends at the first blank, so a path in it cannot have one."""
+    with file.open("rb") as stream:
+        line = stream.readline(256).rstrip(b"\n")
+    if line.startswith(b"\x7fELF"):
+        return None
+    words = os.fsdecode(line.removeprefix(b"#!")).split(maxsplit=1)
+    said, allowed = f"the script {path!r} (--script)", "a Python file or a program"
+    if not line.startswith(b"#!") or not words:
+        fix = f"add a first line to {shlex.quote(path)}: #!/bin/sh, or #!/usr/bin/env python3"
+        return Problem("script.interpreter", f"{said} has no #! line", allowed, [fix])
+    if not os.access(words[0], os.X_OK):
+        what = f"{said} names a program that is not there: #!{' '.join(words)}"
+        fix = f"change the first line of {shlex.quote(path)}: #!/usr/bin/env python3, for example"
+        return Problem("script.interpreter", what, allowed, [fix])
+    return None
 
 
 def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
