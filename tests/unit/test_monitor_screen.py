@@ -181,7 +181,7 @@ def test_two_gpus_as_a_person_sees_them(
     )
     assert all(len(line) <= columns for line in seen) and seen[rows - 1].startswith("q quit")
     if columns == 200:
-        assert "tok/s" in shown and "OWN WORK" in shown and "21.0 GiB" in shown
+        assert "tok/s" in shown and "COMPUTE" in shown and "21.0 GiB" in shown
     coloured = re.search(rb"\x1b\[[0-9;]*m", person.raw) is not None
     assert (shown.isascii(), coloured) == (plain, not plain)
 

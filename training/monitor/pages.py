@@ -40,7 +40,7 @@ Return     open the run that is marked (--all)
 Esc        back
 
 * marks GPUs and processes of this run.
-OWN WORK is what a rank does alone in a step (its data and forward pass);
+COMPUTE is what a rank does alone in a step (its data and forward pass);
 all wait for the slowest one.
 LAST BEAT is how long ago a rank said what it does.
 A line with ! needs your attention.

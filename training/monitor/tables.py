@@ -44,7 +44,7 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
     # Nothing is ever heard of a script's ranks: they have no heartbeat.
     unheard = "-" if ended or state["run"].get("program") else "nothing heard yet"
     shares = width >= SHARES_FROM and any(r["compute_ms_median"] is not None for r in every)
-    titles = f" {'OWN WORK':>9} {'MEMORY':>9}" if shares else ""
+    titles = f" {'COMPUTE':>9} {'MEMORY':>9}" if shares else ""
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
