@@ -77,7 +77,7 @@ CODE = "an error of the code comes back"
         (error("nan_loss"), GiveUp("the same data would give the same loss again")),
         (
             error("ddp_params_mismatch"),
-            GiveUp("the ranks' parameters have come apart, which a restart does not explain"),
+            GiveUp("the ranks' parameters differ, which a restart does not explain"),
         ),
         (error("cuda_device_assert"), GiveUp(CODE)),
         (error("gpu_hardware"), GiveUp("a broken GPU stays broken")),

@@ -131,7 +131,15 @@ def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -
         port = probe.getsockname()[1]
     argv = [sys.executable, "-c", PROGRAM, str(made.run.path), str(port)]
     # As `nohup … &` starts it: INT and HUP ignored; only HUP stays so.
-    ignoring = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *argv]
+    ignoring = [
+        "env",
+        "--default-signal=HUP",
+        "bash",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "bash",
+        *argv,
+    ]
     with subprocess.Popen(ignoring, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

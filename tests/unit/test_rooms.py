@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -106,10 +105,11 @@ FILES = {
 }
 
 
-def imports(module: str) -> Iterator[tuple[str, int]]:
+@functools.cache
+def imports(module: str) -> list[tuple[str, int]]:
     """Modules of ours that a module imports, at any depth, with the line; not those that only type
     checkers see."""
-    path = FILES[module]
+    path, out = FILES[module], []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     types = {
         id(n)
@@ -122,7 +122,7 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
         if id(node) in types:
             continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names if alias.name in FILES)
+            out += [(alias.name, node.lineno) for alias in node.names if alias.name in FILES]
         elif isinstance(node, ast.ImportFrom):
             above = (
                 package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
@@ -131,7 +131,8 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
             for alias in node.names:
                 found = f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base
                 if found in FILES and found != module:
-                    yield found, node.lineno
+                    out.append((found, node.lineno))
+    return out
 
 
 @functools.cache
