@@ -263,3 +263,12 @@ def test_the_inspector_imports_nothing_else_of_ours() -> None:
 def test_the_documentation_shows_the_same_rooms(page: str) -> None:
     text = Path(ROOT / page).read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)/` \|", text.partition("| room |")[2], re.MULTILINE) == ROOMS
+
+
+def test_the_stations_of_a_request_and_of_a_rank_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    stations = re.findall(r"^\| `([\w/]+\.py)` `(\w+)`", text, re.MULTILINE)
+    assert len(stations) > 10
+    for path, function in stations:
+        source = (ROOT / "training" / path).read_text(encoding="utf-8")
+        assert re.search(rf"^ *def {function}\(", source, re.MULTILINE), (path, function)
