@@ -25,7 +25,7 @@ def figures_of(page: str) -> list[str | None]:
 
 
 def test_what_a_run_of_samples_holds(video: Made) -> None:
-    video.summary(sample="4 clips", parameters=123456)
+    video.summary(sample="4 clips", parameters=123456, loss_begin=0.0508, loss_end=0.00584)
     video.run.samples.mkdir()
     (video.run.samples / "clip_0.png").write_bytes(PNG)
     page = page_of(video)

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import replace
 
 from training.core import heartbeat, metric_units, units
-from training.core.jsonl import whole
+from training.core.jsonl import number, whole
 from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report import charts
 from training.monitor.report import series as curves
@@ -83,11 +83,14 @@ def losses(run: Run) -> Curve:
 
 
 def ends(run: Run) -> tuple[float, float] | None:
-    """The loss at both ends of the run, without the noise of a single step where there is enough to
-    smooth."""
-    curve = losses(run)
-    points = curve.smoothed(ends=False) or curve.points
-    return (points[0][1], points[-1][1]) if points else None
+    """The loss at both ends of the run: what the last words of the run say (means of some steps),
+    and the same from its curve where it has not ended."""
+    factor, _ = display(run)
+    told = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
+    if told[0] is not None and told[1] is not None:
+        return told[0] * factor, told[1] * factor
+    points = losses(run).points
+    return metric_units.ends([value for _, value in points]) if points else None
 
 
 def loss(run: Run) -> Chart | None:
