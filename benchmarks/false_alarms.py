@@ -2,8 +2,8 @@
 sharpest limit. Each verdict is a false alarm; their number decides whether a verdict can be
 trusted.
 
-    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3] [--busy=N
-    [--what=training]]
+    python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3]
+                                      [--busy=N [--what=training]]
 
 Run after run on two CPU ranks until the time is over: our own training with slow first steps,
 evaluations, checkpoints, disks and epoch switches with data-loader workers, and scripts that say

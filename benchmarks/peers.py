@@ -1,11 +1,9 @@
 """Our training loop against a bare loop written by hand (the limit), accelerate, Lightning and
 Hugging Face's Trainer.
 
-    make peers                                                                     once: installs
-                                                                                   the peers beside
-                                                                                   .venv
+    make peers    once: installs the peers beside .venv
     python -m benchmarks.peers [--shapes=small,big] [--precision=fp32|bf16|both] [--rounds=7]
-    [--probe] [--json=FILE]
+                               [--probe] [--json=FILE]
 
 The same GPT (ours), batches of the same corpus, fused AdamW, constant learning rate, gradients
 clipped at 1.0, one process, one thread, on the CPU. Ours is the product itself: train.py with its

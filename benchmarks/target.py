@@ -2,7 +2,7 @@
 AdamW, of equal size.
 
     python -m benchmarks.target [--steps=600] [--rates=1e-3,2e-3,3e-3,6e-3]
-    [--budgets=150,200,250,300,400] [--seeds=1,2]
+                                [--budgets=150,200,250,300,400] [--seeds=1,2]
                                 [--precision=bf16|fp32] [--json=FILE]
 
 Both have depth 4 and width 256 (3.2 million weights), the same corpus (the standard library's

@@ -1,8 +1,8 @@
 """Helpers of a rank that any script may import; every one also works in a single process without a
 process group.
 
-    from training.inspector.distributed import all_reduce_mean, barrier, cleanup, get_rank,
-    is_main_process, setup
+    from training.inspector.distributed import all_reduce_mean, barrier, cleanup
+    from training.inspector.distributed import get_rank, is_main_process, setup
 
 Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK,
 LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.

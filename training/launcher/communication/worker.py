@@ -1,7 +1,7 @@
 """One rank of the communication test.
 
-    RANK=… WORLD_SIZE=… python lib/run_module.py training.launcher.communication.worker FOLDER
-    cpu|cuda TIMEOUT_S
+    RANK=… WORLD_SIZE=… python lib/run_module.py \\
+        training.launcher.communication.worker FOLDER cpu|cuda TIMEOUT_S
 
 Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in
 FOLDER.

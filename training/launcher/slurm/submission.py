@@ -4,10 +4,11 @@ A run directory with a plan that holds the configuration and nothing else yet: e
 job, the first one too, continues that run, so edits of the code or the config file reach none of
 them. Beside it:
 
-    code/         the project's files            code.json   revision, ranks, nodes, and every start
-                  of the job
-    code.env      variables of the job           code.argv   the command that submits it; code.step:
-                  of the ranks, in the job
+    code/         the project's files
+    code.json     revision, ranks, nodes, and every start of the job
+    code.env      variables of the job
+    code.argv     the command that submits it
+    code.step     the command of the ranks, in the job
 """
 
 from __future__ import annotations
