@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from training.core.contracts.verdict import RankErrorRecord
 
 _reserved: list[int] = []
+SIGCHLD_S = 0.2
 
 
 def reserve() -> None:
@@ -33,6 +35,7 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     the status to leave with."""
     while _reserved:
         os.close(_reserved.pop())
+    error = _last_word(error)
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
@@ -48,6 +51,21 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     sys.stderr.write(text)
     sys.stderr.flush()
     return status
+
+
+def _last_word(error: BaseException) -> BaseException:
+    """A killed worker of the data loader is noticed twice: by its connection, and by torch's
+    handler of SIGCHLD, which says who and how. That one is waited for, and after it none may come:
+    it would raise in the middle of what is written here."""
+    try:
+        if isinstance(error, (ConnectionError, EOFError)):
+            time.sleep(SIGCHLD_S)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except RuntimeError as told:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        told.__context__ = error
+        return told
+    return error
 
 
 def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
