@@ -332,7 +332,7 @@ def _script(
                     "script.file",
                     what,
                     "a Python file or a program",
-                    [f"chmod +x {shlex.quote(str(file))}"],
+                    [] if _not_executed(file, path) else [f"chmod +x {shlex.quote(str(file))}"],
                 )
             )
         elif problem := _not_executed(file, path):
