@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.unit.monitor_person import Person
@@ -77,6 +78,7 @@ def test_ctrl_c_and_ctrl_z_on_the_keyboard(sit: Callable[..., Person]) -> None:
     person.until(lambda: "q quit" in person.sees)
     person.child.sendcontrol("z")
     person.until(lambda: not person.screen.cursor.hidden)  # the shell would have its terminal again
+    person.until(lambda: psutil.Process(person.child.pid).status() == psutil.STATUS_STOPPED)
     person.child.kill(signal.SIGCONT)
     person.until(
         lambda: person.screen.cursor.hidden and person.screen.display[23].startswith("q quit")

@@ -284,6 +284,13 @@ def test_what_can_not_be_measured_is_said_in_a_line_and_the_plan_goes_on(
     assert "device_batch_size 8: at most 8: the memory of a step is unknown" in made["text"]
 
 
+def measures(process: psutil.Process) -> bool:
+    try:
+        return measurement.MODULE in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # any other test's child that has just ended
+        return False
+
+
 def test_data_that_takes_too_long_is_left_to_the_ranks(
     sized: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,11 +301,7 @@ def test_data_that_takes_too_long_is_left_to_the_ranks(
         None,
         "it took longer than 1 s",
     ) and time.monotonic() - begun < 60
-    assert not [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if measurement.MODULE in " ".join(p.cmdline())
-    ]
+    assert not [p for p in psutil.Process().children(recursive=True) if measures(p)]
 
 
 def test_a_broken_file_says_what_is_wrong_with_it(write: Write) -> None:
