@@ -217,7 +217,7 @@ class Attempt:
         left = rank_exit.left_before(
             self.run, child.rank, self.outcome.ended, self.outcome.log_from
         )
-        self.outcome.guilty = self.outcome.guilty if left is None else (left, 0)
+        self.outcome.guilty = left or self.outcome.guilty
 
     def _tell_death(self, child: spawn.Child, status: int) -> None:
         """At once: the card comes when all the others are gone."""
