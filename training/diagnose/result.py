@@ -13,10 +13,11 @@ from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
+from training.diagnose.events import OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.root_cause import OWN, Event, RootCause, find_root_cause
+from training.diagnose.root_cause import RootCause, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
