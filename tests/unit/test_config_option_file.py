@@ -1,5 +1,5 @@
-"""KAIR's option files: what they set, what is answered before anything starts, and that a key in
-one is never shown."""
+"""KAIR option files: the fields that they set, errors before the start, and no display of
+secrets."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def refused(**changes: Any) -> Problem:
     return only(read(small(**changes)).problems)
 
 
-def said(loaded: ConfigFile) -> str:
-    """Everything of it that people or files see."""
+def shown(loaded: ConfigFile) -> str:
+    """All text of a result that is shown or written."""
     lines = [line for problem in loaded.problems for line in problem.lines()]
     return "\n".join([*lines, *loaded.notes, loaded.title, repr(loaded.values)])
 
 
-# What a file sets.
+# Fields set by a file.
 
 
-def test_every_key_that_sets_something_sets_it_with_its_line() -> None:
+def test_every_key_sets_its_field_with_its_line() -> None:
     text = """{ // a run
   "task": "my task/1", "gpu_ids": [0, 2], "dist": true,
   "find_unused_parameters": true, "use_static_graph": false, "scale": 1, "n_channels": 3,
@@ -168,7 +168,7 @@ def test_every_key_that_sets_something_sets_it_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
-def test_our_own_files_are_whole_configurations(path: Path) -> None:
+def test_shipped_files_are_complete_configurations(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
     loaded = load(path, text)
@@ -187,7 +187,7 @@ def test_every_option_of_the_task_can_be_set_and_every_key_sets_a_field() -> Non
     assert reached - {""} <= set(KNOWN)
 
 
-def test_absent_keys_are_kairs_defaults_where_they_change_what_is_learnt() -> None:
+def test_missing_keys_have_the_defaults_of_kair() -> None:
     found = values(SMALL)
     assert found["grad_clip"] == 0.0
     assert found["G_optimizer_betas"] == "0.9,0.999"
@@ -197,13 +197,13 @@ def test_absent_keys_are_kairs_defaults_where_they_change_what_is_learnt() -> No
     assert values(small(train__G_optimizer_clipgrad=None)) == found
 
 
-def test_a_wrong_value_is_told_with_file_line_and_key_like_any_other() -> None:
+def test_a_wrong_value_is_reported_with_file_line_and_key() -> None:
     loaded = read(small(train__total_iter="many", netG__embed_dim=1, datasets__train__num_frame=-1))
     assert loaded.problems == []
-    told = {
+    texts = {
         p.what for p in resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN).problems
     }
-    assert told == {
+    assert texts == {
         "num_frame is -1 (from o.json:9: datasets.train.num_frame), too small",
         "embed_dim is 1 (from o.json:14: netG.embed_dim), too small",
         "num_iterations is 'many' (from o.json:17: train.total_iter), a str",
@@ -214,7 +214,7 @@ def test_a_wrong_value_is_told_with_file_line_and_key_like_any_other() -> None:
     ("root", "out_dir"),
     [("experiments", None), ("superruns", "superruns"), ("~/x", "~/x"), (None, None)],
 )
-def test_the_root_is_the_folder_of_runs_if_it_is_no_default(
+def test_the_root_is_the_folder_of_runs_unless_default(
     root: str | None, out_dir: str | None
 ) -> None:
     assert values(small(path__root=root)).get("out_dir") == out_dir
@@ -227,26 +227,26 @@ def test_use_wandb() -> None:
     assert refused(logging__use_wandb=1).what.startswith("logging.use_wandb is a number (o.json:")
 
 
-def test_the_title_is_a_name_for_a_folder() -> None:
+def test_the_title_is_a_valid_folder_name() -> None:
     assert read(small(task="../../etc/x y")).title == "etc_x_y"
     assert read(small(task="去模糊 1")).title == "去模糊_1"
     assert len(read(small(task="漢" * 500)).title.encode()) <= 100
     assert refused(task=["x"]).what == "task is a list (o.json:2)"
 
 
-# What is answered.
+# Errors and notes.
 
 
 @each("path", KAIR, ids=lambda p: p.stem)
-def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> None:
+def test_files_of_kair_get_one_complete_report(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
     loaded = load(path, text, 8)
-    told = [p.what for p in loaded.problems]
+    texts = [p.what for p in loaded.problems]
     assert not [
-        what for what in told if "no key of an option file" in what or "given twice" in what
+        what for what in texts if "no key of an option file" in what or "given twice" in what
     ]
-    assert sum("is packed as LMDB" in what for what in told) == 1
+    assert sum("is packed as LMDB" in what for what in texts) == 1
     network = next(p for p in loaded.problems if p.what.startswith("netG.net_type is"))
     assert ("pretrained flow network" in network.what) == ("videofi" not in path.name)
     assert (
@@ -277,8 +277,8 @@ def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> Non
     assert len([note for note in loaded.notes if "not used" in note]) == 1
 
 
-def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
-    """The two changes that the answer proposes are enough."""
+def test_files_of_kair_work_after_the_suggested_changes() -> None:
+    """The two suggested changes are sufficient."""
     for path in (p for p in KAIR if "deblurring" in p.name):
         text = path.read_text(encoding="utf-8").replace(".lmdb", "").replace('"lmdb"', '"disk"')
         text = text.replace('"net_type": "vrt"', '"net_type": "recurrent"').replace(
@@ -293,7 +293,7 @@ def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
 
 
 def test_the_vocabulary_of_files_with_spikes() -> None:
-    """What the repositories made from KAIR write; the names of S-VRT's file and its values for a
+    """Keys of repositories derived from KAIR: names in the file of S-VRT, with its values for a
     spike camera."""
     part = {
         "spike_h": 250,
@@ -330,7 +330,7 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
         loaded.values["spike_w"][0],
         loaded.values["dataroot_spike"][0],
     ) == (250, 400, "s")
-    assert KEY not in said(loaded)
+    assert KEY not in shown(loaded)
     assert only(loaded.notes).startswith(
         "keys of o.json that are not used here: datasets.train: dataset_type, filename_tmpl; "
     )
@@ -441,7 +441,7 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
         ),
     ],
 )
-def test_one_mistake_one_answer(changes: dict[str, Any], what: str, fix: str) -> None:
+def test_one_problem_per_error(changes: dict[str, Any], what: str, fix: str) -> None:
     problem = refused(**changes)
     assert problem.what.startswith(what)
     assert fix in "\n".join(problem.fixes)
@@ -468,11 +468,11 @@ def test_one_mistake_one_answer(changes: dict[str, Any], what: str, fix: str) ->
         {"logging__wandb_name": "a", "logging__wandb_run_name": "a"},
     ],
 )
-def test_what_asks_for_nothing_is_no_problem(changes: dict[str, Any]) -> None:
+def test_disabled_features_are_accepted(changes: dict[str, Any]) -> None:
     assert read(small(**changes)).problems == []
 
 
-def test_parts_that_are_kept_still_and_clips_that_are_left_out() -> None:
+def test_frozen_parts_and_skipped_clips() -> None:
     assert "fix_keys" in refused(train__fix_iter=100, train__fix_keys=["conv"]).what
     assert (
         "REDS" in refused(datasets__train__name="REDS", datasets__train__val_partition="REDS4").what
@@ -485,8 +485,8 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
         '"E_decay": '
         '0.99},\n "xx": 1, "n_channels": 4}'
     )
-    told = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
-    assert [what.split(" is")[0] for what in told] == [
+    texts = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
+    assert [what.split(" is")[0] for what in texts] == [
         "netG.net_type",
         "train.total_itr",
         "train.E_decay",
@@ -496,7 +496,7 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_the_order_of_samples_is_always_drawn() -> None:
+def test_the_order_of_samples_is_always_random() -> None:
     loaded = read(small(datasets__train__dataloader_shuffle=False))
     assert (
         only(loaded.notes)
@@ -521,23 +521,23 @@ def test_the_order_of_samples_is_always_drawn() -> None:
         '{"train": {"total_iter": 1e999}}',
     ],
 )
-def test_what_is_no_option_file_is_a_problem_and_no_crash(text: str) -> None:
+def test_invalid_option_files_are_reported(text: str) -> None:
     loaded = read(text)
     assert only(loaded.problems).what.startswith("o.json")
     assert loaded.values == {"task": (VIDEO, "o.json")}
 
 
-def test_a_mistake_in_the_json_is_shown_with_its_line() -> None:
+def test_a_syntax_error_in_json_has_its_line() -> None:
     problem = only(
         read('{\n  "train": {\n    "total_iter": 5 // steps\n    "E_decay": 0\n}}').problems
     )
-    assert problem.what == 'o.json:4:5: a comma or } is missing before this: "E_decay": 0'
+    assert problem.what == 'o.json:4:5: missing comma or }: "E_decay": 0'
     assert read("\ufeff" + json.dumps(SMALL)).problems == []
     hostile = only(read('{"a": \x1b[31m}').problems).what
     assert hostile.isprintable()
 
 
-def test_names_from_a_file_are_shown_as_text() -> None:
+def test_names_from_a_file_are_escaped() -> None:
     for name in ("\x1b[31mred", "a\nb", "\u202egnp", "k" * 5000):
         what = only(read(small(**{name: 1})).problems).what
         assert what.isprintable()
@@ -546,7 +546,7 @@ def test_names_from_a_file_are_shown_as_text() -> None:
     assert dotted.what == "datasets.train is no key of an option file (o.json:2)"
 
 
-# Is it one?
+# Detection of option files.
 
 
 @each(
@@ -571,13 +571,13 @@ def test_which_files_are_option_files(text: str, expected: bool) -> None:
     assert is_option_file(text) is expected
 
 
-def test_a_tree_is_asked_too() -> None:
+def test_option_files_by_parsed_content() -> None:
     assert is_option_file(SMALL)
     assert not is_option_file({"depth": 12})
     assert not is_option_file([SMALL])
 
 
-# The house.
+# Imports.
 
 
 def test_nothing_heavy_is_imported() -> None:
@@ -597,8 +597,8 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_word_has_somewhere_it_belongs() -> None:
-    """A known key in the wrong section names the right one."""
+def test_every_key_has_a_section() -> None:
+    """The error for a known key in the wrong section names the right one."""
     for dotted in KEYS:
         assert (
             dotted in keys.meant(f"wrong.{leaf(dotted)}")
