@@ -244,7 +244,7 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     assert re.fullmatch(
         rf"works only without GPU peer-to-peer copies \(NCCL_P2P_DISABLE=1\)\. With them: after "
         rf"{short} s all ranks hang in the "
-        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in "
+        rf"all_reduce of 8 MiB\. Without: {FIGURES}; cached in "
         rf"{re.escape(str(p2p_cache.path()))}: later starts .*",
         told(result),
     ), told(result)
@@ -280,7 +280,7 @@ def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(
     )
     assert result.checks()[0].fixes[0] == "export NCCL_P2P_DISABLE=1" and result.first is None
     (Path(os.environ["PYTHONPATH"]) / HOOK).unlink()
-    assert "; forgotten, since they work now: " in told(attempt(backend="nccl"))
+    assert "; peer-to-peer copies work now: " in told(attempt(backend="nccl"))
     assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 

@@ -103,7 +103,7 @@ def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) 
     assert facts["text"].startswith("rank 1: killed by SIGKILL") and facts["host"]
     assert f"report: {run.run.report}\n" in run.output.split("training failed")[-1]
     assert "[WARNING]" in run.output.splitlines()[-1]
-    assert run.output.endswith("--notify has failed: left with status 7: no route\n")
+    assert run.output.endswith("--notify has failed: exited with status 7: no route\n")
 
 
 @pytest.mark.soak
@@ -135,7 +135,7 @@ def test_a_secret_in_the_command_is_refused_before_anything_is_written(launch: L
     run = launch(*RUN, notify="curl -H 'Authorization: Bearer tk_geheim1234' https://host/")
     assert run.wait() == 2
     assert (
-        "holds what looks like a secret, after 'Authorization'" in run.output
+        "contains what looks like a secret, after 'Authorization'" in run.output
         and "$NTFY_TOKEN" in run.output
     )
     assert "geheim" not in run.output

@@ -484,6 +484,6 @@ def test_a_script_that_is_asked_to_stop_on_one_machine_stops_on_both(
     ) and not runs[0].failure
     for rank, run in enumerate(runs):
         assert (
-            f"rank {rank} {'left with status 1' if rank else 'ended with status 0'}" in run.output
+            f"rank {rank} {'exited with status 1' if rank else 'ended with status 0'}" in run.output
         )
         assert "SUCCESS" not in run.output and "failed" not in run.output

@@ -41,7 +41,7 @@ def first_line(run: Launched) -> str:
 @pytest.mark.soak
 def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     plain = once(*SCRIPT)
-    assert first_line(plain) == "local: nothing above us has started ranks"
+    assert first_line(plain) == "local: no launcher has started ranks"
     left = {
         "WORLD_SIZE": "7",
         "PET_NNODES": "2",
@@ -50,7 +50,7 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     }
     run = launch(*SCRIPT, env=left).ok()
     assert (
-        "not followed, since nothing has started ranks: MASTER_PORT, PET_NNODES, "
+        "ignored, since no launcher has started ranks: MASTER_PORT, PET_NNODES, "
         "TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE" in run.output
     )
     assert run.losses == plain.losses

@@ -165,10 +165,10 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
     ("ending", "cause", "summary", "placed"),
     [
         pytest.param(
-            "sys.exit(7)", "exit_status", "left with status 7", True, marks=pytest.mark.slow
+            "sys.exit(7)", "exit_status", "exited with status 7", True, marks=pytest.mark.slow
         ),
         pytest.param(
-            "os._exit(7)", "exit_status", "left with status 7", False, marks=pytest.mark.slow
+            "os._exit(7)", "exit_status", "exited with status 7", False, marks=pytest.mark.slow
         ),
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
         ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),

@@ -123,7 +123,7 @@ def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: 
     assert run.wait() == 4, run.output[-3000:]
     assert (
         run.failure["rank"] == 0
-        and run.failure["summary"] == "left with status 0 in the middle of the training"
+        and run.failure["summary"] == "exited with status 0 in the middle of the training"
     )
     assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("died", 0)]
 

@@ -94,7 +94,7 @@ TABLE = {
     ),
     "exit 0": died(
         "exit@step=5",
-        "^DIED rank 1 .*left with status 0 in the middle of the training",
+        "^DIED rank 1 .*exited with status 0 in the middle of the training",
         cause="exit_status",
     ),
     "lock, rank 0": Row(
@@ -181,7 +181,9 @@ TABLE = {
     "SIGABRT": died(
         "abort@step=5", "^DIED rank 1 .*killed by SIGABRT", cause="unknown", where=STUCK
     ),
-    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7", cause="exit_status"),
+    "exit 7": died(
+        "exit@step=5,code=7", "^DIED rank 1 .*exited with status 7", cause="exit_status"
+    ),
     "exception": error("raise@step=5", "ValueError: injected on purpose"),
     "NaN": error(
         "nan@step=5",

@@ -215,7 +215,7 @@ def test_json_goes_with_check_only() -> None:
     assert flags.parse(["--check", "--json"]).positional == []
     for words in (["--json"], ["--json", "--dry_run"], ["--check=false", "--json"]):
         (problem,) = flags.parse(words).problems
-        assert problem.what == "--json says how --check answers, and there is no --check"
+        assert problem.what == "--json is given without --check"
         assert problem.fixes == ["--check --json"]
 
 

@@ -122,7 +122,7 @@ show()
     ) and "NCCL_P2P_DISABLE" not in variables
     assert (
         remembered
-        == f"remembered in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
-        f"by themselves"
+        == f"cached in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
+        f"automatically"
     )
     assert json.loads(second)[2] == variables | {"NCCL_P2P_DISABLE": "1"}

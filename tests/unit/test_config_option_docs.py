@@ -1,4 +1,4 @@
-"""docs/option_files.md says of every key what the code does with it."""
+"""docs/option_files.md matches the code for every key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/option_files.md").read_text(
 
 
 def used() -> list[str]:
-    """Keys that have another name here, or a remark."""
+    """Keys with another name in Duet, or with a remark."""
     lines = ["| key | sets | |", "|---|---|---|"]
     for name, key in KEYS.items():
         absent = "" if key.absent is None else f"not there: {str(key.absent).lower()}"
@@ -30,7 +30,7 @@ def used() -> list[str]:
 
 
 def same() -> list[str]:
-    """Keys that are called the same here."""
+    """Keys with the same name in Duet."""
     sections: dict[str, list[str]] = {}
     for name, key in KEYS.items():
         if leaf(name) == key.field and not key.why and key.absent is None:
@@ -40,7 +40,7 @@ def same() -> list[str]:
     ]
 
 
-def told() -> list[str]:
+def remarks() -> list[str]:
     lines = ["| key | |", "|---|---|"]
     return lines + [
         f"| `{name}` | {key.why} |"
@@ -75,10 +75,10 @@ def unused() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("table", [used, same, told, lacks, unused])
-def test_the_page_has_the_tables_of_the_code(table: object) -> None:
+@pytest.mark.parametrize("table", [used, same, remarks, lacks, unused])
+def test_the_page_contains_the_generated_tables(table: object) -> None:
     lines = table()  # type: ignore[operator]
-    assert "\n".join(lines) in PAGE, "the page should have:\n" + "\n".join(lines)
+    assert "\n".join(lines) in PAGE, "docs/option_files.md must contain:\n" + "\n".join(lines)
 
 
 def test_every_key_is_in_one_table() -> None:

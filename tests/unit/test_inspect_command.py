@@ -47,7 +47,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.value",
                     "--pid is 'x'",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -59,7 +59,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.no_value",
                     "--pid has no value",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -71,7 +71,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.value",
                     "--pid is '0'",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -150,7 +150,7 @@ def test_which_run(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
-    assert problem.what == "RUN is 'secund': no run directory there"
+    assert problem.what == "RUN is 'secund': not a run directory"
     assert problem.fixes == ["./duet inspect second", "./duet inspect   # the newest run"]
     with pytest.raises(UserError) as caught:
         options.find("4711", tmp_path)

@@ -78,7 +78,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
             "lambda *_: os._exit(rank)",
             signal.SIGTERM,
             Exit.PREEMPTED,
-            ": rank 0 ended with status 0; rank 1 left with status 1",
+            ": rank 0 ended with status 0; rank 1 exited with status 1",
         ),
         ("signal.SIG_DFL", signal.SIGUSR1, Exit.PREEMPTED, ": rank 0, 1 killed by SIGUSR1"),
         (
@@ -117,7 +117,7 @@ def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
     monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.5)
     alone = pair("sys.exit(75) if rank else sleep()", script=True)
     assert alone.guilty == (1, 75) and failure_report.exit_code(alone) == Exit.TRAINING
-    assert alone.death and alone.death.how == "left with status 75"
+    assert alone.death and alone.death.how == "exited with status 75"
     monkeypatch.undo()
 
 

@@ -283,13 +283,13 @@ def test_its_failure_is_one_warning(
     tell(run, "echo first; echo 'curl: (6) no such host' >&2; exit 6")
     said = capfd.readouterr().err
     assert said.count("[WARNING]") == 1 == said.count("\n")
-    assert said.endswith("--notify has failed: left with status 6: curl: (6) no such host\n")
+    assert said.endswith("--notify has failed: exited with status 6: curl: (6) no such host\n")
     assert "notify: first\n" in log.read_text()
 
 
 def test_a_program_that_is_not_there(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     tell(run, "no-such-program-here")
-    assert "--notify has failed: left with status 127" in capfd.readouterr().err
+    assert "--notify has failed: exited with status 127" in capfd.readouterr().err
 
 
 def test_no_shell(
@@ -432,7 +432,7 @@ def test_a_report_that_fails_is_one_warning(
     said = capfd.readouterr().err
     assert (
         said.count("[") == 1
-        and "no report was made: left with status 1: ValueError: metrics.jsonl: no records\n"
+        and "no report was made: exited with status 1: ValueError: metrics.jsonl: no records\n"
         in said
     )
 

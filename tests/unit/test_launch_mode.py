@@ -50,7 +50,7 @@ def test_plain_is_local() -> None:
     assert (place.kind, place.leftovers, place.sentence()) == (
         LOCAL,
         (),
-        "mode local: nothing above us has started ranks",
+        "mode local: no launcher has started ranks",
     )
 
 

@@ -277,12 +277,12 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
             "auto",
             LAUNCH,
             "spawn",
-            (0, "--retries=N starts the ranks again after a failure of the machine"),
+            (0, "--retries=N restarts the ranks after a failure of the machine"),
         ),
         (3, LAUNCH, "spawn", (3, "as asked")),
         (3, LAUNCH, "torchrun", (3, "as asked")),
         (0, ENHANCED, "spawn", (0, "as asked")),
-        (3, TRAIN, "env", (0, "only what has started the ranks can start them again")),
+        (3, TRAIN, "env", (0, "only the launcher of the ranks can restart them")),
     ],
 )
 def test_the_plan_decides_how_often(

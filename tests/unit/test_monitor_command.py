@@ -91,7 +91,7 @@ def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -
     assert "both given" in said(capsys, f"--log={made.log}", "--run=one")
     assert f"try:     ./monitor_training.sh --log={made.log}" in said(capsys, str(made.log))
     assert "--run=one" in said(capsys, "--run=oen")
-    assert "a folder, but without anything of a run" in said(capsys, f"--run={home}")
+    assert "a folder without any file of a run" in said(capsys, f"--run={home}")
     assert f"--run={made.run.path}" in said(capsys, f"--run={made.run.plan}")
 
 
@@ -99,7 +99,7 @@ def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -
 def test_paths_that_can_not_be(home: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
     (home / "lost.log").symlink_to("nowhere")
     assert "no such file" in said(capsys, f"--log={path}")
-    assert "no run directory there" in said(capsys, f"--run={path}")
+    assert "not a run directory" in said(capsys, f"--run={path}")
 
 
 @pytest.mark.parametrize("flag", ["--once", "--json", "--interval=0.2"])

@@ -212,7 +212,7 @@ def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) 
         "bad config.py:2: not a plain assignment: 'import os'",
         "resume is 'latest' (from --resume on the command line), but there is no run",
         "unknown_field is not a known field (bad config.py:3)",
-        "DUET_TYPO is in the environment but sets no field",
+        "DUET_TYPO is set in the environment but matches no field",
         "depth is 'twelve' (from bad config.py:1), a str",
         "matrix_lr is -1.0 (from bad config.py:4), too small",
         "seed is 'first' (from --seed on the command line)",
@@ -266,7 +266,7 @@ MISTAKES = [
         ["--persistent_workers"],
         "persistent_workers is on (from --persistent_workers on the command line) but num_workers "
         "is 0",
-        "needs workers",
+        "at least 1 worker",
     ),
     (["--config=a.toml"], "config a.toml does not exist", "a .py or .json file"),
     (

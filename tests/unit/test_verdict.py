@@ -217,8 +217,8 @@ def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
         (-15, "killed", "killed by SIGTERM"),
         (-11, "segfault", "killed by SIGSEGV"),
         (-6, "unknown", "killed by SIGABRT"),
-        (0, "exit_status", "left with status 0 in the middle of the training"),
-        (7, "exit_status", "left with status 7"),
+        (0, "exit_status", "exited with status 0 in the middle of the training"),
+        (7, "exit_status", "exited with status 7"),
     ],
 )
 def test_a_rank_that_says_nothing(run: RunDir, status: int, cause: str, text: str) -> None:
@@ -227,7 +227,8 @@ def test_a_rank_that_says_nothing(run: RunDir, status: int, cause: str, text: st
 
 
 @pytest.mark.parametrize(
-    ("message", "text"), [("3", "left with status 3"), ("no data", "left with status 1: no data")]
+    ("message", "text"),
+    [("3", "exited with status 3"), ("no data", "exited with status 1: no data")],
 )
 def test_a_script_that_calls_sys_exit_is_named_with_its_line(
     run: RunDir, message: str, text: str
@@ -280,7 +281,7 @@ def test_the_traceback_at_the_end_of_a_log_names_the_exception(
     expected = (
         ("exception", "error", 1, "ValueError: planted")
         if named
-        else ("exit_status", "died", 1, "left with status 1")
+        else ("exit_status", "died", 1, "exited with status 1")
     )
     assert summary_of(record) == expected and record["where"] == ("/prog:3" if named else None)
 
