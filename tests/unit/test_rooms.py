@@ -94,6 +94,7 @@ LATER = {
     "one of several things that this entry does": [
         "launcher.supervisor",
         "monitor.attach",
+        "monitor.prometheus",
         "monitor.terminal",
         "plan.option_help",
     ],
