@@ -5,7 +5,7 @@ with any launcher.
                                           torchrun or another launcher, a single Python process
     ./duet attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
-The training needs no preparation and is not paused. Exit status: 0 no hang, or undetermined; 5 a
+The training needs no preparation and is not paused. Exit codes: 0 no hang, or undetermined; 5 a
 hang; 2 wrong usage; 3 no permission to inspect the processes.
 """
 
