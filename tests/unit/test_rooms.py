@@ -94,6 +94,7 @@ LATER = {
     "one of several actions of a command": [
         "launcher.supervisor",
         "monitor.attach",
+        "monitor.prometheus",
         "monitor.terminal",
         "plan.option_help",
     ],

@@ -105,8 +105,8 @@ def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("role", "told"),
     [
-        ("works", "no standstill: one of them works: rank 0 is at "),
-        ("uploads", "no standstill: one of them works: rank 0 is at "),
+        ("works", "no hang: one of them works: rank 0 is at "),
+        ("uploads", "no hang: one of them works: rank 0 is at "),
         (
             "spins",
             "undetermined: in the same Python functions all the time, an endless loop or long "
@@ -228,7 +228,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "",
         f"no rank of {path} (--run) runs on this machine\n    allowed: a run that goes on\n"
         f"    try:     ./monitor_training.sh --run={path} --once   # how it ended\n1 problem; "
-        f"nothing was looked into (exit 2)\n",
+        f"nothing was inspected (exit 2)\n",
     )
     run_directory(tmp_path, {0: 1}, host="far-away")
     assert shown(capsys, f"--run={path}")[2].startswith(
@@ -246,22 +246,22 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
     [
         (
             [],
-            f"which training? Neither --pid nor --run is given\n    allowed: one of them\n    try: "
+            f"neither --pid nor --run is given\n    allowed: one of them\n    try: "
             f"    {COMMAND} --run=experiments/RUN\n"
             f"    or:      {COMMAND} --pid=PID   # any process of it: pgrep -af python\n1 problem; ",
         ),
         (["--pid=1", "--run=x"], "both --pid and --run are given\n    allowed: one of them\n"),
         (
             ["--pid=x", "17"],
-            f"--pid is 'x'\n    allowed: the PID of a training process\n    try:     "
-            f"{PGREP}\n'17' is not known here\n"
+            f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     "
+            f"{PGREP}\nunknown argument '17'\n"
             f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 "
             f"problems; ",
         ),
         (
             ["--pid=4194304"],
             f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
-            f"looked into (exit 2)\n",
+            f"inspected (exit 2)\n",
         ),
         (
             ["--run"],

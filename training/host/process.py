@@ -26,7 +26,7 @@ KEEPERS = (
     "torch_shm_manager",
     "/wandb/bin/",
 )
-# that they outlive a rank for a moment needs no message
+# They may outlive a rank by a moment without a warning.
 HELPERS = (
     *KEEPERS,
     "multiprocessing.forkserver",

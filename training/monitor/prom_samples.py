@@ -11,14 +11,13 @@ Sample = tuple[dict[str, str], float]
 
 
 class Collected:
-    """The samples of all states that are shown, metric by metric, each with labels of its own."""
+    """Samples of all metrics. Remembers counters, so that they never decrease."""
 
     def __init__(self) -> None:
         self._most: dict[tuple[str, ...], float] = {}
 
     def samples(self, states: Sequence[AnyState]) -> list[tuple[Metric, list[Sample]]]:
-        """A state without a run tells of the machine only; of several that do, the newest is
-        believed."""
+        """Samples for each metric; those of the machine from the newest state."""
         runs = _names([state for state in states if state.get("run")])
         newest = max(states, key=lambda state: number(state.get("time_unix_s")) or 0.0, default={})
         out = []
@@ -50,14 +49,14 @@ class Collected:
         return out
 
     def _never_less(self, key: tuple[str, ...], value: float) -> float:
-        """A restarted run goes back to its checkpoint; Prometheus would take that for a new counter
-        and add all of it again."""
+        """Largest value so far: a restarted run resumes at its checkpoint, and Prometheus would
+        take a lower value for a reset counter and add it again."""
         self._most[key] = max(value, self._most.get(key, value))
         return self._most[key]
 
 
 def _names(states: Sequence[AnyState]) -> list[tuple[str, AnyState]]:
-    """Two runs of one name, in different folders, are told apart by their folders."""
+    """(label, state) for each run: its name, or its folder if several runs share the name."""
     names = [label(dig(state, "run", "name")) for state in states]
     return [
         (

@@ -24,7 +24,7 @@ STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 DIED: Final = "died"
 ENDED = (FINISHED, STOPPED, FAILED, DIED)
-STARTING_S = 60.0  # after this long without a process, a starting run gets a reason
+STARTING_S = 60.0  # a starting run without a process gets a reason after this time
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,24 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
         )
         return (
             RUNNING if begun else STARTING,
-            None if plan else "plan.json is missing or not whole",
+            None if plan else "plan.json is missing or incomplete",
         )
     if seen.supervisor or any(r["pid"] for r in seen.ranks):
         again = _resume_hint(seen) if seen.resumable else ""
         who = (
-            f"the supervisor (pid {seen.supervisor.get('pid')}) and every rank are"
+            f"the supervisor (pid {seen.supervisor.get('pid')}) and all ranks are"
             if seen.supervisor
-            else "every rank is"
+            else "all ranks are"
         )
-        return DIED, f"{who} gone, and nothing says how the run ended{again}"
+        return DIED, f"{who} gone; the cause is unknown{again}"
     if plan is None or stepped:
-        return DIED, "nothing says which process it is" + (
-            "" if plan else "; plan.json is missing or not whole"
+        return DIED, "no process is recorded for this run" + (
+            "" if plan else "; plan.json is missing or incomplete"
         )
     # Preparing a large corpus takes hours before any rank exists, so silence proves nothing.
     return (
         STARTING,
-        "no rank yet: preparing the data, or it never started (see the log)"
+        "no rank yet: still preparing the data, or the start failed (see the log)"
         if time.time() - seen.since > STARTING_S
         else None,
     )

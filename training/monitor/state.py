@@ -49,15 +49,14 @@ LOG_LINES, WARNINGS = 20, 20
 
 
 class StateSource(Protocol):
-    """What can be looked at again and again: a run, a log, all runs. `patience_s`: how long the GPU
-    driver may keep it waiting."""
+    """Source of states for a screen: a run, a log, or all runs. `patience_s`: longest wait for the
+    GPU driver."""
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState | RunsState: ...
 
 
 class RunWatch:
-    """Looks at one run again and again; keeps what was read, so that a look costs only what is
-    new."""
+    """Reads one run repeatedly; each read covers only what is new since the last one."""
 
     def __init__(
         self, run: rundir.RunDir, log: Path | None = None, shared: host_stats.Shared | None = None
@@ -68,31 +67,30 @@ class RunWatch:
         self._warnings: deque[WarningState] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
         self._warned = 0
-        self._total: int | None = None  # steps, as the newest start has said
-        self._epochs: int | None = None  # the same
+        self._total: int | None = None  # steps, from the event of the last start
+        self._epochs: int | None = None  # from the same event
         self._script: ScriptFigures | None = None
         self._machine = shared or host_stats.Shared()
-        self.plan: Record | None = None  # as of the last look
+        self.plan: Record | None = None  # as of the last read
 
     def read_all(self) -> RunState:
-        """The only look: very long files are searched to their end."""
+        """Like `read`, for a single read: searches very long files completely."""
         self._history.update()
         self._history.complete()
         return self.read()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
-        """One look; `patience_s`: how long the GPU driver may keep it waiting."""
+        """State of the run now. `patience_s`: longest wait for the GPU driver."""
         now, run = time.time(), self.run
         self._machine.ask()
         plan = self.plan = read_object(standing.plan_file(run))
         since = number(dig(plan, "created")) or mtime(run.plan) or 0.0
-        # Processes first: what they wrote before they ended is then certainly in the files that are
-        # read below.
+        # Processes first: whatever a process wrote before it ended is then in the files read below.
         supervisor = read_object(run.supervisor) or {}
         if (number(supervisor.get("started")) or 0.0) < since:  # of an earlier start of this run
             supervisor = {}
         ranks = self._ranks.read(plan, supervisor, since)
-        # Of torchrun's ranks it knows none, only torchrun: an entry without a rank.
+        # With torchrun it lists only torchrun itself: an entry without a rank.
         listed = [
             whole(supervisor.get("pid")),
             *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))),
@@ -100,7 +98,7 @@ class RunWatch:
         alive = [host_stats.alive(pid, mtime(run.supervisor) or now) for pid in listed]
         self._history.update()
         self._read_events()
-        told = self._told(plan)
+        printed = self._printed(plan)
 
         since = max([since, *self._restarts[-1:]])
         summary, failure = (
@@ -119,7 +117,7 @@ class RunWatch:
             failure=failure,
             alive=any(alive),
             resumable=checkpoint is not None,
-            printed=told is not None,
+            printed=printed is not None,
         )
         state, reason = judge(evidence)
         rank_states.mark_late(ranks, active=state in (STARTING, RUNNING))
@@ -137,7 +135,7 @@ class RunWatch:
             "time_unix_s": now,
             "run": {
                 "kind": "run",
-                "source": told.source if told else None,
+                "source": printed.source if printed else None,
                 "name": run.name,
                 "dir": str(run.path),
                 "script": text(dig(plan, "command", "script")),
@@ -157,8 +155,8 @@ class RunWatch:
                 "supervisor_alive": alive[0] if supervisor else None,
             },
             **(
-                self._of_script(told, state, took)
-                if told
+                self._of_script(printed, state, took)
+                if printed
                 else self._of_records(plan, state, since, took, summary)
             ),
             "ranks": ranks,
@@ -173,12 +171,12 @@ class RunWatch:
             "alerts": [],
         }
         if alerts.no_step_s(seen) is not None:
-            seen["progress"]["eta_s"] = None  # nobody knows
+            seen["progress"]["eta_s"] = None  # unknown while no step completes
         seen["alerts"] = alerts.active_alerts(seen)
         return seen
 
-    def _told(self, plan: Record | None) -> LogMetrics | None:
-        """What somebody's own script has printed of its training; a task of ours keeps records."""
+    def _printed(self, plan: Record | None) -> LogMetrics | None:
+        """Figures that a user script has printed; None for a task, which keeps records."""
         if script_of(plan) is None:
             return None
         if self._script is None:
@@ -187,14 +185,14 @@ class RunWatch:
             self._script = ScriptFigures(self.run.ranks)
         return self._script.read()
 
-    def _of_script(self, told: LogMetrics, state: RunStatus, took: float | None) -> FiguresState:
-        progress = told.progress(running=state == RUNNING)
+    def _of_script(self, printed: LogMetrics, state: RunStatus, took: float | None) -> FiguresState:
+        progress = printed.progress(running=state == RUNNING)
         return {
             "progress": progress
             if progress["scope"] == "epoch"
             else {**progress, "elapsed_s": took},
-            "training": told.training(),
-            "loss_curve": told.loss_curve(CURVE_POINTS),
+            "training": printed.training(),
+            "loss_curve": printed.loss_curve(CURVE_POINTS),
             "speed_curve": {"points": []},
         }
 
@@ -230,11 +228,11 @@ class RunWatch:
             self._restarts.clear()
             self._warned, self._total, self._epochs = 0, None, None
         for event in events:
-            kind, said = event.get("event"), text(event.get("text"))
+            kind, message = event.get("event"), text(event.get("text"))
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
-                said = (
-                    said
+                message = (
+                    message
                     or f"restarted after {text(event.get('cause')) or 'a failure'} at step "
                     f"{event.get('step')}"
                 )
@@ -243,12 +241,12 @@ class RunWatch:
             self._epochs = whole(event.get("epochs")) or self._epochs
             if kind in ("warning", "restart", "verdict", "given_up"):
                 self._warnings.append(
-                    {"time_unix_s": number(event.get("time")), "text": said or str(kind)}
+                    {"time_unix_s": number(event.get("time")), "text": message or str(kind)}
                 )
 
 
 def finite(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not know: null."""
+    """`value` with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """Chart, its series, their colours, and the style of the Vega-Lite specifications.
 
-Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in
-the dark and on paper.
+Colours are variables of the page's style (`var(--c1)`), so one picture suits the light theme, the
+dark theme and paper.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from training.monitor.report.curve import PointPosition
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-# pixels of a picture; of the area in which a chart draws
+# width of a picture and height of its plot area, pixels
 WIDE, HALF, TALL, LOW = (
     900,
     436,
@@ -20,13 +20,13 @@ WIDE, HALF, TALL, LOW = (
     170,
 )
 COLOURS = 8
-# beside the step, in the page only; tokens: or samples, what the runs count
+# horizontal axes besides the step, in the page only; tokens: or the unit that the run counts
 OTHER_AXES = (
     "time",
     "tokens",
 )
 LINE, THIN, DOTS = "line", "thin", "dots"
-# of the first, second, third time that a colour is used
+# for the first, second and third use of a colour
 DASHES: tuple[list[int], ...] = (
     [1, 0],
     [7, 3],
@@ -57,24 +57,25 @@ CONFIG = {
 
 @dataclass
 class Series:
-    """`colour`: number of a colour, from 1; 0: that of text which is less important."""
+    """One curve. `colour`: number of a colour, from 1; 0: muted text."""
 
     name: str
     colour: int
     style: str
     points: list[tuple[PointPosition, float]]
-    # of this series alone, in its colour
+    # of this series, in its colour
     marks: list[tuple[PointPosition, str]] = field(default_factory=list)
 
 
-# JSON of Vega-Lite, or a part of it: its own schema says what it may hold
+# JSON of Vega-Lite, or a part of it, as its schema defines
 VegaSpec = dict[str, Any]
 
 
 @dataclass
 class Chart:
-    """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each
-    series."""
+    """A chart with its data. `columns`: name → values of all rows. `legend`: (name, colour) of each
+    series. `hover`: rows have series, step, time and tokens, and the page shows the values under
+    the mouse."""
 
     id: str
     title: str
@@ -84,15 +85,13 @@ class Chart:
     columns: dict[str, list[Any]]
     legend: list[tuple[str, int]] = field(default_factory=list)
     wide: bool = True
-    log: bool = False  # whether a logarithmic scale is offered
-    named: bool = True  # whether the names need to be shown
+    log: bool = False  # offers a logarithmic scale
+    named: bool = True  # shows the names of the series
     faint: tuple[int, ...] = ()  # series that are drawn thin
-    hover: bool = (
-        False  # rows have series, step, time and tokens: the page shows what is below the mouse
-    )
+    hover: bool = False
 
     def complete(self) -> VegaSpec:
-        """The specification with the data that a picture needs."""
+        """The specification with the data of a picture."""
         keys = [key for key in self.columns if not self.hover or key not in OTHER_AXES]
         rows = zip(*(self.columns[key] for key in keys), strict=True)
         return {
@@ -110,7 +109,7 @@ def dash(number: int) -> list[int]:
 
 
 def swatch(number: int) -> str:
-    """The `background` of what stands for a curve in a legend."""
+    """CSS `background` of the legend entry of a curve."""
     line, gap = dash(number)
     paint = colour(number)
     return (

@@ -1,9 +1,4 @@
-"""Charts as Vega-Lite: one specification each, which is drawn here as a picture and by the page as
-what answers to the mouse.
-
-Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in
-the dark and on paper.
-"""
+"""Vega-Lite specifications of charts, rendered as a picture and drawn interactively by the page."""
 
 from __future__ import annotations
 
@@ -30,17 +25,17 @@ from training.monitor.report.chart_types import (
 )
 from training.monitor.report.curve import Curve, PointPosition
 
-NO_NUMBER = -1  # in place of a series: rows that are only marked, of the whole chart
-# less the number of the series: such rows of one series, which are hidden with it (see page.js)
+NO_NUMBER = -1  # number in place of a series: marks without a value that belong to the whole chart
+# minus the number of the series: marks of one series, which are hidden with it (see page.js)
 MARK, BEYOND = (
     -1000,
     -2000,
 )
 CALM_FROM = 30  # points
 HALF_POINTS = 750  # of a curve in a chart of half the width
-EQUAL_SHARE = 0.02  # of the value: what an axis shows around it where all are equal
+EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
 EDGE = 5  # pixels
-PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # else "0k"
+PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
 
 
 def lines(
@@ -59,9 +54,9 @@ def lines(
     top: float | None = None,
     named: bool = True,
 ) -> Chart | None:
-    """Curves over steps; None without a point. `marks`: where there is no number, and what there is
-    instead; `calm`: a few values far above all others are marked at the upper edge, so that the
-    others can be told apart; `top`: where the scale ends, where that is known already."""
+    """Curves over steps; None without a point. `marks`: steps without a finite value, and what they
+    have instead. `calm`: a few values far above the others are marked at the upper edge, so that
+    the others remain readable. `top`: end of the scale, if known."""
     series = [
         s if wide else replace(s, points=thin(s.points, HALF_POINTS))
         for s in series
@@ -81,7 +76,7 @@ def lines(
     rows += [(NO_NUMBER, place.step, place.time_s, place.tokens, None) for place, _ in marks]
     values = [value for one in series for _, value in one.points]
     top = _top(values) if calm else top
-    own: dict[int, tuple[str, int]] = {}  # number in place of a series → shape, colour
+    own: dict[int, tuple[str, int]] = {}  # number of a series' marks → shape, colour
     for number, one in enumerate(series):
         beyond = [place for place, value in one.points if top is not None and value > top]
         for kind, shape, places in (
@@ -113,7 +108,7 @@ def lines(
         if top is None
         else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
     )
-    # an axis of one value has labels that are rounded to nothing
+    # rounding makes all labels equal on an axis of one value
     if values and min(values) == max(values) and not zero:
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
@@ -167,7 +162,7 @@ def lines(
             }
         )
     if marks or own:
-        # a mark at the last step is not cut in half
+        # keeps a mark at the last step whole
         x["scale"] = {
             "nice": False,
             "zero": False,
@@ -202,7 +197,7 @@ def lines(
 
 
 def thin(points: list[tuple[PointPosition, float]], most: int) -> list[tuple[PointPosition, float]]:
-    """Of equal stretches the smallest and the largest value."""
+    """At most `most` points: the smallest and the largest value of equal ranges."""
     size = -(-len(points) // (most // 2))
     if len(points) <= most:
         return points
@@ -216,21 +211,20 @@ def _value(point: tuple[PointPosition, float]) -> float:
 
 
 def _top(values: list[float]) -> float | None:
-    """Where a scale ends when a few values are far above the others; None where they are not."""
+    """End of the scale if a few values are far above the others; else None."""
     values = sorted(values)
     most = values[int(0.98 * (len(values) - 1))] if values else 0.0
     return 1.4 * most if len(values) >= CALM_FROM and values[-1] > 2.5 * most > 0 else None
 
 
 def spiky(curve: Curve) -> float | None:
-    """Where the scale of a loss ends, which falls from a high start: above its running median; None
-    without a spike."""
+    """End of the scale of a loss, above its running median; None without a spike."""
     usual = max((value for _, value in curve.smoothed()), default=0.0)
     return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
 
 
 def zoom() -> VegaSpec:
-    # The wheel alone scrolls the page, which a chart as wide as the page would otherwise stop.
+    # The wheel alone scrolls the page, which wide charts would otherwise block.
     return {
         "name": "zoom",
         "bind": "scales",
@@ -246,8 +240,7 @@ def _one_of(numbers: list[int]) -> str:
 
 
 def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -> list[Series]:
-    """The values as they are, thin, and above them the running median, where there is enough of
-    both."""
+    """The raw values, thin, and their running median; one plain curve if there are too few."""
     smooth = curve.smoothed(ends=ends)
     if not smooth:
         return [Series(name, number, LINE, curve.points)]
@@ -266,7 +259,7 @@ def stacked(
     unit: str,
     note: str,
 ) -> Chart:
-    """Bars from left to right, of parts: (bar, part, amount)."""
+    """Horizontal stacked bars. `rows`: (bar, part, amount)."""
     bars = list(dict.fromkeys(bar for bar, _, _ in rows))
     axis = {"title": unit, "grid": True, "format": "~s", "labelExpr": PLAIN_ZERO}
     spec = {
@@ -292,7 +285,7 @@ def stacked(
                 "legend": None,
             },
             "tooltip": [
-                {"field": "bar", "title": "of"},
+                {"field": "bar", "title": "bar"},
                 {"field": "part"},
                 {"field": "y", "title": unit},
             ],

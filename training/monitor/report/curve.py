@@ -1,4 +1,4 @@
-"""One curve of a report: points in the order of steps, their smoothing, their times."""
+"""One curve of a report: its points, marks, smoothing and times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ SMOOTH_SHARE = 40  # a curve is smoothed over this part of its length
 
 @dataclass(frozen=True)
 class PointPosition:
-    """Where a point stands: `time_s` since the start of the run, as far as the clocks tell;
-    `tokens` so far, or samples."""
+    """Position of a point. `time_s`: since the start of the run; `tokens`: so far, or samples."""
 
     step: int
     time_s: float
@@ -26,18 +25,18 @@ class PointPosition:
 
 @dataclass
 class Curve:
-    """`points` in the order of steps; `marks`: places whose value is NaN or infinite, `bad` of them
-    in all."""
+    """`points`: extremes of each range, by step. `means`: mean of each range. `marks`: positions
+    with a NaN or infinite value; `bad`: number of such values."""
 
     points: list[tuple[PointPosition, float]] = field(default_factory=list)
-    means: list[tuple[PointPosition, float]] = field(default_factory=list)  # of each stretch
+    means: list[tuple[PointPosition, float]] = field(default_factory=list)
     marks: list[tuple[PointPosition, str]] = field(default_factory=list)
     bad: int = 0
 
     def smoothed(self, *, ends: bool = True) -> list[tuple[PointPosition, float]]:
-        """The running median. `ends`: it shrinks towards both, so that it begins and ends where the
-        values do; else what is unlike the rest there (a first step that compiles) does not show.
-        Empty where there is too little to smooth."""
+        """Running median; empty if there are too few points. `ends`: the window shrinks towards
+        both ends, so that the curve starts and ends at its values; otherwise outliers at the ends,
+        such as a first step that compiles, disappear."""
         half = self.window // 2
         if not half:
             return []
@@ -57,7 +56,7 @@ class Curve:
 
     @property
     def window(self) -> int:
-        """Of `smoothed`, in stretches."""
+        """Window of `smoothed`, in ranges; 0: too few points."""
         return 0 if len(self.means) < SMOOTH_FROM else max(5, len(self.means) // SMOOTH_SHARE) | 1
 
     @property
@@ -67,7 +66,7 @@ class Curve:
 
 
 def clock(record: Record) -> float:
-    """When it was written, unix s; 0 where that is not known."""
+    """Time of the record, unix s; 0 if unknown."""
     at = number(record.get("time"))
     return at if at is not None and math.isfinite(at) else 0.0
 
@@ -77,11 +76,12 @@ def not_finite_name(value: float) -> str:
 
 
 def add_stretch(curve: Curve, group: list[Record], values: list[Any]) -> None:
-    """The smallest and the largest value of a stretch, and the first that is no number."""
+    """Adds one range of steps: its smallest and largest value, its mean, and its first value that
+    is NaN or infinite."""
     try:
         total = sum(values)
         plain = math.isfinite(total)
-    except (TypeError, OverflowError):  # None, text, a list, a number beyond all bounds
+    except (TypeError, OverflowError):  # None, text, a list, a huge integer
         plain = False
     if not plain:
         pairs = [
@@ -113,7 +113,7 @@ def _place(record: Record) -> PointPosition:
 def in_order(
     points: list[tuple[PointPosition, Any]], origin: float
 ) -> list[tuple[PointPosition, Any]]:
-    """In the order of steps, with times that count from `origin` and never go back."""
+    """Points by step, with times relative to `origin` that never decrease."""
     out, latest = [], 0.0
     for place, value in sorted(points, key=lambda point: point[0].step):
         latest = max(latest, place.time_s - origin)
@@ -122,7 +122,7 @@ def in_order(
 
 
 def left_over(at: float, pauses: list[tuple[float, float]]) -> float:
-    """A time without what of the pauses lies before it."""
+    """The time `at` less all pauses before it."""
     return at - sum(min(at, until) - since for since, until in pauses if at > since)
 
 

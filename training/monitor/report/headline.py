@@ -10,13 +10,13 @@ from training.monitor.report.run_charts import GIB, MIB, display, ends, titled
 
 
 def lasted(seconds: float) -> str:
-    """As the monitor writes it, with its unit."""
+    """Duration as in the monitor, with its unit."""
     shown = duration(seconds)
     return shown if shown.endswith("h") else f"{shown} {'h' if shown.count(':') > 1 else 'min'}"
 
 
 def figures(run: Run) -> list[tuple[str, object, object]]:
-    """(what, value, a word on it), the most important ones first."""
+    """At most 6 tuples (name, value, note), the most important ones first."""
     metrics, progress, training = run.metrics, run.state["progress"], run.state["training"]
     out: list[tuple[str, object, object]] = []
     if metrics.steps:
@@ -34,7 +34,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     if at := ends(run):
         out.append(
             (
-                "Loss at the end",
+                "Final loss",
                 decimal(at[1]),
                 ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"])),
             )
@@ -43,7 +43,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     if speed:
         out.append(("Speed", count(speed), f"{run.counted}/s, median"))
     if step:
-        out.append(("Time of a step", milliseconds(step), "median"))
+        out.append(("Step time", milliseconds(step), "median"))
     peak = metrics.peak("memory_bytes")
     if peak:
         out.append(
@@ -57,7 +57,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
         out.append(("MFU", f"{100 * mfu:.1f} %", ""))
     elapsed = run.lasted_s
     if elapsed is not None and len(out) < 6:
-        word = "from start to end" if run.ended else "so far"
+        note = "from start to end" if run.ended else "so far"
         out.insert(
             0,
             (
@@ -65,7 +65,7 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
                 lasted(elapsed),
                 f"in {run.starts} starts, without pauses"
                 if run.pauses and run.starts > 1
-                else word,
+                else note,
             ),
         )
     code = whole(run.summary.get("exit_code"))

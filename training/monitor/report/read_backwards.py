@@ -1,4 +1,4 @@
-"""Records of a JSON-lines file from the last to the first, some megabytes at a time."""
+"""Records of a JSON-lines file from last to first, some megabytes at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from training.core.jsonl import Record, parse
 
 BLOCK = 1 << 22  # bytes
-LINES = 256  # that are parsed together
+LINES = 256  # parsed together
 
 
 def count_lines(path: Path) -> int:
@@ -21,8 +21,7 @@ def count_lines(path: Path) -> int:
 
 
 def backwards(path: Path) -> Iterator[Record]:
-    """Records from the last to the first; what is no whole record (a crash, a write under way) is
-    left out."""
+    """Records from last to first, without incomplete ones (a crash, a write in progress)."""
     for lines in _blocks(path):
         for end in range(len(lines), 0, -LINES):
             some = lines[max(0, end - LINES) : end]
@@ -40,7 +39,7 @@ def _blocks(path: Path) -> Iterator[list[bytes]]:
                 file.seek(place)
                 text = file.read(size) + rest
                 cut = text.find(b"\n") + 1 if place else 0
-                # the line has begun earlier; one without an end is no record
+                # the line starts in an earlier block; a line without an end is dropped
                 if place and (not cut or len(text) > 4 * BLOCK):
                     rest = text if len(text) <= 4 * BLOCK else b""
                     continue
@@ -51,7 +50,7 @@ def _blocks(path: Path) -> Iterator[list[bytes]]:
 
 
 def _parsed(lines: list[bytes]) -> list[Record]:
-    """Together, which is faster; one by one where something is wrong with one of them."""
+    """Parses all lines together, which is faster, or one by one if a line is invalid."""
     lines = [line for line in lines if line]
     try:
         records = json.loads(b"[" + b",".join(lines) + b"]")

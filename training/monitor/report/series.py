@@ -1,8 +1,8 @@
-"""metrics.jsonl as curves: every step of a short run, of a long one the extremes of equal
-stretches, and whatever is no number.
+"""metrics.jsonl as curves: every step of a short run, the extremes of equal ranges of a long one,
+and all non-finite values.
 
-The file is read from its end, some megabytes at a time: a resumed run repeats steps, and what comes
-later in the file wins.
+The file is read from its end, some megabytes at a time: a resumed run repeats steps, and later
+records replace earlier ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from training.monitor.report.curve import (
 from training.monitor.report.read_backwards import backwards, count_lines
 
 POINTS = 1500  # of a curve, at most
-MARKS = 200  # places without a number that a curve shows
-# and how many were counted so far, by whatever name
+MARKS = 200  # NaN or infinite values that a curve shows, at most
+# keys that are not curves; the last ones count tokens or samples so far
 AXES = (
     "time",
     "step",
@@ -41,30 +41,30 @@ AXES = (
 
 
 class Metrics:
-    """What a metrics.jsonl tells, or `told` in its place. `curves`: key → curve; `by_rank`: key →
-    one curve for each rank."""
+    """Content of a metrics.jsonl, or of `records` in its place. `curves`: key → curve; `by_rank`:
+    key → one curve for each rank. `begun`: start of the run, unix s."""
 
     def __init__(
         self,
         path: Path,
         begun: float | None = None,
         points: int = POINTS,
-        told: Sequence[Record] | None = None,
+        records: Sequence[Record] | None = None,
     ) -> None:
         self.curves: dict[str, Curve] = {}
         self.by_rank: dict[str, list[Curve]] = {}
         self.evaluations: dict[int, Record] = {}
-        self.steps = self.repeated = 0  # trained, in the file, of them overtaken by later ones
+        self.steps = self.repeated = 0  # steps in the file; records replaced by later ones
         self.last: Record = {}
         self.first: Record = {}
-        self.back_s = 0.0  # the largest jump of the clock into the past
-        self._next: list[Record] = []  # the first record of the stretch that was read before
+        self.back_s = 0.0  # the largest backward jump of the clock
+        self._next: list[Record] = []  # first record of the range that was read before
         self._values = defaultdict[str, "array[float]"](lambda: array("d"))
-        self.lines = count_lines(path) if told is None else len(told)
-        self._read(backwards(path) if told is None else reversed(told), max(2, points) // 2)
+        self.lines = count_lines(path) if records is None else len(records)
+        self._read(backwards(path) if records is None else reversed(records), max(2, points) // 2)
         self._order(begun)
         self._pauses: list[tuple[float, float]] = []
-        # the first step pays for warm-up (see training.trainer.finish)
+        # without the first step, which includes warm-up (see training.trainer.finish)
         for (
             key,
             known,
@@ -74,7 +74,7 @@ class Metrics:
                 known.remove(value)
 
     def _read(self, records: Iterable[Record], stretches: int) -> None:
-        """`records`: from the last to the first."""
+        """`records`: from last to first."""
         self.stretch = 1 if self.lines <= 2 * stretches else -(-self.lines // stretches)
         group: list[Record] = []
         lowest: int | None = None
@@ -101,7 +101,7 @@ class Metrics:
         self._keep(group)
 
     def _keep(self, group: list[Record]) -> None:
-        """The extremes of one stretch, later than all that follow."""
+        """Adds one range of records to the curves."""
         if not group:
             return
         group.reverse()
@@ -129,8 +129,7 @@ class Metrics:
             add_stretch(self.curves.setdefault(key, Curve()), group, values)
 
     def _order(self, begun: float | None) -> None:
-        """Everything was read from the end; and times count from the start of the run, never
-        backwards."""
+        """Sorts everything by step, with times relative to the start of the run."""
         for name in [
             name for name, curve in self.curves.items() if not curve.points and not curve.bad
         ]:
@@ -149,12 +148,12 @@ class Metrics:
             curve.marks = in_order(curve.marks, self.origin)[:MARKS]
 
     def median(self, key: str) -> float | None:
-        """Over all steps but the first, of a speed or of step_ms: the same as in summary.json."""
+        """Median of a speed or of step_ms over all steps but the first, as in summary.json."""
         return statistics.median(self._values[key]) if self._values.get(key) else None
 
     @property
     def times(self) -> list[float]:
-        """When something was trained or evaluated, unix s."""
+        """Times of all steps and evaluations, unix s."""
         curves = self.curves.values()
         trained = {
             self.origin + place.time_s
@@ -166,7 +165,7 @@ class Metrics:
         )
 
     def leave_out(self, pauses: list[tuple[float, float]]) -> None:
-        """(from, to), unix s: no curve counts these as time."""
+        """Removes these pauses, (from, to) in unix s, from the times of all curves."""
         self._pauses = [(since - self.origin, until - self.origin) for since, until in pauses]
         for curve in [*self.curves.values(), *chain.from_iterable(self.by_rank.values())]:
             self._without_pauses(curve)
@@ -185,14 +184,14 @@ class Metrics:
         return max((high for _, high in filter(None, extents)), default=None)
 
     def evaluation(self, key: str) -> Curve:
-        """One figure of the evaluations."""
+        """Curve of one metric of the evaluations."""
         curve, tokens, steps = (
             Curve(),
             metric_units.so_far(self.last),
             whole(self.last.get("step")) or 0,
         )
         for step, record in self.evaluations.items():
-            # every step has as many
+            # every step has the same number
             seen = tokens * step // steps if tokens is not None and steps else None
             place = PointPosition(step, clock(record), seen)
             if (value := number(record.get(key))) is None:
@@ -211,7 +210,7 @@ class Metrics:
 
     @property
     def scores(self) -> list[str]:
-        """Figures of the evaluations, the one that runs are compared by first."""
+        """Metrics of the evaluations; the one by which runs are compared comes first."""
         return metric_units.scores(key for record in self.evaluations.values() for key in record)
 
     def best(self, key: str) -> tuple[int, float] | None:
