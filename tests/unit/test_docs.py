@@ -1,0 +1,56 @@
+"""Pages of docs/: links, first lines, index, and the tables that are generated."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cases import each
+from tests.conftest import ROOT
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+ALL = [*ROOT.glob("*.md"), *PAGES]
+INDEX = ROOT / "docs/README.md"
+# The first line under the title: who needs the page, and when.
+AUDIENCE = re.compile(r"\A# .+\n\n(For |\*\*For )")
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each("page", ALL, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
+
+
+@each("page", [p for p in PAGES if p != INDEX], ids=lambda page: page.name)
+def test_the_first_line_names_the_reader(page: Path) -> None:
+    assert AUDIENCE.match(page.read_text(encoding="utf-8"))
+
+
+def test_the_index_has_every_page_once() -> None:
+    listed = re.findall(r"^\| \[[^]]+\]\(([^)#]+\.md)\) \|", INDEX.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(p.relative_to(INDEX.parent)) for p in PAGES if p != INDEX)
+
+
+def test_generated_tables_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/tables.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
