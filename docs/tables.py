@@ -163,6 +163,11 @@ def kair_unused() -> list[str]:
     return _by_section([name for name, key in KEYS.items() if key == UNUSED])
 
 
+def spirals() -> list[str]:
+    """The example of a task."""
+    return ["```python", *(ROOT / "examples/spirals.py").read_text().splitlines(), "```"]
+
+
 TABLES = {
     "fields": fields,
     "variables": variables,
@@ -170,6 +175,7 @@ TABLES = {
     "exit_codes": exit_codes,
     "metrics": lambda: prom_metrics.table().splitlines(),
     "names": foreign_names.table,
+    "spirals": spirals,
     "kair_renamed": kair_renamed,
     "kair_same": kair_same,
     "kair_special": kair_special,

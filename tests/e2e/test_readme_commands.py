@@ -51,7 +51,8 @@ def test_commands(project: Path, tmp_path: Path, token: str) -> None:
                 words[words.index("RUN_A") :] = [finished[0], finished[-1]]
             values = dict(SMALL)
             if words[0] == "./monitor_training.sh":
-                words.append("--once")
+                # Runs are looked for in the project's own folder.
+                words += ["--once"] + [f"--run={finished[0]}"] * (len(words) == 1)
             elif words[0] == "./submit_job.sh":
                 words.append("--dry_run")
                 values = {}
