@@ -25,6 +25,7 @@ SMALL = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_commands(project: Path, tmp_path: Path, token: str) -> None:
     runs = tmp_path / "experiments"
     (tmp_path / "my_texts").mkdir()
