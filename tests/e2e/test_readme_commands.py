@@ -39,7 +39,7 @@ def test_commands(project: Path, tmp_path: Path, token: str) -> None:
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DUET_", "WANDB_"))}
     clean |= {TOKEN: token, "DUET_OUT_DIR": str(runs), "DUET_LOG_DIR": str(tmp_path / "logs")}
-    sleeper = subprocess.Popen(["sleep", "600"], env=clean)
+    sleeper = subprocess.Popen(["sleep", "3600"], env=clean)
     try:
         # The runs come first: a comparison needs two of them.
         for command in sorted(commands(ENGLISH), key=lambda c: c.startswith("./duet report")):
@@ -49,7 +49,8 @@ def test_commands(project: Path, tmp_path: Path, token: str) -> None:
             words = [word.replace("PID", str(sleeper.pid)) for word in words]
             finished = [str(path.parent) for path in sorted(runs.glob("*/summary.json"))]
             if "RUN_A" in words:
-                words[words.index("RUN_A") :] = [finished[0], finished[-1]]
+                page = f"--out={tmp_path / 'page.html'}"
+                words[words.index("RUN_A") :] = [finished[0], finished[-1], page]
             values = dict(SMALL)
             if words[0] == "./monitor_training.sh":
                 # Runs are looked for in the project's own folder.
