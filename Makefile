@@ -60,7 +60,7 @@ test: lint peers
 soak: env peers
 	$(PYTEST) -v -m soak
 
-# Everything that the documentation tells; about three hours on a quiet machine.
+# Every figure in the documentation; about three hours on an idle machine.
 bench: env peers
 	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms watching inspection epochs; do $(PY) -m benchmarks.$$name || exit; done
 	test -d data/blur_video || $(PY) -m training.tasks.make_blur_video

@@ -7,7 +7,7 @@
         --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 \\
         --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
 
-Requires the test tools (pexpect, pyte). Of a longer output, the last ROWS lines are drawn.
+Requires the test tools (pexpect, pyte). Only the last ROWS lines of the output are drawn.
 --until=TEXT stops a program that does not end by itself as soon as its screen contains TEXT. The
 monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
 """
