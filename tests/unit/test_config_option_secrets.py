@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import only
-from tests.unit.test_config_option_file import KEY, KNOWN, read, said, small
+from tests.unit.option_files import KEY, KNOWN, read, small, visible
 from training.config import resolve
 from training.config.flags import CommandLine
 from training.tasks.video_restoration.kair import keys
@@ -29,7 +29,7 @@ def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
     loaded = load(path, path.read_text(encoding="utf-8"))
     assert loaded.problems == []
     assert api_key(path) == KEY
-    assert KEY not in said(loaded)
+    assert KEY not in visible(loaded)
     assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
 
 
@@ -40,7 +40,7 @@ def test_what_is_no_key_is_none(held: Any, tmp_path: Path) -> None:
     path.write_text(json.dumps(tree), encoding="utf-8")
     assert api_key(path) is None
     loaded = read(tree)
-    assert KEY not in said(loaded)
+    assert KEY not in visible(loaded)
     assert len(loaded.problems) == (held is not None and not isinstance(held, str))
 
 
@@ -80,7 +80,7 @@ PLAIN = "correct-horse-battery"  # a key that no pattern would know
 )
 def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) -> None:
     loaded = read(text.replace("SECRET", secret))
-    assert secret not in said(loaded)
+    assert secret not in visible(loaded)
 
 
 ODD = [
@@ -122,6 +122,6 @@ def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
                 loaded.title,
             ]
             assert all(line.isprintable() for line in told)
-            assert PLAIN not in said(loaded)
+            assert PLAIN not in visible(loaded)
             assert set(loaded.values) <= set(KNOWN)
             assert all(problem.what for problem in resolved.problems)

@@ -54,6 +54,7 @@ LATER = {
             "diagnose.card",
             "diagnose.log_analysis",
             "diagnose.log_parsers.log_metrics",
+            "diagnose.events",
             "diagnose.root_cause",
             "diagnose.scan",
         ),

@@ -85,7 +85,7 @@ def of_status(status: int) -> str:
 def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     """Of a rank that could not report what ended it: what its log tells after the byte `since`, by
     the catalogue or by the traceback at its end. None where there is neither."""
-    from training.diagnose import log_analysis, root_cause, scan, source
+    from training.diagnose import events, log_analysis, root_cause, scan, source
 
     try:
         read = source.LogSource(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
@@ -99,12 +99,11 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     event = found.event
     if event is None:
         return None
-    if event.role == root_cause.UNLISTED and event.thrown:
+    if event.role == events.UNLISTED and event.thrown:
         return found if event.thrown.last > size - BUFFER else None  # an older one has not ended it
     return (
         found
-        if found.cause == PEER_DIED
-        or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN)
+        if found.cause == PEER_DIED or (event.role in events.OF_ITSELF and found.cause != UNKNOWN)
         else None
     )
 

@@ -17,8 +17,8 @@ from training.core.jsonl import Record
 from training.core.project import typed
 from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
+from training.diagnose.events import OWN, UNLISTED, Event
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.root_cause import OWN, UNLISTED, Event
 from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
 
 if TYPE_CHECKING:
