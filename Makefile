@@ -1,5 +1,5 @@
 # make check   lint, types, and the tests of a few seconds, two at a time (JOBS=8 for more): 7 minutes on two cores
-# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 22 minutes on two cores
+# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 27 minutes on two cores
 # make soak    every other test: all rows of the fault matrix, a hundred random kills, each way to start: an hour and a half
 # make slurm   all tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
