@@ -1,10 +1,11 @@
 # make check   lint, types, and the tests of a few seconds, two at a time (JOBS=8 for more): 7 minutes on two cores
-# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 22 minutes on two cores
+# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 27 minutes on two cores
 # make soak    every other test: all rows of the fault matrix, a hundred random kills, each way to start: an hour and a half
 # make slurm   all tests on a private SLURM; skipped where it is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
+# make docs    rewrite the generated tables of the documentation
 # make lock    resolve pyproject.toml into requirements.lock again
 
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers lock clean
+.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers docs lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,7 +60,7 @@ test: lint peers
 soak: env peers
 	$(PYTEST) -v -m soak
 
-# Everything that the documentation tells; about three hours on a quiet machine.
+# Every figure in the documentation; about three hours on an idle machine.
 bench: env peers
 	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms watching inspection epochs; do $(PY) -m benchmarks.$$name || exit; done
 	test -d data/blur_video || $(PY) -m training.tasks.make_blur_video
@@ -69,6 +70,9 @@ bench: env peers
 # Beside .venv, which stays as it is: torch and all else come from there.
 peers: env
 	$(WITH_LIB) venv::add peers $(PEERS)
+
+docs: env
+	$(PY) docs/tables.py
 
 lock: env
 	$(PY) tests/lock.py

@@ -205,7 +205,7 @@ def test_a_value_in_a_file(home: Path, write: Write) -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    text = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/names.md").read_text(encoding="utf-8")
     assert "\n".join(foreign_names.table()) in text, (
         "regenerate it: python -m training.config.foreign_names"
     )
