@@ -1,4 +1,4 @@
-"""The rank to which a cause belongs."""
+"""The rank that failed first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
 
 PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
-TABLE = 4  # lines between a rank in torchrun's table and how it ended
+TABLE = 4  # lines between a rank in torchrun's table and its exit status
 
 
 def guilty_rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Who failed first. Of a text without a rank its log's name tells it, then who started it, then
-    torchrun's first failure."""
+    """The rank of `best`. For a line without a rank: from the name of its log, then from the
+    process that spawned it, then torchrun's first failure."""
     story = best.story
     near = (
         [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE]
@@ -39,7 +39,7 @@ def guilty_rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnaly
     before = [rank for offset, rank in story.spawned if offset < best.line.offset]
     if (best.thrown and before) or len(story.spawned) == 1:
         return before[-1] if before else story.spawned[0][1]
-    # Lines of C++ and of the kernel have no prefix; the exception that follows has.
+    # Lines of C++ and of the kernel have no rank prefix; the exception that follows has one.
     broken = [
         e
         for e in events
@@ -54,7 +54,7 @@ def guilty_rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnaly
 
 
 def waiting_ranks(events: Sequence[Event]) -> set[int]:
-    """The ranks that say they waited for others, or lost them."""
+    """Ranks that report a wait for other ranks, or their loss."""
     ranks = {
         e.story.source.rank if e.rank is None and e.story else e.rank
         for e in events
@@ -64,8 +64,8 @@ def waiting_ranks(events: Sequence[Event]) -> set[int]:
 
 
 def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
-    """By torchrun's table: the rank whose process the text names; else its first failure, unless
-    that is one who only waited."""
+    """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
+    rank only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
     later = [r for r in story.reported if r.line.offset > best.line.offset]
     of_process = [r.rank for r in later if r.pid in named]
@@ -75,8 +75,8 @@ def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
 
 
 def _missing(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Of a group in which all wait: who has asked for the fewest collectives, else the only one
-    that says nothing of it."""
+    """The rank that all others wait for: the one with the fewest collectives, else the only one
+    that reports no wait."""
     if best.hit and best.hit.groups.get("rank", "").isdigit():
         return int(best.hit.groups["rank"])
     enqueued: dict[int, int] = {}

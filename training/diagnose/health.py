@@ -1,6 +1,5 @@
-"""Logs in which no failure is found. Only evidence of a training that went well makes one healthy:
-it ended in a known way, or its steps were counted and gave results up to the end. Everything else
-is unknown."""
+"""Verdict on logs without a known failure. Healthy only with evidence: a known regular end, or step
+counts with results up to the end. Everything else is unknown."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from training.diagnose.log_line import LogLine
 from training.diagnose.progress_marks import ProgressMark
 from training.diagnose.signatures import NONE, UNKNOWN
 
-# What was found, in place of the role of a text.
-CUT = "cut"  # the log ends in the middle of a failure that it does not tell
+# Findings, in place of the role of a signature.
+CUT = "cut"  # the log ends in the middle of an unnamed failure
 BROKEN_OFF = "broken off"  # the log ends in the middle of a progress bar
-NO_SIGN = "no sign"  # neither a known failure, nor a sign of a training that went well
+NO_SIGN = "no sign"  # neither a known failure, nor evidence of a successful training
 
 STEPS = 2  # increases of one count: three steps in a row
 EPOCH = re.compile(r"ep(?:och)?s?$")  # two of them are enough
-# Bars and counts are also those of downloads: a training has a result.
+# Downloads have bars and counts too: a training also has results.
 RESULT = re.compile(
     r"(?:\b(?:train|val(?:id(?:ation)?)?|test|wer|cer|bleu|dice|iou|f1)|loss|ppl|perplexity|acc(?:uracy)?|psnr|reward|bpb|mAP|mfu|error|err)"
     r"\b[\"']?(?: is| of)?[\s:=|]{0,12}[-+]?[\d.]*\d"
@@ -56,7 +55,7 @@ TROUBLE = re.compile(
 
 @dataclass(frozen=True)
 class HealthSummary:
-    """`line`: what a person should read first; `sure`: the log shows the training's end."""
+    """`line`: the most informative line; `sure`: the log shows the training's end."""
 
     cause: str
     found: str = ""
@@ -88,8 +87,7 @@ def summarize(stories: Sequence[LogAnalysis]) -> HealthSummary:
 
 
 def _gave_up(story: LogAnalysis) -> LogLine | None:
-    """The first line after the last step, and after a regular end, that a program prints when it
-    fails."""
+    """The first line of a failing program after the last step and after a regular end."""
     last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
     return next(
         (line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None
@@ -101,7 +99,7 @@ def _finished(story: LogAnalysis) -> bool:
 
 
 def _counted(marks: Sequence[ProgressMark]) -> bool:
-    """Whether a count of one rank has risen several times in a row."""
+    """Whether a count of one rank rose several times in a row."""
     last: dict[tuple[str, int | None], tuple[int, int]] = {}
     for mark in marks:
         number, row = last.get((mark.name, mark.rank), (mark.number, 0))
@@ -113,8 +111,8 @@ def _counted(marks: Sequence[ProgressMark]) -> bool:
 
 
 def _tabled(lines: Sequence[LogLine]) -> int:
-    """Offset of the last one of rows of the same form, with a result, in which a number rises
-    several times in a row: `[10]  train-rmse:0.89`. -1: there are none."""
+    """Offset of the last of similar rows with a result and a number that rises several times in a
+    row: `[10]  train-rmse:0.89`. -1 without any."""
     end, rising = -1, set()
     last: dict[tuple[str, int | None], tuple[list[float], list[int]]] = {}
     for line in lines:
@@ -141,8 +139,7 @@ def _tabled(lines: Sequence[LogLine]) -> int:
 
 
 def _cut_bar(story: LogAnalysis) -> LogLine | None:
-    """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it
-    does not."""
+    """The last line if it is a truncated progress bar: earlier bars end in `]`, it does not."""
     if (
         len(story.lines) < 2
         or not BAR.search(story.lines[-1].raw)
@@ -156,7 +153,7 @@ def _cut_bar(story: LogAnalysis) -> LogLine | None:
 
 
 def _telling(story: LogAnalysis) -> LogLine | None:
-    """The last line with a word of trouble, else the last one."""
+    """The last line with an error word, else the last line."""
     return next(
         (line for line in reversed(story.lines) if TROUBLE.search(line.text)),
         story.lines[-1] if story.lines else None,

@@ -1,5 +1,5 @@
-"""What one log tells, read around the places that the scan has found: hits of the catalogue,
-tracebacks, signs of progress, how the launcher says that it ended."""
+"""Analysis of one log around the places of the scan: signature matches, tracebacks, progress, and
+the end as the launcher reports it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
 MOST_WINDOWS = 400
 MESSAGE_LINES = 12  # of an exception
-NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL tells there what it tries
-# What is merely said: by Python's warnings, or by a program that goes on.
+NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
+# Mere messages: Python's warnings, or a program that continues.
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
-    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|going on|(?:will "
-    r")?retry(?:ing)?|recover(?:ed|ing)?)\b"
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing"
+    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b"  # language: quoted
 )
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
@@ -40,7 +40,7 @@ SPAWNED = re.compile(r"-- Process (\d+) terminated")
 CARD = re.compile(r"^  (?:Cause|原因) +([a-z_]+): (.*)")  # training.diagnose.card
 CARD_WHO = re.compile(r"^  (?:Who|进程) +rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
-LAST_WORDS = 30  # lines of a log in which an exception counts without its traceback
+LAST_WORDS = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
     r"|\] Setting ds_accelerator to"
@@ -59,13 +59,13 @@ FAILED_END = re.compile(
 
 @dataclass
 class SignatureMatch:
-    """A text of the catalogue in a log."""
+    """A match of a signature in a log."""
 
     signature: Signature
     line: LogLine
     groups: dict[str, str]
-    start: int  # where in the line
-    length: int  # of what was recognised
+    start: int  # character in the line
+    length: int  # of the match
     rank: int | None
     time: float | None
     thrown: Traceback | None = None
@@ -91,22 +91,22 @@ class LogAnalysis:
     tracebacks: list[Traceback] = field(default_factory=list)
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
-    # rank → number of the last collective it has asked for
+    # rank → number of its last enqueued collective
     enqueued: dict[int, int] = field(default_factory=dict)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    # our own verdicts: (line, cause, rank, summary)
+    # Duet's failure cards: (line, cause, rank, summary)
     cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
-    # exceptions at the end whose traceback is not there
+    # exceptions at the end without a traceback
     last_words: list[LogLine] = field(default_factory=list)
     world: int | None = None
-    ends_well: int = -1  # offset of the last line that says so
-    failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
+    ends_well: int = -1  # offset of the last line that reports a regular end
+    failed: int = -1  # offset of the last line in which a launcher or shell reports a failure
     trouble: int = -1  # offset of the last exception
-    # offset of the last line that a launcher prints at its start, after it had failed before
+    # offset of the last start message of a launcher after a failure
     started: int = -1
 
     def time_at(self, offset: int) -> float | None:
-        """That of the last line before it that has one."""
+        """Timestamp of the last line up to `offset` that has one."""
         return next((t for o, t in reversed(self._times) if o <= offset), None)
 
     _times: list[tuple[int, float]] = field(default_factory=list)
@@ -168,11 +168,11 @@ def _merely(hit: SignatureMatch) -> bool:
 
 
 def _by_frame(story: LogAnalysis) -> None:
-    """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at
+    """Recognises exceptions without a message by the place that raised them: `EOFError:  at
     …/torch/serialization.py:1886`."""
-    told = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
+    named = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
     for one in story.tracebacks:
-        if one.end and one.frames and id(one) not in told:
+        if one.end and one.frames and id(one) not in named:
             through = " ".join(
                 dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames)
             )
@@ -236,7 +236,7 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
 def _thrown(
     tracebacks: Sequence[Traceback], lines: Sequence[LogLine], line: LogLine
 ) -> Traceback | None:
-    """The traceback whose exception this line tells, or a later line of its message."""
+    """The traceback whose exception or message contains this line."""
     for one in tracebacks:
         if one.asserted is line or (one.end and one.end.offset == line.offset):
             return one
@@ -257,7 +257,7 @@ def _thrown(
 
 
 def _take(story: LogAnalysis, line: LogLine) -> None:
-    """What a single line tells."""
+    """Adds the facts of a single line."""
     if (time := time_of(line.raw)) is not None:
         story._times.append((line.offset, time))
     story.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
@@ -313,7 +313,7 @@ def _cards(story: LogAnalysis) -> None:
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:
-    """The log's head, its end and what stands around the places, in its order; the rest is not
+    """Lines of the log's head, its end and around the places, in file order; the rest is not
     read."""
     wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
     # (start, end, a known offset in it, the number of its line)
@@ -355,7 +355,7 @@ def _window(source: LogSource, start: int, end: int, offset: int, number: int) -
             found.append(_line(segment, line, position))
         position += len(segment)
     if start > source.since and found and found[0].offset == start:
-        del found[0]  # its beginning is cut
+        del found[0]  # its start is missing
     return found
 
 

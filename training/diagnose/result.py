@@ -1,4 +1,4 @@
-"""The diagnosis of some logs as one record: what --json prints and what the card is drawn from."""
+"""Diagnosis of logs as one record: the output of --json and the content of the card."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ SHOWN_LINES = 10
 SCHEMA_VERSION = 1
 TEXTS = {
     "empty": {"en": "the log is empty", "zh": "日志是空的"},
-    "binary": {"en": "it is a binary file, not a log", "zh": "这是二进制文件，不是日志"},
+    "binary": {"en": "the file is binary, not a log", "zh": "这是二进制文件，不是日志"},
     BROKEN_OFF: {
-        "en": "the log ends in the middle of a progress bar; no failure before that",
+        "en": "the log ends in the middle of a progress bar; no failure before it",
         "zh": "日志在进度条中间被截断；在此之前没有失败",
     },
     NO_SIGN: {
-        "en": "nothing in it is recognised: no known failure, and no sign of a training that went "
-        "well",
+        "en": "nothing recognised: neither a known failure nor evidence of a successful training",
         "zh": "没有可识别的内容：既没有已知的失败，也没有训练正常的迹象",
     },
     "no end": {
-        "en": "steps are counted up to the end of the log; it shows no end of the training",
+        "en": "step counts up to the end of the log; no end of the training in it",
         "zh": "直到日志末尾步数都在增加；日志中没有训练结束的标志",
     },
 }
@@ -89,7 +88,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
 
 
 def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
-    """Raises UserError: there is no log in it, or it holds several runs of ours."""
+    """(logs, error files) of a folder. Raises UserError: no log, or several Duet runs."""
     runs = (
         []
         if (path / "plan.json").exists()
@@ -100,23 +99,19 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
         raise UserError(
             Problem(
                 "log.several_runs",
-                f"{path} holds {len(runs)} runs",
+                f"{path} contains {len(runs)} runs",
                 "one run",
                 [f"./duet diagnose {shlex.quote(str(newest))}"],
             )
         )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
-        raise UserError(
-            Problem(
-                "log.none", f"there is no log in {path}", "text files, also in folders below it"
-            )
-        )
+        raise UserError(Problem("log.none", f"no log in {path}", "text files, also in subfolders"))
     return logs, errors
 
 
 def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> DiagnosisRecord:
-    """What the run itself says: our own verdict, found while it happened, or how it has ended."""
+    """The run's own record: the supervisor's verdict, or its regular end."""
     known = values(run, plan) if plan else {}
     cause = end["cause"]
     return {
@@ -187,7 +182,7 @@ def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
         return shown(_message(found.event)) + where
     if found.cause == NONE and found.recovered:
         times = {
-            "en": "{n} failure(s) were overcome: training went on after them",
+            "en": "training continued after {n} failure(s)",
             "zh": "出现过 {n} 次错误，但之后训练继续进行",
         }
         return times[language].format(n=len(found.recovered))
@@ -197,7 +192,7 @@ def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
 
 
 def _message(event: Event) -> str:
-    """An exception without a message is named with the assertion that raised it."""
+    """The line of an event, with the assertion for an exception without a message."""
     thrown = event.thrown
     text = event.line.text.strip()
     return (
@@ -208,7 +203,7 @@ def _message(event: Event) -> str:
 
 
 def _around(event: Event) -> list[str]:
-    """The proof: the end of the traceback, or what stands around the line."""
+    """Evidence: the end of the traceback, or the lines around the event."""
     story = event.story
     if story is None:
         return event.text.splitlines()[-SHOWN_LINES:]
