@@ -1,7 +1,7 @@
-"""A hand-written DDP loop with the inspector, in which things go wrong: inspected_loop.py
-"FAULT;FAULT…" [MODE] [STEPS].
+"""A hand-written DDP loop with the inspector and with faults: inspected_loop.py "FAULT;FAULT…"
+[MODE] [STEPS].
 
-Epochs of 40 batches of 4 from 320 samples for two ranks, until STEPS (80).
+For two ranks, epochs of 40 batches of 4 from 320 samples, until STEPS (80).
 """
 
 import sys
