@@ -181,7 +181,7 @@ def strike(
         moment = replace(moment, victim=SUPERVISOR)
     kill(pids)
     struck = time.monotonic()
-    everybody, before = below(os.getpid()), launch.rank_pids()  # orphans too
+    everything, before = below(os.getpid()), launch.rank_pids()  # orphans too
     wait(lambda: not alive(pids), 1.0)
     beat, begun = launch.beat(moment.rank), launch.begun()  # the actual phase
     note(case, moment, beat, dealer, tally)
@@ -200,7 +200,7 @@ def strike(
     if launch.running:
         tally.restarts += 1
         spared = (launch.popen.pid, *launch.victims(replace(moment, victim=GUARDIAN)))
-        old = [pid for pid in everybody if pid not in spared]
+        old = [pid for pid in everything if pid not in spared]
 
     def left() -> list[int]:
         return reap(launch.popen.pid) if old is None else alive(old)

@@ -67,22 +67,22 @@ def of_end(
     signature: Signature | None,
     groups: Mapping[str, str],
     language: str,
-    ours: Mapping[str, str],
+    run_values: Mapping[str, str],
 ) -> list[str]:
     """For a failed or stopped Duet run, by its `kind`, `cause` and `status` (failure.json)."""
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
-        return of_kind("torn_down", language, ours)
+        return of_kind("torn_down", language, run_values)
     if kind in (SILENT, GONE):
-        return of_kind(SILENT, language, ours)
+        return of_kind(SILENT, language, run_values)
     if kind in signatures.kinds():
-        return of_kind(kind, language, ours)
-    return advice(cause, signature, groups, language, ours)
+        return of_kind(kind, language, run_values)
+    return advice(cause, signature, groups, language, run_values)
 
 
-def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
+def of_kind(kind: str, language: str, run_values: Mapping[str, str]) -> list[str]:
     """For an observation of the supervisor (signatures/kinds.json)."""
-    return filled(signatures.kinds()[kind], ours, language)
+    return filled(signatures.kinds()[kind], run_values, language)
 
 
 def filled(text: LocalizedText, values: Mapping[str, str], language: str) -> list[str]:
@@ -135,6 +135,8 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         found["no_workers_command"] = command(num_workers=0)
     if not config.get("find_unused_parameters", True):
         found["unused_command"] = command(find_unused_parameters="true")
+    if (plan.get("precision") or {}).get("value") == "bf16":
+        found["fp32_command"] = command(precision="fp32")
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:
         return found | {"smallest": now, "lighter": tasks.spec_of(plan).lighter}

@@ -63,13 +63,13 @@ def waiting_ranks(events: Sequence[Event]) -> set[int]:
     return {rank for rank in ranks if rank is not None}
 
 
-def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
+def _of_table(best: Event, story: LogAnalysis, waiting: set[int]) -> int | None:
     """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
     rank only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
     later = [r for r in story.reported if r.line.offset > best.line.offset]
     of_process = [r.rank for r in later if r.pid in named]
-    broken = [r.rank for r in later if r.rank not in lonely]
+    broken = [r.rank for r in later if r.rank not in waiting]
     first = [r.rank for r in later if r.root and r.rank in broken]
     return next(iter([*of_process, *first, *broken]), None)
 
@@ -84,9 +84,9 @@ def _missing(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis
         enqueued |= story.enqueued
     if len(set(enqueued.values())) > 1:
         lowest = min(enqueued.values())
-        who = [rank for rank, number in enqueued.items() if number == lowest]
-        if len(who) == 1:
-            return who[0]
+        slowest = [rank for rank, number in enqueued.items() if number == lowest]
+        if len(slowest) == 1:
+            return slowest[0]
     world = next((s.world for s in stories if s.world), None)
     waiting = waiting_ranks(events)
     if world and len(waiting) == world - 1 and max(waiting, default=0) < world:

@@ -301,7 +301,7 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
 def _cards(story: LogAnalysis) -> None:
     for index, line in enumerate(story.lines):
         if card := CARD.search(line.text):
-            who = next(
+            rank = next(
                 (
                     int(m[1])
                     for after in story.lines[index : index + 3]
@@ -309,7 +309,7 @@ def _cards(story: LogAnalysis) -> None:
                 ),
                 None,
             )
-            story.cards.append((line, card[1], who, card[2]))
+            story.cards.append((line, card[1], rank, card[2]))
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:

@@ -200,8 +200,8 @@ def _first(events: Sequence[Event]) -> Event:
     same = [e for e in events if e.role == role]
     firsts: dict[int, Event] = {}
     for event in same:
-        mine = firsts.setdefault(id(event.story), event)
-        if (event.line.offset, -event.length) < (mine.line.offset, -mine.length):
+        first = firsts.setdefault(id(event.story), event)
+        if (event.line.offset, -event.length) < (first.line.offset, -first.length):
             firsts[id(event.story)] = event
     infinite = float("inf")
     return min(

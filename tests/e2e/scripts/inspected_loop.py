@@ -90,6 +90,6 @@ for _epoch in range(1 if "uneven" in FAULTS else 4):
                 model.module[2].bias.add_(1e-6)
         inspector.step(loss, batch)
 if "uneven" in FAULTS and rank == 1:
-    time.sleep(600)  # as who evaluates, or waits for the others in its own way
+    time.sleep(600)  # as a rank that evaluates, or waits for the others in its own way
 print(f"rank {rank} done", flush=True)
 dist.destroy_process_group()
