@@ -27,7 +27,7 @@ UNLISTED = "unlisted"  # an exception that is not in the catalogue
 LOST = "lost"  # a cascade that shows only the loss of another process
 ABORTED = "aborted"  # the end of a process after such a loss
 ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
-OF_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
+ABOUT_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Event:
     line: LogLine
     rank: int | None
     time: float | None
-    story: LogAnalysis | None = None
+    analysis: LogAnalysis | None = None
     hit: SignatureMatch | None = None
     thrown: Traceback | None = None
     text: str = ""
-    file: Path | None = None  # without a `story`
+    file: Path | None = None  # without a `analysis`
     place: str | None = None  # file:line, without a traceback
 
     @property
@@ -62,20 +62,20 @@ class Event:
         return self.place or (self.hit.groups.get("where") if self.hit else None)
 
 
-def failure_events(story: LogAnalysis) -> list[Event]:
+def failure_events(analysis: LogAnalysis) -> list[Event]:
     events = [
-        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, story, h, h.thrown)
-        for h in story.hits
+        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, analysis, h, h.thrown)
+        for h in analysis.hits
         if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
     ]
-    listed = {id(h.thrown) for h in story.hits if h.thrown and names_exception(h)}
-    for one in story.tracebacks:
+    listed = {id(h.thrown) for h in analysis.hits if h.thrown and names_exception(h)}
+    for one in analysis.tracebacks:
         if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
         events.append(
-            Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one)
+            Event(cause, role, line, one.rank, analysis.time_at(line.offset), analysis, None, one)
         )
     events += [
         Event(
@@ -83,16 +83,18 @@ def failure_events(story: LogAnalysis) -> list[Event]:
             CUT,
             line,
             line.rank,
-            story.time_at(line.offset),
-            story,
-            place=place_before(story.lines, line),
+            analysis.time_at(line.offset),
+            analysis,
+            place=place_before(analysis.lines, line),
         )
-        for line in story.last_words
+        for line in analysis.bare_exceptions
     ]
     events = _of_each_line(events)
-    if story.cards:
-        line, cause, rank, text = story.cards[-1]
-        events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story, text=text))
+    if analysis.cards:
+        line, cause, rank, text = analysis.cards[-1]
+        events.append(
+            Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
+        )
     return events
 
 

@@ -100,7 +100,8 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
         return found if event.thrown.last > size - BUFFER else None  # an older one was not fatal
     return (
         found
-        if found.cause == PEER_DIED or (event.role in events.OF_ITSELF and found.cause != UNKNOWN)
+        if found.cause == PEER_DIED
+        or (event.role in events.ABOUT_ITSELF and found.cause != UNKNOWN)
         else None
     )
 

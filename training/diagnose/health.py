@@ -60,42 +60,42 @@ class HealthSummary:
     cause: str
     found: str = ""
     line: LogLine | None = None
-    story: LogAnalysis | None = None
+    analysis: LogAnalysis | None = None
     sure: bool = False
 
 
-def summarize(stories: Sequence[LogAnalysis]) -> HealthSummary:
-    for story in stories:
-        if line := _gave_up(story):
-            return HealthSummary(UNKNOWN, CUT, line, story)
-    if any(_finished(story) for story in stories):
+def summarize(analyses: Sequence[LogAnalysis]) -> HealthSummary:
+    for analysis in analyses:
+        if line := _gave_up(analysis):
+            return HealthSummary(UNKNOWN, CUT, line, analysis)
+    if any(_finished(analysis) for analysis in analyses):
         return HealthSummary(NONE, sure=True)
-    for story in stories:
-        if line := _cut_bar(story):
-            return HealthSummary(UNKNOWN, BROKEN_OFF, line, story)
-    if any(_counted(story.marks) for story in stories) and any(
-        RESULT.search(line.text) for s in stories for line in s.lines
+    for analysis in analyses:
+        if line := _cut_bar(analysis):
+            return HealthSummary(UNKNOWN, BROKEN_OFF, line, analysis)
+    if any(_counted(analysis.marks) for analysis in analyses) and any(
+        RESULT.search(line.text) for s in analyses for line in s.lines
     ):
         return HealthSummary(NONE)
     if any(
-        _tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines)
-        for story in stories
+        _tabled(analysis.lines) >= 0 and any(SCORE.search(line.text) for line in analysis.lines)
+        for analysis in analyses
     ):
         return HealthSummary(NONE)
-    first = next((story for story in stories if story.lines), None)
+    first = next((analysis for analysis in analyses if analysis.lines), None)
     return HealthSummary(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
 
 
-def _gave_up(story: LogAnalysis) -> LogLine | None:
+def _gave_up(analysis: LogAnalysis) -> LogLine | None:
     """The first line of a failing program after the last step and after a regular end."""
-    last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
+    last = max([analysis.ends_well, _tabled(analysis.lines), *(m.offset for m in analysis.marks)])
     return next(
-        (line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None
+        (line for line in analysis.lines if line.offset > last and GIVES_UP.search(line.text)), None
     )
 
 
-def _finished(story: LogAnalysis) -> bool:
-    return story.ends_well >= 0 or any(END.search(line.text) for line in story.lines)
+def _finished(analysis: LogAnalysis) -> bool:
+    return analysis.ends_well >= 0 or any(END.search(line.text) for line in analysis.lines)
 
 
 def _counted(marks: Sequence[ProgressMark]) -> bool:
@@ -138,23 +138,23 @@ def _tabled(lines: Sequence[LogLine]) -> int:
     return end
 
 
-def _cut_bar(story: LogAnalysis) -> LogLine | None:
+def _cut_bar(analysis: LogAnalysis) -> LogLine | None:
     """The last line if it is a truncated progress bar: earlier bars end in `]`, it does not."""
     if (
-        len(story.lines) < 2
-        or not BAR.search(story.lines[-1].raw)
-        or story.lines[-1].raw.rstrip().endswith("]")
+        len(analysis.lines) < 2
+        or not BAR.search(analysis.lines[-1].raw)
+        or analysis.lines[-1].raw.rstrip().endswith("]")
     ):
         return None
     whole = any(
-        BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in story.lines[-20:-1]
+        BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in analysis.lines[-20:-1]
     )
-    return story.lines[-1] if whole else None
+    return analysis.lines[-1] if whole else None
 
 
-def _telling(story: LogAnalysis) -> LogLine | None:
+def _telling(analysis: LogAnalysis) -> LogLine | None:
     """The last line with an error word, else the last line."""
     return next(
-        (line for line in reversed(story.lines) if TROUBLE.search(line.text)),
-        story.lines[-1] if story.lines else None,
+        (line for line in reversed(analysis.lines) if TROUBLE.search(line.text)),
+        analysis.lines[-1] if analysis.lines else None,
     )

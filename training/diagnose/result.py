@@ -53,7 +53,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     if run and (end := run_files.ended(run)):
         return _of_run(end, run, plan, language)
     own = run_files.reported(run) if run else []
-    stories: list[LogAnalysis] = []
+    analyses: list[LogAnalysis] = []
     binary = 0
     for path in paths:
         logs: Sequence[Path | None] = [path]
@@ -71,8 +71,8 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
                 if source.binary:
                     binary += 1
                 else:
-                    stories.append(read(source, scan(source)))
-    found = find_root_cause(stories, own)
+                    analyses.append(read(source, scan(source)))
+    found = find_root_cause(analyses, own)
     nothing = found.cause == UNKNOWN and (
         found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)
     )
@@ -82,7 +82,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     record = _record(found, run, plan, language)
     if doing:
         record["summary"] = doing
-    elif nothing and not any(story.lines for story in stories):
+    elif nothing and not any(analysis.lines for analysis in analyses):
         record["summary"] = TEXTS["binary" if binary else "empty"][language]
     return record
 
@@ -154,7 +154,7 @@ def _record(
         ),
         "also": found.also,
         "title": _title(found.cause, language),
-        "file": (event.story.source.name if event.story else str(event.file or ""))
+        "file": (event.analysis.source.name if event.analysis else str(event.file or ""))
         if event
         else None,
         "where": event.where if event else None,
@@ -204,10 +204,12 @@ def _message(event: Event) -> str:
 
 def _around(event: Event) -> list[str]:
     """Evidence: the end of the traceback, or the lines around the event."""
-    story = event.story
-    if story is None:
+    analysis = event.analysis
+    if analysis is None:
         return event.text.splitlines()[-SHOWN_LINES:]
-    own = [line for line in story.lines if line.rank == event.line.rank or event.line.rank is None]
+    own = [
+        line for line in analysis.lines if line.rank == event.line.rank or event.line.rank is None
+    ]
     index = next((i for i, line in enumerate(own) if line.offset == event.line.offset), None)
     if index is None:
         return [shown(event.line.raw)]

@@ -56,20 +56,20 @@ class RootCause:
     recovered: list[Event] = field(default_factory=list)
 
 
-def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
+def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
     """`own`: events from structured files."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
     recovered: list[Event] = []
-    for story in stories:
-        for event in failure_events(story):
-            (recovered if survived(story, event) else alive).append(event)
+    for analysis in analyses:
+        for event in failure_events(analysis):
+            (recovered if survived(analysis, event) else alive).append(event)
     alive = _without_ends(_without_followers(alive))
     if not alive and own:
         alive = list(own)
     if not alive:
-        return _nothing(stories, recovered)
+        return _nothing(analyses, recovered)
     best = _first_reported(_most_detailed(_first_nan(_first(alive), recovered), alive), alive)
-    best = _for_memory(best, alive, stories)
+    best = _for_memory(best, alive, analyses)
     also = dict.fromkeys(
         e.cause
         for e in sorted(alive, key=lambda e: ORDER.index(e.role))
@@ -77,7 +77,7 @@ def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -
     )
     return RootCause(
         best.cause,
-        guilty_rank(best, alive, stories),
+        guilty_rank(best, alive, analyses),
         best,
         CONFIDENCE[best.role],
         list(also),
@@ -88,8 +88,8 @@ def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -
 def _first_reported(best: Event, events: Sequence[Event]) -> Event:
     """If the log has only consequences of a failure: torchrun's first failure, with unknown
     cause."""
-    story = best.story
-    first = next((r for r in story.reported if r.root), None) if story else None
+    analysis = best.analysis
+    first = next((r for r in analysis.reported if r.root), None) if analysis else None
     if best.role != LOST or first is None or first.rank in waiting_ranks(events):
         return best
     return Event(
@@ -98,30 +98,30 @@ def _first_reported(best: Event, events: Sequence[Event]) -> Event:
         first.line,
         first.rank,
         best.time,
-        story,
+        analysis,
     )
 
 
-def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> Event:
+def _for_memory(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> Event:
     """Out of memory instead of a plain kill, where a log shows a lack of memory."""
     if best.cause != KILLED:
         return best
     short = any(e.cause == MEMORY for e in events) or any(
-        h.signature.cause == MEMORY for s in stories for h in s.hits
+        h.signature.cause == MEMORY for s in analyses for h in s.hits
     )
     return replace(best, cause=MEMORY) if short else best
 
 
 def _first_nan(best: Event, overcome: Sequence[Event]) -> Event:
     """The first of consecutive NaN losses: steps that continue with NaN are not a recovery."""
-    story = best.story
-    if best.cause != NAN or best.thrown or story is None:
+    analysis = best.analysis
+    if best.cause != NAN or best.thrown or analysis is None:
         return best
     row = sorted(
         (
             e
             for e in overcome
-            if e.story is story and e.cause == NAN and e.line.offset < best.line.offset
+            if e.analysis is analysis and e.cause == NAN and e.line.offset < best.line.offset
         ),
         key=lambda e: -e.line.offset,
     )
@@ -129,7 +129,7 @@ def _first_nan(best: Event, overcome: Sequence[Event]) -> Event:
     for event in row:
         if any(
             event.line.offset < m.offset < best.line.offset and m.offset not in known
-            for m in story.marks
+            for m in analysis.marks
         ):
             break
         best = event
@@ -183,12 +183,12 @@ def _without_ends(events: list[Event]) -> list[Event]:
         e
         for e in events
         if e.cause not in OUTSIDE
-        or not any(b.story is e.story and b.line.offset < e.line.offset for b in broke)
+        or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
     ]
 
 
 def _follows(event: Event, root: Event) -> bool:
-    if event.story is not root.story or (
+    if event.analysis is not root.analysis or (
         event.rank is not None and root.rank is not None and event.rank != root.rank
     ):
         return False
@@ -200,9 +200,9 @@ def _first(events: Sequence[Event]) -> Event:
     same = [e for e in events if e.role == role]
     firsts: dict[int, Event] = {}
     for event in same:
-        first = firsts.setdefault(id(event.story), event)
+        first = firsts.setdefault(id(event.analysis), event)
         if (event.line.offset, -event.length) < (first.line.offset, -first.length):
-            firsts[id(event.story)] = event
+            firsts[id(event.analysis)] = event
     infinite = float("inf")
     return min(
         firsts.values(),
@@ -213,23 +213,23 @@ def _first(events: Sequence[Event]) -> Event:
     )
 
 
-def _nothing(stories: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
-    for story in stories:
-        last = max((m.offset for m in story.marks), default=-1)
-        if story.failed > max(last, story.ends_well):
+def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
+    for analysis in analyses:
+        last = max((m.offset for m in analysis.marks), default=-1)
+        if analysis.failed > max(last, analysis.ends_well):
             if recovered:  # one of them was fatal after all
                 best = _first(recovered)
-                return RootCause(best.cause, guilty_rank(best, recovered, stories), best, "low")
-            line = next(line for line in story.lines if line.offset == story.failed)
-            rank = next((r.rank for r in story.reported if r.root), None)
-            return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
-    seen = health.summarize(stories)
+                return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")
+            line = next(line for line in analysis.lines if line.offset == analysis.failed)
+            rank = next((r.rank for r in analysis.reported if r.root), None)
+            return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, analysis), "low")
+    seen = health.summarize(analyses)
     if seen.cause == NONE:
         return RootCause(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
     rank = seen.line.rank if seen.line else None
     return RootCause(
         UNKNOWN,
         rank,
-        Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None,
+        Event(UNKNOWN, seen.found, seen.line, rank, None, seen.analysis) if seen.line else None,
         "low",
     )

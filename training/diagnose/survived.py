@@ -14,24 +14,25 @@ GROWN_LOGGED, GROWN_THROWN = 2, 3
 BUFFER = 16 << 10
 
 
-def survived(story: LogAnalysis, event: Event) -> bool:
+def survived(analysis: LogAnalysis, event: Event) -> bool:
     """Whether training continued after the event in the same log."""
     offset = event.thrown.last if event.thrown else event.line.offset
-    if story.ends_well > max(offset, story.failed) and event.cause != NAN:
+    if analysis.ends_well > max(offset, analysis.failed) and event.cause != NAN:
         return True
-    if event.line.offset < story.started:
+    if event.line.offset < analysis.started:
         return True  # from an earlier start in the same log
-    grown = progress_marks.rises_after(story.marks, offset, event.time, event.line.rank)
+    grown = progress_marks.rises_after(analysis.marks, offset, event.time, event.line.rank)
     if event.thrown is None and not EXCEPTION.match(event.line.text):
         return grown >= GROWN_LOGGED
     if not progress_marks.began_before(
-        story.marks, event.line.offset
-    ) and progress_marks.may_be_late(story.marks, offset, BUFFER):
+        analysis.marks, event.line.offset
+    ) and progress_marks.may_be_late(analysis.marks, offset, BUFFER):
         # its launcher would have reported the failure
-        return event.line.rank is not None and story.failed < offset
+        return event.line.rank is not None and analysis.failed < offset
     timed = event.time is not None and any(
-        m.time is not None and m.time > event.time for m in story.marks
+        m.time is not None and m.time > event.time for m in analysis.marks
     )
     return (
-        grown >= (GROWN_LOGGED if timed else GROWN_THROWN) and story.failed < story.marks[-1].offset
+        grown >= (GROWN_LOGGED if timed else GROWN_THROWN)
+        and analysis.failed < analysis.marks[-1].offset
     )
