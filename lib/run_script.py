@@ -29,6 +29,7 @@ from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STOPPED = (75, 130)  # statuses of a script that was asked to stop (training/core/errors.py)
+_status: "int | None" = None  # exit status of a script that came to its end
 CHAIN = 10  # exceptions that led to one another, at most
 
 
@@ -52,7 +53,7 @@ def main() -> None:
     # What pickles its classes, or starts processes by spawn, looks for the script there.
     sys.modules["__main__"] = module
     # the first to be registered is the last to be called
-    atexit.register(_leave, os.getpid(), base + ".ended")
+    atexit.register(_leave, os.getpid())
     own = os.getpid()
     try:
         with open(script, "rb") as file:
@@ -60,9 +61,10 @@ def main() -> None:
         exec(code, module.__dict__)
     except SystemExit as leaving:
         if os.getpid() == own:  # a forked child unwinds through here as well
-            if leaving.code in (None, 0):
+            status = leaving.code or 0
+            if status == 0 or status in STOPPED:
                 _end(base + ".ended", script, leaving)
-            elif leaving.code not in STOPPED:
+            else:
                 _keep(base + ".error.json", int(rank), script, leaving)
         raise
     except BaseException as error:
@@ -136,11 +138,11 @@ class _AtDistributed:
         server.serve(Path(self.folder), self.rank)
 
 
-def _leave(pid: int, ended: str) -> None:
+def _leave(pid: int) -> None:
     """After the script's end, its threads and its own atexit functions: leave without tearing the
     interpreter down, where that is known to abort (SIGABRT, one in four with gloo: its threads
     outlive the interpreter that they call). Nothing written is lost."""
-    if os.getpid() != pid or "torch.distributed" not in sys.modules or not os.path.exists(ended):
+    if os.getpid() != pid or "torch.distributed" not in sys.modules or _status is None:
         return
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
@@ -151,7 +153,7 @@ def _leave(pid: int, ended: str) -> None:
                 return
             except ValueError:  # closed or detached: it holds nothing
                 continue
-    os._exit(0)
+    os._exit(_status)
 
 
 def _show(error: BaseException) -> None:
@@ -197,7 +199,11 @@ def _led_to(error: BaseException) -> "list[dict[str, str]]":
 
 
 def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
-    _write(path, {"time": time.time(), "where": _where(script, leaving) if leaving else ""})
+    global _status
+    status = int(leaving.code or 0) if leaving else 0
+    where = _where(script, leaving) if leaving else ""
+    _write(path, {"time": time.time(), "where": where, "status": status})
+    _status = status
 
 
 def _keep(path: str, rank: int, script: str, error: BaseException) -> None:

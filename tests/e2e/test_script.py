@@ -195,21 +195,23 @@ from pathlib import Path
 gone = Path(__file__).parent / "gone"
 if os.environ["RANK"] == "1":
     atexit.register(lambda: (gone.touch(), time.sleep(float(sys.argv[1]))))
-    sys.exit(0)
+    sys.exit(int(sys.argv[2]))
 while not gone.exists():
     time.sleep(0.01)
 raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
 """
 
 
-@pytest.mark.parametrize("teardown_s", [0, 2])  # 2: its exit is seen after that of the victim
-def test_a_rank_that_leaves_with_status_0_in_mid_run_is_named(
-    script: Script, tmp_path: Path, teardown_s: int
+# with 2 s of teardown its exit is seen after that of the victim
+@pytest.mark.parametrize(("teardown_s", "status"), [(0, 0), (2, 0), (2, 75)])
+def test_a_rank_that_leaves_early_without_an_error_is_named(
+    script: Script, tmp_path: Path, teardown_s: int, status: int
 ) -> None:
-    run = script(LEAVES, str(teardown_s))
+    run = script(LEAVES, str(teardown_s), str(status))
     assert run.wait() == 4
-    assert (run.failure["cause"], run.failure["rank"]) == ("exit_status", 1)
-    assert run.failure["where"] == f"{tmp_path}/run0/my script.py:7" and run.failure["status"] == 0
+    failure = run.failure
+    assert (failure["cause"], failure["rank"], failure["status"]) == ("exit_status", 1, status)
+    assert failure["where"] == f"{tmp_path}/run0/my script.py:7"
 
 
 @pytest.mark.parametrize("status", [2, 3])

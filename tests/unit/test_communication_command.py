@@ -89,7 +89,7 @@ def test_gpus_that_are_not_there_are_exit_3(nvidia: Callable[..., dict[str, Any]
     assert (done.returncode, done.stdout) == (3, "")
     assert (
         "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr
-        and "training.cli.communication 3 --device=cpu" in done.stderr
+        and "./duet communication 3 --device=cpu" in done.stderr
     )
 
 

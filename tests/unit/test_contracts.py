@@ -41,7 +41,7 @@ ALLOWED = {
     "tasks/optim.py": "torch's parameter groups",
     "trainer/checkpoint.py": "what torch.save() takes",
     "trainer/tracking.py": "arguments of wandb.init()",
-    "monitor/report/charts.py": "JSON of Vega-Lite",
+    "monitor/report/chart_types.py": "JSON of Vega-Lite",
     "inspector/transformers.py": "what a model of the user's takes",
 }
 

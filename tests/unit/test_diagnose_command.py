@@ -232,6 +232,17 @@ def test_a_verdict_without_a_known_cause_precedes_the_logs_too(run: RunDir, insi
     assert "dmesg" in record["advice"][0]
 
 
+def test_a_finished_script_that_trained_on_nan_is_found(run: RunDir) -> None:
+    write_json(run.plan, plan() | {"script": {"path": "main.py"}})
+    write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
+    steps = [f"step {n}/30 loss {'nan' if n > 3 else 2.0} lr 0.1\n" for n in range(30)]
+    run.rank_log(0).write_text("".join(steps))
+    found = result.diagnose([run.path], "en")
+    assert (found["cause"], found["line"]) == ("nan_loss", 5)
+    run.rank_log(0).write_text("".join(steps[:4]))
+    assert result.diagnose([run.path], "en")["cause"] == "none"
+
+
 def test_a_finished_run_has_no_cause(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     run.event("restart", cause="gpu_oom")

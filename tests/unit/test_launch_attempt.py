@@ -20,7 +20,7 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
-from training.launcher import attempt, failure_report, local_ranks, spawn, timeouts
+from training.launcher import child_processes, failure_report, local_ranks, spawn, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
@@ -173,7 +173,7 @@ def test_an_error_beside_the_training_is_said_once_and_ends_nothing(
     def fails() -> None:
         passes.append(1)
         if len(passes) == 3:
-            next(iter(tried._alive.values())).popen.kill()
+            next(iter(tried.children.alive.values())).popen.kill()
         raise OSError(23, "Too many open files in system")
 
     tried.each_pass = fails
@@ -189,7 +189,7 @@ def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rank_exit, "explain", lambda *_: 1 / 0)
-    monkeypatch.setattr(attempt.process, "sweep", lambda token: 1 / 0)
+    monkeypatch.setattr(child_processes.process, "sweep", lambda token: 1 / 0)
     outcome = start("beat('forward'); os.kill(os.getpid(), signal.SIGKILL)").go()
     assert outcome.guilty == (0, -signal.SIGKILL) and outcome.phases == {0: "step 0: forward"}
     said = capfd.readouterr().err
@@ -213,7 +213,7 @@ def test_of_two_ends_seen_at_once_the_earlier_one_counts(
     tried = Attempt(run, PLAN, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     def kill_both() -> None:
-        pids = {child.rank: child.popen.pid for child in tried._alive.values()}
+        pids = {child.rank: child.popen.pid for child in tried.children.alive.values()}
         for rank in (first, 1 - first):
             os.kill(pids[rank], signal.SIGKILL)
             os.waitid(os.P_PID, pids[rank], os.WEXITED | os.WNOWAIT)
@@ -284,14 +284,14 @@ def test_a_rank_that_not_even_sigkill_ends_is_left(
 ) -> None:
     tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
-    monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
+    monkeypatch.setattr(tried.children, "start", lambda: tried.children.alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(
         timeouts.procfs,
         "read_process",
         lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
     )
-    tried.each_pass = tried._kill
+    tried.each_pass = tried.children.kill
     outcome = tried.go()
     text = (
         f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel "

@@ -296,12 +296,13 @@ def test_asked_to_stop_between_two_attempts(
 
 def test_a_signal_that_every_machine_gets_counts_once(run: RunDir, handlers: None) -> None:
     """scancel: it may arrive after another machine has passed it on."""
-    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    signals = StopSignals()
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex, wanted=signals)
     killed = []
-    with tried._wishes:
-        tried._wish(signal.SIGTERM, " on node 1")
+    with signals:
+        tried.stop.from_peer({"asked": int(signal.SIGTERM), "times": 1}, "node 1")
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            tried._on_signal(tried._wishes.fd)
+            tried.stop.on_signal(signals.fd)
             killed.append(tried.outcome.killed)
     assert killed == [False, True], "the second one of its own insists"

@@ -445,9 +445,19 @@ def test_a_killed_report_leaves_the_command_that_makes_it(
     append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
     killed, fix = log.read_text().splitlines()
     assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
-    assert fix.endswith(f"training.cli.report {shlex.quote(str(run.path))}"), (
-        "the folder has a space"
+    assert fix.endswith(f"./duet report {shlex.quote(str(run.path))}"), "the folder has a space"
+
+
+def test_a_report_that_is_refused_gives_its_first_reason(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    refusal = (
+        "print('[ERROR] 2026-11-21 12:00:00 no space left'); print('[ERROR] 2026-11-21 12:00:00 "
+        "1 problem; no report (exit 2)'); raise SystemExit(2)"
     )
+    with_report(run, monkeypatch, refusal).close(0)
+    monkeypatch.undo()
+    assert "left with status 2: no space left\n" in log.read_text()
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])

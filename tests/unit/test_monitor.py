@@ -17,7 +17,7 @@ import pytest
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look, old, text_of
 from training.core import heartbeat, jsonl, rundir
 from training.host import gpus
-from training.monitor import host_stats, run_list, screen, state
+from training.monitor import host_stats, run_figures, run_list, screen, state
 from training.monitor.screen import View
 
 # States
@@ -287,7 +287,7 @@ def test_a_long_file_is_skimmed_without_losing_what_counts(
     assert quick["loss_curve"]["points"][0]["step"] < 200
     for part in ("loss_curve",):
         quick_values, full_values = ([p["loss"] for p in s[part]["points"]] for s in (quick, full))
-        assert len(quick_values) == len(full_values) == state.CURVE_POINTS
+        assert len(quick_values) == len(full_values) == run_figures.CURVE_POINTS
         assert quick_values == pytest.approx(full_values, rel=0.02)
     made.step(20_001, 1.0)  # and goes on line by line
     assert skimmed.read()["progress"]["step"] == 20_001

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
 from training.core import rundir
-from training.monitor import screen, state, term_text
+from training.monitor import run_status, screen, state, term_text
 from training.monitor.screen import View
 
 # The uuids of the stand-in driver
@@ -47,7 +47,7 @@ def test_damaged_files_are_never_a_traceback(made: Made, garbage: bytes) -> None
         file.write_bytes(garbage)
         seen = look(made.run)
         json.dumps(state.finite(seen), allow_nan=False)
-        assert seen["run"]["state"] in {"starting", "running", *state.ENDED}
+        assert seen["run"]["state"] in {"starting", "running", *run_status.ENDED}
         check_size(seen, 80, 24)
         screen.one_line(seen)
         file.write_bytes(kept)

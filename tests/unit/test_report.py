@@ -17,7 +17,15 @@ import pytest
 from tests.unit.monitor_runs import Made, dead_pid, old
 from tests.unit.report_runs import CONFIG, event, page_of, planned, read, trained
 from training.core import rundir
-from training.monitor.report import chart_render, charts, restarts, run, run_charts, timeline
+from training.monitor.report import (
+    chart_render,
+    chart_types,
+    charts,
+    restarts,
+    run,
+    run_charts,
+    timeline,
+)
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -384,13 +392,13 @@ def test_the_program_is_kept_for_the_next_time(tmp_path: Path) -> None:
     )
 
 
-def loss_of(made: Made) -> charts.Chart:
+def loss_of(made: Made) -> chart_types.Chart:
     chart = run_charts.loss(run.read_run(made.run))
     assert chart
     return chart
 
 
-def marked(chart: charts.Chart, of: int) -> list[int]:
+def marked(chart: chart_types.Chart, of: int) -> list[int]:
     return [
         step
         for step, series in zip(chart.columns["step"], chart.columns["series"], strict=True)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from training.core.rundir import append_json
-from training.monitor.report import series
+from training.monitor.report import read_backwards
 from training.monitor.report.series import POINTS, Metrics
 
 
@@ -156,7 +156,7 @@ def test_blocks_of_any_size_give_the_same(
     for n in range(1, 50):
         append_json(path, step(n, n / 3))
     whole = Metrics(path).curves["loss"].points
-    monkeypatch.setattr(series, "BLOCK", block)
+    monkeypatch.setattr(read_backwards, "BLOCK", block)
     if block == 7:  # a line that is longer than four blocks is no record of ours
         assert Metrics(path).steps == 0
     else:

@@ -309,12 +309,22 @@ def left_at(run: RunDir, rank: int, time: float) -> None:
 def test_who_left_with_status_0_before_another_lost_it_is_named(run: RunDir) -> None:
     told(run, 0, *LOST, time=2.0)
     assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)
     left_at(run, 1, 1.0)
-    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == 1, (
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == (1, 0), (
         "its process had not quite gone when the victim's end was seen"
     )
     assert rank_exit.explain(run, 1, 0, [], {}).where == "main.py:1"
+
+
+@each("status", [75, 130])
+def test_a_rank_that_left_as_if_asked_to_stop_is_named(run: RunDir, status: int) -> None:
+    told(run, 0, *LOST, time=2.0)
+    assert rank_exit.left_before(run, 0, [(1, status), (0, 1)], {}) == (1, status)
+    end = {"time": 1.0, "where": "main.py:9", "status": status}
+    write_json(run.ranks / "rank1.ended", end)
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == (1, status)
+    assert rank_exit.explain(run, 1, status, [], {}).where == "main.py:9"
 
 
 def test_who_left_after_it_is_not(run: RunDir) -> None:
@@ -336,11 +346,11 @@ def test_who_failed_by_itself_is_not_excused_by_an_earlier_end(run: RunDir) -> N
 
 def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
     told(run, 0, "SystemExit", "1", time=2.0, before=[{"type": LOST[0], "message": LOST[1]}])
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)
     run.rank_error(0).unlink()
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     run.rank_log(0).write_text(TRACEBACK.replace("ValueError: planted", ": ".join(LOST)))
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, (
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0), (
         "a program whose exceptions are not reported to us"
     )
 

@@ -21,6 +21,7 @@ from training.diagnose.root_cause import RootCause, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
+from training.diagnose.survived import NAN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -50,7 +51,10 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     plan = run_reader.read_plan(run.plan) if run else None
-    if run and (end := run_files.ended(run)):
+    end = run_files.ended(run) if run else None
+    # A user script that exits with 0 may have trained on NaN: its log decides.
+    by_log = end is not None and end["cause"] == NONE and bool(plan and plan.get("script"))
+    if run and end and not by_log:
         return _of_run(end, run, plan, language)
     own = run_files.reported(run) if run else []
     analyses: list[LogAnalysis] = []
@@ -73,6 +77,8 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
                 else:
                     analyses.append(read(source, scan(source)))
     found = find_root_cause(analyses, own)
+    if run and end and found.cause != NAN:
+        return _of_run(end, run, plan, language)
     nothing = found.cause == UNKNOWN and (
         found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)
     )

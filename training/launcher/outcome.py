@@ -18,6 +18,9 @@ class Outcome:
     ended: list[tuple[int | None, int]] = field(default_factory=list)
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
+    # time.monotonic() of the first failure, or of a stop by one rank alone: the grace of the others
+    # begins
+    failed_at: float | None = None
     # rank → what it was doing when the first one failed
     phases: dict[int, str] = field(default_factory=dict)
     death: RankExit | None = None  # what is known of the first rank that died

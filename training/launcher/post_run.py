@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.core.errors import Exit
-from training.core.project import ROOT
+from training.core.project import ROOT, typed
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
 from training.launcher.stop_signals import StopSignals
@@ -62,8 +62,8 @@ class PostRun:
         )
         if wrong:
             log.warning(
-                f"no report was made: {_with_last_line(wrong, said)}\n    try: "
-                f"{shlex.join(command)}"
+                f"no report was made: {_with_reason(wrong, said)}\n    try: "
+                + typed(f"./duet report {shlex.quote(str(self.run.path))}")
             )
             self._forget_old()
         return not wrong
@@ -112,9 +112,12 @@ class PostRun:
         for line in said.splitlines():
             log.to_log(f"notify: {masked(line)}\n")
         if wrong:
-            log.warning(f"--notify has failed: {_with_last_line(wrong, said)}")
+            log.warning(f"--notify has failed: {_with_reason(wrong, said)}")
 
 
-def _with_last_line(wrong: str, said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return f"{wrong}: {masked(lines[-1])[:200]}" if lines else wrong
+def _with_reason(wrong: str, output: str) -> str:
+    """The first problem that the program reports, else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    problem = next((line.partition("[ERROR] ")[2] for line in lines if "[ERROR] " in line), "")
+    problem = " ".join(problem.split()[2:])  # without date and time
+    return f"{wrong}: {masked(problem or lines[-1])[:200]}" if lines else wrong

@@ -13,8 +13,9 @@ from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
+from training.monitor.run_status import ENDED, FINISHED
 from training.monitor.screen import View, one_line, screen
-from training.monitor.state import ENDED, FINISHED, RunWatch, StateSource
+from training.monitor.state import RunWatch, StateSource
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
 
 if TYPE_CHECKING:

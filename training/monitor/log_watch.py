@@ -16,16 +16,9 @@ from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
-from training.monitor.state import (
-    CURVE_POINTS,
-    FAILED,
-    FINISHED,
-    GPU_PATIENCE_S,
-    LOG_LINES,
-    RUNNING,
-    SCHEMA_VERSION,
-    STARTING,
-)
+from training.monitor.run_figures import CURVE_POINTS
+from training.monitor.run_status import FAILED, FINISHED, RUNNING, STARTING
+from training.monitor.state import GPU_PATIENCE_S, LOG_LINES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus

@@ -24,7 +24,7 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.jsonl import dig
 from training.host import packages, ports
-from training.monitor import prom_metrics
+from training.monitor import prom_metrics, prom_samples
 from training.monitor.options import COMMAND
 from training.monitor.prom_metrics import AnyState
 
@@ -56,7 +56,7 @@ class Exporter:
         self._states: Sequence[AnyState] = []
         self._looked: float | None = None
         self._bodies: dict[str, bytes] = {}  # of this look, by content type
-        self._collected, self._told = prom_metrics.Collected(), ""
+        self._collected, self._told = prom_samples.Collected(), ""
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -133,7 +133,7 @@ class _Families:
     """What prometheus_client calls a collector: the metrics as its own objects."""
 
     def __init__(
-        self, collected: list[tuple[prom_metrics.Metric, list[prom_metrics.Sample]]]
+        self, collected: list[tuple[prom_metrics.Metric, list[prom_samples.Sample]]]
     ) -> None:
         self._collected = collected
 

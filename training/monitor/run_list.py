@@ -11,9 +11,10 @@ from training.core import units as amounts
 from training.core.jsonl import dig, items, mtime, read_object, whole
 from training.core.rundir import RunDir
 from training.monitor import host_stats, tables, term_text
+from training.monitor.run_status import ENDED
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
-from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
+from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:

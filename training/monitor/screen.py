@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import metric_units, units
 from training.monitor import sections, tables, term_text
-from training.monitor.state import ENDED, LOG_LINES
+from training.monitor.run_status import ENDED
+from training.monitor.state import LOG_LINES
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:

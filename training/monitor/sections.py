@@ -11,7 +11,7 @@ from training.config.schema import FIELDS
 from training.core import metric_units, units
 from training.core.jsonl import Record, number
 from training.monitor import term_text
-from training.monitor.state import ENDED
+from training.monitor.run_status import ENDED
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from training.core import units
 from training.core.jsonl import whole
 from training.monitor import term_text
-from training.monitor.state import ENDED
+from training.monitor.run_status import ENDED
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from training.core import exit_status, run_reader, rundir
+from training.core.errors import Exit
 from training.core.tail import tail
 from training.diagnose import exception_cause
 from training.host.gpus import one_line
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 DIED: Final = "died"  # by a signal or with a status
 ERROR: Final = "error"  # by an exception that it could tell
+# Not a failure by itself; where other ranks then lose their peer, it is where the failure begins.
+QUIET = (int(Exit.DONE), int(Exit.PREEMPTED), int(Exit.INTERRUPTED))
 LINES = 40
 # gloo aborts a rank that gets data of another collective than it is in.
 MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
@@ -46,13 +49,12 @@ def left_before(
     rank: int,
     gone: Sequence[tuple[int | None, int]],
     log_from: Mapping[Path, int],
-) -> int | None:
-    """The rank of a script that left first, with status 0, where this one failed since it lost a
-    peer. That status is no failure by itself, but here it is where the failure begins. `gone`: the
-    ends so far, in the order in which they happened."""
-    left = [other for other, status in gone if other is not None and status == 0]
+) -> tuple[int, int] | None:
+    """(rank, exit status) of the rank of a script that left before this one lost its peer, with a
+    status in QUIET. `gone`: the exits so far, in the order in which they happened."""
+    left = [(other, status) for other, status in gone if other is not None and status in QUIET]
     ends = {
-        int(p.stem[4:]): float(facts["time"])
+        int(p.stem[4:]): (float(facts["time"]), int(facts.get("status", 0)))
         for p in run.ranks.glob("rank*.ended")
         if (facts := rundir.read_json(p))
     }
@@ -68,15 +70,17 @@ def left_before(
             return None  # it failed by itself, or another one did
         # The end of a process is seen late where much has to be torn down: the script's own end
         # counts.
-        left += sorted(
-            (other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__
-        )
+        left += [
+            (other, status)
+            for other, (at, status) in sorted(ends.items(), key=lambda end: end[1])
+            if at <= error["time"]
+        ]
     elif left:
         log = run.rank_log(rank)
         told = exception_cause.of_log(log, rank, log_from.get(log, 0))
         if told is None or told.cause != exception_cause.PEER_DIED:
             return None
-    return next((other for other in left if other != rank), None)
+    return next((end for end in left if end[0] != rank), None)
 
 
 def explain(
@@ -96,7 +100,7 @@ def explain(
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
-    if status == 0 and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
+    if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))

@@ -51,10 +51,11 @@ class RankErrorRecord(ReportedError):
 
 
 class EndedRecord(TypedDict):
-    """ranks/rank<r>.ended: a script came to its end."""
+    """ranks/rank<r>.ended: a script came to its end, or called sys.exit with 0, 75 or 130."""
 
     time: float  # unix s
-    where: str  # file:line of a sys.exit(0); ''
+    where: str  # file:line of the sys.exit; ''
+    status: NotRequired[int]  # 0 where an earlier version wrote the record
 
 
 class EndRecord(TypedDict):

@@ -3,11 +3,9 @@ what to do."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass, field
 
-from training.core.project import ROOT
+from training.core.project import typed
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.plan import preflight
@@ -28,10 +26,7 @@ HARDWARE = [
 
 def command(ranks: int, device: str) -> str:
     """The test alone, to paste into a shell."""
-    return (
-        f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} "
-        f"training.cli.communication {ranks} --device={device}"
-    )
+    return typed(f"./duet communication {ranks} --device={device}")
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:

@@ -23,7 +23,8 @@ from training.monitor.health import (
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.state import DIED, ENDED, FINISHED, RunWatch
+from training.monitor.run_status import DIED, ENDED, FINISHED
+from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from training.core import rundir
 from training.host import p2p_cache
-from training.monitor.report.charts import Chart
+from training.monitor.report.chart_types import Chart
 
 PACKAGE = "vl-convert-python"
 VERSION = "6.4"  # of Vega-Lite

@@ -9,13 +9,13 @@ from training.config.schema import of_the_run
 from training.core import metric_units
 from training.core.jsonl import dig, number, text
 from training.core.units import count, decimal, milliseconds
-from training.monitor.report import charts, run_charts, sections
-from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report import chart_types, charts, headline, run_charts, sections
+from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
+from training.monitor.report.curve import Curve
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
-from training.monitor.report.series import Curve
 
 HINT = (
     "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double "
@@ -108,12 +108,12 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
             False,
         ),
         *((unit, _trained(unit), count, None) for unit in _units(runs)),
-        ("time", lambda r: r.lasted_s, run_charts.lasted, None),
+        ("time", lambda r: r.lasted_s, headline.lasted, None),
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         state = run.state["run"]["state"]
-        mark = tag("i", class_="key", style=f"background:{charts.swatch(i + 1)}")
+        mark = tag("i", class_="key", style=f"background:{chart_types.swatch(i + 1)}")
         rows.append([join([mark, name]), tag("span", state, class_=state)])
     head: list[object] = ["run", "state"]
     for title, of, shown, more in columns:

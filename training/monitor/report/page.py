@@ -14,7 +14,7 @@ from pathlib import Path
 
 from training.core import metric_units
 from training.monitor.report import chart_render
-from training.monitor.report.charts import Chart, colour, swatch
+from training.monitor.report.chart_types import Chart, colour, swatch
 from training.monitor.report.html import Html, data, join, table, tag, text
 
 FOREIGN = re.compile(r"[^A-Za-z0-9_-]")

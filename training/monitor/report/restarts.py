@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from training.core import rundir
 from training.core.jsonl import Record, number, read_object, text, whole
 from training.diagnose import exception_cause
-from training.monitor.report.series import clock
+from training.monitor.report.curve import clock
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import ReportedError

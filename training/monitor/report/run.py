@@ -16,9 +16,10 @@ from training.core import heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
-from training.monitor import state
-from training.monitor.report import restarts, series
-from training.monitor.report.series import Metrics, clock
+from training.monitor import run_status, state
+from training.monitor.report import curve, restarts
+from training.monitor.report.curve import clock
+from training.monitor.report.series import Metrics
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RunState
@@ -77,7 +78,7 @@ class Run:
     @property
     def script(self) -> str | None:
         """Somebody's own, under our launcher."""
-        return state.script_of(self.plan)
+        return run_status.script_of(self.plan)
 
     @property
     def settings(self) -> Record:
@@ -104,11 +105,11 @@ class Run:
 
     def since(self, at: float) -> float:
         """Seconds from the first start to `at` (unix s), without pauses."""
-        return series.left_over(at, self.pauses) - self.begun
+        return curve.left_over(at, self.pauses) - self.begun
 
     @property
     def ended(self) -> bool:
-        return self.state["run"]["state"] in state.ENDED
+        return self.state["run"]["state"] in run_status.ENDED
 
 
 def read_run(folder: rundir.RunDir) -> Run:
@@ -125,14 +126,14 @@ def read_run(folder: rundir.RunDir) -> Run:
     ]
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
-    told = ScriptFigures(folder.ranks).read() if state.script_of(plan) else None
+    told = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
     metrics = Metrics(
         folder.metrics, min(times, default=None), told=told.records() if told else None
     )
     pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
-    failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None
-    if seen["run"]["state"] == state.DIED:  # nobody watched who could have judged
+    failure = read_object(folder.failure) if seen["run"]["state"] == run_status.FAILED else None
+    if seen["run"]["state"] == run_status.DIED:  # nobody watched who could have judged
         failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)
     return Run(
         folder,

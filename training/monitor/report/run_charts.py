@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
-from training.core.units import count, decimal, duration, milliseconds
+from training.core.units import decimal
 from training.monitor.report import charts
-from training.monitor.report import series as curves
-from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
+from training.monitor.report.curve import Curve, PointPosition, clock
 from training.monitor.report.run import Run
-from training.monitor.report.series import Curve, Metrics, PointPosition
+from training.monitor.report.series import Metrics
 
 GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most
@@ -127,7 +127,7 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
     ):
         return None
     tokens = metric_units.so_far(run.metrics.last)
-    at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
+    at = run.since(clock(run.failure) or clock(run.metrics.last))
     return PointPosition(
         step, max(0.0, at), tokens * step // last if tokens is not None else None
     ), str(run.failure.get("cause") or "failure")
@@ -286,68 +286,3 @@ def phases(run: Run) -> Chart | None:
     return charts.stacked(
         "phases", "Where the time of each rank went", rows, shown, unit="seconds", note=note
     )
-
-
-def lasted(seconds: float) -> str:
-    """As the monitor writes it, with its unit."""
-    shown = duration(seconds)
-    return shown if shown.endswith("h") else f"{shown} {'h' if shown.count(':') > 1 else 'min'}"
-
-
-def headline(run: Run) -> list[tuple[str, object, object]]:
-    """(what, value, a word on it), the most important ones first."""
-    metrics, progress, training = run.metrics, run.state["progress"], run.state["training"]
-    out: list[tuple[str, object, object]] = []
-    if metrics.steps:
-        total = progress["total_steps"]
-        out.append(("Steps", f"{metrics.last['step']:,}", f"of {total:,}" if total else ""))
-    if metrics.scores and (best := metrics.best(metrics.scores[0])):
-        title, unit = titled(metrics.scores[0])
-        out.append(
-            (
-                f"Best {title[0].lower()}{title[1:]}",
-                decimal(best[1]),
-                ", ".join(filter(None, [unit, f"step {best[0]:,}"])),
-            )
-        )
-    if at := ends(run):
-        out.append(
-            (
-                "Loss at the end",
-                decimal(at[1]),
-                ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"])),
-            )
-        )
-    speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")
-    if speed:
-        out.append(("Speed", count(speed), f"{run.counted}/s, median"))
-    if step:
-        out.append(("Time of a step", milliseconds(step), "median"))
-    peak = metrics.peak("memory_bytes")
-    if peak:
-        out.append(
-            (
-                "Memory",
-                f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB",
-                "largest rank",
-            )
-        )
-    elif (mfu := training.get("mfu")) is not None:
-        out.append(("MFU", f"{100 * mfu:.1f} %", ""))
-    elapsed = run.lasted_s
-    if elapsed is not None and len(out) < 6:
-        word = "from start to end" if run.ended else "so far"
-        out.insert(
-            0,
-            (
-                "Time",
-                lasted(elapsed),
-                f"in {run.starts} starts, without pauses"
-                if run.pauses and run.starts > 1
-                else word,
-            ),
-        )
-    code = whole(run.summary.get("exit_code"))
-    if not metrics.steps and code is not None:
-        out.append(("Exit code", code, ""))
-    return out[:6]

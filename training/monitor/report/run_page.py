@@ -9,11 +9,11 @@ from training.core import metric_units
 from training.core.jsonl import text
 from training.core.units import clock
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
-from training.monitor.report import run_charts, sections, series, timeline
+from training.monitor.report import curve, headline, run_charts, sections, timeline
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, tiles
 from training.monitor.report.run import Run, value_of
-from training.monitor.state import FAILED
+from training.monitor.run_status import FAILED
 
 EVEN_PERCENT = 5  # that the own times of two ranks may be apart
 HINT = (
@@ -29,7 +29,7 @@ def page(run: Run, spoken: str) -> ReportPage:
         pauses=bool(run.pauses),
         counted=None if run.script else run.counted,
     )
-    out.timed = not run.metrics.steps or bool(series.clock(run.metrics.last))
+    out.timed = not run.metrics.steps or bool(curve.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
@@ -65,7 +65,7 @@ def _head(run: Run, spoken: str) -> Html:
         f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
         f"{'took' if run.ended else 'for'} "
-        f"{run_charts.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
+        f"{headline.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
         if elapsed is not None
         else None,
         f"{run.starts} starts" if run.starts > 1 else None,
@@ -99,7 +99,7 @@ def _head(run: Run, spoken: str) -> Html:
             else None,
             tag("p", reason, class_="notice") if reason else None,
             sections.failure(run, spoken),
-            tiles(run_charts.headline(run)),
+            tiles(headline.figures(run)),
             tag("p", nothing, class_="notice") if nothing else None,
         ]
     )

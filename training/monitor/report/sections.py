@@ -13,7 +13,7 @@ from training.core import redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.units import clock, count, duration
 from training.diagnose import card
-from training.monitor.report import series
+from training.monitor.report import curve
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
@@ -277,7 +277,7 @@ def events(run: Run) -> Html | None:
 
 
 def _event(event: Record, begun: float) -> list[object]:
-    at = series.clock(event)
+    at = curve.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
         {"": duration(max(0.0, at - begun)), "class_": "when"},

@@ -11,10 +11,10 @@ from typing import Any
 from training.core import units
 from training.core.jsonl import Record, number, text, whole
 from training.core.units import duration
-from training.monitor.report import charts
-from training.monitor.report.charts import Chart
+from training.monitor.report import chart_types, charts
+from training.monitor.report.chart_types import Chart
+from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
-from training.monitor.report.series import clock
 
 START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
 KINDS = (TRAINING, EVALUATION, START, LOST)
@@ -152,7 +152,7 @@ def _chart(
     end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])
     unit, size = next((name, size) for name, size, least in UNITS if end >= least)
     lanes = list(dict.fromkeys([*(bar.lane for bar in bars), *(mark.lane for mark in marks)]))
-    colours = {kind: charts.colour(i + 1) for i, kind in enumerate(KINDS)}
+    colours = {kind: chart_types.colour(i + 1) for i, kind in enumerate(KINDS)}
     rows: list[tuple[Any, ...]] = []
     for bar in bars:
         lasts = round(bar.to_s - bar.from_s, 3)
@@ -214,9 +214,9 @@ def _chart(
         },
     ]
     spec = {
-        "$schema": charts.SCHEMA,
-        "config": charts.CONFIG,
-        "width": charts.WIDE,
+        "$schema": chart_types.SCHEMA,
+        "config": chart_types.CONFIG,
+        "width": chart_types.WIDE,
         "height": LANE * len(lanes),
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
