@@ -19,9 +19,14 @@ PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
 # parents those give themselves.
 TOKEN = "DUET_TOKEN"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# They end by themselves when the processes that they serve are gone, and unlink the shared memory
-# that those have left in /dev/shm.
-KEEPERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker", "torch_shm_manager")
+# They exit by themselves when the processes that they serve have exited: the first three unlink the
+# shared memory that those left in /dev/shm, the service of W&B writes the rest of its run.
+KEEPERS = (
+    "multiprocessing.resource_tracker",
+    "loky.backend.resource_tracker",
+    "torch_shm_manager",
+    "/wandb/bin/",
+)
 # that they outlive a rank for a moment needs no message
 HELPERS = (
     *KEEPERS,
