@@ -1,5 +1,5 @@
-"""Every way of being started, for real: the mode is found and said, ranks are never started twice,
-leftovers are not followed."""
+"""Every launch mode with real processes: the mode is detected and logged, ranks are never started
+twice, leftover variables are ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRY = (sys.executable, "-u", "train.py", CONFIG)
 
 
 def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str, str]:
-    """What a platform puts into the environment of each rank, or of each node."""
+    """Environment that a platform sets for each rank, or for each node."""
     found = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -32,7 +32,7 @@ def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str
 
 
 def first_line(run: Launched) -> str:
-    """Of what the launcher says: the mode and its reason."""
+    """The mode and its reason, from the launcher's output."""
     line = next(line for line in run.output.splitlines() if line.startswith("[INFO]"))
     assert " mode " in line, line
     return line.partition(" mode ")[2]
@@ -86,10 +86,10 @@ def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...])
         "platform",
     )
     assert len(list(ranks[0].run.path.parent.iterdir())) == 1, "one run directory"
-    assert not ranks[0].pids, "nobody has started ranks"
+    assert not ranks[0].pids, "no ranks were started"
 
 
-def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
+def test_an_error_under_a_platform_is_reported_once(launch: Launch) -> None:
     port = free_port("127.0.0.1")
     ranks = [launch(*SCRIPT, env=injected(rank, 2, port), depht=3) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [2, 2]
@@ -106,7 +106,7 @@ def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
 def test_a_platform_that_injects_nodes(
     launch: Launch, command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Two nodes, which do not see each other's disk."""
+    """Two nodes with separate disks."""
     port = free_port("127.0.0.1")
     nodes = [
         launch(
@@ -180,8 +180,7 @@ def test_a_launcher_inside_a_rank_becomes_the_rank(
 
 
 def without_libuv(built: str) -> str:
-    """A torch that is built without libuv, as its users see it; this one has libuv, so its store is
-    made to answer the same way."""
+    """Simulates a torch built without libuv: its store raises the same error."""
     return f"""
 import importlib.machinery, sys
 class Patch:
@@ -221,9 +220,7 @@ def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
         "train.py",
     )
     fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
-    assert fails.wait() != 0 and "without libuv support" in fails.output, (
-        "the stand-in does what it should"
-    )
+    assert fails.wait() != 0 and "without libuv support" in fails.output, "the simulation works"
     plain = once(*SCRIPT)
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
     by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()

@@ -211,7 +211,7 @@ TABLE = {
         6,
         where=r"loader\.py:\d+$",
         phase=r"step \d+: fetch",
-        advice="host memory or /dev/shm may be full",
+        advice="host memory or /dev/shm is full",
         epochs=True,
     ),
     "worker without shared memory": error(
@@ -248,7 +248,7 @@ TABLE = {
         rank=0,
         where=r"faults/data\.py:\d+$",
         phase="checkpoint",
-        advice="make room below",
+        advice="free space in",
     ),
 }
 # One row a mechanism of detection: by `make check`, and by CI. All rows: `make soak`.

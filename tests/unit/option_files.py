@@ -55,6 +55,6 @@ def refused(**changes: Any) -> Problem:
 
 
 def visible(loaded: ConfigFile) -> str:
-    """Everything of it that people or files see."""
+    """Everything of a loaded file that is shown or written."""
     lines = [line for problem in loaded.problems for line in problem.lines()]
     return "\n".join([*lines, *loaded.notes, loaded.title, repr(loaded.values)])

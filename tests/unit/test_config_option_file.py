@@ -24,7 +24,7 @@ OURS = sorted((ROOT / "options/vrt").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda p: p.stem)
-def test_our_own_files_are_whole_configurations(path: Path) -> None:
+def test_ready_option_files_are_complete_configurations(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
     loaded = load(path, text)
@@ -38,15 +38,15 @@ def test_our_own_files_are_whole_configurations(path: Path) -> None:
 
 
 @each("path", KAIR, ids=lambda p: p.stem)
-def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> None:
+def test_kairs_own_files_get_one_complete_report(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert is_option_file(text)
     loaded = load(path, text, 8)
-    told = [p.what for p in loaded.problems]
+    found = [p.what for p in loaded.problems]
     assert not [
-        what for what in told if "no key of an option file" in what or "given twice" in what
+        what for what in found if "no key of an option file" in what or "given twice" in what
     ]
-    assert sum("is packed as LMDB" in what for what in told) == 1
+    assert sum("is packed as LMDB" in what for what in found) == 1
     network = next(p for p in loaded.problems if p.what.startswith("netG.net_type is"))
     assert ("pretrained flow network" in network.what) == ("videofi" not in path.name)
     assert (
@@ -77,8 +77,8 @@ def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> Non
     assert len([note for note in loaded.notes if "not used" in note]) == 1
 
 
-def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
-    """The two changes that the answer proposes are enough."""
+def test_kairs_files_with_the_recurrent_network_on_folders_are_configurations() -> None:
+    """The two changes that the report proposes are enough."""
     for path in (p for p in KAIR if "deblurring" in p.name):
         text = path.read_text(encoding="utf-8").replace(".lmdb", "").replace('"lmdb"', '"disk"')
         text = text.replace('"net_type": "vrt"', '"net_type": "recurrent"').replace(
@@ -92,9 +92,9 @@ def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
         assert any("of each rank" in note for note in loaded.notes)
 
 
-def test_the_vocabulary_of_files_with_spikes() -> None:
-    """What the repositories made from KAIR write; the names of S-VRT's file and its values for a
-    spike camera."""
+def test_the_keys_of_files_with_spikes() -> None:
+    """Keys of repositories derived from KAIR: those of S-VRT's file, with its values for a spike
+    camera."""
     part = {
         "spike_h": 250,
         "spike_w": 400,
@@ -163,7 +163,7 @@ def test_which_files_are_option_files(text: str, expected: bool) -> None:
     assert is_option_file(text) is expected
 
 
-def test_a_tree_is_asked_too() -> None:
+def test_a_parsed_tree_is_recognised_too() -> None:
     assert is_option_file(SMALL)
     assert not is_option_file({"depth": 12})
     assert not is_option_file([SMALL])
@@ -186,8 +186,8 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_word_has_somewhere_it_belongs() -> None:
-    """A known key in the wrong section names the right one."""
+def test_a_known_key_in_the_wrong_section_is_corrected() -> None:
+    """The suggestion for a known key in the wrong section is the right section."""
     for dotted in KEYS:
         assert (
             dotted in keys.meant(f"wrong.{leaf(dotted)}")

@@ -113,7 +113,7 @@ from training.tasks.video_restoration.options import NAME as VIDEO
         ),
     ],
 )
-def test_one_mistake_one_answer(changes: dict[str, Any], what: str, fix: str) -> None:
+def test_one_error_is_one_problem(changes: dict[str, Any], what: str, fix: str) -> None:
     problem = refused(**changes)
     assert problem.what.startswith(what)
     assert fix in "\n".join(problem.fixes)
@@ -140,11 +140,11 @@ def test_one_mistake_one_answer(changes: dict[str, Any], what: str, fix: str) ->
         {"logging__wandb_name": "a", "logging__wandb_run_name": "a"},
     ],
 )
-def test_what_asks_for_nothing_is_no_problem(changes: dict[str, Any]) -> None:
+def test_keys_without_effect_are_accepted(changes: dict[str, Any]) -> None:
     assert read(small(**changes)).problems == []
 
 
-def test_parts_that_are_kept_still_and_clips_that_are_left_out() -> None:
+def test_frozen_parts_and_skipped_clips_are_rejected() -> None:
     assert "fix_keys" in refused(train__fix_iter=100, train__fix_keys=["conv"]).what
     assert (
         "REDS" in refused(datasets__train__name="REDS", datasets__train__val_partition="REDS4").what
@@ -157,8 +157,8 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
         '"E_decay": '
         '0.99},\n "xx": 1, "n_channels": 4}'
     )
-    told = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
-    assert [what.split(" is")[0] for what in told] == [
+    found = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
+    assert [what.split(" is")[0] for what in found] == [
         "netG.net_type",
         "train.total_itr",
         "train.E_decay",
@@ -183,13 +183,13 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
         '{"train": {"total_iter": 1e999}}',
     ],
 )
-def test_what_is_no_option_file_is_a_problem_and_no_crash(text: str) -> None:
+def test_other_content_is_a_problem_without_a_crash(text: str) -> None:
     loaded = read(text)
     assert only(loaded.problems).what.startswith("o.json")
     assert loaded.values == {"task": (VIDEO, "o.json")}
 
 
-def test_a_mistake_in_the_json_is_shown_with_its_line() -> None:
+def test_a_json_error_is_shown_with_its_line() -> None:
     problem = only(
         read('{\n  "train": {\n    "total_iter": 5 // steps\n    "E_decay": 0\n}}').problems
     )
@@ -199,7 +199,7 @@ def test_a_mistake_in_the_json_is_shown_with_its_line() -> None:
     assert hostile.isprintable()
 
 
-def test_names_from_a_file_are_shown_as_text() -> None:
+def test_names_from_a_file_are_printable() -> None:
     for name in ("\x1b[31mred", "a\nb", "\u202egnp", "k" * 5000):
         what = only(read(small(**{name: 1})).problems).what
         assert what.isprintable()

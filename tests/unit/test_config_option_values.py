@@ -15,7 +15,7 @@ from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
 
 
-def test_every_key_that_sets_something_sets_it_with_its_line() -> None:
+def test_every_key_sets_its_field_with_its_line_as_origin() -> None:
     text = """{ // a run
   "task": "my task/1", "gpu_ids": [0, 2], "dist": true,
   "find_unused_parameters": true, "use_static_graph": false, "scale": 1, "n_channels": 3,
@@ -110,7 +110,7 @@ def test_every_option_of_the_task_can_be_set_and_every_key_sets_a_field() -> Non
     assert reached - {""} <= set(KNOWN)
 
 
-def test_absent_keys_are_kairs_defaults_where_they_change_what_is_learnt() -> None:
+def test_absent_keys_that_affect_training_have_kairs_defaults() -> None:
     found = values(SMALL)
     assert found["grad_clip"] == 0.0
     assert found["G_optimizer_betas"] == "0.9,0.999"
@@ -120,13 +120,13 @@ def test_absent_keys_are_kairs_defaults_where_they_change_what_is_learnt() -> No
     assert values(small(train__G_optimizer_clipgrad=None)) == found
 
 
-def test_a_wrong_value_is_told_with_file_line_and_key_like_any_other() -> None:
+def test_a_wrong_value_is_reported_with_file_line_and_key() -> None:
     loaded = read(small(train__total_iter="many", netG__embed_dim=1, datasets__train__num_frame=-1))
     assert loaded.problems == []
-    told = {
+    found = {
         p.what for p in resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN).problems
     }
-    assert told == {
+    assert found == {
         "num_frame is -1 (from o.json:9: datasets.train.num_frame), too small",
         "embed_dim is 1 (from o.json:14: netG.embed_dim), too small",
         "num_iterations is 'many' (from o.json:17: train.total_iter), a str",
@@ -137,7 +137,7 @@ def test_a_wrong_value_is_told_with_file_line_and_key_like_any_other() -> None:
     ("root", "out_dir"),
     [("experiments", None), ("superruns", "superruns"), ("~/x", "~/x"), (None, None)],
 )
-def test_the_root_is_the_folder_of_runs_if_it_is_no_default(
+def test_the_root_is_the_folder_of_runs_unless_it_is_the_default(
     root: str | None, out_dir: str | None
 ) -> None:
     assert values(small(path__root=root)).get("out_dir") == out_dir
@@ -150,14 +150,14 @@ def test_use_wandb() -> None:
     assert refused(logging__use_wandb=1).what.startswith("logging.use_wandb is a number (o.json:")
 
 
-def test_the_title_is_a_name_for_a_folder() -> None:
+def test_the_title_becomes_a_folder_name() -> None:
     assert read(small(task="../../etc/x y")).title == "etc_x_y"
     assert read(small(task="去模糊 1")).title == "去模糊_1"
     assert len(read(small(task="漢" * 500)).title.encode()) <= 100
     assert refused(task=["x"]).what == "task is a list (o.json:2)"
 
 
-def test_the_order_of_samples_is_always_drawn() -> None:
+def test_samples_are_always_shuffled() -> None:
     loaded = read(small(datasets__train__dataloader_shuffle=False))
     assert (
         only(loaded.notes)

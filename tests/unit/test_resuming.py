@@ -286,7 +286,7 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
         report_run.read_run(made.run).state["run"]["state"] == "finished"
         and report_run.read_run(made.run).data["total_steps"] == 400
     )
-    assert (run_files.ended(made.run) or {})["summary"] == "the run has finished"
+    assert (run_files.ended(made.run) or {})["summary"] == "the run finished"
     assert standing.read_plan(made.run) == made.plan
     resume(made, time.time())  # the next one keeps the same
     assert (

@@ -413,7 +413,7 @@ def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(
         "gpu_hardware",
         "error",
         1,
-        "GPU 1 (Card) can not be seen any more: 1 on this machine",
+        "GPU 1 (Card) no longer visible: 1 on this machine",
     )
 
 
@@ -426,7 +426,7 @@ def test_the_driver_is_asked_in_a_process_of_its_own(
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith(
-        "GPU 1 (Card) can not be seen any more: "
+        "GPU 1 (Card) no longer visible: "
     )
 
 
@@ -438,10 +438,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(
     record = failure_report.failure(
         Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS)
     )
-    text = (
-        "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, "
-        "0.2 s)"
-    )
+    text = "the driver did not answer within 0.2 s (NVML): a GPU may have fallen off the bus"
     assert summary_of(record) == ("gpu_hardware", "died", 1, text)
 
 
@@ -451,8 +448,8 @@ def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
     monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     assert (
-        "it is not known whether a GPU is lost, since NVML could not be asked: no room for a "
-        "process" in capfd.readouterr().err
+        "cannot check for lost GPUs: the NVML query failed: no room for a process"
+        in capfd.readouterr().err
     )
 
 

@@ -1,4 +1,4 @@
-"""Everything in logs and error files that may be the cause of a failure."""
+"""Candidates for the cause of a failure, from logs and error files."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from training.diagnose.signatures import (
 from training.diagnose.traceback import Traceback, place_before
 
 PEER_DIED = "peer_died"
-WRAPPED = "nccl_init"  # `unhandled system error` around whatever NCCL was told
-OWN = "own"  # our own verdict, or the error file of a rank: nothing is guessed
-UNLISTED = "unlisted"  # an exception that the catalogue does not know
-LOST = "lost"  # a cascade that tells nothing but that somebody has gone
-ABORTED = "aborted"  # how a process ends after that
+WRAPPED = "nccl_init"  # `unhandled system error` around any error that NCCL got
+OWN = "own"  # Duet's verdict, or the error file of a rank: nothing is inferred
+UNLISTED = "unlisted"  # an exception that is not in the catalogue
+LOST = "lost"  # a cascade that shows only the loss of another process
+ABORTED = "aborted"  # the end of a process after such a loss
 ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
-OF_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # tells something of who says it
+ABOUT_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
 
 
 @dataclass
 class Event:
-    """Something that may be the cause."""
+    """A candidate for the cause."""
 
     cause: str
     role: str
     line: LogLine
     rank: int | None
     time: float | None
-    story: LogAnalysis | None = None
+    analysis: LogAnalysis | None = None
     hit: SignatureMatch | None = None
     thrown: Traceback | None = None
     text: str = ""
-    file: Path | None = None  # where there is no story
-    place: str | None = None  # file:line, where no traceback tells it
+    file: Path | None = None  # without a `analysis`
+    place: str | None = None  # file:line, without a traceback
 
     @property
     def signature(self) -> Signature | None:
@@ -52,7 +52,7 @@ class Event:
 
     @property
     def length(self) -> int:
-        """Of the text that was recognised: of two on one line the longer one says more."""
+        """Characters of the match; the longer of two matches in a line is more specific."""
         return self.hit.length if self.hit else 0
 
     @property
@@ -62,20 +62,20 @@ class Event:
         return self.place or (self.hit.groups.get("where") if self.hit else None)
 
 
-def failure_events(story: LogAnalysis) -> list[Event]:
+def failure_events(analysis: LogAnalysis) -> list[Event]:
     events = [
-        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, story, h, h.thrown)
-        for h in story.hits
+        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, analysis, h, h.thrown)
+        for h in analysis.hits
         if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
     ]
-    listed = {id(h.thrown) for h in story.hits if h.thrown and names_exception(h)}
-    for one in story.tracebacks:
+    listed = {id(h.thrown) for h in analysis.hits if h.thrown and names_exception(h)}
+    for one in analysis.tracebacks:
         if one.harmless or one.in_thread or one.carries or id(one) in listed:
             continue
         line = one.end or one.start
         cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
         events.append(
-            Event(cause, role, line, one.rank, story.time_at(line.offset), story, None, one)
+            Event(cause, role, line, one.rank, analysis.time_at(line.offset), analysis, None, one)
         )
     events += [
         Event(
@@ -83,22 +83,23 @@ def failure_events(story: LogAnalysis) -> list[Event]:
             CUT,
             line,
             line.rank,
-            story.time_at(line.offset),
-            story,
-            place=place_before(story.lines, line),
+            analysis.time_at(line.offset),
+            analysis,
+            place=place_before(analysis.lines, line),
         )
-        for line in story.last_words
+        for line in analysis.bare_exceptions
     ]
     events = _of_each_line(events)
-    if story.cards:
-        line, cause, rank, text = story.cards[-1]
-        events.append(Event(cause, OWN, line, rank, story.time_at(line.offset), story, text=text))
+    if analysis.cards:
+        line, cause, rank, text = analysis.cards[-1]
+        events.append(
+            Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
+        )
     return events
 
 
 def names_exception(hit: SignatureMatch) -> bool:
-    """Whether it is what an exception says: its own line, or one of its message that is more than
-    the noise after it."""
+    """Whether the match is the exception's own line, or a significant line of its message."""
     thrown = hit.thrown
     own = (
         thrown is not None
@@ -110,8 +111,8 @@ def names_exception(hit: SignatureMatch) -> bool:
 
 
 def _of_each_line(events: list[Event]) -> list[Event]:
-    """Of what is recognised in one line only the best: `CUDA error: out of memory` is no CUDA error
-    of another kind."""
+    """Only the best event of each line: `CUDA error: out of memory` also matches the generic CUDA
+    error."""
     best: dict[int, Event] = {}
     for event in events:
         other = best.setdefault(event.line.offset, event)

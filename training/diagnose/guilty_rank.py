@@ -1,4 +1,4 @@
-"""The rank to which a cause belongs."""
+"""The rank that failed first."""
 
 from __future__ import annotations
 
@@ -10,84 +10,86 @@ from training.diagnose.log_analysis import LogAnalysis
 from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
 
 PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
-TABLE = 4  # lines between a rank in torchrun's table and how it ended
+TABLE = 4  # lines between a rank in torchrun's table and its exit status
 
 
-def guilty_rank(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Who failed first. Of a text without a rank its log's name tells it, then who started it, then
-    torchrun's first failure."""
-    story = best.story
+def guilty_rank(
+    best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]
+) -> int | None:
+    """The rank of `best`. For a line without a rank: from the name of its log, then from the
+    process that spawned it, then torchrun's first failure."""
+    analysis = best.analysis
     near = (
-        [r for r in story.reported if abs(r.line.number - best.line.number) <= TABLE]
-        if story
+        [r for r in analysis.reported if abs(r.line.number - best.line.number) <= TABLE]
+        if analysis
         else []
     )
     if (
         near
         and best.role == LOST
-        and (roots := [r for r in story.reported if r.root] if story else [])
+        and (roots := [r for r in analysis.reported if r.root] if analysis else [])
     ):
         return roots[0].rank
     if near and best.rank is None:
         return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
     if best.role in (VICTIM, CASCADE, LOST):
-        return _missing(best, events, stories)
-    if best.rank is not None or story is None:
+        return _missing(best, events, analyses)
+    if best.rank is not None or analysis is None:
         return best.rank
-    if story.source.rank is not None:
-        return story.source.rank
-    before = [rank for offset, rank in story.spawned if offset < best.line.offset]
-    if (best.thrown and before) or len(story.spawned) == 1:
-        return before[-1] if before else story.spawned[0][1]
-    # Lines of C++ and of the kernel have no prefix; the exception that follows has.
+    if analysis.source.rank is not None:
+        return analysis.source.rank
+    before = [rank for offset, rank in analysis.spawned if offset < best.line.offset]
+    if (best.thrown and before) or len(analysis.spawned) == 1:
+        return before[-1] if before else analysis.spawned[0][1]
+    # Lines of C++ and of the kernel have no rank prefix; the exception that follows has one.
     broken = [
         e
         for e in events
-        if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.story is story
+        if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.analysis is analysis
     ]
     same = [e for e in broken if e.cause == best.cause] or [
         e for e in broken if e.thrown and e.line.offset > best.line.offset
     ]
     if same:
         return min(same, key=lambda e: e.line.offset).rank
-    return _of_table(best, story, waiting_ranks(events))
+    return _of_table(best, analysis, waiting_ranks(events))
 
 
 def waiting_ranks(events: Sequence[Event]) -> set[int]:
-    """The ranks that say they waited for others, or lost them."""
+    """Ranks that report a wait for other ranks, or their loss."""
     ranks = {
-        e.story.source.rank if e.rank is None and e.story else e.rank
+        e.analysis.source.rank if e.rank is None and e.analysis else e.rank
         for e in events
         if e.role in (VICTIM, CASCADE, LOST)
     }
     return {rank for rank in ranks if rank is not None}
 
 
-def _of_table(best: Event, story: LogAnalysis, lonely: set[int]) -> int | None:
-    """By torchrun's table: the rank whose process the text names; else its first failure, unless
-    that is one who only waited."""
+def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | None:
+    """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
+    rank only waited."""
     named = {int(pid) for pid in PID.findall(best.line.text)}
-    later = [r for r in story.reported if r.line.offset > best.line.offset]
+    later = [r for r in analysis.reported if r.line.offset > best.line.offset]
     of_process = [r.rank for r in later if r.pid in named]
-    broken = [r.rank for r in later if r.rank not in lonely]
+    broken = [r.rank for r in later if r.rank not in waiting]
     first = [r.rank for r in later if r.root and r.rank in broken]
     return next(iter([*of_process, *first, *broken]), None)
 
 
-def _missing(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> int | None:
-    """Of a group in which all wait: who has asked for the fewest collectives, else the only one
-    that says nothing of it."""
+def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> int | None:
+    """The rank that all others wait for: the one with the fewest collectives, else the only one
+    that reports no wait."""
     if best.hit and best.hit.groups.get("rank", "").isdigit():
         return int(best.hit.groups["rank"])
     enqueued: dict[int, int] = {}
-    for story in stories:
-        enqueued |= story.enqueued
+    for analysis in analyses:
+        enqueued |= analysis.enqueued
     if len(set(enqueued.values())) > 1:
         lowest = min(enqueued.values())
-        who = [rank for rank, number in enqueued.items() if number == lowest]
-        if len(who) == 1:
-            return who[0]
-    world = next((s.world for s in stories if s.world), None)
+        slowest = [rank for rank, number in enqueued.items() if number == lowest]
+        if len(slowest) == 1:
+            return slowest[0]
+    world = next((s.world for s in analyses if s.world), None)
     waiting = waiting_ranks(events)
     if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
         return next(iter(set(range(world)) - waiting), None)

@@ -1,5 +1,5 @@
-"""Which of all that was found is the cause: the role decides (what broke, before who waited for
-it), then time, then rank."""
+"""Choice of the root cause among all events: by role (a failure before a wait for it), then time,
+then rank."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from training.diagnose.signatures import (
 )
 from training.diagnose.survived import NAN, survived
 
-# a SIGKILL is the kernel's, for memory, only where that is in the logs
+# a SIGKILL counts as out of memory only if the logs show a lack of memory
 KILLED, MEMORY = (
     "killed",
     "host_oom_killed",
 )
-OUTSIDE = {"interrupted", "preempted"}  # how a run is ended by others
-VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # tell nothing beside another cause
+OUTSIDE = {"interrupted", "preempted"}  # stopped from outside
+VAGUE = {UNKNOWN, NONE, RAISED, EXIT_STATUS}  # not listed beside another cause
 CONFIDENCE = (
     dict.fromkeys(ORDER, "low")
     | {OWN: "high", ROOT: "high"}
     | dict.fromkeys((UNLISTED, WEAK, VICTIM), "medium")
 )
-SOON = 120  # lines: what a rank says after the root is of it
+SOON = 120  # lines: errors of a rank this close after the root cause follow from it
 
 
 @dataclass
@@ -52,24 +52,24 @@ class RootCause:
     event: Event | None = None
     confidence: str = "high"
     also: list[str] = field(default_factory=list)
-    # what looked like a failure, and training went on
+    # apparent failures after which training continued
     recovered: list[Event] = field(default_factory=list)
 
 
-def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
-    """`own`: what structured files say."""
+def find_root_cause(analyses: Sequence[LogAnalysis], own: Sequence[Event] = ()) -> RootCause:
+    """`own`: events from structured files."""
     alive: list[Event] = [e for e in own if e.cause not in (UNKNOWN, RAISED)]
     recovered: list[Event] = []
-    for story in stories:
-        for event in failure_events(story):
-            (recovered if survived(story, event) else alive).append(event)
+    for analysis in analyses:
+        for event in failure_events(analysis):
+            (recovered if survived(analysis, event) else alive).append(event)
     alive = _without_ends(_without_followers(alive))
     if not alive and own:
         alive = list(own)
     if not alive:
-        return _nothing(stories, recovered)
-    best = _without_a_word(_in_words(_begin(_first(alive), recovered), alive), alive)
-    best = _for_memory(best, alive, stories)
+        return _nothing(analyses, recovered)
+    best = _first_reported(_most_detailed(_first_nan(_first(alive), recovered), alive), alive)
+    best = _for_memory(best, alive, analyses)
     also = dict.fromkeys(
         e.cause
         for e in sorted(alive, key=lambda e: ORDER.index(e.role))
@@ -77,7 +77,7 @@ def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -
     )
     return RootCause(
         best.cause,
-        guilty_rank(best, alive, stories),
+        guilty_rank(best, alive, analyses),
         best,
         CONFIDENCE[best.role],
         list(also),
@@ -85,11 +85,11 @@ def find_root_cause(stories: Sequence[LogAnalysis], own: Sequence[Event] = ()) -
     )
 
 
-def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
-    """Only the noise after a failure is there, and torchrun says who failed first: what that was,
-    is unknown."""
-    story = best.story
-    first = next((r for r in story.reported if r.root), None) if story else None
+def _first_reported(best: Event, events: Sequence[Event]) -> Event:
+    """If the log has only consequences of a failure: torchrun's first failure, with unknown
+    cause."""
+    analysis = best.analysis
+    first = next((r for r in analysis.reported if r.root), None) if analysis else None
     if best.role != LOST or first is None or first.rank in waiting_ranks(events):
         return best
     return Event(
@@ -98,47 +98,46 @@ def _without_a_word(best: Event, events: Sequence[Event]) -> Event:
         first.line,
         first.rank,
         best.time,
-        story,
+        analysis,
     )
 
 
-def _for_memory(best: Event, events: Sequence[Event], stories: Sequence[LogAnalysis]) -> Event:
-    """A kill is the kernel's where a log tells that memory was short."""
+def _for_memory(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> Event:
+    """Out of memory instead of a plain kill, where a log shows a lack of memory."""
     if best.cause != KILLED:
         return best
     short = any(e.cause == MEMORY for e in events) or any(
-        h.signature.cause == MEMORY for s in stories for h in s.hits
+        h.signature.cause == MEMORY for s in analyses for h in s.hits
     )
     return replace(best, cause=MEMORY) if short else best
 
 
-def _begin(best: Event, overcome: Sequence[Event]) -> Event:
-    """The first one of a row: a loss that stays NaN counts on, and is not overcome by that."""
-    story = best.story
-    if best.cause != NAN or best.thrown or story is None:
+def _first_nan(best: Event, overcome: Sequence[Event]) -> Event:
+    """The first of consecutive NaN losses: steps that continue with NaN are not a recovery."""
+    analysis = best.analysis
+    if best.cause != NAN or best.thrown or analysis is None:
         return best
     row = sorted(
         (
             e
             for e in overcome
-            if e.story is story and e.cause == NAN and e.line.offset < best.line.offset
+            if e.analysis is analysis and e.cause == NAN and e.line.offset < best.line.offset
         ),
         key=lambda e: -e.line.offset,
     )
-    told = {e.line.offset for e in row} | {best.line.offset}
+    known = {e.line.offset for e in row} | {best.line.offset}
     for event in row:
         if any(
-            event.line.offset < m.offset < best.line.offset and m.offset not in told
-            for m in story.marks
+            event.line.offset < m.offset < best.line.offset and m.offset not in known
+            for m in analysis.marks
         ):
             break
         best = event
     return best
 
 
-def _in_words(best: Event, events: Sequence[Event]) -> Event:
-    """Of exceptions that led to each other the one that tells most: `killed by signal` says more
-    than the connection that broke."""
+def _most_detailed(best: Event, events: Sequence[Event]) -> Event:
+    """The most detailed exception of a chain: `killed by signal` before the broken connection."""
     if best.thrown is None:
         return best
     chain = [
@@ -156,15 +155,15 @@ def _facts(event: Event) -> int:
 
 
 def _without_followers(events: list[Event]) -> list[Event]:
-    """Without exceptions of the user's code that a known cause has led to: in the same chain, or
-    soon after it in the same rank."""
+    """Without exceptions of user code that follow from a known cause: in the same chain, or soon
+    after it in the same rank."""
     known = [e for e in events if e.role in (ROOT, OWN)]
     listed = [e for e in events if e.hit and names_exception(e.hit)]
     kept = []
     for event in events:
         if event.role in (UNLISTED, CUT):
             chain = event.thrown.first() if event.thrown else None
-            if any(e.thrown and e.thrown.first() is chain for e in listed):  # a wrapper says less
+            if any(e.thrown and e.thrown.first() is chain for e in listed):  # only a wrapper
                 continue
             if any(_follows(event, e) for e in known):
                 continue
@@ -173,8 +172,8 @@ def _without_followers(events: list[Event]) -> list[Event]:
 
 
 def _without_ends(events: list[Event]) -> list[Event]:
-    """Without a stop from outside (Ctrl-C, a time limit) where something had failed in the same log
-    before it."""
+    """Without a stop from outside (Ctrl-C, a time limit) that came after a failure in the same
+    log."""
     broke = [
         e
         for e in events
@@ -184,12 +183,12 @@ def _without_ends(events: list[Event]) -> list[Event]:
         e
         for e in events
         if e.cause not in OUTSIDE
-        or not any(b.story is e.story and b.line.offset < e.line.offset for b in broke)
+        or not any(b.analysis is e.analysis and b.line.offset < e.line.offset for b in broke)
     ]
 
 
 def _follows(event: Event, root: Event) -> bool:
-    if event.story is not root.story or (
+    if event.analysis is not root.analysis or (
         event.rank is not None and root.rank is not None and event.rank != root.rank
     ):
         return False
@@ -201,9 +200,9 @@ def _first(events: Sequence[Event]) -> Event:
     same = [e for e in events if e.role == role]
     firsts: dict[int, Event] = {}
     for event in same:
-        mine = firsts.setdefault(id(event.story), event)
-        if (event.line.offset, -event.length) < (mine.line.offset, -mine.length):
-            firsts[id(event.story)] = event
+        first = firsts.setdefault(id(event.analysis), event)
+        if (event.line.offset, -event.length) < (first.line.offset, -first.length):
+            firsts[id(event.analysis)] = event
     infinite = float("inf")
     return min(
         firsts.values(),
@@ -214,23 +213,23 @@ def _first(events: Sequence[Event]) -> Event:
     )
 
 
-def _nothing(stories: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
-    for story in stories:
-        last = max((m.offset for m in story.marks), default=-1)
-        if story.failed > max(last, story.ends_well):
-            if recovered:  # one of them was none after all
+def _nothing(analyses: Sequence[LogAnalysis], recovered: list[Event]) -> RootCause:
+    for analysis in analyses:
+        last = max((m.offset for m in analysis.marks), default=-1)
+        if analysis.failed > max(last, analysis.ends_well):
+            if recovered:  # one of them was fatal after all
                 best = _first(recovered)
-                return RootCause(best.cause, guilty_rank(best, recovered, stories), best, "low")
-            line = next(line for line in story.lines if line.offset == story.failed)
-            rank = next((r.rank for r in story.reported if r.root), None)
-            return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, story), "low")
-    seen = health.summarize(stories)
+                return RootCause(best.cause, guilty_rank(best, recovered, analyses), best, "low")
+            line = next(line for line in analysis.lines if line.offset == analysis.failed)
+            rank = next((r.rank for r in analysis.reported if r.root), None)
+            return RootCause(UNKNOWN, rank, Event(UNKNOWN, CUT, line, rank, None, analysis), "low")
+    seen = health.summarize(analyses)
     if seen.cause == NONE:
         return RootCause(NONE, confidence="high" if seen.sure else "medium", recovered=recovered)
     rank = seen.line.rank if seen.line else None
     return RootCause(
         UNKNOWN,
         rank,
-        Event(UNKNOWN, seen.found, seen.line, rank, None, seen.story) if seen.line else None,
+        Event(UNKNOWN, seen.found, seen.line, rank, None, seen.analysis) if seen.line else None,
         "low",
     )
