@@ -1,4 +1,4 @@
-"""Two spirals of points, told apart by a small network: a complete task of one's own.
+"""Two spirals of points, classified by a small network: a complete task in one file.
 
 ./launch_train.sh 2 --task=examples/spirals.py --device=auto --device_batch_size=64 --num_epochs=20
 --eval_every=100
@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from training.tasks.base import Task
 
-# Each is a flag, too (--width=48), and may stand in a config file. Its default says its type.
+# Each option is also a flag (--width=48) and a config key; its default sets the type.
 OPTIONS = {"points": 4000, "noise": 0.05, "width": 64, "lr": 3e-3}
 SIDE = 200  # pixels of the picture
 
@@ -47,7 +47,7 @@ class Spirals(Task):
         return {"accuracy": (model(points).argmax(1) == label).float()}
 
     def sample(self, model, folder):
-        """What the network believes, as a picture in the report."""
+        """The network's decision as a picture in the report."""
         line = torch.linspace(-1, 1, SIDE, device=self.device)
         grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
         belief = model(grid).float().softmax(1)[:, 1].reshape(SIDE, SIDE)

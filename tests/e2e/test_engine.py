@@ -346,7 +346,7 @@ def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> N
     ).ok()
     assert (
         run.output.count(
-            "no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for "
+            "no validation: the validation text has 0 sequences of 64 tokens, fewer than one for "
             "each of 2 ranks"
         )
         == 1

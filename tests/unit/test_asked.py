@@ -188,7 +188,7 @@ def test_a_batch_that_does_not_divide_gets_commands_that_do(
     args = ["2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=28"]
     problem = only(wrong(*args, script=LAUNCH))
     assert problem.what == (
-        "total_batch_size 28 (from --total_batch_size on the command line) does not divide by "
+        "total_batch_size 28 (from --total_batch_size on the command line) is not divisible by "
         "device_batch_size 4 (from --device_batch_size on the command line) × 2 ranks = 8"
     )
     assert problem.allowed == "a multiple of 8 samples"

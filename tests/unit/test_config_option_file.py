@@ -163,7 +163,7 @@ def test_every_key_that_sets_something_sets_it_with_its_line() -> None:
             assert f'"{leaf(key.strip())}"' in lines[int(line) - 1]
     assert loaded.values["use_hflip"] == (
         False,
-        "o.json: no datasets.train.use_hflip, as KAIR takes it then",
+        "o.json: no datasets.train.use_hflip, so KAIR's default",
     )
 
 
@@ -173,7 +173,7 @@ def test_our_own_files_are_whole_configurations(path: Path) -> None:
     assert is_option_file(text)
     loaded = load(path, text)
     assert loaded.problems == []
-    assert not [note for note in loaded.notes if "not used" in note]
+    assert not [note for note in loaded.notes if "unused keys" in note]
     resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
     assert resolved.problems == []
     assert resolved.config.task == VIDEO
@@ -243,9 +243,7 @@ def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> Non
     assert is_option_file(text)
     loaded = load(path, text, 8)
     told = [p.what for p in loaded.problems]
-    assert not [
-        what for what in told if "no key of an option file" in what or "given twice" in what
-    ]
+    assert not [what for what in told if "unknown key" in what or "set twice" in what]
     assert sum("is packed as LMDB" in what for what in told) == 1
     network = next(p for p in loaded.problems if p.what.startswith("netG.net_type is"))
     assert ("pretrained flow network" in network.what) == ("videofi" not in path.name)
@@ -274,7 +272,7 @@ def test_kairs_own_files_get_one_report_with_everything_in_it(path: Path) -> Non
     assert loaded.title == path.stem
     assert loaded.gpu_ids == list(range(8))
     assert loaded.values["num_iterations"][0] in (300_000, 600_000)
-    assert len([note for note in loaded.notes if "not used" in note]) == 1
+    assert len([note for note in loaded.notes if "unused keys" in note]) == 1
 
 
 def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
@@ -289,7 +287,7 @@ def test_kairs_files_with_our_network_on_folders_are_configurations() -> None:
         assert loaded.problems == []
         assert resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN).problems == []
         assert any("spynet_path" in note for note in loaded.notes)
-        assert any("of each rank" in note for note in loaded.notes)
+        assert any("per rank" in note for note in loaded.notes)
 
 
 def test_the_vocabulary_of_files_with_spikes() -> None:
@@ -332,12 +330,12 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
     ) == (250, 400, "s")
     assert KEY not in said(loaded)
     assert only(loaded.notes).startswith(
-        "keys of o.json that are not used here: datasets.train: dataset_type, filename_tmpl; "
+        "unused keys of o.json: datasets.train: dataset_type, filename_tmpl; "
     )
     tree["netG"] = {"net_type": "vrt", "in_chans": 4, "anything": {"of": "its own"}}
     assert (
         only(read(tree).problems).what
-        == 'netG.net_type is "vrt" (o.json:37): that network is with KAIR\'s own program, not here'
+        == 'netG.net_type is "vrt" (o.json:37): that network is available only in KAIR\'s own program'
     )
 
 
@@ -346,29 +344,29 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
     [
         (
             {"train__total_itr": 5},
-            "train.total_itr is no key of an option file (o.json:16)",
+            "unknown key train.total_itr (o.json:16)",
             "train.total_iter",
         ),
         (
             {"netG__gt_size": 5},
-            "netG.gt_size is no key of an option file (o.json:13)",
+            "unknown key netG.gt_size (o.json:13)",
             "datasets.train.gt_size",
         ),
-        ({"datsets": {}}, "datsets is no key of an option file (o.json:17)", "datasets"),
+        ({"datsets": {}}, "unknown key datsets (o.json:17)", "datasets"),
         (
             {"train__device": "cpu"},
-            "train.device is no key of an option file (o.json:16)",
+            "unknown key train.device (o.json:16)",
             "duet.device",
         ),
         (
             {"xyzzy": 1},
-            "xyzzy is no key of an option file (o.json:17)",
+            "unknown key xyzzy (o.json:17)",
             "docs/option_files.md has all keys",
         ),
-        ({"duet__depth": 1}, "duet.depth is no key of an option file (o.json:18)", ""),
+        ({"duet__depth": 1}, "unknown key duet.depth (o.json:18)", ""),
         (
             {"train__E_decay": 0.999},
-            "train has E_decay 0.999 (o.json:16): no moving average of the weights is kept",
+            "train has E_decay 0.999 (o.json:16): weight averaging is not supported",
             '"E_decay": 0',
         ),
         (
@@ -408,7 +406,7 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
         ({"netG__in_chans": 4}, "netG.in_chans is 4 (o.json:13), but the input has 3 channels", ""),
         (
             {"scale": 4, "netG__upscale": 2},
-            "scale is 4 (o.json:18), but 2 is said in o.json:13: netG.upscale",
+            "scale is 4 (o.json:18), but 2 in o.json:13: netG.upscale",
             "",
         ),
         ({"train": [1]}, "train is a list (o.json:14)", ""),
@@ -426,17 +424,17 @@ def test_the_vocabulary_of_files_with_spikes() -> None:
         ({"model": "vtr"}, 'model is "vtr" (o.json:3)', '"model": "vrt"'),
         (
             {"model": "plain"},
-            'model is "plain" (o.json:3): KAIR trains single pictures with it, not videos',
+            'model is "plain" (o.json:3): KAIR\'s model for single pictures, not video',
             "--script main_train_psnr.py",
         ),
         (
             {"duet__num_iterations": 5},
-            "duet.num_iterations is no key of an option file (o.json:18)",
+            "unknown key duet.num_iterations (o.json:18)",
             "train.total_iter",
         ),
         (
             {"datasets__train__wandb_name": 5},
-            "datasets.train.wandb_name is no key of an option file (o.json:9)",
+            "unknown key datasets.train.wandb_name (o.json:9)",
             "logging.wandb_name",
         ),
     ],
@@ -488,10 +486,10 @@ def test_all_problems_at_once_in_the_order_of_the_file() -> None:
     told = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
     assert [what.split(" is")[0] for what in told] == [
         "netG.net_type",
-        "train.total_itr",
+        "unknown key train.total_itr",
         "train.E_decay",
         "train has E_decay 0.99",
-        "xx",
+        "unknown key xx",
         "n_channels",
     ]
 
@@ -500,8 +498,8 @@ def test_the_order_of_samples_is_always_drawn() -> None:
     loaded = read(small(datasets__train__dataloader_shuffle=False))
     assert (
         only(loaded.notes)
-        == "datasets.train.dataloader_shuffle is false (o.json:9): the order of training samples "
-        "is always drawn, from the seed"
+        == "datasets.train.dataloader_shuffle is false (o.json:9): training samples are always "
+        "shuffled, by the seed"
     )
     assert read(small(datasets__train__dataloader_shuffle=True)).notes == []
 
@@ -543,7 +541,7 @@ def test_names_from_a_file_are_shown_as_text() -> None:
         assert what.isprintable()
         assert len(what) < 200
     dotted = only(read({"datasets.train": {"gt_size": 5}, "model": "vrt"}).problems)
-    assert dotted.what == "datasets.train is no key of an option file (o.json:2)"
+    assert dotted.what == "unknown key datasets.train (o.json:2)"
 
 
 # Is it one?

@@ -30,7 +30,7 @@ def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
     assert loaded.problems == []
     assert api_key(path) == KEY
     assert KEY not in said(loaded)
-    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
+    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used but never written")
 
 
 @pytest.mark.parametrize("held", ["", "  ", None, 5, {"a": KEY}, [KEY]])
