@@ -1,5 +1,5 @@
-"""What an exporter tells, read by the parser of Prometheus' own library; a state of which
-everything is known."""
+"""Exporter output, read by the parser of Prometheus' own library; a run state with all values
+known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def told(text: str) -> Told:
     for family in families(text):
         for sample in family.samples:
             key = sample.name, tuple(sorted(sample.labels.items()))
-            assert key not in out, f"told twice: {key}"
+            assert key not in out, f"duplicate: {key}"
             out[key] = sample.value
     return out
 
@@ -75,7 +75,7 @@ def names(seen: Told) -> set[str]:
 
 
 def everything(made: Made) -> RunState:
-    """A running run on two GPUs, of which all is known: by the code that looks, but for the
+    """A running run on two GPUs with all values known: from the real readers, except for the
     driver's answers."""
     made.steps(100).beats("epoch 7: creating data iterator", step=101).supervisor(os.getpid())
     made.step(
@@ -96,10 +96,10 @@ def everything(made: Made) -> RunState:
     ]  # fmt: skip
     seen = look(made.run)
     seen["gpus"] = host_stats.gpu_records(gpus.GpuInventory(tuple(shown), ""), set(), {"GPU-0"})
-    seen["system"]["cpu_percent"] = 37.5  # of a second look
+    seen["system"]["cpu_percent"] = 37.5  # known after a second reading
     return seen
 
 
 def of_samples(made: Made) -> RunState:
-    """A run beside it whose task counts samples."""
+    """Another run, whose task counts samples."""
     return look(Made(made.run.path.parent / VIDEO_RUN, task=VIDEO).restored().run)
