@@ -344,7 +344,7 @@ def test_missing_validation_is_reported_once(launch: Launch, tmp_path: Path) -> 
     ).ok()
     assert (
         run.output.count(
-            "no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for "
+            "no validation: the validation text has 0 sequences of 64 tokens, fewer than one for "
             "each of 2 ranks"
         )
         == 1

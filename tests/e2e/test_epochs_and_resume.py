@@ -272,7 +272,7 @@ def test_a_truncated_shard_is_prepared_again_before_the_restart(
         hook=at_rank(1, patch),
         **EPOCHS,
     ).ok()
-    assert "train_00000.bin has 100 bytes" in run.output and "it is prepared again" in run.output
+    assert "train_00000.bin has 100 bytes" in run.output and "preparing it again" in run.output
     assert "resumed from step_00000008" in run.output or "resumed from step_00000004" in run.output
 
 

@@ -67,7 +67,7 @@ def test_a_disk_that_stays_full_stops_the_run(
     )
     found = checkpoint.latest(tmp_path / "kept")
     assert found and not found.skipped and found.position.step >= 4
-    assert f"the newest checkpoint is that of step {found.position.step} (exit 3)" in run.output
+    assert f"the newest checkpoint is from step {found.position.step} (exit 3)" in run.output
 
 
 @pytest.mark.soak

@@ -182,7 +182,7 @@ def test_an_indivisible_batch_gets_valid_suggestions(home: Path, line: str, shel
     args = ["2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=28"]
     problem = only(wrong(*args, script=LAUNCH))
     assert problem.what == (
-        "total_batch_size 28 (from --total_batch_size on the command line) does not divide by "
+        "total_batch_size 28 (from --total_batch_size on the command line) is not divisible by "
         "device_batch_size 4 (from --device_batch_size on the command line) × 2 ranks = 8"
     )
     assert problem.allowed == "a multiple of 8 samples"

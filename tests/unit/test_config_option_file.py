@@ -29,7 +29,7 @@ def test_ready_option_files_are_complete_configurations(path: Path) -> None:
     assert is_option_file(text)
     loaded = load(path, text)
     assert loaded.problems == []
-    assert not [note for note in loaded.notes if "not used" in note]
+    assert not [note for note in loaded.notes if "unused keys" in note]
     resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
     assert resolved.problems == []
     assert resolved.config.task == VIDEO
@@ -43,9 +43,7 @@ def test_kairs_own_files_get_one_complete_report(path: Path) -> None:
     assert is_option_file(text)
     loaded = load(path, text, 8)
     found = [p.what for p in loaded.problems]
-    assert not [
-        what for what in found if "no key of an option file" in what or "given twice" in what
-    ]
+    assert not [what for what in found if "unknown key" in what or "set twice" in what]
     assert sum("is packed as LMDB" in what for what in found) == 1
     network = next(p for p in loaded.problems if p.what.startswith("netG.net_type is"))
     assert ("pretrained flow network" in network.what) == ("videofi" not in path.name)
@@ -74,7 +72,7 @@ def test_kairs_own_files_get_one_complete_report(path: Path) -> None:
     assert loaded.title == path.stem
     assert loaded.gpu_ids == list(range(8))
     assert loaded.values["num_iterations"][0] in (300_000, 600_000)
-    assert len([note for note in loaded.notes if "not used" in note]) == 1
+    assert len([note for note in loaded.notes if "unused keys" in note]) == 1
 
 
 def test_kairs_files_with_the_recurrent_network_on_folders_are_configurations() -> None:
@@ -89,7 +87,7 @@ def test_kairs_files_with_the_recurrent_network_on_folders_are_configurations() 
         assert loaded.problems == []
         assert resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN).problems == []
         assert any("spynet_path" in note for note in loaded.notes)
-        assert any("of each rank" in note for note in loaded.notes)
+        assert any("per rank" in note for note in loaded.notes)
 
 
 def test_the_keys_of_files_with_spikes() -> None:
@@ -132,12 +130,12 @@ def test_the_keys_of_files_with_spikes() -> None:
     ) == (250, 400, "s")
     assert KEY not in visible(loaded)
     assert only(loaded.notes).startswith(
-        "keys of o.json that are not used here: datasets.train: dataset_type, filename_tmpl; "
+        "unused keys of o.json: datasets.train: dataset_type, filename_tmpl; "
     )
     tree["netG"] = {"net_type": "vrt", "in_chans": 4, "anything": {"of": "its own"}}
     assert (
         only(read(tree).problems).what
-        == 'netG.net_type is "vrt" (o.json:37): that network is with KAIR\'s own program, not here'
+        == 'netG.net_type is "vrt" (o.json:37): that network is available only in KAIR\'s own program'
     )
 
 

@@ -30,7 +30,7 @@ def test_only_one_function_returns_the_key(tmp_path: Path) -> None:
     assert loaded.problems == []
     assert api_key(path) == KEY
     assert KEY not in visible(loaded)
-    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
+    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used but never written")
 
 
 @pytest.mark.parametrize("held", ["", "  ", None, 5, {"a": KEY}, [KEY]])

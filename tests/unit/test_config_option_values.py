@@ -100,7 +100,7 @@ def test_every_key_sets_its_field_with_its_line_as_origin() -> None:
             assert f'"{leaf(key.strip())}"' in lines[int(line) - 1]
     assert loaded.values["use_hflip"] == (
         False,
-        "o.json: no datasets.train.use_hflip, as KAIR takes it then",
+        "o.json: no datasets.train.use_hflip, so KAIR's default",
     )
 
 
@@ -161,7 +161,7 @@ def test_samples_are_always_shuffled() -> None:
     loaded = read(small(datasets__train__dataloader_shuffle=False))
     assert (
         only(loaded.notes)
-        == "datasets.train.dataloader_shuffle is false (o.json:9): the order of training samples "
-        "is always drawn, from the seed"
+        == "datasets.train.dataloader_shuffle is false (o.json:9): training samples are always "
+        "shuffled, by the seed"
     )
     assert read(small(datasets__train__dataloader_shuffle=True)).notes == []

@@ -54,7 +54,7 @@ def test_no_recomputation_without_need() -> None:
         assert (found.load.blocks, found.load.chunks) == (0, 1)
         assert (
             found.sentence()
-            == f"activation checkpointing: none: not needed, 8 sequences fit {gib:.1f} GiB free"
+            == f"activation checkpointing: none: not needed, 8 sequences fit in {gib:.1f} GiB free"
         )
 
 
@@ -78,13 +78,13 @@ def test_the_reason_has_amounts() -> None:
     assert 0 < blocks < 20 and chunks > 1
     cost = round(100 * found.load.extra_time)
     assert found.sentence() == (
-        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: so that 14 "
-        f"sequences fit 31.0 GiB free; "
+        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: needed to fit 14 "
+        f"sequences in 31.0 GiB free; "
         f"costs about {cost} % time"
     )
     assert found.blocks.record() == {
         "value": blocks,
-        "reason": "so that 14 sequences fit 31.0 GiB free",
+        "reason": "needed to fit 14 sequences in 31.0 GiB free",
     }
     assert found.chunks.value == chunks
 
@@ -107,7 +107,7 @@ def test_unknown_free_memory_decides_nothing() -> None:
 
 def test_insufficient_memory_is_reported() -> None:
     found = chosen(ready("aggressive"), 3)
-    assert "14 sequences do not fit 3.0 GiB" in found.blocks.reason
+    assert "14 sequences do not fit in 3.0 GiB" in found.blocks.reason
     least = min(
         estimate(replace(found.load, blocks=b, chunks=c)).total
         for b in range(21)

@@ -189,7 +189,7 @@ def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
     assert "device cuda: as asked" in done.stdout
     assert "torch 2.99.0, CUDA 13.0" in done.stdout
     assert "precision bf16: the GPU has bf16 matrix units; compile on: " in done.stdout
-    assert "the original authors promise 20–22 GB of 32 GB" in done.stdout
+    assert "the original authors report 20–22 GB of 32 GB" in done.stdout
     assert "2 visible, 2 used; driver 580.65.06, CUDA up to 13.0" in done.stdout
     assert "Fake GPU 1, 31.0 GiB free of 32.0 GiB" in done.stdout
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID   set here" in done.stdout

@@ -75,7 +75,7 @@ def test_the_margins() -> None:
         12 * GIB,
     )
     assert found.sentence().startswith("10.0 GiB per rank (parameters 10.0 GiB, ")
-    assert found.sentence().endswith("12.0 GiB with the margin that decides")
+    assert found.sentence().endswith("12.0 GiB with safety margin")
 
 
 def test_the_fixed_parts() -> None:

@@ -169,7 +169,7 @@ def test_the_sentences_carry_the_reasons_and_the_promise(
         "compile on: ",
         "12 sequences × 2048 tokens × 2 ranks × 1 accumulation step = 49152 tokens per step",
         "data: stdlib, ",
-        "the original authors promise 20–22 GB of 32 GB",
+        "the original authors report 20–22 GB of 32 GB",
     ):
         assert part in text
 
@@ -213,7 +213,7 @@ def test_what_is_chosen_for_the_memory_stands_in_the_plan(
     _, plan, checks = make("configs/dual_gpu/aggressive.py")
     blocks, chunks = plan["activation_checkpointing"], plan["loss_chunks"]
     assert 0 < blocks["value"] < 20 and chunks["value"] >= 1
-    assert blocks["reason"] == "so that 14 sequences fit 31.0 GiB free"
+    assert blocks["reason"] == "needed to fit 14 sequences in 31.0 GiB free"
     (said,) = [s for s in plan["text"] if s.startswith("activation checkpointing: ")]
     assert said.startswith(f"activation checkpointing: {blocks['value']} of 20 blocks")
     assert "costs about " in said

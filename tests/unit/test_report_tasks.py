@@ -84,7 +84,7 @@ def test_options_of_the_task_are_in_the_configuration(video: Made) -> None:
         < shown.index("<details")
         < shown.index(">gt_size<")
     )
-    assert "quick.py:3" in shown and "channels of its features (channels)" in shown
+    assert "quick.py:3" in shown and "feature channels (channels)" in shown
 
 
 def test_task_of_a_user(tmp_path: Path) -> None:

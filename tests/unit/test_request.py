@@ -219,7 +219,7 @@ def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) 
         "device is 'tpu' (from --device on the command line)",
         "compile is 'maybe' (from TORCH_COMPILE in the environment)",
         "retries is '-1' (from DUET_RETRIES in the environment), too small",
-        "total_batch_size 24577 (from --total_batch_size on the command line) does not divide by "
+        "total_batch_size 24577 (from --total_batch_size on the command line) is not divisible by "
         "device_batch_size 8 (default)",
         "data is 'missing.txt' (from --data on the command line): no such file",
         "run_name is 'a/b' (from --run_name on the command line)",
@@ -385,7 +385,7 @@ def test_a_batch_that_does_not_divide(home: Path, write: Write, shell: Shell) ->
     )
     problem = only(wrong(config, "--seed", "7", script=SIMPLE))
     assert problem.what == (
-        "total_batch_size 49152 (from my config.py:2) does not divide by device_batch_size 16 "
+        "total_batch_size 49152 (from my config.py:2) is not divisible by device_batch_size 16 "
         "(from my config.py:1) "
         "× max_seq_len 2048 (from my config.py:3) × 2 ranks = 65536"
     )
