@@ -1,4 +1,4 @@
-"""A person with a fresh copy of the project, who starts it."""
+"""A user who starts a fresh copy of the project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What a start does, up to its plan; the dry run alone is answered without an environment.
+# A start up to its plan; a dry run would need no environment.
 CODE = 'source lib/init.sh; python::find || venv::make; run::plan "$@"'
 START = [
     "bash",
@@ -19,7 +19,7 @@ START = [
     "--device=cpu",
     "--dry_run",
 ]
-# What the person who runs the tests has set must not decide them.
+# Settings of the developer must not affect the tests.
 PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
 
 
@@ -33,7 +33,7 @@ class Done:
 
 @dataclass
 class User:
-    """A person with a fresh copy of the project and a certain Python on PATH."""
+    """A user with a fresh copy of the project and a given Python on PATH."""
 
     folder: Path
     env: dict[str, str]
@@ -64,7 +64,7 @@ class User:
         return Done(process.returncode, out, err, time.monotonic() - begin)
 
     def plan(self, **env: str) -> Done:
-        """A start that must come to its plan."""
+        """A start that must reach its plan."""
         done = self.run(**env)
         assert done.code == 0, done.err
         assert done.out.startswith("Plan (dry run"), done.out
@@ -82,7 +82,7 @@ class User:
 
 
 def python_without(folder: Path, *modules: str) -> Path:
-    """A Python without pip that can not import these modules either."""
+    """A Python without pip and without these modules."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = next(folder.glob("lib/python3*/site-packages"))
     (site / "sitecustomize.py").write_text(
