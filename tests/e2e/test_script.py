@@ -357,9 +357,9 @@ def test_bad_command_lines_are_answered_together(launch: Launch, tmp_path: Path)
     assert run.wait() == 2
     for text in (
         "the number of processes is 'x'",
-        "--depth is a field of Duet's own training: it has no meaning with --script",
+        "--depth is a field of Duet's own training, not of --script",
         "'more' is one argument too many",
-        "is not there",
+        "does not exist",
         f"--script={tmp_path / 'main.py'}",
         "4 problems",
     ):

@@ -1,4 +1,4 @@
-"""docs/notify.md: every command in it is one, and does what is said."""
+"""docs/notify.md: every command is valid and does what the page claims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leaves(value: object) -> list[object]:
     )
 
 
-def test_they_are_found_and_hold_no_secret() -> None:
+def test_recipes_are_found_and_contain_no_secret() -> None:
     assert len(RECIPES) >= 10
     for recipe in RECIPES:
         assert first(recipe) == "", recipe

@@ -1,4 +1,4 @@
-"""The README tells the truth: its tables, links and commands are checked against the code."""
+"""The README is correct: its tables, links and commands are checked against the code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_commands_have_known_flags(command: str) -> None:
         return
     script = words[0].removeprefix("./")
     assert script in SCRIPTS
-    # what follows is for a script of the reader's
+    # what follows belongs to the user's script
     own = words[1 : words.index("--")] if "--" in words else words[1:]
     assert not flags.parse([w for w in own if w != "CONFIG"]).problems
     if "--script" not in own:

@@ -80,7 +80,7 @@ def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDi
         )
     problem = only(caught.value.problems)
     assert "depth 2 (now 4), vocab 320 (now 512), optimizer muon (now adamw)" in problem.what
-    assert "leave --depth --tokenizer and --vocab_size --optimizer out" in problem.fixes[0]
+    assert "omit --depth --tokenizer and --vocab_size --optimizer" in problem.fixes[0]
 
 
 @pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])
@@ -93,8 +93,8 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
         resume_checks.check_model(asked_for, SHAPE)
     problem = only(caught.value.problems)
     assert (
-        problem.what == f"run can not be resumed so: its task is {saved or 'gpt'}, not {now}"
-        and "leave --task out" in problem.fixes[0]
+        problem.what == f"cannot resume run: its task is {saved or 'gpt'}, not {now}"
+        and "omit --task" in problem.fixes[0]
     )
 
 
@@ -103,23 +103,23 @@ def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunD
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
     changed = (
-        "changed in the resumed run: width 3 → 4; not what the run would have been without the stop"
+        "changed in the resumed run: width 3 → 4; the result differs from an uninterrupted run"
     )
     assert resume_checks.check_model(asked_for, asked_for.options) == [
-        "run has no checkpoint yet: it begins again at step 0",
+        "run has no checkpoint yet: it restarts at step 0",
         changed,
     ]
     checkpoint(run, task="line", shape={}, optimizer="AdamW")
     assert resume_checks.check_model(asked_for, asked_for.options) == [changed]
 
 
-def test_options_that_are_the_models_shape_can_not_change(run: rundir.RunDir) -> None:
+def test_options_of_the_models_shape_cannot_change(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "scale": "2", "slope": 1.0}
     checkpoint(run, task="line", shape={"width": 3, "scale": 2, "channels": 7}, optimizer="AdamW")
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(asked_for, asked_for.options)
-    assert "of another model: width 3 (now 4)" in only(caught.value.problems).what
+    assert "has another model: width 3 (now 4)" in only(caught.value.problems).what
     asked_for.options["width"] = 3
     assert resume_checks.check_model(asked_for, asked_for.options) == []
 
@@ -131,7 +131,7 @@ def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None
 
 
 def test_no_checkpoint_is_said(run: rundir.RunDir) -> None:
-    assert "begins again at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
+    assert "restarts at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
 
 
 def changes(config: Config, resumed: Values) -> list[str]:
@@ -150,11 +150,11 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
         "changed in the resumed run: eval_every 7 → 8"
     ]
     (note,) = changes(Config(seed=2, eval_every=7), old)
-    assert "seed 1 → 2; not what the run would have been without the stop" in note
+    assert "seed 1 → 2; the result differs from an uninterrupted run" in note
 
 
 def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_been() -> None:
-    mark = "; not what the run would have been without the stop"
+    mark = "; the result differs from an uninterrupted run"
     changed = {
         name: next(
             v
@@ -236,7 +236,7 @@ def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDi
         ("torch", "2.14.0", "torch 2.13.0 → 2.14.0"),
     ):
         assert resume_checks.decided_otherwise(run, plan(**{name: value})) == [
-            f"decided otherwise than before the stop: {shown}; not bit-exact"
+            f"decided differently than before the stop: {shown}; not bit-exact"
         ]
 
 
@@ -245,7 +245,7 @@ def test_the_same_tokens_from_another_file_are_the_same_data(
 ) -> None:
     checkpoint(run, prepared(tmp_path, "some text " * 100))
     assert resume_checks.check_data(run, prepared(tmp_path, "some text " * 100, "moved")) == ""
-    assert "its epoch begins anew" in resume_checks.check_data(
+    assert "its current epoch restarts" in resume_checks.check_data(
         run, prepared(tmp_path, "other text " * 100, "b")
     )
 
@@ -270,7 +270,7 @@ def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(
         "b",
         chosen=fix.removeprefix("--tokenizer="),
     )
-    assert "begins anew" in resume_checks.check_data(run, loaded), (
+    assert "epoch restarts" in resume_checks.check_data(run, loaded), (
         "the advice works: other data, the same tokens"
     )
 

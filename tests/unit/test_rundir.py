@@ -1,4 +1,4 @@
-"""The run directory: names that other programs rely on, files that are whole or not there."""
+"""The run directory: stable file names, and writes that are atomic."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_node_has_a_folder_of_its_own_for_what_it_decides_and_sees(tmp_path: Path) -> None:
+def test_a_node_has_its_own_folder(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run", 2)
     run.create()
     own = {
@@ -88,7 +88,7 @@ def test_a_node_has_a_folder_of_its_own_for_what_it_decides_and_sees(tmp_path: P
     assert not any("node2" in str(path) for path in common)
 
 
-def test_a_name_that_is_no_utf8_can_be_written_down(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_can_be_written(tmp_path: Path) -> None:
     # A data file from an old disk: its name reaches plan.json, data.json and index.json as a lone
     # surrogate.
     name = os.fsdecode(b"caf\xe9.txt")
