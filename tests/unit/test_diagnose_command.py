@@ -155,7 +155,7 @@ def test_a_wrong_option_is_said(
 def test_a_broken_gzip_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log.gz").write_bytes(b"\x1f\x8b broken")
     assert command.main([str(tmp_path / "log.gz")]) == 2
-    assert "log.gz can not be read: it is packed with gzip, and broken" in capsys.readouterr().err
+    assert "log.gz cannot be read: it is packed with gzip, and broken" in capsys.readouterr().err
 
 
 def test_a_gzip_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -178,6 +178,6 @@ def test_a_full_disk_is_no_traceback() -> None:
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (
         done.returncode == 3
-        and "the answer can not be written: No space left on device" in done.stderr
+        and "the result cannot be written: No space left on device" in done.stderr
         and "Traceback" not in done.stderr
     )

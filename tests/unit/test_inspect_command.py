@@ -175,7 +175,7 @@ def test_a_mistake_of_a_user_is_no_traceback() -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert "./duet inspect --pid=PID" in said and "Exit status: 0 YES" in said
+    assert "./duet inspect --pid=PID" in said and "Exit codes: 0 YES" in said
 
 
 def test_no_torch_and_no_numpy() -> None:

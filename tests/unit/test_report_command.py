@@ -141,7 +141,7 @@ def test_a_page_that_can_not_be_written(root: Path, on_small_disk: Callable[...,
         options="size=64k",
     )
     assert done.returncode == Exit.CONFIG  # type: ignore[attr-defined]
-    assert "page.html can not be written: No space left on device" in done.stderr  # type: ignore[attr-defined]
+    assert "page.html cannot be written: No space left on device" in done.stderr  # type: ignore[attr-defined]
 
 
 def test_no_torch_and_no_numpy() -> None:
