@@ -12,7 +12,7 @@
 #   ./submit_job.sh --nodes=2 --gres=gpu:4 CONFIG --total_batch_size=196608
 #   ./submit_job.sh --ranks_per_node=2 --device=cpu configs/dual_gpu/quickstart.py
 #
-# ./submit_job.sh checks everything and freezes code and config first: docs/slurm.md
+# ./submit_job.sh checks everything, then freezes code and config: docs/slurm.md
 
 #SBATCH --job-name=duet
 #SBATCH --nodes=1

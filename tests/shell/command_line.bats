@@ -94,7 +94,7 @@ refused() {
   done
   run --separate-stderr ./launch_train.sh 0 "$QUICKSTART"
   refused "[ERROR] the number of processes is '0' (first argument)" \
-    '    allowed: a whole number from 1 to 1024: how many processes to start' \
+    '    allowed: a whole number from 1 to 1024' \
     "    try:     ./launch_train.sh 2 $QUICKSTART" \
     '[ERROR] 1 problem; nothing was launched (exit 2)'
   run --separate-stderr ./launch_train.sh

@@ -65,7 +65,7 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
         make_run(home / "experiments", f"r{n}", depth=n + 1)
     problem = only(wrong("--resume=nosuch", "--seed=1"))
     assert problem.what.startswith(
-        "resume is 'nosuch' (from --resume on the command line), which is not a run"
+        "resume is 'nosuch' (from --resume on the command line): no such run"
     )
     assert problem.fixes == [f"./{ENHANCED} --seed=1 --resume=r{n}" for n in (4, 3, 2)]
     make_run(home / "experiments", "r5 of a user")

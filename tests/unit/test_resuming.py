@@ -364,6 +364,6 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(
     run_of(home, "newest", configs[0], steps=20, status="stopped", age_s=-10)
     found = ask("--resume=latest", script=SIMPLE).resume_from
     assert found and found.name == "newest", "an older run of another version is in nobody's way"
-    assert "is not a run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
+    assert "no such run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
         "another mistake is not hidden by it"
     )

@@ -197,7 +197,7 @@ def takes_ranks(script: str) -> bool:
 
 def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> int:
     """The N of `./launch_train.sh N`; 0 when invalid. Removes its word from `positional`."""
-    allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
+    allowed = f"a whole number from 1 to {MAX_RANKS}"
     word = positional[0] if positional else ""
     named = _by_another_name(line)
     if named and (not word or is_config(word)):

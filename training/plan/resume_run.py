@@ -88,7 +88,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         problems.append(
             Problem(
                 "run.missing",
-                f"resume is {wanted!r} ({origin}), which is not a run",
+                f"resume is {wanted!r} ({origin}): no such run",
                 "a run directory, a run's name, or latest",
                 fixes,
             )

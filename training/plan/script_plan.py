@@ -24,7 +24,7 @@ def build(
     checks."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = (
-        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "as asked")
     )
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
