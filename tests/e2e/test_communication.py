@@ -447,4 +447,4 @@ def test_stopped_in_the_middle(
     if number != signal.SIGKILL:
         assert not left(place)
     if number == signal.SIGINT:
-        assert "Ctrl-C: stopped, no process is left" in err
+        assert "Ctrl-C: stopped, nothing is left behind" in err

@@ -115,7 +115,7 @@ def test_stopped_in_the_middle(
     assert (check.returncode, out) == (status, ""), err
     assert "Traceback" not in err
     if number != signal.SIGKILL:
-        assert "no process is left" in err and left(temporary) == []
+        assert "nothing is left behind" in err and left(temporary) == []
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""The one door: ./duet."""
+"""The command ./duet."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
 
 @pytest.mark.slow
 @each("name", COMMANDS)
-def test_a_command_answers_its_own_help_from_any_folder(name: str, tmp_path: Path) -> None:
+def test_every_command_has_help_from_any_folder(name: str, tmp_path: Path) -> None:
     by_flag, by_name = duet(name, "--help", cwd=tmp_path), duet("help", name, cwd=tmp_path)
     assert (by_flag.returncode, by_flag.stderr) == (0, "")
     assert by_flag.stdout == by_name.stdout != ""
 
 
-def test_a_script_is_told_the_same_as_by_its_own_name(tmp_path: Path) -> None:
+def test_duet_train_is_the_same_as_its_script(tmp_path: Path) -> None:
     words = ["--depht=3", f"--out_dir={tmp_path}"]
     direct = subprocess.run(
         [str(ROOT / "train_dual_gpu.sh"), *words],
@@ -63,7 +63,7 @@ def test_version() -> None:
     assert duet("--version").stdout == f"duet {training.__version__}\n"
 
 
-def test_an_unknown_command_has_a_near_one() -> None:
+def test_an_unknown_command_gets_a_suggestion() -> None:
     done = duet("mointor")
     assert done.returncode == 2 and "./duet monitor\n" in done.stderr
 

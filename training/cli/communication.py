@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     try:
         options = parse(argv)
         if options.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         made = plan(options)
         device = made["device"]
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
         log.report(error, closing="nothing was tested")
         return int(error.code)
     except KeyboardInterrupt:
-        log.warning("Ctrl-C: stopped, no process is left")
+        log.warning("Ctrl-C: stopped, nothing is left behind")
         return int(Exit.INTERRUPTED)
     checks = result.checks()
     print(preflight.table([c.record() for c in checks]).rstrip("\n"))

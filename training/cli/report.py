@@ -34,7 +34,7 @@ def _main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         chart_render.warm_up()
         from training.monitor.report import compare_page, run, run_page

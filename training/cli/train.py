@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.launcher.post_run import PostRun
 
 
-ENDED = "the ranks were started and have ended"
+ENDED = "the ranks had been started and have ended"
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         return _measure(prepare(chosen, os.environ), chosen.json)
     except UserError as error:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         log.error(str(failed))
         return failed.code
     except ScalingStopped as stopped:
-        log.warning(f"{stopped}: stopped, no process is left")
+        log.warning(f"{stopped}: stopped, nothing is left behind")
         return stopped.code
 
 
