@@ -96,7 +96,7 @@ planned_after_making() {
     run --separate-stderr env PATH="$BATS_TEST_TMPDIR/stubs:$PATH" $script "$QUICKSTART" --device=cpu --dry_run
     is "$status:$stderr" '0:'
     has "$output" 'Plan (dry run'
-    has "$output" 'note: the first start makes the environment .venv'
+    has "$output" 'note: the first start creates the environment .venv'
   done
   CUDA_VISIBLE_DEVICES='' run --separate-stderr ./train_dual_gpu.sh configs/dual_gpu/balanced.py --device=cuda
   is "$status:$output" '3:'

@@ -46,7 +46,7 @@ recorded() {
     run --separate-stderr "${words[@]}" --device=cpu --dry_run
     is "$status" 0
     is "$stderr" ''
-    is "${lines[0]}" 'Plan (dry run: nothing is launched, nothing was written)'
+    is "${lines[0]}" 'Plan (dry run: nothing was launched or written)'
     has "$output" '  2 ranks by spawn:'
     has "$output" 'Configuration'
     has "$output" 'device                  '

@@ -63,7 +63,7 @@ def test_help_works_without_torch() -> None:
     )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
-    for part in ("--device=auto", "--limit=20", "Exit code: 0 they can talk"):
+    for part in ("--device=auto", "--limit=20", "Exit codes: 0 communication works"):
         assert part in done.stdout
 
 

@@ -167,7 +167,7 @@ def test_a_mistake_of_a_user_is_no_traceback() -> None:
     done = python("-m", "training.cli.inspect", "--pid=4194304")
     said = (
         f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
-        f"looked into (exit 2)\n"
+        f"inspected (exit 2)\n"
     )
     assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
 

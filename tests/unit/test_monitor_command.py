@@ -115,7 +115,7 @@ def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
         )
     assert (
         done.returncode == 3
-        and "can not be written: No space left on device" in done.stderr
+        and "cannot be written: No space left on device" in done.stderr
         and "Traceback" not in done.stderr
     )
     closed = subprocess.run(

@@ -160,7 +160,7 @@ def test_the_whole_plan_for_people(home: Path) -> None:
     )
     text = planner.describe(plan, checks)
     lines = text.splitlines()
-    assert lines[0] == "Plan (dry run: nothing is launched, nothing was written)"
+    assert lines[0] == "Plan (dry run: nothing was launched or written)"
     start = lines.index("Configuration") + 1
     shown = {x.split()[0]: x for x in lines[start : lines.index("", start)]}
     assert list(shown) == list(FIELDS)

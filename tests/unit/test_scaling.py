@@ -224,7 +224,7 @@ def test_threads_are_one_or_the_users_own() -> None:
     assert (
         own.threads == 64
         and own.share_cores(1)
-        and "your own OMP_NUM_THREADS" in "\n".join(render.introduction(own))
+        and "from your OMP_NUM_THREADS" in "\n".join(render.introduction(own))
     )
 
 

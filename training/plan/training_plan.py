@@ -141,7 +141,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
-        "Plan (dry run: nothing is launched, nothing was written)",
+        "Plan (dry run: nothing was launched or written)",
         "",
         *(f"  {s}" for s in plan["text"]),
         "",

@@ -185,7 +185,7 @@ class _Laboratory:
                             stdin=subprocess.DEVNULL,
                             stdout=console,
                             stderr=console,
-                            start_new_session=True,  # Ctrl-C reaches us alone
+                            start_new_session=True,  # Ctrl-C reaches only this process
                             preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509 – one thread
                         )
                     )
