@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Watch a run: progress, loss, ranks, GPUs, system and alerts. Read-only.
+# Watch a training run: progress, loss, ranks, GPUs, system, alerts. Read-only.
 #
 # Usage:
 #   ./monitor_training.sh [--run=DIR | --log=FILE | --all] [OPTION…]
