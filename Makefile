@@ -1,12 +1,12 @@
-# make check   lint, types, and the tests of a few seconds, two at a time (JOBS=8 for more): 7 minutes on two cores
-# make test    the same and one longer test of each mechanism, what CI runs; installs what tests need: 27 minutes on two cores
-# make soak    every other test: all rows of the fault matrix, a hundred random kills, each way to start: an hour and a half
-# make slurm   all tests on a private SLURM; skipped where it is not installed
+# make check   lint, types and fast tests, two at a time (JOBS=8 for more): 7 minutes on two cores
+# make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 22 minutes on two cores
+# make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 90 minutes
+# make slurm   all tests on a private SLURM; skipped where SLURM is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
-# make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers: for benchmarks, and to launch their scripts
+# make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers, for benchmarks and tests of their scripts
 # make docs    rewrite the generated tables of the documentation
-# make lock    resolve pyproject.toml into requirements.lock again
+# make lock    resolve pyproject.toml into requirements.lock
 
 SHELL := /bin/bash
 PY := .venv/bin/python
@@ -14,7 +14,7 @@ PEERS := .tools/peers
 JOBS ?= 2
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
-# Files in their own order, so that the short ones come last and no worker waits long for the other; tests/conftest.py has an exception.
+# Files in the given order, short ones last, so that no worker waits long for the other; exception: tests/conftest.py.
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
@@ -23,14 +23,14 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-# Code with the functions of the scripts, in the project's own environment whatever is active.
+# Shell code with the functions of lib/, in the project's own environment whatever is active.
 WITH_LIB := @unset VIRTUAL_ENV CONDA_PREFIX; source lib/init.sh;
 
-# The environment of the product itself, then the optional packages on top.
+# The product's environment, then the optional packages.
 extras:
 	$(WITH_LIB) { python::find || venv::make; } && venv::add extras
 
-# All of it, since tests need the optional packages too, and the test tools.
+# Tests need the optional packages and the test tools too.
 env: extras
 	$(WITH_LIB) venv::add dev
 	@tests/install_bats.sh $(BATS_VERSION)
@@ -56,7 +56,7 @@ check: lint
 test: lint peers
 	$(PYTEST) -q -m 'not soak'
 
-# All tests that are marked so, and a line for each, since it takes long.
+# One line per test, since it takes long.
 soak: env peers
 	$(PYTEST) -v -m soak
 
@@ -67,7 +67,7 @@ bench: env peers
 	$(PY) -m benchmarks.video
 	$(PY) -m training.cli.scaling.__main__
 
-# Beside .venv, which stays as it is: torch and all else come from there.
+# Beside .venv, which is not changed and provides torch and everything else.
 peers: env
 	$(WITH_LIB) venv::add peers $(PEERS)
 

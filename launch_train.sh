@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Train with N processes on this machine, or run your own torchrun-style script with N processes.
+# Train with N processes on this machine, or launch your own script with them.
 #
 # Usage:
 #   ./launch_train.sh N [CONFIG] [--key=value …]
 #   ./launch_train.sh N [--key=value …] --script FILE [-- ARGS…]
 #
 # Examples:
-#   ./launch_train.sh 1 configs/dual_gpu/quickstart.py     one process: plain python, no process group
+#   ./launch_train.sh 1 configs/dual_gpu/quickstart.py    no process group
 #   ./launch_train.sh 4 configs/dual_gpu/quickstart.py
 #   ./launch_train.sh 8 configs/dual_gpu/balanced.py --total_batch_size=196608
-#   ./launch_train.sh 2 configs/dual_gpu/quickstart.py --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --total_batch_size=8192
-#   ./launch_train.sh 2 --script main.py -- --epochs=3     your script, unchanged
-# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads this line too, lib/init.sh gives it to bash
+#   ./launch_train.sh 2 --script main.py -- --epochs=3    your script, unchanged
+#
+# Several machines, started on each of them (machine 0 is 10.0.0.1 here):
+#   ./launch_train.sh 2 CONFIG --nnodes=2 --node_rank=1 --master_addr=10.0.0.1
+# shellcheck disable=SC2128,SC3028 # the first element is intended; sh parses this line too, then lib/init.sh starts bash
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit
 
 help::answer "$0" "$@"

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Train on SLURM, on one node or several; go on by itself after the time limit and after preemption.
+# Train on SLURM nodes, with automatic resume after time limits and preemption.
 #
 # Usage:
-#   ./submit_job.sh [--nodes=N] [--gres=gpu:N] [--time=D-HH:MM:SS] [--partition=P] … CONFIG [--key=value …]
-#   sbatch [options of sbatch] submit_job.sh CONFIG [--key=value …]
+#   ./submit_job.sh [--nodes=N] [--gres=gpu:N] [--time=T] … CONFIG [--key=value …]
+#   sbatch [SBATCH OPTIONS] submit_job.sh CONFIG [--key=value …]
 #
-#   --ranks_per_node=N   processes on each node; without it one for each GPU that the job has there
-#   --sbatch="--a=b …"   options of sbatch beyond the usual ones, which are understood as they are
+#   --ranks_per_node=N   processes per node (default: one per GPU of the job)
+#   --sbatch="--a=b …"   further sbatch options; common ones work as they are
 #
 # Examples:
-#   ./submit_job.sh --nodes=2 --gres=gpu:4 configs/dual_gpu/balanced.py --total_batch_size=196608
-#   ./submit_job.sh --ranks_per_node=2 --device=cpu configs/dual_gpu/quickstart.py --dry_run
+#   ./submit_job.sh --nodes=2 --gres=gpu:4 CONFIG --total_batch_size=196608
+#   ./submit_job.sh --ranks_per_node=2 --device=cpu configs/dual_gpu/quickstart.py
 #
-# The first form checks everything, and freezes code and configuration, before it submits: docs/slurm.md.
+# ./submit_job.sh checks everything, then freezes code and config: docs/slurm.md
 
 #SBATCH --job-name=duet
 #SBATCH --nodes=1
@@ -23,15 +23,15 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=USR1@120
-# shellcheck disable=SC2128,SC3028 # the first element is meant; sh reads these lines too, lib/init.sh gives them to bash
+# shellcheck disable=SC2128,SC3028 # the first element is intended; sh parses this line too, then lib/init.sh starts bash
 home=$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")
-if test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows where that is from
+if test ! -f "$home/lib/slurm.sh"; then # SLURM runs a copy of this file; the job knows its source
   command=$( (scontrol show job "${SLURM_JOB_ID:?}" 2>/dev/null || echo "Command=$0 $*") | sed -n 's/^ *Command=//p')
   home=$(dirname -- "$(readlink -f -- "${command%" $*"}")")
   test -f "$home/lib/slurm.sh" || home=${SLURM_SUBMIT_DIR:-$PWD}
 fi
 test -f "$home/lib/slurm.sh" || {
-  printf '[ERROR] the project is neither where %s is nor in %s: submit from its folder\n' "${command%" $*"}" "$home" >&2
+  printf '[ERROR] the project is neither at %s nor in %s: submit from its folder\n' "${command%" $*"}" "$home" >&2
   exit 2
 }
 . "$home/lib/init.sh" || return 2>/dev/null || exit

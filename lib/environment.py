@@ -1,17 +1,16 @@
 """The Python environment of the project.
 
-missing [ENV]   prints what the running interpreter lacks; exit 0: nothing, 3: only small packages
-                beside its torch (the next lines are commands that help), 1: it cannot be used
-local DIR       prints what is wrong with DIR as an own build of PyTorch (TORCH_LOCAL_PATH), exit 1
-                when something is
-make ROOT STAMP builds ROOT/.venv from the lock file
+missing [ENV]   prints what this interpreter lacks; exit 0: nothing, 3: torch is there but packages
+                are missing (the next lines are commands that install them), 1: unusable
+local DIR       prints why DIR is not a usable local build of PyTorch (TORCH_LOCAL_PATH); exit 1
+                then
+make ROOT STAMP creates ROOT/.venv from the lock file
 add ROOT SECTION [FOLDER]
-                installs a later section of the lock file into ROOT/.venv, or into FOLDER what .venv
-                lacks of it
+                installs another section of the lock file into ROOT/.venv, or the part that .venv
+                lacks into FOLDER
 
-Runs with any Python >= 3.10 before anything is installed: standard library only, and not part of
-the package. What is slow to import is imported where it is used: the shell asks `missing` and
-`local` at every start.
+Runs with any Python >= 3.10 before anything is installed: standard library only. Slow imports are
+inside functions, since every start runs `missing` and `local`.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
-STAMP = "duet.stamp"  # in .venv, written last: what it was made from (see venv::_stamp)
-HOME = "duet.home"  # in .venv: the project it was made for
-FILES = "duet.files"  # in .venv: what must be there and not empty (see venv::is_whole)
+STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
+HOME = "duet.home"  # in .venv: the project it belongs to
+FILES = "duet.files"  # in .venv: files that must not be missing or empty (see venv::is_whole)
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
 def version_in(torch: Path) -> tuple[int, ...] | None:
-    """The version that a torch package says of itself; found without importing it (that takes
-    seconds)."""
+    """The version of a torch package, read without the slow import."""
     try:
         text = (torch / "version.py").read_text(encoding="utf-8")
     except OSError:
@@ -48,8 +46,7 @@ def version_in(torch: Path) -> tuple[int, ...] | None:
 
 
 def torch_version() -> tuple[int, ...] | None:
-    """The version of the torch that `import torch` would take. An own build has no package metadata
-    beside it."""
+    """The version of the torch that `import torch` finds. A local build has no package metadata."""
     spec = importlib.util.find_spec("torch")
     return version_in(Path(spec.origin).parent) if spec and spec.origin else None
 
@@ -65,15 +62,15 @@ def missing(environment: str) -> tuple[int, str]:
     out = []
     if sys.version_info < OLDEST_PYTHON:
         out.append(
-            f"Python {dotted(sys.version_info[:2])} ({dotted(OLDEST_PYTHON)} or newer is needed)"
+            f"Python {dotted(sys.version_info[:2])} ({dotted(OLDEST_PYTHON)} or newer is required)"
         )
     version = torch_version()
     if version is None or version < OLDEST_TORCH:
         found = "no torch" if version is None else f"torch {dotted(version)}"
-        out.append(f"{found} ({dotted(OLDEST_TORCH)} or newer is needed)")
+        out.append(f"{found} ({dotted(OLDEST_TORCH)} or newer is required)")
     lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
     text = ", ".join([*out, *(f"no {name}" for name in lacks)])
-    installed = "DUET_PYTHON" in os.environ  # such a Duet makes no .venv
+    installed = "DUET_PYTHON" in os.environ  # an installed Duet creates no .venv
     if not text or (out and not installed):
         return UNUSABLE if text else OK, text
     lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
@@ -91,49 +88,47 @@ def missing(environment: str) -> tuple[int, str]:
         leave = (
             "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
         )
-        text += (
-            f"\n    or:      {leave}   # then the first start makes .venv, with a torch of its own"
-        )
+        text += f"\n    or:      {leave}   # the next start then creates .venv with its own torch"
     return RESOURCES, text
 
 
 def wrong_with_local(folder: Path) -> str:
-    """Why an own build of PyTorch in `folder` can not be used; empty when it can."""
+    """Why the local build of PyTorch in `folder` is unusable; '' if it is usable."""
     torch = folder / "torch"
     if not (torch / "__init__.py").is_file():
-        return "there is no torch/__init__.py below it"
+        return "it contains no torch/__init__.py"
     if not any(
         (torch / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES
     ):
         built = sorted(path.name for path in torch.glob("_C.*.so"))
         return (
-            f"torch is built for another Python than {dotted(sys.version_info[:2])}: {built[0]}"
+            f"torch was not built for Python {dotted(sys.version_info[:2])}: {built[0]}"
             if built
-            else "torch is not built there"
+            else "torch has not been built"
         )
     version = version_in(torch)
     if version and version < OLDEST_TORCH:
-        return f"torch {dotted(version)} is too old, {dotted(OLDEST_TORCH)} or newer is needed"
+        return f"torch {dotted(version)} is too old, {dotted(OLDEST_TORCH)} or newer is required"
     return ""
 
 
 def make(root: Path, stamp: str) -> int:
-    """Build .venv. The stamp is written last: an interrupted build is done again."""
+    """Create .venv. The stamp is written last, so an interrupted build is repeated."""
 
     def build(lock: int) -> str:
         venv = root / ".venv"
         if _is_made(venv, stamp):
             return ""
-        problem = _not_ours(venv) or _build(root, "torch=local" not in stamp, lock)
+        problem = _foreign_link(venv) or _build(root, "torch=local" not in stamp, lock)
         if not problem:
             (venv / STAMP).write_text(stamp, encoding="utf-8")
         return problem
 
-    return _alone(root, "the environment could not be made", build)
+    return _locked(root, "the environment could not be created", build)
 
 
 def add(root: Path, section: str, folder: Path | None) -> int:
-    """Install a later section of the lock file; free when it is there already."""
+    """Install another section of the lock file, unless it is already installed."""
 
     def fill(lock: int) -> str:
         import install
@@ -150,7 +145,7 @@ def add(root: Path, section: str, folder: Path | None) -> int:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            # all else comes from .venv, which stays as it is
+            # everything else comes from .venv, which is not changed
             options = [
                 "--no-deps",
                 f"--target={folder}",
@@ -167,11 +162,11 @@ def add(root: Path, section: str, folder: Path | None) -> int:
             )
         return problem
 
-    return _alone(root, f"[{section}] of requirements.lock could not be installed", fill)
+    return _locked(root, f"[{section}] of requirements.lock could not be installed", fill)
 
 
-def _alone(root: Path, failure: str, work: Callable[[int], str]) -> int:
-    """Do `work`, which returns its problem, while nobody else changes .venv; the exit status."""
+def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
+    """Run `work`, which returns its problem, under the lock of .venv; returns the exit status."""
     import fcntl
 
     sys.path.insert(0, str(root))
@@ -183,8 +178,8 @@ def _alone(root: Path, failure: str, work: Callable[[int], str]) -> int:
         with _lock(root / ".venv.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # two first runs at once: the second waits and finds it done
-                log.info("waiting: another run is making the environment")
+            except BlockingIOError:  # two first runs at once: the second waits for the first
+                log.info("waiting: another run is creating the environment")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             problem = work(lock.fileno())
     except PermissionError as error:
@@ -192,9 +187,7 @@ def _alone(root: Path, failure: str, work: Callable[[int], str]) -> int:
     except OSError as error:
         problem = str(error)
     except KeyboardInterrupt:
-        log.error(
-            f"interrupted while installing (exit {INTERRUPTED}); the next run begins it again"
-        )
+        log.error(f"interrupted while installing (exit {INTERRUPTED}); the next run starts over")
         return INTERRUPTED
     if problem:
         what, newline, more = problem.partition("\n")
@@ -203,7 +196,7 @@ def _alone(root: Path, failure: str, work: Callable[[int], str]) -> int:
 
 
 def _lock(path: Path) -> IO[str]:
-    """Open for its lock alone: another user's file that may only be read serves too."""
+    """Open the lock file; another user's read-only file will do."""
     try:
         return path.open("a")
     except PermissionError:
@@ -214,16 +207,16 @@ def _lock(path: Path) -> IO[str]:
 
 def _not_writable(root: Path, error: PermissionError) -> str:
     return (
-        f"{error.filename or root} cannot be written by this user ({error.strerror})\n"
-        "    allowed: a project folder of your own, a .venv that its owner has finished, or an "
+        f"{error.filename or root} is not writable by this user ({error.strerror})\n"
+        "    allowed: a project folder of your own, a .venv completed by its owner, or an "
         "active environment with torch\n"
         f"    try:     git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}   # and start "
-        f"it there"
+        f"there"
     )
 
 
 def _is_made(venv: Path, stamp: str) -> bool:
-    """The same question as venv::is_current, asked again by the one that has waited."""
+    """The check of venv::is_current, repeated after waiting for the lock."""
     python, stamp_file, files = (venv / "bin/python").resolve(), venv / STAMP, venv / FILES
     if (
         not python.is_file()
@@ -238,45 +231,43 @@ def _is_made(venv: Path, stamp: str) -> bool:
     )
 
 
-def _not_ours(venv: Path) -> str:
-    """Through a symbolic link (to a larger disk) only our own or an empty folder is filled: others
-    may use it."""
+def _foreign_link(venv: Path) -> str:
+    """Refuses a .venv that links to a folder in use by others; a link to an empty folder (on a
+    larger disk) or to this project's environment is fine."""
     if not venv.is_symlink() or not venv.exists() or not any(venv.iterdir()):
         return ""
     home = venv / HOME
     if home.is_file() and home.read_text(encoding="utf-8") == str(venv.parent):
         return ""
     return (
-        f"{venv} is a link to {venv.resolve()}, which was not made for this project: remove "
-        f"the "
-        f"link, or empty that folder"
+        f"{venv} links to {venv.resolve()}, which belongs to another project: remove the link "
+        f"or empty that folder"
     )
 
 
 def _build(root: Path, with_torch: bool, lock: int) -> str:
-    """Make and fill .venv; the problem if there is one. The open file `lock` stays locked as long
-    as a program of it lives."""
+    """Create and fill .venv; returns the problem or ''. Child processes inherit the open file
+    `lock`, so it stays locked while they run."""
     import install
 
     from training.core import log
     from training.host import packages
 
-    wanted = packages.locked("run")  # what can fail easily comes before the old environment goes
-    venv = (root / ".venv").resolve()  # the module venv takes no link
+    wanted = packages.locked("run")  # may fail: before the old environment is cleared
+    venv = (root / ".venv").resolve()  # the module venv does not accept a link
     options: list[str] = []
     version = torch_version() if with_torch else None
     if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
-        log.info(f"torch {dotted(version)} of {sys.executable} is used (system site packages)")
+        log.info(f"using torch {dotted(version)} of {sys.executable} (system site packages)")
         with_torch, options = False, ["--system-site-packages"]
     if shutil.which("uv") or install.outer_pip():
         options.append("--without-pip")
 
     (venv / STAMP).unlink(missing_ok=True)
-    steps = install.Steps("making the environment .venv", venv, lock)
-    # --clear empties the folder instead of removing it: .venv may be a link to one on a larger
-    # disk.
-    if steps.run("an empty one", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
-        return f"`python3 -m venv` failed (try: apt-get install python3-venv)\n{steps.last_words()}"
+    steps = install.Steps("creating the environment .venv", venv, lock)
+    # --clear empties the folder instead of removing it: .venv may link to another disk.
+    if steps.run("python -m venv", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
+        return f"`python3 -m venv` failed (try: apt-get install python3-venv)\n{steps.excerpt()}"
     (venv / HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text(

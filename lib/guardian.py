@@ -1,6 +1,6 @@
-"""Outlives a supervisor that is killed (`kill -9`), and ends what it has started. Usage:
-guardian.py TOKEN, standard input a pipe whose other end the supervisor alone holds: it closes when
-that ends, in whatever way. Standard library only."""
+"""Kills the processes of a supervisor that died (`kill -9`). Usage: guardian.py TOKEN; standard
+input is a pipe whose other end only the supervisor holds, so it closes when the supervisor ends for
+any reason. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# `--help` anywhere among the arguments: the script's header comment, and the option list from the configuration schema.
+# `--help` anywhere among the arguments prints the script's header comment and the option list of the configuration schema.
 
-# Print help and exit when asked to. Usage: help::answer "$0" "$@"; HELP_OPTIONS=0 leaves the training options out.
+# Print help and exit if requested. Usage: help::answer "$0" "$@"; HELP_OPTIONS=0 omits the training options.
 help::answer() {
   local script=$1 arg
   shift
@@ -32,7 +32,7 @@ help::print() {
   } <"$script"
   [[ ${HELP_OPTIONS-} != 0 ]] || return 0
   any=$(python::any) || return
-  # -I -S: nothing of the environment is loaded, so help answers at once. `--help | head` is no error: SIGPIPE as usual.
+  # -I -S: loads no packages, so help is fast. Default SIGPIPE: `--help | head` is not an error.
   "$any" -I -S -c 'import signal, sys; signal.signal(signal.SIGPIPE, signal.SIG_DFL); sys.path.insert(0, sys.argv[1])
 import training.plan.option_help as h; print("\n".join(h.option_lines()))' "$DUET_ROOT"
 }

@@ -1,27 +1,27 @@
 # shellcheck shell=bash
-# Sourced first by every script: strict mode, the project's folder, the other parts.
+# Sourced first by every script: strict mode, the project folder, the other parts.
 # Usage: . "$root/lib/init.sh" || return 2>/dev/null || exit
 
-# Other shells than bash read the first lines: `sh train_dual_gpu.sh` and `zsh train_dual_gpu.sh` continue in bash.
+# Shells other than bash read up to here: `sh train_dual_gpu.sh` and `zsh train_dual_gpu.sh` continue in bash.
 if test -z "${BASH_VERSION-}"; then
   case ${ZSH_EVAL_CONTEXT-} in
   *file:file*) ;; # sourced by zsh
   *) exec bash "${ZSH_ARGZERO-$0}" "$@" ;;
   esac
 fi
-# A script that is sourced must not change the options of the user's shell, nor end it.
+# A sourced script must neither change the options of the user's shell nor exit it.
 if test "${ZSH_EVAL_CONTEXT-}" || [[ -n ${BASH_SOURCE[1]-} && ${BASH_SOURCE[1]} != "$0" ]]; then
   printf '[ERROR] this script must be run, not sourced\n    try:     bash %s …\n' "${BASH_SOURCE[1]-SCRIPT}" >&2
   return 2
 fi
 set +o posix # `sh` may be a bash
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  printf '[ERROR] bash %s is too old: 4.4 or newer is needed (this one: %s)\n' "$BASH_VERSION" "$BASH" >&2
+  printf '[ERROR] bash %s (%s) is too old: 4.4 or newer is required\n' "$BASH_VERSION" "$BASH" >&2
   exit 3
 fi
 set -euo pipefail
 shopt -s inherit_errexit
-if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export leaves values out that may be secrets
+if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values that may be secrets
   PS4='+ ${BASH_SOURCE:+${BASH_SOURCE[0]#"${DUET_ROOT-}/"}:$LINENO }${FUNCNAME[0]-} '
   set -x
 fi
@@ -30,7 +30,7 @@ DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")
 export DUET_ROOT DUET_SCRIPT
 
-# Exit codes that the shell itself gives; the whole list is class Exit in training/core/errors.py.
+# Exit codes of the shell part; the full list is class Exit in training/core/errors.py.
 # shellcheck disable=SC2034 # used by the parts below
 readonly EXIT_CONFIG=2 EXIT_RESOURCES=3
 

@@ -1,7 +1,6 @@
-"""Filling an environment with packages, for lib/environment.py: by uv where it is on this machine,
-else by pip.
+"""Installs packages into an environment for lib/environment.py, with uv if available, else pip.
 
-One line shows how far it is; what the programs print goes to a file. Standard library only.
+One line shows the progress; the output of the programs goes to a file. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from training.core import log as console
 from training.host.process import die_with_parent
 
 LOG = "install.log"  # in .venv
-POLL_S, SAY_EVERY_S = 0.3, 15.0
+POLL_S, LOG_EVERY_S = 0.3, 15.0
 SHOWN_LINES = 6
-KILLED = 128  # an exit status beyond it is a signal
+KILLED = 128  # exit statuses above are 128 + signal
 PIP_QUIET = ("--no-compile", "--disable-pip-version-check", "--progress-bar=off")
-# What a start of a training imports, in two parts of equal work. Importing it is what compiles it.
+# Imports of a training start, in two parts of equal work; importing compiles to bytecode.
 IMPORTS = (
     (
         "torch",
@@ -63,8 +62,8 @@ for name in sys.argv[1:]:
 
 
 class Steps:
-    """The steps of one installation. `title`: what is shown as long as it takes. The open file
-    `lock` stays locked as long as a program of them lives."""
+    """The steps of one installation. `title`: prefix of the progress line. Child processes inherit
+    the open file `lock`, so it stays locked while they run."""
 
     def __init__(self, title: str, venv: Path, lock: int) -> None:
         self.title, self.venv, self.lock, self._output, self._part = (
@@ -74,7 +73,7 @@ class Steps:
             "",
             venv / "tmp",
         )
-        self._begin = self._said = time.monotonic()
+        self._begin = self._logged = time.monotonic()
 
     def seconds(self) -> float:
         return time.monotonic() - self._begin
@@ -86,8 +85,8 @@ class Steps:
         env: Mapping[str, str] | None = None,
         detail: Callable[[str], str] | None = None,
     ) -> int:
-        """Run programs side by side to their ends; the highest exit status. `detail`: how far they
-        are, from what they have printed."""
+        """Run programs in parallel; returns the highest exit status. `detail`: progress text from
+        their output."""
         begin = time.monotonic()
         with tempfile.TemporaryFile() as output:
             running = [self._start(command, output, env) for command in commands]
@@ -123,13 +122,13 @@ class Steps:
         )
 
     def _show(self, state: str) -> None:
-        """The one line of progress: in place on a terminal, every 15 s in a log."""
+        """The progress line: redrawn on a terminal, logged every LOG_EVERY_S elsewhere."""
         text = f"{self.title}: {state}, {self.seconds():.0f} s"
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
-        elif time.monotonic() - self._said >= SAY_EVERY_S:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._logged >= LOG_EVERY_S:
+            self._logged = time.monotonic()
             console.info(text)
 
     def _start(
@@ -146,21 +145,21 @@ class Steps:
         )
 
     def _read(self, output: IO[bytes]) -> str:
-        """All of it, whatever place the programs write at."""
+        """The whole output, without moving the file position of the programs."""
         return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(
             "utf-8", "replace"
         )
 
-    def last_words(self) -> str:
-        """The end of what the last programs printed, for a message; and where all of it is."""
+    def excerpt(self) -> str:
+        """The last lines of the output for an error message, and the path of the full log."""
         lines = [line for line in self._output.splitlines() if line.strip()]
         wanted = [line for line in lines if line.startswith(("ERROR", "error"))] or lines
-        where = [f"    all of it: {self.venv / LOG}"] if (self.venv / LOG).is_file() else []
+        where = [f"    full log: {self.venv / LOG}"] if (self.venv / LOG).is_file() else []
         return "\n".join([*(f"    │ {line[:200]}" for line in wanted[-SHOWN_LINES:]), *where])
 
     def install(self, requirements: Path, *options: str) -> str:
-        """Install these into the environment; the problem if there is one."""
-        # on the disk that has room for the packages, which /tmp may not have
+        """Install these into the environment; returns the problem or ''."""
+        # beside the packages: /tmp may be too small
         self._part.mkdir(exist_ok=True)
         env = os.environ | {
             "PIP_REQUIRE_VIRTUALENV": "0",
@@ -181,25 +180,23 @@ class Steps:
                 *words,
             ]
             ways.append(("uv", command, ["--no-progress", "--color=never"]))
-        # also where uv fails: pip may know a proxy or a password that uv does not
+        # pip also as a fallback: its settings may hold a proxy or password that uv does not know
         if not uv or has_pip(self.venv):
             ways.append(("pip", [*pip(self.venv), "install", *words], [*PIP_QUIET]))
         name, command, status = "", [], 0
         for name, command, quiet in ways:
             status = self.run(
-                f"packages, by {name}", [*command, *quiet], env=env, detail=self._how_far
+                f"packages by {name}", [*command, *quiet], env=env, detail=self._how_far
             )
             if status == 0 or status > KILLED:
                 break
         shutil.rmtree(self._part, ignore_errors=True)
         return (
-            f"{name} failed\n{self.last_words()}\n    try:     {shlex.join(command)}"
-            if status
-            else ""
+            f"{name} failed\n{self.excerpt()}\n    try:     {shlex.join(command)}" if status else ""
         )
 
     def _how_far(self, printed: str) -> str:
-        """From the output of pip or uv: what is being fetched or copied."""
+        """Progress from the output of pip or uv."""
         if found := re.search(r"^Installing collected packages: (.*)$", printed, re.MULTILINE):
             names = found[1].split(", ")
             done = len(list(self.venv.glob("lib/python3.*/site-packages/*.dist-info/INSTALLER")))
@@ -207,7 +204,7 @@ class Steps:
                 f"copying {names[min(done, len(names) - 1)]} ({min(done + 1, len(names))} of "
                 f"{len(names)})"
             )
-        # uv, of the larger ones
+        # uv reports large packages only
         loading = re.findall(r"^Downloading (\S+) \(", printed, re.MULTILINE)
         if under_way := [
             name
@@ -216,12 +213,12 @@ class Steps:
         ]:
             return (
                 f"fetching {', '.join(under_way[:3])} ({len(loading) - len(under_way)} of "
-                f"{len(loading)} large ones are there)"
+                f"{len(loading)} large ones done)"
             )
         collected = re.findall(r"^(?:Collecting|Processing) (\S+)", printed, re.MULTILINE)
         if not collected:
             return ""
-        # os.walk, unlike rglob, takes folders that pip removes meanwhile for empty.
+        # unlike rglob, os.walk tolerates folders that pip removes meanwhile
         loaded = sum(
             _size(Path(folder, name)) for folder, _, names in os.walk(self._part) for name in names
         )
@@ -231,35 +228,34 @@ class Steps:
         )
 
     def compile(self) -> None:
-        """Only what a start imports, a third of all: the rest compiles where it is imported first.
-        Without it, and where PYTHONDONTWRITEBYTECODE is set (many containers), each start would
-        compile torch again. A package that cannot be imported here is no error: a start reports
-        it."""
+        """Compile what a start imports, a third of all; the rest compiles at first import. Without
+        this, every start would compile torch where PYTHONDONTWRITEBYTECODE is set (many
+        containers). A failed import is ignored here; a start reports it."""
         env = {
             name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
         }
         python = [str(self.venv / "bin/python"), "-I", "-c", _IMPORT]
-        self.run("compiling what a start needs", *([*python, *names] for names in IMPORTS), env=env)
+        self.run("compiling bytecode", *([*python, *names] for names in IMPORTS), env=env)
 
 
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except OSError:  # pip has removed it meanwhile
+    except OSError:  # removed by pip meanwhile
         return 0
 
 
 def outer_pip() -> Path | None:
-    """The runner by which the pip of this Python fills another environment: twice as fast as to
-    install a pip there first. Not by `pip --python`, which older pips lack and which starts a
-    grandchild that would outlive a killed pip."""
+    """The runner with which this Python's pip installs into another environment: twice as fast as
+    installing pip there first. Not `pip --python`: older pips lack it, and its child process would
+    outlive a killed pip."""
     spec = importlib.util.find_spec("pip")
     runner = Path(spec.origin).with_name("__pip-runner__.py") if spec and spec.origin else None
     return runner if runner and runner.is_file() else None
 
 
 def pip(venv: Path) -> list[str]:
-    """The command of a pip that installs into this environment."""
+    """The pip command that installs into this environment."""
     runner = outer_pip()
     return [str(venv / "bin/python"), *([str(runner)] if runner else ["-m", "pip"])]
 
@@ -269,8 +265,8 @@ def has_pip(venv: Path) -> bool:
 
 
 def uv_sources(environ: Mapping[str, str]) -> list[str]:
-    """Where pip takes packages from on this machine, for uv, which does not read pip's settings;
-    nothing where uv has its own."""
+    """pip's package sources as uv options, since uv does not read pip's settings; [] where uv has
+    its own."""
     if any(
         name.startswith("UV_") and name.endswith(("INDEX", "INDEX_URL", "FIND_LINKS"))
         for name in environ
@@ -289,7 +285,7 @@ def uv_sources(environ: Mapping[str, str]) -> list[str]:
     parser = configparser.RawConfigParser()
     try:
         parser.read(files, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):  # pip refuses such a file; uv does without
+    except (configparser.Error, UnicodeDecodeError):  # pip would refuse this file
         return []
     for section in filter(parser.has_section, ("global", "install")):
         found |= {name.replace("_", "-"): value for name, value in parser[section].items()}
@@ -309,13 +305,13 @@ def uv_sources(environ: Mapping[str, str]) -> list[str]:
     words += (
         ["--no-index"] if found.get("no-index", "").lower() in ("1", "true", "yes", "on") else []
     )
-    # pip looks through all of them, uv by itself only in the first one that has the package.
+    # pip searches all sources, uv by default only the first that has the package
     return [*words, "--index-strategy=unsafe-best-match"] if words else []
 
 
 def essential(venv: Path) -> list[str]:
-    """Files whose loss shows that the environment is damaged, relative to it: the beginning of
-    every package, and compiled libraries."""
+    """Files that must exist in an intact environment, relative to it: the __init__.py of every
+    package, top-level modules and compiled libraries."""
     site = next(venv.glob("lib/python3.*/site-packages"), None)
     found = [venv / "pyvenv.cfg"]
     for folder, _, names in os.walk(site) if site else ():

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What the shell says before Python runs, in the format of training/core/log.py: [INFO] 2024-10-21 16:00:00 message
+# Log messages of the shell, in the format of training/core/log.py: [INFO] 2024-10-21 16:00:00 message
 
-LOG_LINES=() # said so far; log::open writes them to the log file once the plan has named it
+LOG_LINES=() # printed so far; log::open writes them to the log file once the plan names it
 
-log::_say() {
+log::_print() {
   local level=$1 colour=$2 message=$3 stamp
   printf -v stamp '%(%Y-%m-%d %H:%M:%S)T' -1
   LOG_LINES+=("[$level] $stamp $message")
@@ -14,12 +14,12 @@ log::_say() {
   fi
 }
 
-log::info() { log::_say INFO 34 "$1"; }
-log::success() { log::_say SUCCESS 32 "$1"; }
-log::warning() { log::_say WARNING 33 "$1"; }
-log::error() { log::_say ERROR 31 "$1"; }
+log::info() { log::_print INFO 34 "$1"; }
+log::success() { log::_print SUCCESS 32 "$1"; }
+log::warning() { log::_print WARNING 33 "$1"; }
+log::error() { log::_print ERROR 31 "$1"; }
 
-# Write what was said so far to FILE; from here on Python writes there.
+# Write the messages so far to FILE; from here on Python writes there.
 log::open() {
   local file=$1
   ((${#LOG_LINES[@]} == 0)) || printf '%s\n' "${LOG_LINES[@]}" >>"$file"

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
 # Finds the Python environment. Sets PYTHON to an interpreter that has the packages.
 #
-#   0. DUET_PYTHON           Duet is an installed package: the Python that has it (lib/site/_duet.py)
-#   1. TORCH_LOCAL_PATH=DIR  an own build of PyTorch (DIR/torch): all else from .venv
-#   2. an active environment (venv or conda) that has torch and the few other packages that every run needs: used as it is
-#   3. .venv in the project: made and filled at the first run (lib/venv.sh), recognised at later ones
+#   0. DUET_PYTHON           Duet is an installed package: its Python (lib/site/_duet.py)
+#   1. TORCH_LOCAL_PATH=DIR  a local build of PyTorch (DIR/torch); everything else from .venv
+#   2. an active environment (venv or conda) with torch and the other required packages: used as it is
+#   3. .venv in the project: created by the first run (lib/venv.sh), reused by later ones
 
 # shellcheck disable=SC2034 # used by the other parts
 PYTHON=
 
-# Any Python that can run the standard-library parts (help, checking the command line, the monitor), the quickest to start.
+# The fastest Python that can run the standard-library parts: help, checks of the command line, the monitor.
 python::any() {
   if [[ -n ${DUET_PYTHON-} ]]; then
     printf '%s' "$DUET_PYTHON"
@@ -20,13 +20,13 @@ python::any() {
   fi
 }
 
-# A Python >= 3.10 to make .venv from: the user's own choice, so in the order of PATH. `quick`: one that starts quickly.
+# A Python >= 3.10 to create .venv from, in the order of PATH. `quick`: one that starts quickly.
 python::base() {
   local how=${1:-} found candidate
   local -a candidates shims=()
   found=$(type -aP python3 python3.13 python3.12 python3.11 python3.10 python3.14 python) || true
   mapfile -t candidates <<<"$found"
-  if [[ $how == quick ]]; then # a shim of a version manager starts a shell and a search: 50 ms more
+  if [[ $how == quick ]]; then # shims of version managers take 50 ms longer
     for candidate in "${!candidates[@]}"; do
       [[ ${candidates[candidate]} == */shims/* ]] || continue
       shims+=("${candidates[candidate]}")
@@ -42,13 +42,13 @@ python::base() {
   return "$EXIT_RESOURCES"
 }
 
-# Sets PYTHON; ends the script where its command can be answered without the packages. Usage: python::ensure ARGS… of the script
+# Sets PYTHON; exits if the command can be answered without the packages. Usage: python::ensure ARGS… of the script
 python::ensure() {
   python::find || python::install_after training.cli.plan --before-install "$DUET_SCRIPT" "$@"
 }
 
-# Ask a module of the project what it can answer with any Python (mistakes, GPUs that are missing, a dry run); install only when it
-# has nothing to say. Usage: python::install_after MODULE ARGS…
+# Run the part of a module that works with any Python (invalid arguments, missing GPUs, a dry run); install the environment only
+# if it prints nothing. Usage: python::install_after MODULE ARGS…
 python::install_after() {
   local any answer status=0
   any=$(python::any) || exit
@@ -58,14 +58,14 @@ python::install_after() {
   venv::make || exit
 }
 
-# Sets PYTHON, or fails when the environment has to be made first. Ends the script where the active one is only incomplete.
+# Sets PYTHON; fails if the environment has to be created first; exits if the active one has torch but lacks other packages.
 python::find() {
   local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lacking status=0
   PYTHON=${DUET_PYTHON:-$DUET_ROOT/.venv/bin/python}
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
-    log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a Python that runs}"
+    log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a working Python}"
     exit "$EXIT_RESOURCES"
   elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
@@ -74,9 +74,9 @@ python::find() {
       PYTHON=$active/bin/python
       return 0
       ;;
-    "$EXIT_RESOURCES") # it has torch: a second one is not what the user wants
+    "$EXIT_RESOURCES") # it has torch: do not install a second one
       venv::is_current || {
-        log::error "the active environment $active has torch, but not all that is needed: $lacking"
+        log::error "the active environment $active has torch but lacks required packages: $lacking"
         exit "$EXIT_RESOURCES"
       }
       ;;
@@ -91,10 +91,10 @@ python::_use_local_torch() {
   local any problem
   any=$(python::any) || return
   problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
-    log::error "TORCH_LOCAL_PATH is '$TORCH_LOCAL_PATH' (environment): ${problem:-it can not be checked}"
+    log::error "TORCH_LOCAL_PATH is '$TORCH_LOCAL_PATH' (environment): ${problem:-cannot be checked}"
     return "$EXIT_RESOURCES"
   }
-  TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # a relative path would mean something else in another folder
+  TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
   export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   log::info "PyTorch from TORCH_LOCAL_PATH=$TORCH_LOCAL_PATH (PYTHONPATH, LD_LIBRARY_PATH)"
 }

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Stages of a run after the environment: plan, and what the plan says.
+# Stages of a run after the environment: plan and launch.
 
 RUN_DIR=
 
-# Ask Python for the plan. Sets RUN_DIR, the variables and the command of the run; ends the script for --dry_run and --check, and
-# where this process is a rank itself.
+# Make the plan. Sets RUN_DIR, the variables and the command of the run; exits after --dry_run and --check; becomes train.py if this
+# process is already a rank.
 run::plan() {
   local answer
   answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.plan "$DUET_SCRIPT" "$@") || {
@@ -12,7 +12,7 @@ run::plan() {
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
   }
-  if [[ $answer == rank ]]; then # something above us has started the ranks: never nest
+  if [[ $answer == rank ]]; then # another launcher has started the ranks: never nest
     exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@"
   fi
   if [[ ! -f $answer/launch.argv ]]; then # --dry_run, --check: the plan as text
@@ -26,7 +26,7 @@ run::plan() {
   log::open "$DUET_LOG_FILE"
 }
 
-# Export the NUL-delimited variables of FILE. Never traced: a value may be a secret. Usage: run::export FILE
+# Export the NUL-delimited variables in FILE, untraced, since values may be secrets. Usage: run::export FILE
 run::export() {
   local -
   set +x
@@ -40,12 +40,12 @@ run::report_resources() {
   "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.resources "$RUN_DIR"
 }
 
-# Stages of the supervisor beyond the simple ones: --analyse.
+# Add stages to the supervisor: --analyse.
 run::add_stages() {
   RUN_COMMAND+=("$@")
 }
 
-# Become the supervisor: the same process, so signals reach it directly and its exit status is the script's.
+# Replace this process by the supervisor: signals reach it directly and its exit status is the script's.
 run::start() {
   exec "${RUN_COMMAND[@]}"
 }

@@ -1,6 +1,6 @@
-"""`python lib/run_module.py training.cli.plan ARGS…`: like `python -m`, but a folder named
-`training` where the user stands can not be taken for ours, and Ctrl-C in the first moments ends
-without a traceback. Runs with any Python >= 3.10."""
+"""`python lib/run_module.py training.cli.plan ARGS…`: like `python -m`, but ignores a folder named
+`training` in the current directory, and prints no traceback for an early Ctrl-C. Runs with any
+Python >= 3.10."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Runs somebody's script as `python SCRIPT ARGS…` would, and keeps what it ends with:
+"""Runs a user script like `python SCRIPT ARGS…` and records how it ends:
 
     python -u run_script.py FOLDER SCRIPT ARGS…
 
-FOLDER/rank<r>.error.json  the exception that ended it, or sys.exit with another status than 0
-FOLDER/rank<r>.ended       when the script came to its end, and the line of a sys.exit(0)
-FOLDER/rank<r>.stacks      Python stacks of all threads, after SIGUSR2 and at a crash
+FOLDER/rank<r>.error.json  the exception that ended it, or a nonzero sys.exit
+FOLDER/rank<r>.ended       time of a normal end, and the line of a sys.exit(0)
+FOLDER/rank<r>.stacks      Python stacks of all threads, on SIGUSR2 and at a crash
 
-Standard library only, Python >= 3.8: it runs in the script's own environment. The script is not
-changed and sees nothing of it: same sys.argv, __main__, exit status and traceback; sys.path has one
-more folder at its end, for who wants docs/inspection.md.
+Standard library only, Python >= 3.8: it runs in the script's environment. Transparent to the
+script: same sys.argv, __main__, exit status and traceback; only sys.path has one more folder at its
+end (docs/inspection.md).
 """
 
 import atexit
@@ -28,20 +28,20 @@ import types
 from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-STOPPED = (75, 130)  # statuses of a script that was asked to stop (training/core/errors.py)
-_status: "int | None" = None  # exit status of a script that came to its end
-CHAIN = 10  # exceptions that led to one another, at most
+STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
+_status: "int | None" = None  # exit status of a finished script
+CHAIN = 10  # most exceptions of a recorded chain
 
 
 def main() -> None:
     folder, script = sys.argv[1], sys.argv[2]
     rank = os.environ.get("RANK", "0")
     base = os.path.join(folder, "rank" + rank)
-    # Open for the whole life of the process: the signal handler writes to the descriptor.
+    # Never closed: the signal handler writes to the descriptor.
     stacks = open(base + ".stacks", "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    # its data-loader workers do not inherit that
+    # data-loader workers do not inherit it
     os.register_at_fork(after_in_child=_allow_tracing)
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
     _offer_inspection(folder, base, int(rank), script)
@@ -50,9 +50,9 @@ def main() -> None:
     module = types.ModuleType("__main__")
     module.__file__ = script
     module.__builtins__ = builtins  # type: ignore[attr-defined]
-    # What pickles its classes, or starts processes by spawn, looks for the script there.
+    # Pickled classes and spawned processes refer to the script by this name.
     sys.modules["__main__"] = module
-    # the first to be registered is the last to be called
+    # registered first, so called last
     atexit.register(_leave, os.getpid())
     own = os.getpid()
     try:
@@ -71,7 +71,7 @@ def main() -> None:
         if os.getpid() == own:
             _keep(base + ".error.json", int(rank), script, error)
         _show(error)
-        # As Python itself ends: KeyboardInterrupt by its signal, so that the launcher sees it.
+        # Like Python itself: KeyboardInterrupt ends by its signal, which the launcher sees.
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -80,28 +80,27 @@ def main() -> None:
 
 
 def _allow_tracing() -> None:
-    """Its stacks may be read from outside, also where the kernel (Yama) allows that to parents
-    only."""
+    """Allow other processes to read stacks where the kernel (Yama) restricts ptrace to parents."""
     # PR_SET_PTRACER, PR_SET_PTRACER_ANY
     ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
 
 
 def _offer_inspection(folder: str, base: str, rank: int, script: str) -> None:
-    """The script may import training.inspector, and duet_inspector, which is the same."""
+    """Make training.inspector importable, also as duet_inspector."""
     launched = types.ModuleType("duet_launched")  # for training/inspector/reporting.py
     launched.__dict__.update(
         ranks=folder, keep=lambda error: _keep(base + ".error.json", rank, script, error)
     )
     sys.modules["duet_launched"] = launched
-    # there is nothing else in it; spawned processes get it too
+    # this folder contains nothing else; spawned processes inherit it
     sys.path.append(os.path.join(_ROOT, "lib", "pythonpath"))
-    # Asked last: a `training` of the script's own project is never hidden, and only gets a
-    # submodule `inspector`.
+    # Last in sys.meta_path: never hides the script's own package `training`, only adds a submodule
+    # `inspector` to it.
     _load("_duet", "lib", "site", "_duet.py")
 
 
 def _load(name: str, *path: str) -> types.ModuleType:
-    """A file of Duet as a module that nothing else can import."""
+    """Load a file of Duet as a module without adding it to sys.modules."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(_ROOT, *path))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -110,23 +109,22 @@ def _load(name: str, *path: str) -> types.ModuleType:
 
 
 class _AtDistributed:
-    """When the script imports torch.distributed, the collectives that it calls can be seen from
-    outside (training/trainer/flight_recorder_server.py)."""
+    """Import hook: when the script imports torch.distributed, starts the server that shows its
+    collectives (training/trainer/flight_recorder_server.py)."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder, self.rank, self.done = folder, rank, False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # Stays in sys.meta_path: whoever leaves it while it is walked through makes Python skip the
-        # next one.
+        # Stays in sys.meta_path: removing it during the iteration would skip the next finder.
         if name != "torch.distributed.distributed_c10d" or self.done:
             return
         self.done = True
         try:
             self._serve()
-        except Exception as error:  # whatever it is, the script can be trained without
+        except Exception as error:  # the script can train without the server
             print(
-                f"rank {self.rank}: its collectives can not be seen from outside: "
+                f"rank {self.rank}: collectives cannot be inspected: "
                 f"{type(error).__name__}: {error}",
                 file=sys.stderr,
             )
@@ -139,9 +137,9 @@ class _AtDistributed:
 
 
 def _leave(pid: int) -> None:
-    """After the script's end, its threads and its own atexit functions: leave without tearing the
-    interpreter down, where that is known to abort (SIGABRT, one in four with gloo: its threads
-    outlive the interpreter that they call). Nothing written is lost."""
+    """Exit without interpreter teardown after a normal end, once threads and the script's own
+    atexit functions are done: with gloo, teardown aborts one in four times (SIGABRT: its threads
+    outlive the interpreter). Flushes all open files first."""
     if os.getpid() != pid or "torch.distributed" not in sys.modules or _status is None:
         return
     for thing in gc.get_objects():
@@ -149,15 +147,15 @@ def _leave(pid: int) -> None:
             try:
                 if not thing.closed and thing.writable():
                     thing.flush()
-            except OSError:  # Python tells it, and has a status of its own for it
+            except OSError:  # left to Python, which reports it and sets the exit status
                 return
-            except ValueError:  # closed or detached: it holds nothing
+            except ValueError:  # closed or detached: nothing to flush
                 continue
     os._exit(_status)
 
 
 def _show(error: BaseException) -> None:
-    """The traceback from the script on, without this file."""
+    """Print the traceback without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -165,13 +163,13 @@ def _show(error: BaseException) -> None:
 
 
 def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
-    """The innermost line of the user's own code."""
-    # the script's line that called it says more
-    ours = (
+    """The innermost frame of the user's code."""
+    # errors of the inspector are attributed to the line that called it
+    internal = (
         __file__,
         os.path.join(_ROOT, "training", "inspector", "inspector.py"),
     )
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in internal]
     own = [
         f
         for f in frames
@@ -189,7 +187,7 @@ def _where(script: str, error: BaseException) -> str:
 
 
 def _led_to(error: BaseException) -> "list[dict[str, str]]":
-    """The exceptions that led to this one, the last one first."""
+    """The causes and contexts of this exception, latest first."""
     found: list[dict[str, str]] = []
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while before is not None and len(found) < CHAIN:
@@ -231,8 +229,8 @@ def _write(path: str, facts: "dict[str, object]") -> None:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             json.dump(facts, file, indent=1)
         os.replace(path + ".tmp", path)
-    except OSError as problem:  # the script's own end matters more
-        print(f"{path} can not be written: {problem.strerror}", file=sys.stderr)
+    except OSError as problem:  # must not change how the script ends
+        print(f"{path} cannot be written: {problem.strerror}", file=sys.stderr)
 
 
 if __name__ == "__main__":

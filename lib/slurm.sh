@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# submit_job.sh by hand (check, freeze, submit), and as the batch script of a job (train, then act on how that ended).
+# submit_job.sh on a login node (check, freeze, submit) and as the batch script of a job (train, then handle the exit status).
 
-SLURM_STOPPED=0 # 1 once SLURM has told the batch script to end
+SLURM_STOPPED=0 # 1 once SLURM has sent SIGTERM to the batch script
 
-# What submit_job.sh is at this moment. Usage: slurm::main ARGS…
+# Dispatch by the role of this script: job with frozen code, job to freeze, or submission. Usage: slurm::main ARGS…
 slurm::main() {
   if [[ -f $DUET_ROOT.json ]]; then # beside frozen code
     slurm::train
@@ -14,7 +14,7 @@ slurm::main() {
   fi
 }
 
-# By hand. Prints the number of the job. Usage: slurm::submit ARGS…
+# On a login node. Prints the job id. Usage: slurm::submit ARGS…
 slurm::submit() {
   local code job name
   local -a submission
@@ -24,12 +24,12 @@ slurm::submit() {
     [[ -z $code ]] || printf '%s\n' "$code"
     return 0
   fi
-  for name in "${!SLURM_@}"; do # of an allocation that this shell stands in: they would limit the job
+  for name in "${!SLURM_@}"; do # of an enclosing allocation: they would limit the job
     [[ $name == SLURM_CONF ]] || unset "$name"
   done
   mapfile -d '' -t submission <"$code.argv"
   job=$("${submission[@]}") || {
-    log::error "sbatch has refused it, see its message above; nothing was submitted (exit $EXIT_RESOURCES)"
+    log::error "sbatch refused the job, see its message above; nothing was submitted (exit $EXIT_RESOURCES)"
     slurm::_ask withdraw "$code"
     return "$EXIT_RESOURCES"
   }
@@ -38,7 +38,7 @@ slurm::submit() {
   printf '%s\n' "$job"
 }
 
-# In a job that sbatch has started without us: freeze at its first start, then go on as what is frozen. Usage: slurm::freeze ARGS…
+# In a job of plain sbatch: freeze the code at its first start, then run the frozen copy. Usage: slurm::freeze ARGS…
 slurm::freeze() {
   local code known=$DUET_ROOT/experiments/.jobs/${SLURM_CLUSTER_NAME-}-$SLURM_JOB_ID
   if [[ -n ${SLURM_RESTART_COUNT-} && -f $known/submit_job.sh ]]; then
@@ -56,12 +56,12 @@ slurm::freeze() {
   exec "$code/submit_job.sh"
 }
 
-# In a job, as what is frozen: the step, and what follows from its end. The exit status is the job's.
+# In a job, from frozen code: run the step and handle its end. The exit status is the job's.
 slurm::train() {
   local status=0
   local -a step
   [[ -n ${SLURM_JOB_ID-} ]] || {
-    log::error "$DUET_ROOT is the code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)"
+    log::error "$DUET_ROOT is the frozen code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)"
     return "$EXIT_CONFIG"
   }
   run::export "$DUET_ROOT.env"
@@ -70,7 +70,7 @@ slurm::train() {
     log::error "the environment of this job is not on node ${SLURMD_NODENAME-}: $VIRTUAL_ENV (exit $EXIT_RESOURCES)"
     return "$EXIT_RESOURCES"
   }
-  # SLURM tells the ranks itself; this script waits for them.
+  # SLURM signals the ranks itself; this script waits for them.
   trap 'SLURM_STOPPED=1' TERM
   slurm::_ask begin "$DUET_ROOT" || return
   mapfile -d '' -t step <"$DUET_ROOT.step"
@@ -78,7 +78,7 @@ slurm::train() {
   slurm::_ask end "$DUET_ROOT" "$status" "$SLURM_STOPPED"
 }
 
-# Sets PYTHON; what can be answered without the packages is answered before they are installed.
+# Sets PYTHON; reports what needs no packages before installing them.
 slurm::_environment() {
   python::find || python::install_after training.cli.submit check "$@"
 }

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# The project's own environment .venv: is it there, whole and of this requirements.lock? And making it.
+# The project's environment .venv: state and installation.
 
-# Was it made to its end, and is everything still there that its duet.files lists? (one of an older version has no list)
+# Whether it was completed and every file in its duet.files still exists (older versions have no such list).
 venv::is_whole() {
   local file real
   local -a files=()
   [[ -x $DUET_ROOT/.venv/bin/python && -f $DUET_ROOT/.venv/duet.stamp ]] || return
-  # /usr/bin/python3 may have become another Python since (upgrade of the system): its packages are not there.
+  # After a system upgrade /usr/bin/python3 may be another version, for which the packages are not installed.
   real=$(readlink -f -- "$DUET_ROOT/.venv/bin/python")
   [[ ${real##*/} != python3.* || -d $DUET_ROOT/.venv/lib/${real##*/} ]] || return
   [[ ! -f $DUET_ROOT/.venv/duet.files ]] || mapfile -t files <"$DUET_ROOT/.venv/duet.files"
@@ -15,17 +15,17 @@ venv::is_whole() {
   done
 }
 
-# The same, and made from this requirements.lock.
+# Whether it is complete and was made from this requirements.lock.
 venv::is_current() {
   local stamp=''
   [[ -f $DUET_ROOT/.venv/duet.stamp ]] || return
   IFS= read -r stamp <"$DUET_ROOT/.venv/duet.stamp" || true # the file has no last newline
-  # With a torch of the user, a .venv that has another one serves as well: his comes first on the path.
+  # With TORCH_LOCAL_PATH a .venv that contains torch will do too: the local torch comes first on the path.
   [[ $stamp == "$(venv::_stamp)" || $stamp == "$(TORCH_LOCAL_PATH='' venv::_stamp)" ]] || return
   venv::is_whole
 }
 
-# What .venv must have been made from: the first part of the lock file, and whether torch came with it.
+# Identifies what .venv is made from: a checksum of the first section of the lock file, and whether torch is local.
 venv::_stamp() {
   local lock=''
   [[ ! -r $DUET_ROOT/requirements.lock ]] || lock=$(<"$DUET_ROOT/requirements.lock")
@@ -37,14 +37,14 @@ venv::make() {
   base=$(python::base) || return
   stamp=$(venv::_stamp)
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then
-    why=' again, since it is damaged or made from another requirements.lock'
+    why=' again: it is damaged or was made from another requirements.lock'
   fi
-  log::info "making the environment .venv with $base$why (once)"
-  # Nothing on the user's own PYTHONPATH counts as installed: it may be gone at the next run.
+  log::info "creating the environment .venv with $base$why (once)"
+  # Packages on the user's PYTHONPATH do not count as installed: they may be missing at the next run.
   PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp"
 }
 
-# Install a later section of requirements.lock into .venv, or what .venv lacks of it into FOLDER. Usage: venv::add SECTION [FOLDER]
+# Install another section of requirements.lock into .venv, or the part that .venv lacks into FOLDER. Usage: venv::add SECTION [FOLDER]
 venv::add() {
   local base
   base=$(python::base) || return

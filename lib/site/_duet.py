@@ -1,18 +1,18 @@
-"""How an installed Duet is found (`pip install`): `import training.inspector`, `import
-duet_inspector`, and the command `duet`.
+"""Entry points of an installed Duet (`pip install`): `import training.inspector`, `import
+duet_inspector` and the command `duet`.
 
 The package is a folder with the layout of a checkout, or the checkout itself (`pip install -e`). It
-is not on sys.path: duet.pth imports this module at Python's start, and `training` is offered only
-where nothing else has that name, so that a project with a `training` of its own, a package or a
-mere folder, keeps it. lib/run_script.py offers the same to a script that Duet has started. Only
-what Python has loaded anyway is imported here. Python >= 3.8.
+is not on sys.path: duet.pth imports this module at Python's start, and its finder provides
+`training` only if no other finder does, so that a project keeps its own package or folder of that
+name. lib/run_script.py provides the same to user scripts. Imports only modules that Python has
+loaded already. Python >= 3.8.
 """
 
 import os
 import sys
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Inside a `training` of another project only what the inspector and the helpers of a rank need.
+# Inside another project's `training`: only what the inspector and the helpers of a rank need.
 _OFFERED = {
     name: os.path.join(HOME, *name.split("."))
     for name in ("training", "training.inspector", "training.core", "training.host")
@@ -21,7 +21,7 @@ _OFFERED["duet_inspector"] = os.path.join(HOME, "lib", "pythonpath", "duet_inspe
 
 
 class Finder:
-    """Asked last, when no other finder has the module."""
+    """Last in sys.meta_path: used for modules that no other finder has."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def] # typing is not loaded yet
@@ -36,12 +36,12 @@ class Finder:
 
 
 def main() -> None:
-    """The command `duet`: the script of that name, with this Python, which has the packages."""
+    """The command `duet`: runs the script of that name with this Python."""
     os.environ["DUET_PYTHON"] = sys.executable
     try:
         os.execvp("bash", ["bash", os.path.join(HOME, "duet"), *sys.argv[1:]])
     except FileNotFoundError:
-        sys.exit("[ERROR] duet needs bash 4.4 or newer, and there is none on PATH")
+        sys.exit("[ERROR] duet needs bash 4.4 or newer, but bash is not on PATH")
 
 
 sys.meta_path.append(Finder)  # type: ignore[arg-type] # a class is a finder too

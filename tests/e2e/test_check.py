@@ -40,7 +40,7 @@ def test_a_check_measures_and_leaves_nothing(way: str, launch: Callable[..., Lau
         "formula (eager, ",
         "fake tensors (the same step)",
         "verdict: fits, ",
-        "To paste into an issue",
+        "For a bug report",
     )
     for part in parts:
         assert part in run.output

@@ -217,9 +217,9 @@ def test_a_resume_reports_its_changes(launch: Launch, text: Path, tmp_path: Path
     ).ok()
     assert (
         "seed 1337 → 5" in run.output
-        and "not what the run would have been without the stop" in run.output
+        and "the result differs from an uninterrupted run" in run.output
     )
-    assert "the data is not what kept was trained on so far: its epoch begins anew" in run.output
+    assert "the data of kept has changed: its current epoch restarts" in run.output
 
 
 @pytest.mark.soak
@@ -237,12 +237,12 @@ def test_a_resume_with_other_decisions_reports_them(launch: Launch, text: Path) 
     ).ok()
     now = made["precision"]["value"]
     said = (
-        f"decided otherwise than before the stop: precision {other} → {now}, device_batch_size "
+        f"decided differently than before the stop: precision {other} → {now}, device_batch_size "
         f"4 → 2; not bit-exact"
     )
     assert said in run.output
     again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=8).ok()
-    assert "decided otherwise" not in again.output
+    assert "decided differently" not in again.output
 
 
 @pytest.mark.soak
@@ -358,6 +358,4 @@ def test_a_resume_without_a_checkpoint_reports_it(launch: Launch, text: Path) ->
     run.process.send_signal(signal.SIGKILL)
     run.wait()
     again = launch("./launch_train.sh", "2", tiny=False, resume="early", num_iterations=4).ok()
-    assert (
-        "has no checkpoint yet: it begins again at step 0" in again.output and len(again.steps) >= 4
-    )
+    assert "has no checkpoint yet: it restarts at step 0" in again.output and len(again.steps) >= 4

@@ -32,8 +32,11 @@ def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str
 
 
 def first_line(run: Launched) -> str:
-    """The mode and its reason, from the launcher's output."""
-    line = next(line for line in run.output.splitlines() if line.startswith("[INFO]"))
+    """The first line of the launcher: the mode and its reason; of a local run in its log only."""
+    shown = run.output
+    if " mode " not in shown:
+        shown = Path((read_json(run.run.plan) or {})["log_file"]).read_text()
+    line = next(line for line in shown.splitlines() if line.startswith("[INFO]"))
     assert " mode " in line, line
     return line.partition(" mode ")[2]
 
@@ -55,10 +58,9 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     )
     assert run.losses == plain.losses
     alone = launch(*ENTRY, env=left, total_batch_size=128).ok()
-    assert (
-        "1 rank by env: one rank: plain python, no process group" in alone.output
-        and "not followed" in alone.output
-    )
+    text = (read_json(alone.run.plan) or {})["text"]
+    assert "1 rank by env: one rank: plain python, no process group" in text
+    assert "not followed" in alone.output
 
 
 @pytest.mark.parametrize(

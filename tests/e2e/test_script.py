@@ -359,9 +359,9 @@ def test_all_errors_of_a_command_line_are_reported_together(launch: Launch, tmp_
     assert run.wait() == 2
     for text in (
         "the number of processes is 'x'",
-        "--depth is a field of Duet's own training: it has no meaning with --script",
+        "--depth is a field of Duet's own training, not of --script",
         "'more' is one argument too many",
-        "is not there",
+        "does not exist",
         f"--script={tmp_path / 'main.py'}",
         "4 problems",
     ):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# What is wrong with the command line or the config is said at once, with exit 2, and nothing is left behind.
+# Errors of the command line and the config are reported before anything starts: exit 2, no files left.
 
 load helper
 
@@ -36,7 +36,7 @@ refused() {
     '[ERROR] 1 problem; nothing was launched (exit 2)'
 }
 
-@test "all problems are told together" {
+@test "all problems are reported at once" {
   run --separate-stderr ./train_dual_gpu.sh nowhere.py --depht=3 --seed=many -x
   is "$status" 2
   has "$stderr" 'config nowhere.py does not exist'
@@ -54,7 +54,7 @@ refused() {
     '[ERROR] 1 problem; nothing was launched (exit 2)'
 }
 
-@test "a config that is not there, is a folder, is of another kind" {
+@test "a config that does not exist, is a folder or another kind of file" {
   run --separate-stderr ./train_dual_gpu.sh nowhere.py
   is "$status" 2
   has "$stderr" 'config nowhere.py does not exist'
@@ -76,7 +76,7 @@ refused() {
     '[ERROR] 1 problem; nothing was launched (exit 2)'
 }
 
-@test "a config with a statement that is no assignment: file and line, and it is not executed" {
+@test "a config with a statement other than an assignment: file and line, and it is not executed" {
   bad=$BATS_TEST_TMPDIR/bad.py
   printf 'depth = 4\nopen("%s/executed", "w")\n' "$BATS_TEST_TMPDIR" >"$bad"
   run --separate-stderr ./train_dual_gpu.sh "$bad"
@@ -94,7 +94,7 @@ refused() {
   done
   run --separate-stderr ./launch_train.sh 0 "$QUICKSTART"
   refused "[ERROR] the number of processes is '0' (first argument)" \
-    '    allowed: a whole number from 1 to 1024: how many processes to start' \
+    '    allowed: a whole number from 1 to 1024' \
     "    try:     ./launch_train.sh 2 $QUICKSTART" \
     '[ERROR] 1 problem; nothing was launched (exit 2)'
   run --separate-stderr ./launch_train.sh
@@ -107,18 +107,18 @@ refused() {
   has "$stderr" "'configs/dual_gpu/balanced.py' is one argument too many"
 }
 
-@test "spaces, quotes, newlines, stars, dollars and backslashes arrive unharmed" {
+@test "spaces, quotes, newlines, stars, dollars and backslashes are preserved" {
   for value in "a b'c.txt" 'a "b".txt' '*' "\$HOME \`id\`" 'back\slash' 'über – 数据'; do
     run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --data="$value"
     is "$status" 2
-    # Python's own way to write a value: what it prints is what it has received.
+    # repr of the received value
     has "$stderr" "data is $("$REAL_PYTHON" -c 'import sys; print(repr(sys.argv[1]))' "$value") (from --data on the command line)"
   done
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --data=$'two\nlines'
   has "$stderr" "data is 'two\\nlines' (from --data on the command line)"
 }
 
-@test "a variable with our prefix that sets no field" {
+@test "a DUET_ variable that is not a field" {
   DUET_DEPHT=3 run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART"
   is "$status" 2
   has "$stderr" 'DUET_DEPHT is set in the environment but matches no field'

@@ -1,4 +1,4 @@
-"""For the tests of the shell parts."""
+"""Fixtures of the shell tests."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def new_user(project: Path, tmp_path: Path, token: str) -> Callable[[Path], User
 
 @pytest.fixture
 def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[User]:
-    """A user for whom the small packages are all there is."""
+    """A user with the small packages as the only source."""
     someone = new_user(base)
     shutil.copy(index / "requirements.lock", someone.folder)
     someone.env = {k: v for k, v in someone.env.items() if not k.startswith(("PIP_", "UV_"))} | {
@@ -87,7 +87,7 @@ def user(new_user: Callable[[Path], User], base: Path, index: Path) -> Iterator[
         "NO_PROXY": "127.0.0.1",
     }
     yield someone
-    # a failed test may leave one: it is ended, its pipes are closed
+    # a failed test may leave a process: kill it and close its pipes
     for process in someone.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ header() {
   sed -n '2,${/^#/!q; /^# shellcheck /d; s/^# \{0,1\}//; p;}' "$1"
 }
 
-# Check what `run --separate-stderr` has from the help of a script with training options.
+# Check the output of `run --separate-stderr` for the help of a script with training options.
 is_help_of() {
   is "$status" 0
   is "$stderr" ''
@@ -48,7 +48,7 @@ is_help_of() {
   done
 }
 
-@test "--help answers without .venv, and makes none" {
+@test "--help works without .venv and does not create it" {
   rm -r .venv
   before=$(project::listing)
   for script in "${SCRIPTS[@]}"; do
@@ -57,7 +57,7 @@ is_help_of() {
   done
 }
 
-@test "--help answers from another folder, and takes no file there for its own" {
+@test "--help works from another folder and imports nothing from there" {
   mkdir "$BATS_TEST_TMPDIR/elsewhere"
   cd "$BATS_TEST_TMPDIR/elsewhere"
   mkdir training
@@ -69,7 +69,7 @@ is_help_of() {
   cd "$PROJECT"
 }
 
-@test "--help answers through symbolic links and from PATH" {
+@test "--help works through symbolic links and from PATH" {
   ln -s "$PROJECT/train_dual_gpu.sh" "$BATS_TEST_TMPDIR/train dual"
   ln -s 'train dual' "$BATS_TEST_TMPDIR/again"
   run --separate-stderr "$BATS_TEST_TMPDIR/again" --help
@@ -87,13 +87,13 @@ is_help_of() {
 
 @test "--help behind -- belongs to another program" {
   # shellcheck disable=SC2016 # for the shell that runs it
-  run in_shell 'help::answer train_dual_gpu.sh "$@"; echo "went on"' 2 --script main.py -- --help -h
+  run in_shell 'help::answer train_dual_gpu.sh "$@"; echo "continued"' 2 --script main.py -- --help -h
   is "$status" 0
-  is "$output" 'went on'
+  is "$output" 'continued'
 }
 
-@test "--help into a pipe that is closed early says nothing on standard error" {
-  # PIPESTATUS of the script may be 0 or 141 (SIGPIPE): it depends on who is faster.
+@test "--help into a pipe that is closed early prints nothing on standard error" {
+  # PIPESTATUS of the script may be 0 or 141 (SIGPIPE): depending on timing.
   errors=$({ ./train_dual_gpu.sh --help | true; } 2>&1)
   is "$errors" ''
 }

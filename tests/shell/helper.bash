@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the .bats files: the project as a user has it, in a path with a space and a quote, and stubbed tools.
+# Helpers of the .bats files: a copy of the project in a path with a space and a quote, and stubbed tools.
 
 bats_require_minimum_version 1.5.0
 ROOT=$(CDPATH='' cd -P -- "$BATS_TEST_DIRNAME/../.." && pwd)
@@ -9,7 +9,7 @@ SCRIPTS=(train_dual_gpu.sh train_dual_gpu_enhanced.sh launch_train.sh submit_job
 QUICKSTART=configs/dual_gpu/quickstart.py
 export ROOT REAL_PYTHON QUOTED_PYTHON SCRIPTS QUICKSTART
 
-# What the person who runs the tests has set must not decide them.
+# Settings of the developer must not affect the tests.
 unset VIRTUAL_ENV CONDA_PREFIX TORCH_LOCAL_PATH PYTHONPATH NO_COLOR CDPATH "${!DUET_@}"
 
 # A copy of the project with a ready environment; PROJECT is its folder.
@@ -21,7 +21,7 @@ project::copy() {
   project::environment
 }
 
-# Names of the files that git has or would take, NUL-delimited; not those just deleted by hand.
+# Files that are tracked or not ignored, NUL-delimited, without deleted ones.
 project::_files() {
   local name
   git -C "$ROOT" ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' name; do
@@ -29,14 +29,14 @@ project::_files() {
   done
 }
 
-# A .venv that is complete as far as the scripts can see. A wrapper, no link: nothing a test does reaches the real one.
+# A .venv that looks complete to the scripts. A wrapper instead of a link, so that tests cannot change the real one.
 project::environment() {
   mkdir -p .venv/bin
   executable .venv/bin/python <<<"exec $QUOTED_PYTHON \"\$@\""
   in_shell 'venv::_stamp' >.venv/duet.stamp
 }
 
-# Everything in the project, for 'nothing was left behind'; compiled Python files are no trace.
+# Every file in the project except compiled Python files, to check that nothing is left.
 project::listing() {
   find . -name __pycache__ -prune -o -print | sort
 }
@@ -80,7 +80,7 @@ without_times() {
   sed -E 's/^(\[[A-Z]+\]) [0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} /\1 /' <<<"$1"
 }
 
-# Checks that say what differs. Usage: is ACTUAL EXPECTED; has TEXT PART; has_not TEXT PART
+# Assertions that print the difference. Usage: is ACTUAL EXPECTED; has TEXT PART; has_not TEXT PART
 is() {
   [[ $1 == "$2" ]] || {
     printf 'expected: %s\n  actual: %s\n' "$2" "$1"

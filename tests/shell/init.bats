@@ -7,7 +7,7 @@ setup() {
   project::copy
 }
 
-# Let lib/init.sh believe in another bash: BASH_VERSINFO itself can not be changed.
+# Make lib/init.sh see another bash version: BASH_VERSINFO is read-only.
 bash_is() {
   sed -i "s/BASH_VERSINFO\[0\]/$1/; s/BASH_VERSINFO\[1\]/$2/" lib/init.sh
   has_not "$(cat lib/init.sh)" BASH_VERSINFO
@@ -22,11 +22,11 @@ bash_is() {
     is "$status" 3
     is "$output" ''
     has "$stderr" '[ERROR] bash '
-    has "$stderr" 'is too old: 4.4 or newer is needed'
+    has "$stderr" 'is too old: 4.4 or newer is required'
   done
 }
 
-@test "bash 4.4 and newer are taken" {
+@test "bash 4.4 and newer are accepted" {
   for version in '4 4' '5 0' '5 3'; do
     cp "$ROOT/lib/init.sh" lib/init.sh
     # shellcheck disable=SC2086 # two words
@@ -36,7 +36,7 @@ bash_is() {
   done
 }
 
-@test "the check comes before anything that an old bash does not know" {
+@test "the check precedes anything unknown to an old bash" {
   before=$(sed '/^if ((BASH_VERSINFO/,$d' lib/init.sh)
   sh -n <<<"$before" # other shells read it too
   banned=$(grep -nE 'shopt|local|declare|mapfile|printf -v|%\(' <<<"$before") || true
@@ -60,7 +60,7 @@ bash_is() {
   has_not "$stderr" 'not found'
 }
 
-@test "a sourced script: one message, and the user's shell stays as it was" {
+@test "a sourced script: one message, and the user's shell is unchanged" {
   for file in "${SCRIPTS[@]}" monitor_training.sh; do
     # shellcheck disable=SC2016
     run --separate-stderr bash -c 'before=$(set +o; shopt; trap); source "$1" x; code=$?
@@ -72,7 +72,7 @@ bash_is() {
   done
 }
 
-@test "a script whose lib/ is not there ends at once, with status 2 and the file that is missing, in bash and sh" {
+@test "a script without lib/ exits at once with status 2 and names the missing file, in bash and sh" {
   rm lib/init.sh
   for shell in bash sh; do
     for file in "${SCRIPTS[@]}" monitor_training.sh duet; do

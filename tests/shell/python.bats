@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# lib/python.sh: which Python is used, and when .venv is made. The installation itself is in test_environment.py.
+# lib/python.sh: which Python is used, and when .venv is created. The installation itself: test_environment.py.
 
 load helper
 
@@ -10,7 +10,7 @@ setup() {
   echo 'print("supervised")' >training/cli/supervise.py
 }
 
-# A python3 on PATH that 'installs' in no time: notes it in MADE, and writes what lib/environment.py would.
+# A python3 on PATH that 'installs' at once: records it in MADE and writes what lib/environment.py would.
 quick_installer() {
   executable "$BATS_TEST_TMPDIR/made python" <<<"exec $QUOTED_PYTHON \"\$@\""
   stub python3 <<EOF
@@ -41,7 +41,7 @@ plan() {
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
 }
 
-# Check that the environment was made so many times, and that the supervisor was started with the plan.
+# Check how often the environment was created, and that the supervisor was started with the plan.
 planned_after_making() {
   is "$status" 0
   has "$output" supervised
@@ -55,20 +55,20 @@ planned_after_making() {
   is "$stderr" ''
 }
 
-@test "no .venv: it is made, and the run goes on" {
+@test "no .venv: it is created, and the run continues" {
   rm -r .venv
   quick_installer
   plan
   planned_after_making 1
   is "$(cat "$MADE")" "$PROJECT"
   has "$stderr" '[INFO] '
-  has "$stderr" "making the environment .venv with $BATS_TEST_TMPDIR/stubs/python3"
+  has "$stderr" "creating the environment .venv with $BATS_TEST_TMPDIR/stubs/python3"
   plan
   planned_after_making 1
   is "$stderr" ''
 }
 
-@test "a .venv without stamp (interrupted), with another lock file, of a Python that is gone: made again" {
+@test "a .venv without stamp (interrupted), with another lock file, of a removed Python: created again" {
   quick_installer
   rm .venv/duet.stamp
   plan
@@ -82,13 +82,13 @@ planned_after_making() {
   ln -sf /nowhere/python3.11 .venv/bin/python
   plan
   planned_after_making 3
-  # The interpreter behind the link has become another one: there are no packages for it.
+  # The link now points to another Python without packages.
   ln -sf "$(readlink -f "$REAL_PYTHON")" .venv/bin/python
   plan
   planned_after_making 4
 }
 
-@test "what needs no packages is answered before the installation: a dry run, GPUs that are missing" {
+@test "a dry run and missing GPUs are reported before the installation" {
   rm -r .venv
   quick_installer
   for script in ./train_dual_gpu.sh './launch_train.sh 2'; do
@@ -96,7 +96,7 @@ planned_after_making() {
     run --separate-stderr env PATH="$BATS_TEST_TMPDIR/stubs:$PATH" $script "$QUICKSTART" --device=cpu --dry_run
     is "$status:$stderr" '0:'
     has "$output" 'Plan (dry run'
-    has "$output" 'note: the first start makes the environment .venv'
+    has "$output" 'note: the first start creates the environment .venv'
   done
   CUDA_VISIBLE_DEVICES='' run --separate-stderr ./train_dual_gpu.sh configs/dual_gpu/balanced.py --device=cuda
   is "$status:$output" '3:'
@@ -108,7 +108,7 @@ planned_after_making() {
   [[ ! -e .venv ]]
 }
 
-@test "a damaged .venv is made again: a file of its list is gone, or empty" {
+@test "a damaged .venv is created again: a file of its list is missing or empty" {
   quick_installer
   mkdir .venv/package
   printf 'package/__init__.py\n' >.venv/duet.files
@@ -118,7 +118,7 @@ planned_after_making() {
   : >.venv/package/__init__.py
   plan
   planned_after_making 1
-  has "$stderr" 'again, since it is damaged or made from another requirements.lock'
+  has "$stderr" 'again: it is damaged or was made from another requirements.lock'
   plan
   planned_after_making 1
 }
@@ -130,7 +130,7 @@ planned_after_making() {
   VIRTUAL_ENV=$BATS_TEST_TMPDIR/theirs plan
   is "$status:$output" '3:'
   has "$stderr" "[ERROR] "
-  has "$stderr" "the active environment $BATS_TEST_TMPDIR/theirs has torch, but not all that is needed: no psutil, no tqdm"
+  has "$stderr" "the active environment $BATS_TEST_TMPDIR/theirs has torch but lacks required packages: no psutil, no tqdm"
   is "${stderr_lines[1]}" '    try:     pip install psutil tqdm'
   [[ ! -e .venv ]]
   project::environment # with a finished .venv nothing has to be built
@@ -139,7 +139,7 @@ planned_after_making() {
   is "$(without_times "$stderr")" "[INFO] the active environment $BATS_TEST_TMPDIR/theirs is not used: no psutil, no tqdm"
 }
 
-@test "a typing error is answered before the installation" {
+@test "a typo is reported before the installation" {
   rm -r .venv
   quick_installer
   for words in '--depht=3' '--seed= --depth=0' 'nowhere.py'; do
@@ -151,7 +151,7 @@ planned_after_making() {
   done
 }
 
-@test "an installation that fails, or that Ctrl-C ends: its exit status, and no plan" {
+@test "an installation that fails or is interrupted: its exit status, and no plan" {
   rm -r .venv
   quick_installer
   for code in 3 130; do
@@ -203,7 +203,7 @@ planned_after_making() {
   is "$stderr" ''
 }
 
-@test "an active environment that has everything is used as it is, nothing is made" {
+@test "a complete active environment is used as it is, nothing is created" {
   rm -r .venv
   quick_installer
   active "$BATS_TEST_TMPDIR/their env" 0 ''
@@ -217,16 +217,16 @@ planned_after_making() {
   done
 }
 
-@test "an active environment that lacks something: said what, .venv is used" {
-  active "$BATS_TEST_TMPDIR/poor" 1 'no torch (2.9 or newer is needed), no tqdm'
+@test "an active environment that lacks a package: reported, .venv is used" {
+  active "$BATS_TEST_TMPDIR/poor" 1 'no torch (2.9 or newer is required), no tqdm'
   VIRTUAL_ENV=$BATS_TEST_TMPDIR/poor plan
   planned_after_making 0
   is "$(without_times "$stderr")" \
-    "[INFO] the active environment $BATS_TEST_TMPDIR/poor is not used: no torch (2.9 or newer is needed), no tqdm"
+    "[INFO] the active environment $BATS_TEST_TMPDIR/poor is not used: no torch (2.9 or newer is required), no tqdm"
   [[ ! -e $BATS_TEST_TMPDIR/poor/used ]]
 }
 
-@test "an active environment whose Python does not run: said, .venv is used" {
+@test "an active environment whose Python does not run: reported, .venv is used" {
   mkdir -p "$BATS_TEST_TMPDIR/broken/bin"
   executable "$BATS_TEST_TMPDIR/broken/bin/python" <<<'echo Traceback >&2; exit 1'
   CONDA_PREFIX=$BATS_TEST_TMPDIR/broken plan
@@ -236,7 +236,7 @@ planned_after_making() {
 }
 
 # shellcheck disable=SC2030 # `run` sets status, output and stderr in this shell
-@test "an active environment that is .venv itself, by whatever path, or that is gone: no word about it" {
+@test "an active environment that is .venv itself by any path, or was removed: no message" {
   ln -s "$PROJECT" "$BATS_TEST_TMPDIR/link"
   for there in "$PROJECT/.venv" "$BATS_TEST_TMPDIR/link/.venv" "$PROJECT/lib/../.venv" /nowhere; do
     VIRTUAL_ENV=$there plan
@@ -261,16 +261,16 @@ local_is_refused() {
   is "$status:$output:$(without_times "$stderr")" "3::[ERROR] TORCH_LOCAL_PATH is '$1' (environment): $2"
 }
 
-@test "TORCH_LOCAL_PATH that is no build of PyTorch: exit 3 and the reason" {
-  local_is_refused '/no where' 'there is no torch/__init__.py below it'
+@test "TORCH_LOCAL_PATH that is not a build of PyTorch: exit 3 and the reason" {
+  local_is_refused '/no where' 'it contains no torch/__init__.py'
   mkdir "$BATS_TEST_TMPDIR/empty"
-  local_is_refused "$BATS_TEST_TMPDIR/empty" 'there is no torch/__init__.py below it'
+  local_is_refused "$BATS_TEST_TMPDIR/empty" 'it contains no torch/__init__.py'
   local_torch 2.13.0 other.so
-  local_is_refused "$LOCAL" 'torch is not built there'
+  local_is_refused "$LOCAL" 'torch has not been built'
   local_torch 2.13.0 _C.cpython-27-x86_64-linux-gnu.so
-  local_is_refused "$LOCAL" "torch is built for another Python than $("$REAL_PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])'): _C.cpython-27-x86_64-linux-gnu.so"
+  local_is_refused "$LOCAL" "torch was not built for Python $("$REAL_PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])'): _C.cpython-27-x86_64-linux-gnu.so"
   local_torch 2.8.1 _C.so
-  local_is_refused "$LOCAL" 'torch 2.8 is too old, 2.9 or newer is needed'
+  local_is_refused "$LOCAL" 'torch 2.8 is too old, 2.9 or newer is required'
 }
 
 @test "TORCH_LOCAL_PATH: the run finds it first, by PYTHONPATH and LD_LIBRARY_PATH, also by a relative path" {
@@ -289,7 +289,7 @@ EOF
   done
 }
 
-@test "TORCH_LOCAL_PATH: .venv is made without torch, and made again for a run without it" {
+@test "TORCH_LOCAL_PATH: .venv is created without torch, and again for a run without it" {
   rm -r .venv
   quick_installer
   local_torch 2.13.0 _C.so
@@ -301,7 +301,7 @@ EOF
   plan
   planned_after_making 2
   has_not "$(cat .venv/duet.stamp)" local
-  # A .venv that has a torch of its own serves: the user's comes first.
+  # A .venv with its own torch will do: the user's comes first.
   TORCH_LOCAL_PATH=$LOCAL plan
   planned_after_making 2
 }

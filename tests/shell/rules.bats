@@ -12,7 +12,7 @@ setup() {
   SHELL_FILES=("${ENTRIES[@]}" lib/*.sh "${ALONE[@]}")
 }
 
-# What no shell file of the product may hold, as extended regular expressions.
+# Forbidden in shell files of the product, as extended regular expressions.
 START='(^|[;&|({[:space:]])' # a command may begin here
 RUNS_TEXT="$START(eval|which)[[:space:]]"
 SOURCES_A_PIPE='(source|\.)[[:space:]]+<\('
@@ -84,7 +84,7 @@ banned() {
   done
 }
 
-@test "no eval, which, source <(…): what they run can not be seen" {
+@test "no eval, which, source <(…): what they run cannot be reviewed" {
   banned "$RUNS_TEXT"
   banned "$SOURCES_A_PIPE"
 }
@@ -101,7 +101,7 @@ banned() {
   banned "$ONE_BRACKET"
 }
 
-@test "no killall, no pkill: they hit processes of others" {
+@test "no killall, no pkill: they hit other processes" {
   banned "$KILLS_BY_NAME"
 }
 
@@ -152,7 +152,7 @@ EOF
   done
 }
 
-@test "the name of every function of lib/ says its file: module::verb" {
+@test "every function of lib/ is named after its file: module::verb" {
   for file in lib/*.sh; do
     names=$(grep -oE '^[a-z_:]+\(\)' "$file") || continue # a file may have none
     for name in $names; do

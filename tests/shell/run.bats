@@ -1,5 +1,5 @@
 #!/usr/bin/env bats
-# From the plan to the supervisor: what reaches it, what comes back, and what a dry run leaves.
+# From the plan to the supervisor: arguments, variables, exit status, and the files of a dry run.
 
 load helper
 
@@ -7,7 +7,7 @@ setup() {
   project::copy
 }
 
-# Put a Python program in the place of the supervisor.
+# Replace the supervisor by a Python program.
 supervisor() {
   rm -f training/cli/__pycache__/supervise.* # Python takes one of the same size and second for the same file
   cat >training/cli/supervise.py
@@ -39,14 +39,14 @@ recorded() {
   return 1
 }
 
-@test "--dry_run prints the plan on standard output, says nothing else, leaves nothing" {
+@test "--dry_run prints only the plan, on standard output, and writes nothing" {
   before=$(project::listing)
   for start in "./train_dual_gpu.sh $QUICKSTART" "./train_dual_gpu_enhanced.sh --config=$QUICKSTART" "./launch_train.sh 2 $QUICKSTART"; do
     read -ra words <<<"$start"
     run --separate-stderr "${words[@]}" --device=cpu --dry_run
     is "$status" 0
     is "$stderr" ''
-    is "${lines[0]}" 'Plan (dry run: nothing is launched, nothing was written)'
+    is "${lines[0]}" 'Plan (dry run: nothing was launched or written)'
     has "$output" '  2 ranks by spawn:'
     has "$output" 'Configuration'
     has "$output" 'device                  '
@@ -55,7 +55,7 @@ recorded() {
   done
 }
 
-@test "a dry run that finds a resource missing: the plan on standard output, exit 3" {
+@test "a dry run with a missing resource: the plan on standard output, exit 3" {
   before=$(project::listing)
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir=/proc/nowhere --dry_run
   is "$status" 3
@@ -64,7 +64,7 @@ recorded() {
   is "$(project::listing)" "$before"
 }
 
-@test "a resource that is missing: exit 3, nothing left behind" {
+@test "a missing resource: exit 3, no files left" {
   before=$(project::listing)
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir=/proc/nowhere
   is "$status" 3
@@ -87,7 +87,7 @@ recorded() {
   done
 }
 
-@test "a supervisor that a signal kills: the script dies of it too" {
+@test "a supervisor killed by a signal: the script too" {
   supervisor <<<'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'
   run ./train_dual_gpu.sh "$QUICKSTART" --device=cpu
   is "$status" 137
@@ -100,7 +100,7 @@ recorded() {
   is "$(cat "$RECORD/pid")" "$!"
 }
 
-@test "arguments and variables reach the supervisor whole: spaces, quotes, newlines" {
+@test "arguments and variables reach the supervisor unchanged: spaces, quotes, newlines" {
   recording_supervisor
   odd=$BATS_TEST_TMPDIR/$'two\nlines, a \'quote\', a "double" one, a \\ and a $HOME'
   run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART" --device=cpu --out_dir="$odd/runs" --log_dir="$odd/logs" --run_name=odd
@@ -135,7 +135,7 @@ recorded() {
   has "$(cat logs/train_dual_gpu_enhanced_*.log)" 'resource check'
 }
 
-@test "started in another folder: runs stand in the project, the user's paths where he is" {
+@test "started in another folder: runs are in the project, the user's paths are relative to that folder" {
   recording_supervisor
   mkdir "$BATS_TEST_TMPDIR/elsewhere"
   cd "$BATS_TEST_TMPDIR/elsewhere"
@@ -156,7 +156,7 @@ recorded() {
   has "$(recorded DUET_LOG_FILE)" "$PROJECT/logs/train_dual_gpu_"
 }
 
-@test "what the shell said before the plan stands in the log file too" {
+@test "messages of the shell before the plan are in the log file too" {
   recording_supervisor
   mkdir -p "$BATS_TEST_TMPDIR/active/bin"
   executable "$BATS_TEST_TMPDIR/active/bin/python" <<<'echo no torch; exit 1'

@@ -1,4 +1,4 @@
-"""Every test of the .bats files here as a test of pytest: one run of bats a file, its verdicts told
+"""Every .bats test here as a pytest test: one run of bats per file, its results reported
 one by one."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CASES = [
 def verdicts(file: Path, token: str) -> dict[str, ET.Element]:
     """Run a file; the JUnit record of each test by its name."""
     if not BATS.exists():
-        pytest.fail("bats is not there: `make env` gets it")
-    # Its records go by a pipe: nothing is left in the tree.
+        pytest.fail("bats is missing: `make env` installs it")
+    # The records go through a pipe, so that no file is left.
     done = subprocess.run(
         [BATS, "--formatter", "junit", file],
         capture_output=True,

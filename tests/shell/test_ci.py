@@ -1,4 +1,4 @@
-""".ci/run with stubbed tools: what it installs, and whose exit status it has."""
+""".ci/run with stubbed tools: installed tools and exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOOLS = ("git", "make", "gcc", "python3", "npm", "slurmctld", "chromium", "prome
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone on a machine where every tool is a stub that notes how it was called."""
+    """A clone on a machine where every tool is a stub that records its calls."""
     folder = tmp_path / "a user's clone"
     (folder / ".ci").mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -35,7 +35,7 @@ def stub(clone: Path, name: str, code: str = "exit 0") -> None:
 
 
 def run(clone: Path) -> tuple[int, str, str]:
-    """(exit status, what it said, what it called)"""
+    """(exit status, output, calls)"""
     (clone / "called").write_text("")
     done = subprocess.run(
         [clone / ".ci/run"],
@@ -77,7 +77,7 @@ def test_the_exit_status_is_that_of_the_tests(clone: Path, code: int) -> None:
 def test_what_is_missing_is_installed(clone: Path, without: str, package: str) -> None:
     (clone / "bin" / without).unlink()
     status, said, called = run(clone)
-    assert status == 0 and f"missing here: {package}\n" in said
+    assert status == 0 and f"missing tools: {package}\n" in said
     assert (
         f"apt-get update -qq\napt-get install -y -qq --no-install-recommends {package}\nmake test\n"
         in called
@@ -90,16 +90,18 @@ def test_a_python_without_venv(clone: Path) -> None:
     assert "--no-install-recommends python3-venv\n" in run(clone)[2]
 
 
-def test_it_fails_loudly_when_it_can_not_install(clone: Path) -> None:
+def test_it_fails_with_a_message_when_it_cannot_install(clone: Path) -> None:
     (clone / "bin/gcc").unlink()
     (clone / "bin/apt-get").unlink()
     status, said, called = run(clone)
-    assert status == 3 and "missing here: gcc\n" in said and "that needs apt-get, as root" in said
+    assert (
+        status == 3 and "missing tools: gcc\n" in said and "apt-get and root are required" in said
+    )
     assert "make" not in called
 
 
 @pytest.mark.parametrize("tool", ["slurmctld", "chromium", "prometheus"])
-def test_what_only_some_tests_need_is_no_condition(clone: Path, tool: str) -> None:
+def test_tools_of_skippable_tests_are_optional(clone: Path, tool: str) -> None:
     (clone / "bin" / tool).unlink()
     (clone / "bin/apt-get").unlink()
     status, said, called = run(clone)

@@ -1,5 +1,5 @@
-"""The environment .venv, really made: real scripts, venv and pip; small packages instead of the
-gigabytes. Which Python is chosen, and when, is in python.bats."""
+"""Creation of the environment .venv with real scripts, venv and pip, and small packages instead of
+gigabytes. The choice of Python is tested in python.bats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_uv_installs_where_it_is_on_the_machine(by_uv: User, tmp_path: Path) -> 
     done = by_uv.plan()
     assert len(done.err.splitlines()) == 2
     log = (by_uv.venv / "install.log").read_text()
-    assert "# packages, by uv" in log and "by pip" not in log and f" + torch=={wheels.TORCH}" in log
+    assert "# packages by uv" in log and "by pip" not in log and f" + torch=={wheels.TORCH}" in log
     assert names(by_uv) == set(wheels.PACKAGES)
     assert by_uv.plan().err == ""
 
@@ -55,7 +55,7 @@ def test_pip_installs_where_uv_fails(by_uv: User, tmp_path: Path) -> None:
 
 
 def test_kill_9_of_uv(by_uv: User, index: Path, token: str) -> None:
-    """pip does not go on in its place."""
+    """pip does not continue in its place."""
     with wheels.Index(index, gated="wandb") as slow:
         process = by_uv.start(PIP_FIND_LINKS=slow.url)
         assert slow.asked.wait(60)
@@ -66,7 +66,7 @@ def test_kill_9_of_uv(by_uv: User, index: Path, token: str) -> None:
     assert "by pip" not in (by_uv.venv / "install.log").read_text()
 
 
-def test_one_line_shows_how_far_it_is(user: User, index: Path) -> None:
+def test_one_line_shows_the_progress(user: User, index: Path) -> None:
     """On a terminal: in place, until the line with the seconds."""
     with wheels.Index(index, gated="wandb") as slow:
         child = pexpect.spawn(
@@ -76,9 +76,9 @@ def test_one_line_shows_how_far_it_is(user: User, index: Path) -> None:
             env=user.env | {"PIP_FIND_LINKS": slow.url, "TERM": "xterm"},
             timeout=60,
         )
-        child.expect(r"making the environment .venv with ")
+        child.expect(r"creating the environment .venv with ")
         child.expect(
-            r"\r\x1b\[Kmaking the environment .venv: fetching wandb.* \(\d+ packages.*\), \d+ s"
+            r"\r\x1b\[Kcreating the environment .venv: fetching wandb.* \(\d+ packages.*\), \d+ s"
         )
         slow.open()
         child.expect(r"environment ready")
@@ -173,7 +173,7 @@ def test_uv_takes_packages_from_where_pip_does(
 def test_the_first_run_makes_it_and_the_second_uses_it(user: User) -> None:
     first = user.plan()
     assert (
-        f"making the environment .venv with {user.env['PATH'].partition(':')[0]}/python3"
+        f"creating the environment .venv with {user.env['PATH'].partition(':')[0]}/python3"
         in first.err
     )
     assert len(first.err.splitlines()) == 2, (
@@ -198,7 +198,7 @@ def test_another_lock_file_makes_it_again_and_nothing_old_stays(user: User, inde
     lock.write_text(
         lock.read_text().replace("tqdm==4.0", "tqdm==5.0").replace("wandb==0.31.0\n", "")
     )
-    assert "making the environment" in user.plan().err
+    assert "creating the environment" in user.plan().err
     assert user.installed()["tqdm"] == "5.0" and "wandb" not in user.installed()
 
 
@@ -210,13 +210,13 @@ def test_a_python_that_is_gone_or_has_become_another(user: User) -> None:
     target = python.resolve()
     python.unlink()
     python.symlink_to("/nowhere/python3.11")
-    assert "making the environment" in user.plan().err
+    assert "creating the environment" in user.plan().err
     (user.venv / "lib" / target.name).rename(user.venv / "lib/python3.9")
-    assert "making the environment" in user.plan().err
+    assert "creating the environment" in user.plan().err
     assert user.plan().err == ""
 
 
-def test_a_package_that_is_not_to_be_had(user: User) -> None:
+def test_an_unavailable_package(user: User) -> None:
     lock = user.folder / "requirements.lock"
     good = lock.read_text()
     lock.write_text(good + "no-such-package==1.0\n")
@@ -226,8 +226,8 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     assert re.search(
         rf"    try:     .*bin/python.* install -r .*{user.venv.name}/requirements.txt", done.err
     ), "the command that failed"
-    assert f"all of it: {user.venv / 'install.log'}" in done.err
-    assert "[ERROR]" in done.err and "the environment could not be made: pip failed" in done.err
+    assert f"full log: {user.venv / 'install.log'}" in done.err
+    assert "[ERROR]" in done.err and "the environment could not be created: pip failed" in done.err
     assert user.run().code == 3, "and it does not count as made"
     lock.write_text(good)
     user.plan()
@@ -244,7 +244,7 @@ def test_a_package_that_is_not_to_be_had(user: User) -> None:
     ],
 )
 def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) -> None:
-    """Nobody goes on installing behind our back, and the next run begins again."""
+    """No process continues to install, and the next run starts over."""
     with wheels.Index(index, gated="wandb") as slow:
         process = user.start(PIP_FIND_LINKS=slow.url)
         assert slow.asked.wait(60)
@@ -263,13 +263,13 @@ def test_kill_9_in_the_middle(user: User, index: Path, token: str, victim: str) 
         assert process.returncode not in (0, 2)
         wait_until(lambda: not processes(token), 8, "nothing is left")
         slow.open()
-        assert "making the environment" in user.plan(PIP_FIND_LINKS=slow.url).err
+        assert "creating the environment" in user.plan(PIP_FIND_LINKS=slow.url).err
     assert names(user) == set(wheels.PACKAGES)
 
 
 @pytest.mark.slow
 def test_kill_9_while_packages_are_copied(user: User) -> None:
-    """Half of the packages are there, bin/python too; only the stamp tells that it is not whole."""
+    """Half of the packages and bin/python exist; only the stamp is missing."""
     user.plan()
     shutil.rmtree(next(user.venv.glob("lib/python3*/site-packages/wandb")))
     (user.venv / "duet.stamp").unlink()
@@ -299,7 +299,7 @@ def test_two_first_runs_at_once(user: User, index: Path) -> None:
         second = user.start(PIP_FIND_LINKS=slow.url)
         assert second.stderr
         said = ""
-        while "waiting: another run is making the environment" not in said:
+        while "waiting: another run is creating the environment" not in said:
             line = second.stderr.readline()
             assert line, said
             said += line
@@ -316,7 +316,7 @@ def test_two_first_runs_at_once(user: User, index: Path) -> None:
     [pytest.param("none", marks=pytest.mark.slow), pytest.param("too old", marks=pytest.mark.soak)],
 )
 def test_a_python_without_a_usable_pip(user: User, tmp_path: Path, pip: str) -> None:
-    """The environment gets a pip of its own from ensurepip."""
+    """The environment gets its own pip from ensurepip."""
     bare = python_without(tmp_path / "bare")
     if pip == "too old":  # before 22.2 there was no runner for another environment
         old = next(bare.glob("lib/python3*/site-packages")) / "pip"
@@ -336,9 +336,7 @@ def test_a_python_without_venv(user: User, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_user_has_on_pythonpath_or_wants_of_pip_does_not_count(
-    user: User, tmp_path: Path
-) -> None:
+def test_pythonpath_and_pip_settings_of_the_user_are_ignored(user: User, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     wheels.unpack(mine, wheels.metadata_files("tqdm", "4.0"))
     user.plan(PYTHONPATH=str(mine), PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
@@ -355,7 +353,9 @@ def test_a_venv_on_another_disk_stays_there(user: User, tmp_path: Path) -> None:
     (user.folder / "requirements.lock").write_text(
         (user.folder / "requirements.lock").read_text().replace("wandb==0.31.0\n", "")
     )
-    assert "making the environment" in user.plan().err, "it is ours: made again"
+    assert "creating the environment" in user.plan().err, (
+        "it belongs to this project: created again"
+    )
     assert (
         user.venv.is_symlink()
         and (large / "duet.stamp").exists()
@@ -376,7 +376,7 @@ def test_a_linked_folder_of_others_is_not_touched(user: User, tmp_path: Path, co
     done = user.run()
     assert done.code == 3 and done.out == ""
     assert (
-        f"{user.venv} is a link to {theirs}, which was not made for this project: remove the link"
+        f"{user.venv} links to {theirs}, which belongs to another project: remove the link"
         in done.err
     )
     assert sorted(theirs.iterdir()) == before
@@ -391,7 +391,7 @@ def test_without_a_lock_file_the_old_environment_stays(user: User) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
+def test_missing_files_are_noticed_and_the_environment_is_created_again(user: User) -> None:
     user.plan()
     site = next(user.venv.glob("lib/python3*/site-packages"))
     for lost in (
@@ -400,14 +400,14 @@ def test_what_is_lost_is_noticed_and_made_again(user: User) -> None:
         user.venv / "pyvenv.cfg",
     ):
         lost.unlink()
-        assert "again, since it is damaged" in user.plan().err, lost
+        assert "again: it is damaged" in user.plan().err, lost
         assert lost.exists()
-    (site / "tqdm/__init__.py").write_text("")  # empty in its wheel too: that is no damage
+    (site / "tqdm/__init__.py").write_text("")  # empty in its wheel too: not damaged
     assert user.plan().err == ""
 
 
 @pytest.mark.slow
-def test_another_user_who_may_only_read(user: User) -> None:
+def test_another_user_with_read_access_only(user: User) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to become another user")
     copy = Path(tempfile.mkdtemp(prefix="duet-reader-", dir="/tmp"))
@@ -446,15 +446,17 @@ def test_another_user_who_may_only_read(user: User) -> None:
         )
         assert (
             done.returncode == 3
-            and f"{project}/.venv.lock cannot be written by this user" in done.stderr
+            and f"{project}/.venv.lock is not writable by this user" in done.stderr
         ), done.stderr
         assert "try:     git clone" in done.stderr and "Traceback" not in done.stderr
     finally:
         shutil.rmtree(copy)
 
 
-def test_a_folder_that_can_not_be_written(user: User) -> None:
+def test_an_unwritable_folder(user: User) -> None:
     (user.folder / ".venv.lock").mkdir()
     done = user.run()
     assert done.code == 3
-    assert "the environment could not be made: [Errno" in done.err and "Traceback" not in done.err
+    assert (
+        "the environment could not be created: [Errno" in done.err and "Traceback" not in done.err
+    )

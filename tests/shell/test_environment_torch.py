@@ -1,4 +1,4 @@
-"""Which torch the environment has: that of the system, an own build, or the real one that is
+"""Which torch the environment has: the system's, a local build, or the real one that is
 locked."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.shell.first_user import User, names
 
 @pytest.mark.slow
 def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -> None:
-    """An image that brings torch: .venv sees it, pip is not asked for another one."""
+    """An image with torch: .venv uses it and installs no other."""
     site = tmp_path / "system"
     wheels.unpack(
         site, wheels.fake_torch("2.11.0+vendor") | wheels.metadata_files("torch", "2.11.0+vendor")
@@ -30,7 +30,7 @@ def test_a_system_torch_is_used_and_not_downloaded(user: User, tmp_path: Path) -
     python.write_text(f"#!/bin/sh\nPYTHONPATH='{site}' exec '{real}' \"$@\"\n")
     python.chmod(0o755)
     done = user.plan(PATH=f"{python.parent}:{user.env['PATH']}")
-    assert f"torch 2.11 of {real} is used (system site packages)" in done.err
+    assert f"using torch 2.11 of {real} (system site packages)" in done.err
     assert "include-system-site-packages = true" in (user.venv / "pyvenv.cfg").read_text()
     assert "torch==" not in (user.venv / "requirements.txt").read_text()
     assert not list(user.venv.glob("lib/python3*/site-packages/torch*"))
@@ -52,8 +52,8 @@ def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
     assert "include-system-site-packages = false" in (user.venv / "pyvenv.cfg").read_text()
 
 
-def test_an_own_build_of_torch(user: User, tmp_path: Path) -> None:
-    """TORCH_LOCAL_PATH: all but torch is installed, and torch comes from there."""
+def test_a_local_build_of_torch(user: User, tmp_path: Path) -> None:
+    """TORCH_LOCAL_PATH: everything but torch is installed."""
     local = tmp_path / "my build"
     wheels.unpack(local, wheels.fake_torch("2.14.0a0+mine"))
     user.plan(TORCH_LOCAL_PATH=str(local))
@@ -81,7 +81,7 @@ def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
     assert missing(base)[0] == 1
     assert (
         missing(base)[1]
-        == "no torch (2.9 or newer is needed), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
+        == "no torch (2.9 or newer is required), no numpy, no psutil, no nvidia-ml-py, no tqdm\n"
     )
     # With torch, the command that brings the small packages; nothing optional is asked for.
     wheels.unpack(torch, wheels.fake_torch("2.9.0"))
@@ -93,9 +93,9 @@ def test_what_an_active_environment_lacks(base: Path, tmp_path: Path) -> None:
         text.splitlines()[1] == f"    try:     {base}/bin/python -m pip install nvidia-ml-py tqdm"
     )
     wheels.unpack(others, {f"{module}/__init__.py": b"" for module in ("pynvml", "tqdm")})
-    # An own build has no package metadata beside it.
+    # A local build has no package metadata.
     for version, answer in {
-        "2.8.0": "torch 2.8 (2.9 or newer is needed)\n",
+        "2.8.0": "torch 2.8 (2.9 or newer is required)\n",
         "2.9.0": "",
         "2.10.0a0+git": "",
         "3.0": "",
@@ -125,7 +125,7 @@ def test_the_real_installation(on_this_machine: User) -> None:
         check=False,
     )
     assert (lacking.returncode, lacking.stdout) == (0, "")
-    # What is locked fits together.
+    # The locked versions are compatible.
     pip = [
         user.env["PATH"].partition(":")[0] + "/python3",
         "-m",
@@ -138,7 +138,7 @@ def test_the_real_installation(on_this_machine: User) -> None:
 
 
 @pytest.mark.soak
-def test_the_real_torch_as_an_own_build(on_this_machine: User, tmp_path: Path) -> None:
+def test_the_real_torch_as_a_local_build(on_this_machine: User, tmp_path: Path) -> None:
     """What torch needs beside itself comes from the lock file."""
     user, local = on_this_machine, tmp_path / "my build"
     local.mkdir()

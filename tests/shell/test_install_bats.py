@@ -1,4 +1,4 @@
-"""tests/install_bats.sh with stubbed npm, apt-get and bats: where it takes the test runner from."""
+"""tests/install_bats.sh with stubbed npm, apt-get and bats: where the test runner comes from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 BASIC = ("bash", "env", "dirname", "mkdir", "ln", "cat", "chmod")
-# What a stubbed installer does: puts a bats there that says its version.
+# A stubbed installer: creates a bats that prints its version.
 INSTALL = (
     'mkdir -p "{0}" && printf "#!/bin/sh\\necho Bats {1}\\n" >"{0}/bats" && chmod +x "{0}/bats"'
 )
@@ -76,7 +76,7 @@ def apt(machine: Machine, version: str) -> None:
     machine.stub("apt-get", f'[ "$1" != install ] || {{ {INSTALL.format(machine.bin, version)}; }}')
 
 
-def test_an_installed_bats_is_taken(machine: Machine) -> None:
+def test_an_installed_bats_is_used(machine: Machine) -> None:
     machine.stub("bats", "echo Bats 1.5.0")
     npm(machine)
     assert machine.run().returncode == 0
@@ -104,7 +104,7 @@ def test_apt_get_where_npm_is_not_there_or_fails(machine: Machine) -> None:
     assert "apt-get update" in machine.called and "apt-get install" in machine.called
 
 
-def test_nothing_works_what_to_do_is_said(machine: Machine) -> None:
+def test_a_failure_is_reported_with_a_fix(machine: Machine) -> None:
     apt(machine, "1.2.1")  # as in Ubuntu 22.04
     done = machine.run()
     assert done.returncode == 3
@@ -112,7 +112,7 @@ def test_nothing_works_what_to_do_is_said(machine: Machine) -> None:
     assert not (machine.project / ".tools/bats").exists()
 
 
-def test_it_is_quick_when_it_is_there(machine: Machine) -> None:
+def test_it_is_fast_when_bats_exists(machine: Machine) -> None:
     npm(machine)
     machine.run()
     before, times = machine.called, []
@@ -123,7 +123,7 @@ def test_it_is_quick_when_it_is_there(machine: Machine) -> None:
     assert machine.called == before and min(times) < 0.05
 
 
-def test_without_a_version_it_says_how_it_is_called(machine: Machine) -> None:
+def test_without_a_version_it_prints_its_usage(machine: Machine) -> None:
     done = subprocess.run(
         [machine.project / "tests/install_bats.sh"],
         env={"PATH": str(machine.bin)},

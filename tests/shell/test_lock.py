@@ -1,4 +1,4 @@
-"""tests/lock.py with a stubbed uv: what is asked of it, and what becomes of its answer."""
+"""tests/lock.py with a stubbed uv: its arguments, and the lock file from its output."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_each_section_holds_what_it_adds_and_torch_comes_without_what_it_brings(
     assert run(project).stdout == "requirements.lock: unchanged\n"
 
 
-def test_what_is_asked_of_uv(project: Path) -> None:
+def test_the_arguments_of_uv(project: Path) -> None:
     run(project)
     first, *_, last = asked(project)
     for record in (first, last):
@@ -133,7 +133,7 @@ def test_local_wheels_are_found(project: Path, env: dict[str, str], links: str |
     assert {record["links"] for record in asked(project)} == {links}
 
 
-def test_a_resolution_that_fails_leaves_the_lock_file_alone(project: Path) -> None:
+def test_a_failed_resolution_does_not_change_the_lock_file(project: Path) -> None:
     (project / "requirements.lock").write_text("as it was\n")
     done = run(project, FAILS="--group=dev")
     assert done.returncode == 1 and "uv could not resolve --extra=full" in done.stderr
@@ -213,7 +213,7 @@ def test_pip_and_uv_read_the_lock(tool: str, tmp_path: Path) -> None:
 
 
 def test_no_file_names_a_package_registry() -> None:
-    """Where packages come from is the setting of each machine."""
+    """Package sources are settings of each machine."""
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"],
         capture_output=True,

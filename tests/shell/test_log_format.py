@@ -1,5 +1,4 @@
-"""lib/log.sh and training/core/log.py say the same thing in the same way: a log has one format,
-whoever wrote the line."""
+"""lib/log.sh and training/core/log.py write the same log format."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MESSAGES = ["plain", "50 % of C:\\new 'quoted' \"$HOME\" `id` – 数据", "two\
 
 
 def commands(project: Path, level: str, message: str) -> list[list[str]]:
-    """The same message by the shell and by Python."""
+    """The same message from the shell and from Python."""
     shell = [
         "bash",
         "-c",
@@ -110,7 +109,7 @@ def test_the_time_is_local_and_the_same(project: Path) -> None:
         assert abs(times[1] - times[0]) < datetime.timedelta(minutes=1), zone
 
 
-def test_the_shell_writes_what_it_said_to_the_log_file(project: Path, tmp_path: Path) -> None:
+def test_the_shell_writes_its_messages_to_the_log_file(project: Path, tmp_path: Path) -> None:
     log = tmp_path / "a log.txt"
     log.write_text("before\n")
     code = 'source "$0/lib/init.sh"; log::info "one"; log::warning "two"; log::open "$1"'
@@ -119,7 +118,7 @@ def test_the_shell_writes_what_it_said_to_the_log_file(project: Path, tmp_path: 
     assert log.read_text() == "before\n" + re.sub(r"\x1b\[\d+m", "", said)
 
 
-def test_nothing_said_makes_no_log_file(project: Path, tmp_path: Path) -> None:
+def test_no_log_file_without_messages(project: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     subprocess.run(
         ["bash", "-c", 'source "$0/lib/init.sh"; log::open "$1"', str(project), str(log)],

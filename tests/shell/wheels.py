@@ -1,4 +1,4 @@
-"""Packages made in a moment, and an index that can be stopped in the middle: real venv and pip, no
+"""Small generated packages, and an index that can pause: real venv and pip, no
 network, no gigabytes."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 TORCH = "2.13.0"
-# Everything that requirements.in names: version, and None for a module that only has to be there;
+# Everything that requirements.in names: version, and None for a module that only has to exist;
 # the plan uses the others.
 PACKAGES = {
     "torch": TORCH,
@@ -111,7 +111,7 @@ class Index:
                 if name == gated:
                     outer.asked.set()
                     outer._gate.wait(120)
-                # the client was killed: that is what the test does
+                # the test kills the client
                 with contextlib.suppress(OSError):
                     super().do_GET()
 

@@ -96,7 +96,7 @@ def test_what_sbatch_refuses_leaves_nothing(user: User) -> None:
     assert done.returncode == 3 and done.stdout == ""
     assert "invalid partition specified: nowhere" in done.stderr
     assert (
-        "[ERROR] sbatch has refused it, see its message above; nothing was submitted (exit 3)"
+        "[ERROR] sbatch refused the job, see its message above; nothing was submitted (exit 3)"
         in without_times(done.stderr)
     )
     assert user.runs == []
@@ -119,7 +119,7 @@ def test_the_answer_tells_how_to_watch_and_cancel(user: User) -> None:
     assert done.returncode == 0, done.stderr
     log = user.project / f"logs/queued_{job}.log"
     for text in (
-        f"SLURM job {job} is submitted: 1 node × 2 ranks",
+        f"SLURM job {job} submitted: 1 node × 2 ranks",
         str(log),
         "./monitor_training.sh --run=queued",
         f"scancel {job}",
@@ -211,7 +211,7 @@ def test_the_job_has_the_environment_of_its_submission(user: User, tmp_path: Pat
     job = user.job(done)
     user.slurm.ask("scontrol", "release", job)
     user.end(job)
-    assert not (user.project / ".venv").exists() and "making the environment" not in user.log(job)
+    assert not (user.project / ".venv").exists() and "creating the environment" not in user.log(job)
 
 
 @pytest.mark.soak
@@ -245,4 +245,4 @@ def test_without_slurm_it_says_so(user: User, tmp_path: Path) -> None:
     for name in ("bash", "dirname", "readlink", "basename", "cksum", "git"):
         (bare / name).symlink_to(f"/usr/bin/{name}")
     done = user.call("./submit_job.sh", *CPU, CONFIG, *FLAGS, PATH=str(bare))
-    assert done.returncode == 3 and "sbatch is not found" in done.stderr and user.runs == []
+    assert done.returncode == 3 and "sbatch not found" in done.stderr and user.runs == []

@@ -44,17 +44,17 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room_gib", "said", "status"),
+    ("room_gib", "shown", "status"),
     [
         (14.0, "fits, 12.0 GiB needed, 14.0 GiB free", OK),
         (13.0, "tight, 12.0 GiB to 13.5 GiB needed, 13.0 GiB free", WARNING),
         (11.0, "does not fit, 12.0 GiB needed, 11.0 GiB free", ERROR),
-        (None, "unknown, 12.0 GiB needed, the free memory is not known", OK),
+        (None, "unknown, 12.0 GiB needed, free memory unknown", OK),
     ],
 )
 def test_the_verdict(
     room_gib: float | None,
-    said: str,
+    shown: str,
     status: str,
     made: tuple[Request, dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -62,11 +62,11 @@ def test_the_verdict(
     room = None if room_gib is None else int(room_gib * GIB)
     monkeypatch.setattr(GptStep, "estimate", Estimate(10 * GIB, 0, 0, 0, 0, 0, 0, 0))
     step = doctor.StepMemory(GptStep(LOAD), room, None)
-    assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (said, status)
-    assert step.lines()[-1] == f"verdict: {said}"
+    assert (doctor.sentence(10 * GIB, room), step.check(made[0]).status) == (shown, status)
+    assert step.lines()[-1] == f"verdict: {shown}"
 
 
-def test_both_figures_stand_side_by_side() -> None:
+def test_both_figures_are_shown() -> None:
     text = "\n".join(doctor.memory(GptStep(LOAD), 8 * GIB).lines())
     assert (
         "formula (eager, bf16" in text
@@ -105,7 +105,7 @@ def test_a_formula_that_is_low_is_corrected_with_what_fits_then(home: Path, shel
         assert changed != (request.config.device_batch_size, request.config.depth, "none")
 
 
-def test_a_torch_without_the_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed._tools.mem_tracker", None)
     with pytest.raises(Unavailable):
         fake_memory.peak(LOAD)
@@ -163,7 +163,7 @@ def test_one_json_object_with_units_in_its_keys(
     assert found["memory"]["verdict"] == "fits"
 
 
-def test_versions_are_those_that_are_installed(home: Path, unmeasured: None) -> None:
+def test_versions_of_installed_packages(home: Path, unmeasured: None) -> None:
     import platform
 
     import numpy
@@ -192,7 +192,7 @@ def test_versions_are_those_that_are_installed(home: Path, unmeasured: None) -> 
     }
 
 
-def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
+def test_nccl_version_from_its_package(tmp_path: Path) -> None:
     for name in ("nvidia_nccl_cu13-2.28.9.dist-info", "numpy-9.9.9.dist-info"):
         (tmp_path / name).mkdir()
         package, version = name.removesuffix(".dist-info").split("-")
@@ -210,12 +210,12 @@ def test_the_version_of_nccl_is_read_off_its_package(tmp_path: Path) -> None:
     )
 
 
-def test_json_goes_with_check_only() -> None:
+def test_json_requires_check() -> None:
     assert not flags.parse(["--check", "--json"]).problems
     assert flags.parse(["--check", "--json"]).positional == []
     for words in (["--json"], ["--json", "--dry_run"], ["--check=false", "--json"]):
         (problem,) = flags.parse(words).problems
-        assert problem.what == "--json is given without --check"
+        assert problem.code == "flag.json_without_check"
         assert problem.fixes == ["--check --json"]
 
 
@@ -248,7 +248,7 @@ def test_explain_is_a_dry_run(home: Path) -> None:
 # ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_block_to_paste_says_what_matters_and_not_who(
+def test_the_bug_report_block_is_complete_and_anonymous(
     home: Path, tmp_path: Path, unmeasured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -274,7 +274,7 @@ def test_the_block_to_paste_says_what_matters_and_not_who(
     block = (
         doctor.run(request, plan, checks)
         .text()
-        .partition("To paste into an issue (no names, no keys in it):\n\n")[2]
+        .partition("For a bug report (names and keys are removed):\n\n")[2]
     )
     lines = block.splitlines()
     assert (lines[0], lines[-1]) == ("```text", "```")
@@ -311,14 +311,14 @@ def test_the_extrapolation_is_the_whole_model_s_peak(blocks: int, chunks: int) -
 
 
 @pytest.mark.slow
-def test_it_sees_what_the_settings_save() -> None:
+def test_the_measurement_reflects_memory_savings() -> None:
     load = replace(LOAD, depth=8, sequences=4, seq_len=512, vocab=8192)
     plain, parts = fake_memory.peak(load), fake_memory.peak(replace(load, chunks=8))
     again = fake_memory.peak(replace(load, chunks=8, blocks=6))
     assert again < parts < plain
 
 
-def test_the_time_of_this_process() -> None:
+def test_age_of_this_process() -> None:
     started = time.monotonic()
     seconds = float(
         python("-c", "from training.cli import doctor; print(doctor.since_start())").stdout

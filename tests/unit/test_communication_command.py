@@ -1,4 +1,4 @@
-"""The command of the communication test, as far as it starts nothing."""
+"""The command of the communication test, without starting ranks."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def test_options() -> None:
         (["2", "--frequency"], "--frequency is not a known flag", "./duet communication --help"),
     ],
 )
-def test_mistakes(argv: list[str], what: str, fix: str) -> None:
+def test_invalid_options(argv: list[str], what: str, fix: str) -> None:
     with pytest.raises(UserError) as caught:
         command.parse(argv)
     (problem,) = caught.value.problems
     assert (problem.what, problem.fixes, caught.value.code) == (what, [fix], Exit.CONFIG)
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(UserError) as caught:
         command.parse(["x", "--device=gpu", "--limit=0"])
     assert len(caught.value.problems) == 3
 
 
-def test_help_answers_without_torch() -> None:
+def test_help_works_without_torch() -> None:
     code = (
         "import sys; from training.cli import communication as m; m.main(['--help']); assert "
         "not {'torch', 'numpy'} & set(sys.modules)"
     )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
-    for part in ("--device=auto", "--limit=20", "Exit code: 0 they can talk"):
+    for part in ("--device=auto", "--limit=20", "Exit codes: 0 communication works"):
         assert part in done.stdout
 
 
-def test_a_wrong_line_is_exit_2() -> None:
+def test_an_invalid_command_line_is_exit_2() -> None:
     done = python(*RUN, "none")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
@@ -76,7 +76,7 @@ def test_a_wrong_line_is_exit_2() -> None:
     )
 
 
-def test_one_rank_has_nobody_to_talk_to() -> None:
+def test_a_single_rank() -> None:
     done = python(*RUN, "1", "--device=cpu")
     assert (done.returncode, done.stdout) == (
         0,
@@ -84,7 +84,7 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
     ), done.stderr
 
 
-def test_gpus_that_are_not_there_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
+def test_missing_gpus_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     done = python(*RUN, "3", "--device=cuda", **nvidia(COUNT=2))
     assert (done.returncode, done.stdout) == (3, "")
     assert (

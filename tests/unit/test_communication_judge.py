@@ -1,5 +1,5 @@
-"""What an outcome of the communication test means, and what is said of it. The outcomes are made by
-hand; real ones: tests/e2e."""
+"""Verdicts of the communication test and their texts, from synthetic outcomes; real ones:
+tests/e2e."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def find(outcome: CommunicationOutcome) -> CommunicationFinding:
     return analysis.analyze(outcome, "cpu")
 
 
-def test_all_is_well() -> None:
+def test_success() -> None:
     assert find(ended(0, 0)) == CommunicationFinding(analysis.OK, "data correct")
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_never_arrives() -> None:
     )
 
 
-def test_even_the_start_is_told_as_the_meeting_that_is_missed() -> None:
+def test_a_rank_stuck_in_its_start_misses_the_rendezvous() -> None:
     found = find(hung("start of Python", "import of torch", "start of Python", "import of torch"))
     text = (
         "ranks 0 and 2 never arrived at the meeting: after 20 s they were in the start of "
@@ -99,7 +99,7 @@ def test_even_the_start_is_told_as_the_meeting_that_is_missed() -> None:
     assert (found.guilty, found.text) == ([0, 2], text)
 
 
-def test_a_rank_that_stays_behind_in_a_collective() -> None:
+def test_a_rank_that_is_late_to_a_collective() -> None:
     found = find(hung("all_reduce of 8 MiB", "all_reduce of 8 MiB", "broadcast of 1 KiB"))
     assert found.guilty == [2]
     assert found.text.startswith(
@@ -136,13 +136,13 @@ def test_a_rank_that_does_not_wait_in_torch_keeps_the_others_waiting() -> None:
     assert found.lines == ["rank 1 at /home/a user/sitecustomize.py:7 in stuck"]
 
 
-def test_who_stands_where_we_call_torch_waits() -> None:
+def test_a_frame_that_calls_torch_is_waiting() -> None:
     ours = f'File "{ROOT}/training/inspector/distributed.py", line 80 in setup'
     found = find(hung("meeting", "meeting", stacks={0: [ours], 1: [TORCH]}))
     assert found.text == "after 20 s all ranks hang in the meeting"
 
 
-def test_all_still_importing_is_no_verdict_on_the_communication() -> None:
+def test_no_verdict_while_all_ranks_import() -> None:
     found = find(hung("import of torch", "import of torch"))
     assert (
         found.text
@@ -198,7 +198,7 @@ def test_a_rank_that_does_not_end_after_the_others_have() -> None:
 # Failures
 
 
-def test_the_first_failure_is_told_whoever_was_reaped_first() -> None:
+def test_the_first_failure_is_reported_in_any_order_of_reaping() -> None:
     records = {
         0: {"error": "RuntimeError: Connection closed by peer", "time": 50.2},
         1: {"error": "ValueError: planted\nmore", "time": 50.1},
@@ -233,7 +233,7 @@ def test_a_killed_rank_could_not_write_when_that_was() -> None:
     )
 
 
-def test_a_rank_that_leaves_in_silence_has_failed_too() -> None:
+def test_a_rank_that_exits_silently_has_failed() -> None:
     outcome = ended(0, records={0: {}})
     outcome.ranks = 2
     assert find(outcome).text == "rank 0 ended with status 0 in the all_reduce of 8 MiB"
@@ -244,7 +244,7 @@ def test_a_victim_that_torch_aborts_is_not_the_first() -> None:
     assert found.text == "rank 1 failed in the all_reduce of 8 MiB: ValueError: planted"
 
 
-def test_a_rank_that_can_not_be_killed() -> None:
+def test_a_rank_that_cannot_be_killed() -> None:
     found = find(hung(LARGE, LARGE, stuck={1: 4711}))
     assert found.lines == [
         "rank 1 (pid 4711) can not be killed: it waits in the kernel, most likely for a driver; "
@@ -334,7 +334,7 @@ def test_a_good_result_is_one_line() -> None:
     )
 
 
-def test_one_rank_says_so() -> None:
+def test_the_result_of_a_single_rank() -> None:
     (check,) = CommunicationResult(1, "cpu", "none", None).checks()
     assert (check.status, check.text) == ("ok", "one rank: nothing to test")
 
@@ -360,7 +360,7 @@ def test_gpus_that_hang_get_advice() -> None:
     )
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
     (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
-    assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a rank that fails tells why"
+    assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
@@ -404,7 +404,7 @@ def test_the_interface_that_a_user_has_chosen_is_named() -> None:
     )
 
 
-def test_evidence_stands_below_the_text() -> None:
+def test_evidence_is_below_the_text() -> None:
     (check,) = CommunicationResult(
         2,
         "cpu",

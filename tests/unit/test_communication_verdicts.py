@@ -23,7 +23,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache / "duet/communication.json"
 
 
-def test_a_verdict_is_found_again(file: Path) -> None:
+def test_a_verdict_is_remembered(file: Path) -> None:
     assert remembered(GPUS, *HERE) == {}
     assert (
         remember(GPUS, *HERE, "2.27.3")
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: bytes) -> N
     assert len(json.loads(file.read_text())["verdicts"]) == 1
 
 
-def test_a_folder_that_can_not_be_written_is_said(file: Path) -> None:
+def test_an_unwritable_folder_is_reported(file: Path) -> None:
     file.parent.parent.write_text("a file where the folder should be")
     assert remember(GPUS, *HERE, "-") == f"not cached: cannot write {file} (Not a directory)"
     assert remembered(GPUS, *HERE) == {} and forget(GPUS, *HERE) == ""

@@ -61,8 +61,12 @@ def test_clocks_that_are_low_for_normal_reasons(reasons: int, nvidia: Nvidia) ->
     ("reasons", "expected", "fix"),
     [
         (8, "slowed down by the hardware", "check its power cables and the power supply"),
-        (32, "slowed down for heat (driver)", "cool it: fans, dust, room"),
-        (8 | 64, "slowed down for heat (hardware)", "cool it: fans, dust, room"),
+        (32, "slowed down for heat (driver)", "improve its cooling: fans, dust, room temperature"),
+        (
+            8 | 64,
+            "slowed down for heat (hardware)",
+            "improve its cooling: fans, dust, room temperature",
+        ),
         (
             8 | 128,
             "slowed down by the power supply's brake",
@@ -83,7 +87,7 @@ def test_clocks_that_are_low_for_abnormal_reasons(
     assert first["text"].startswith(f"{expected}; no memory errors")
     assert first["fixes"] == [
         fix,
-        "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # says more",
+        "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # details",
     ]
 
 
@@ -102,32 +106,32 @@ def test_the_generic_hardware_bit_is_the_last_resort() -> None:
         (
             {"ECC": "0,3"},
             "3 uncorrected memory errors since the driver was loaded",
-            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; if it recurs",
         ),
         (
             {"ECC": "0,1"},
             "1 uncorrected memory error since the driver was loaded",
-            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; when",
+            "sudo nvidia-smi -i 1 --gpu-reset   # or reboot; if it recurs",
         ),
         (
             {"REMAP": "0,1"},
-            "damaged memory waits to be taken out of use",
+            "damaged memory will be remapped at the next reset",
             "sudo nvidia-smi -i 1 --gpu-reset   # or reboot",
         ),
         (
             {"RETIRED": "0,1"},
-            "damaged memory waits to be taken out of use",
+            "damaged memory will be remapped at the next reset",
             "sudo nvidia-smi -i 1 --gpu-reset   # or reboot",
         ),
         (
             {"REMAP": "0,2"},
-            "damaged memory could not be replaced by spare memory",
-            "have the card replaced",
+            "damaged memory could not be remapped to spare memory",
+            "replace the card",
         ),
         (
             {"WIDTH": "16,8"},
-            "its PCIe link has 8 of 16 lanes: slower exchange between ranks",
-            "put the card into its slot again",
+            "its PCIe link has 8 of 16 lanes: slower communication between ranks",
+            "reseat the card",
         ),
     ],
     ids=str,
@@ -158,7 +162,7 @@ def test_a_driver_without_information(nvidia: Nvidia) -> None:
         "code": "preflight.gpu_state",
         "name": "GPU 0 state",
         "status": "ok",
-        "text": "the driver says nothing of its hardware",
+        "text": "no hardware state reported by the driver",
         "fixes": [],
     }
     assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "-")
@@ -173,7 +177,7 @@ def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia:
     variables = nvidia(REASONS=64, RETIRED=1) | {"LD_LIBRARY_PATH": str(tmp_path)}
     text = checks(variables)[0]["text"]
     assert text.startswith(
-        "slowed down for heat (hardware); damaged memory waits to be taken out of use; no memory "
+        "slowed down for heat (hardware); damaged memory will be remapped at the next reset; no memory "
         "errors"
     )
 

@@ -116,7 +116,7 @@ def test_unreported_facts_are_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
     assert memory.gib(gpu.free_bytes) == "-"
     done = dry_run(nvidia(NOT_SUPPORTED=1), BALANCED)
     assert done.returncode == 0
-    assert "Fake GPU 0, - free of -: the driver does not tell the free memory" in done.stdout
+    assert "Fake GPU 0, - free of -: the driver does not report free memory" in done.stdout
     assert "Traceback" not in done.stderr
 
 
@@ -231,10 +231,10 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
         ),
         ({"FREE_GIB": "31,5"}, "Fake GPU 1, 5.0 GiB free of 32.0 GiB: this run needs 7.2 GiB"),
         ({"INIT": 9}, "the NVIDIA driver does not answer"),
-        ({"torch": None}, "torch 2.99.0 is built for the CPU only: it can not use a GPU"),
+        ({"torch": None}, "torch 2.99.0 is built for the CPU only and cannot use GPUs"),
         (
             {"torch": "14.1"},
-            "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 runs CUDA up to 13.0",
+            "torch 2.99.0 is built for CUDA 14.1; driver 580.65.06 supports CUDA up to 13.0",
         ),
     ],
     ids=str,
@@ -262,7 +262,7 @@ def test_a_gpu_in_prohibited_mode(nvidia: Nvidia) -> None:
     assert done.returncode == 3
     assert (
         "error    GPU 1        Fake GPU 1, 31.0 GiB free of 32.0 GiB: its compute mode is "
-        "'prohibited', no program may use it" in done.stdout
+        "'prohibited', no process may use it" in done.stdout
     )
     assert "try: sudo nvidia-smi -i 1 -c DEFAULT" in done.stdout
 
@@ -276,7 +276,7 @@ def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
         other.stdin.close()  # type: ignore[union-attr]
     assert done.returncode == 3
     assert (
-        "its compute mode is 'exclusive process', one process at a time may use it; occupied by pid"
+        "its compute mode is 'exclusive process', only one process may use it; occupied by pid"
         in done.stdout
     )
     assert f"try: kill {other.pid}   # if it is yours: " in done.stdout
@@ -289,7 +289,7 @@ def test_a_gpu_in_mig_mode_is_a_warning(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(MIG="0,1"), BALANCED)
     assert done.returncode == 0
     assert (
-        "warning  GPU 1 parts  it is split (MIG): a rank gets one part of it and its memory"
+        "warning  GPU 1 parts  split by MIG: a rank gets one instance and only its memory"
         in done.stdout
     )
     assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
@@ -299,8 +299,7 @@ def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="MIG-4711"), BALANCED)
     assert done.returncode == 3
     assert (
-        "try: name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"
-        in done.stdout
+        "try: list whole GPUs in CUDA_VISIBLE_DEVICES: MIG instances are not counted" in done.stdout
     )
 
 

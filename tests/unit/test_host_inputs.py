@@ -53,18 +53,18 @@ def test_all_unreadable_files_are_reported(tmp_path: Path) -> None:
     found = data([*files, tmp_path / "z.txt", tmp_path / "gone.txt"], "texts/")
     assert found.status == ERROR
     assert found.text == (
-        f"6 of 7 files can not be read: {tmp_path}/b.txt.gz: not a .gz file; {tmp_path}/c.parquet: "
+        f"6 of 7 files cannot be read: {tmp_path}/b.txt.gz: not a .gz file; {tmp_path}/c.parquet: "
         f"empty; "
         f"{tmp_path}/d.txt.zst: not a .zst file; and 3 more"
     )
-    assert found.fixes == ["write them again, or take them out of texts/"]
+    assert found.fixes == ["recreate them, or remove them from texts/"]
 
 
 def test_a_file_that_opens_but_fails_to_read(tmp_path: Path) -> None:
     (tmp_path / "memory.txt").symlink_to("/proc/self/mem")  # its first page is not mapped
     found = data([tmp_path / "memory.txt"], "memory.txt")
-    assert (found.status, found.fixes) == (ERROR, ["write it again, or take it out of memory.txt"])
-    assert found.text == f"1 of 1 file can not be read: {tmp_path}/memory.txt: Input/output error"
+    assert (found.status, found.fixes) == (ERROR, ["recreate it, or remove it from memory.txt"])
+    assert found.text == f"1 of 1 file cannot be read: {tmp_path}/memory.txt: Input/output error"
 
 
 def test_too_many_files_for_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +106,9 @@ def test_wandb_without_a_login(no_login: Path) -> None:
     assert state(wandb_mode="disabled") == (OK, "not used: as asked", [])
     assert state(wandb_mode="offline")[:2] == (
         OK,
-        "offline (as asked), project duet: files in the run directory, `wandb sync` sends them",
+        "offline (as asked), project duet: files in the run directory, `wandb sync` uploads them",
     )
-    text = "online (as asked), but there is no login: it goes on offline"
+    text = "online (as asked), but there is no login: continues offline"
     assert state(wandb_mode="online") == (WARNING, text, ["wandb login", "--wandb_mode=offline"])
 
 
@@ -130,6 +130,6 @@ def test_missing_wandb(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert state()[0] == OK, "not requested"
     assert state(wandb_mode="offline") == (
         WARNING,
-        "offline (as asked), but wandb is not installed: it stays off",
+        "offline (as asked), but wandb is not installed: disabled",
         [packages.install(["wandb"]), "--wandb_mode=disabled"],
     )

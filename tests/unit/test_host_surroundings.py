@@ -40,9 +40,10 @@ def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ["echo '127.0.1.1 tower' | sudo tee -a /etc/hosts"],
     )
     assert (
-        found.text == "tower does not resolve; a run on one machine does without, torchrun does not"
+        found.text
+        == "tower does not resolve; torchrun needs it, a Duet run on one machine does not"
     )
-    assert host_name(True).text.endswith("; the machines find each other by it")
+    assert host_name(True).text.endswith("; the machines use it to find each other")
 
 
 def test_an_invalid_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     found = host_name(False)
     assert found.status == WARNING
     assert found.text.startswith(
-        f"{socket.gethostname()} is 10.0.0.7, but it took 0.6 s to find out; "
+        f"{socket.gethostname()} is 10.0.0.7, but the look-up took 0.6 s; "
     )
 
 
@@ -167,7 +168,7 @@ def test_a_correct_clock() -> None:
 def test_an_implausible_year(year: int) -> None:
     found = clock(time.mktime((year, 7, 1, 12, 0, 0, 0, 0, -1)), iter([]))
     assert (found.status, found.fixes) == (WARNING, ["sudo timedatectl set-ntp true"])
-    assert found.text == f"it is {year}-07-01 12:00:00 by the clock: certificates are refused"
+    assert found.text == f"the clock is at {year}-07-01 12:00:00: certificates will be rejected"
 
 
 def test_files_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +180,7 @@ def test_files_from_the_future(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = clock(NOON)
     assert found.status == WARNING
     assert (
-        found.text
-        == "it is 2026-11-21 12:00:00 by the clock, but a file of the project is from 2026-11-21 "
+        found.text == "the clock is at 2026-11-21 12:00:00, but a project file is from 2026-11-21 "
         "14:00:00: the clock is behind"
     )
     assert clock(NOON + 7200).status == OK

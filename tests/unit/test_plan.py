@@ -28,7 +28,7 @@ BALANCED = "configs/dual_gpu/balanced.py"
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """machine(31, 5): a machine with two GPUs of 32 GiB and so much free memory."""
+    """machine(31, 5): a machine with two GPUs of 32 GiB and this much free memory."""
 
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
@@ -51,7 +51,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def in_project(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Standing in the project, with the default folders elsewhere."""
+    """Runs in the project, with the default folders elsewhere."""
     monkeypatch.chdir(ROOT)
 
 
@@ -73,7 +73,7 @@ def make(
 
 
 def lacking(*args: str, script: str = SIMPLE, ranks: int | None = None) -> list[Problem]:
-    """The problems of a machine that can not do it."""
+    """The problems of an insufficient machine."""
     with pytest.raises(UserError) as caught:
         make(*args, script=script, ranks=ranks)
     assert caught.value.code == Exit.RESOURCES
@@ -81,7 +81,7 @@ def lacking(*args: str, script: str = SIMPLE, ranks: int | None = None) -> list[
 
 
 def commands(problems: list[Problem]) -> list[str]:
-    """What of the advice is a command of ours."""
+    """The fixes that are Duet commands."""
     return [f for p in problems for f in p.fixes if f.startswith(("./", "python"))]
 
 
@@ -157,9 +157,7 @@ def test_an_automatic_device_batch_is_a_number_in_the_plan(
     assert any(f"device_batch_size {size}: the fastest of" in s for s in plan["text"])
 
 
-def test_the_sentences_carry_the_reasons_and_the_promise(
-    machine: Callable[..., None], in_project: None
-) -> None:
+def test_the_sentences_contain_reasons(machine: Callable[..., None], in_project: None) -> None:
     machine(31, 31)
     text = "\n".join(make(BALANCED)[1]["text"])
     for part in (
@@ -174,17 +172,15 @@ def test_the_sentences_carry_the_reasons_and_the_promise(
         assert part in text
 
 
-def test_ranks_that_share_too_few_cores_are_told(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_ranks_than_cores_is_a_warning(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 2)
     notes = make("8", "--device=cpu", "--depth=1", "--total_batch_size=98304", script=LAUNCH)[1][
         "notes"
     ]
-    assert "CPU: 8 ranks share 2 CPU cores: it works, slowly" in notes
+    assert "CPU: 8 ranks share 2 CPU cores: slow" in notes
 
 
-def test_a_wish_that_is_not_fulfilled_is_told(home: Path) -> None:
+def test_an_ignored_setting_is_noted(home: Path) -> None:
     wish = ["--device=cpu", "--depth=1", "--use_static_graph"]
     assert make(*wish, script=ENHANCED)[1]["static_graph"]["value"] is True
     _, plan, _ = make(*wish, "--total_batch_size=49152", script=ENHANCED)
@@ -201,12 +197,14 @@ def test_a_busy_gpu_with_room_is_a_warning(machine: Callable[..., None], in_proj
     assert any("occupied by pid 4711 (alice, 1.0 GiB): python other.py" in n for n in plan["notes"])
 
 
-def test_our_own_process_is_no_stranger(machine: Callable[..., None], in_project: None) -> None:
+def test_duets_own_process_does_not_occupy_a_gpu(
+    machine: Callable[..., None], in_project: None
+) -> None:
     machine(31, 31, processes=(GpuProcess(os.getpid(), GIB, "me", "python"),))
     assert all(c.status == "ok" for c in make(BALANCED)[2])
 
 
-def test_what_is_chosen_for_the_memory_stands_in_the_plan(
+def test_the_plan_contains_the_memory_settings(
     machine: Callable[..., None], in_project: None
 ) -> None:
     machine(31, 31)
@@ -236,7 +234,7 @@ def test_what_is_chosen_for_the_memory_stands_in_the_plan(
     [["--activation_checkpointing=none"], ["--activation_checkpointing=3", "--loss_chunks=2"]],
     ids=" ".join,
 )
-def test_settings_that_do_not_fit_are_refused_with_some_that_do(
+def test_settings_that_do_not_fit_are_refused_with_ones_that_fit(
     more: list[str], machine: Callable[..., None], in_project: None, shell: Shell
 ) -> None:
     machine(31, 31)
@@ -251,7 +249,7 @@ def test_settings_that_do_not_fit_are_refused_with_some_that_do(
         make(*args, script=script)
 
 
-# ── a machine that can not do it: exit 3, and advice that works
+# ── an insufficient machine: exit 3, and fixes that work
 # ──────────────────────────────────────────────────────
 
 
@@ -271,7 +269,7 @@ def test_too_few_gpus(
 
 
 @pytest.mark.parametrize("script", [SIMPLE, LAUNCH])
-def test_the_gpus_that_are_there_are_offered(
+def test_a_command_for_the_existing_gpus_is_offered(
     script: str, machine: Callable[..., None], in_project: None, shell: Shell
 ) -> None:
     machine(31)
@@ -320,7 +318,7 @@ def test_too_little_host_memory(
         make(*args, script=script)  # raises when it does not fit or divide
 
 
-def test_everything_that_is_missing_is_told_at_once(
+def test_all_missing_resources_are_reported_at_once(
     machine: Callable[..., None], in_project: None, tmp_path: Path
 ) -> None:
     machine(2, 1)
@@ -330,9 +328,7 @@ def test_everything_that_is_missing_is_told_at_once(
     assert all(p.fixes for p in problems)
 
 
-def test_a_dry_run_shows_what_is_missing_instead(
-    machine: Callable[..., None], in_project: None
-) -> None:
+def test_a_dry_run_shows_missing_resources(machine: Callable[..., None], in_project: None) -> None:
     machine()
     _, plan, checks = make(BALANCED, "--dry_run")
     text = planner.describe(plan, checks)

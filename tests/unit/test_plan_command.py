@@ -16,7 +16,7 @@ def test_a_launch_script_that_was_killed_gets_no_plan(tmp_path: Path) -> None:
     words = [
         "configs/dual_gpu/quickstart.py",
         "--device=cpu",
-        "--run_name=nobody",
+        "--run_name=unused",
         f"--out_dir={tmp_path}",
         f"--log_dir={tmp_path}/logs",
     ]
@@ -32,4 +32,4 @@ def test_a_launch_script_that_was_killed_gets_no_plan(tmp_path: Path) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (130, "")
-    assert not (tmp_path / "nobody").exists()
+    assert not (tmp_path / "unused").exists()

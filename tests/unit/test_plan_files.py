@@ -16,6 +16,7 @@ import pytest
 from tests.unit.conftest import ENHANCED, python
 from tests.unit.test_plan import Write, lacking, make
 from training.config.schema import FIELDS
+from training.core import log as console
 from training.core.rundir import RunDir, write_json
 from training.launcher import rendezvous
 from training.plan import training_plan as planner
@@ -159,7 +160,7 @@ def test_the_whole_plan_for_people(home: Path) -> None:
     )
     text = planner.describe(plan, checks)
     lines = text.splitlines()
-    assert lines[0] == "Plan (dry run: nothing is launched, nothing was written)"
+    assert lines[0] == "Plan (dry run: nothing was launched or written)"
     start = lines.index("Configuration") + 1
     shown = {x.split()[0]: x for x in lines[start : lines.index("", start)]}
     assert list(shown) == list(FIELDS)
@@ -176,13 +177,29 @@ def test_the_whole_plan_for_people(home: Path) -> None:
     assert not any(home.iterdir())
 
 
-def test_the_plan_is_announced(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_shows_the_main_lines_of_a_plan_and_the_log_file_all(
+    folders: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = written(*folders)
-    planner.announce(json.loads((run / "plan.json").read_text()))
-    err = capsys.readouterr().err
-    assert f"run directory: {run}\n" in err
-    assert "device cpu: as asked" in err
-    assert "set OMP_NUM_THREADS=" in err
+    plan = json.loads((run / "plan.json").read_text())
+    monkeypatch.setattr(console, "_log", None)
+    console.open_log(tmp_path / "run.log")
+    planner.announce(plan)
+    first, second, third, *notes = capsys.readouterr().err.splitlines()
+    assert first.endswith(f" run directory: {run}")
+    assert " device cpu: " in second and " recovery: " in third
+    assert len(notes) == len(plan["notes"])
+    whole = (tmp_path / "run.log").read_text()
+    assert all(sentence in whole for sentence in plan["text"])
+    assert "set OMP_NUM_THREADS=" in whole
+    for part, values in (("config", {"debug": True}), ("place", {"kind": "rank"})):
+        planner.announce(plan | {part: plan[part] | values})
+        err = capsys.readouterr().err
+        assert all(sentence in err for sentence in plan["text"])
+        assert "set OMP_NUM_THREADS=" in err
 
 
 # ── as a program
@@ -248,7 +265,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert "is not a folder" in failing.stdout
 
 
-def test_a_data_file_whose_name_is_no_utf8(tmp_path: Path) -> None:
+def test_a_data_file_name_that_is_not_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     (tmp_path / name).write_text("some text")
     done = plan_program(

@@ -91,7 +91,7 @@ def test_the_environment_wins(four_gpus: None, file: Path) -> None:
     assert [g["name"] for g in plan["gpus"]] == ["Card 1"] and chosen(plan) == []
 
 
-def test_what_the_plan_says_of_it(four_gpus: None, file: Path) -> None:
+def test_the_sentences_of_the_plan(four_gpus: None, file: Path) -> None:
     plan = made(file, 2)
     assert f"data: {file.parent}/video, 1 clip with 6 frames; no validation" in plan["text"]
     assert plan["config"]["total_batch_size"] == 4 and "depth" not in plan["config"]

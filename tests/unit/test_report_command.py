@@ -120,7 +120,7 @@ def test_call_by_the_supervisor(root: Path) -> None:
     done = python(str(here / "lib/run_module.py"), "training.cli.report", str(run / "nothing"))
     assert (
         done.returncode == Exit.CONFIG
-        and "no report (exit 2)" in done.stderr
+        and "no report was written (exit 2)" in done.stderr
         and "Traceback" not in done.stderr
     )
 

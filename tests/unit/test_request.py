@@ -1,5 +1,5 @@
-"""What a user asks for: every mistake of one command told at once, with advice that works when it
-is pasted."""
+"""Launch requests: all errors of a command line are reported at once, with fixes that work when
+pasted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_enhanced_script_needs_no_config(home: Path) -> None:
     assert (found.config_file, found.dry_run, found.config.total_batch_size) == (None, True, 49152)
 
 
-def test_the_original_authors_example_command(home: Path) -> None:
+def test_the_documented_example_command(home: Path) -> None:
     # 16 × 1536 × 2 is all of 49152.
     found = ask(
         "--device_batch_size=16",
@@ -94,7 +94,7 @@ def test_any_number_of_processes(n: int, home: Path) -> None:
     assert ask(str(n), f"--total_batch_size={8 * 1536 * n}", script=LAUNCH).ranks == n
 
 
-def test_ranks_that_somebody_else_has_started(home: Path) -> None:
+def test_ranks_of_another_launcher(home: Path) -> None:
     environ = {
         "RANK": "3",
         "LOCAL_RANK": "1",
@@ -108,13 +108,13 @@ def test_ranks_that_somebody_else_has_started(home: Path) -> None:
     assert request.read(TRAIN, [], {}).local_ranks == 1
     told = request.read(LAUNCH, ["3", "--total_batch_size=49152"], environ)
     assert told.ranks == 4 and told.notes == [
-        "3 processes were asked for, 4 ranks are started already"
+        "3 processes were requested, but 4 ranks are already running"
     ]
     for typed in ("2", "4"):
         assert request.read(LAUNCH, [typed, "--total_batch_size=49152"], environ).notes == []
 
 
-def test_how_many_ranks_are_here_where_nobody_says(home: Path) -> None:
+def test_local_ranks_without_a_local_world_size(home: Path) -> None:
     environ = {
         "RANK": "1",
         "LOCAL_RANK": "1",
@@ -149,7 +149,7 @@ def test_a_launcher_in_a_rank_is_refused(home: Path) -> None:
         "MASTER_PORT": "1",
         "DUET_RUN_DIR": "/runs/outer",
     }
-    with pytest.raises(UserError, match="this is rank 0 of the run /runs/outer"):
+    with pytest.raises(UserError, match="this process is rank 0 of the run /runs/outer"):
         request.read(LAUNCH, ["2"], environ)
     assert (
         request.read(
@@ -159,7 +159,7 @@ def test_a_launcher_in_a_rank_is_refused(home: Path) -> None:
     )
 
 
-def test_a_problem_of_all_ranks_is_said_by_one(
+def test_an_error_of_all_ranks_is_reported_once(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = {
@@ -175,7 +175,7 @@ def test_a_problem_of_all_ranks_is_said_by_one(
         assert caught.value.said_by_another is said
 
 
-def test_default_folders_stand_in_the_project_named_ones_where_the_user_stands(
+def test_default_folders_are_in_the_project_named_ones_in_the_current_directory(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -192,7 +192,7 @@ def test_default_folders_stand_in_the_project_named_ones_where_the_user_stands(
 # ─────────────────────────────────────────────────────────
 
 
-def test_all_mistakes_of_one_command_are_told_at_once(home: Path, write: Write) -> None:
+def test_all_errors_of_a_command_are_reported_at_once(home: Path, write: Write) -> None:
     config = write(
         "bad config.py", "depth = 'twelve'\nimport os\nunknown_field = 1\nmatrix_lr = -1.0\n"
     )
@@ -280,7 +280,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("args", "what", "allowed"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES]
 )
-def test_a_mistake_alone_is_one_problem(
+def test_a_single_error_is_one_problem(
     args: list[str], what: str, allowed: str, home: Path
 ) -> None:
     problem = only(wrong(*args))
@@ -319,7 +319,7 @@ def test_suggestions_are_whole_commands_that_are_accepted(
 def test_a_field_that_could_not_be_read_is_not_judged_by_its_default(
     home: Path, write: Write
 ) -> None:
-    # 24576 is nowhere in this config, so it must not be said that it does not divide.
+    # 24576 is not in this config, so no error may mention it.
     config = write("c.py", "device_batch_size = 12\nmax_seq_len = 2048\ntotal_batch_size = 2**15\n")
     assert only(wrong(config)).what == "c.py:3: total_batch_size: not a plain value"
     assert "does not exist" in only(wrong("5", "missing.py", script=LAUNCH)).what
@@ -332,7 +332,7 @@ def test_two_configs_are_one_too_many(home: Path, write: Write) -> None:
     assert "'b.py' is one argument too many" in only(wrong(f"--config={a}", b)).what
 
 
-def test_the_simple_script_wants_a_config(
+def test_the_simple_script_requires_a_config(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(cli_args, "ROOT", ROOT)
@@ -344,7 +344,7 @@ def test_the_simple_script_wants_a_config(
     assert shell.read(problem.fixes[0]).config_file == Path("configs/dual_gpu/quickstart.py")
 
 
-def test_a_resumed_run_needs_no_config_whoever_asks_for_it(home: Path) -> None:
+def test_a_resumed_run_needs_no_config_for_any_script(home: Path) -> None:
     make_run(home / "experiments", "r1")
     assert ask("--resume=r1", script=SIMPLE).resume_from is not None
     assert ask(script=SIMPLE, env={"DUET_RESUME": "r1"}).resume_from is not None
@@ -354,8 +354,8 @@ def test_a_resumed_run_needs_no_config_whoever_asks_for_it(home: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["0", "two", "1025", "-1", "1.5", "2x", "", "²", "9" * 5000])
-def test_a_number_of_processes_that_is_none(word: str, home: Path, write: Write) -> None:
-    # `-1` looks like a flag to the parser: it is told as one, and then N is missing.
+def test_an_invalid_number_of_processes(word: str, home: Path, write: Write) -> None:
+    # The parser takes `-1` for a flag, so N is missing too.
     problem = wrong(word, write("c.py", ""), script=LAUNCH)[0]
     assert (f"the number of processes is {word[:20]!r}"[:45] in problem.what) or word == "-1"
     assert "from 1 to 1024" in problem.allowed or word == "-1"
@@ -366,7 +366,7 @@ def test_the_number_of_processes_is_missing(
 ) -> None:
     problem = only(wrong(script=LAUNCH))
     assert problem.what == "the number of processes is missing"
-    assert problem.allowed == "a whole number from 1 to 1024: how many processes to start"
+    assert problem.allowed == "a whole number from 1 to 1024"
     monkeypatch.chdir(ROOT)
     assert shell.read(problem.fixes[0]).ranks == 2
     monkeypatch.chdir(home)
@@ -491,7 +491,7 @@ def test_a_rebuilt_command_means_the_same(shell: Shell) -> None:
     words = [
         "a b",
         "it's",
-        'say "x"',
+        'run "x"',
         "$HOME",
         "`id`",
         "a\nb",
@@ -533,7 +533,7 @@ def test_as_a_program_it_only_checks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_runs_before_anything_is_installed(tmp_path: Path) -> None:
+def test_it_runs_before_the_installation(tmp_path: Path) -> None:
     # -S: without site-packages, as on a fresh machine.
     code = (
         "import sys, os; from training.cli import check_request; sys.argv = ['x', "

@@ -65,7 +65,7 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
         make_run(home / "experiments", f"r{n}", depth=n + 1)
     problem = only(wrong("--resume=nosuch", "--seed=1"))
     assert problem.what.startswith(
-        "resume is 'nosuch' (from --resume on the command line): no run there"
+        "resume is 'nosuch' (from --resume on the command line): no such run"
     )
     assert problem.fixes == [f"./{ENHANCED} --seed=1 --resume=r{n}" for n in (4, 3, 2)]
     make_run(home / "experiments", "r5 of a user")
@@ -82,7 +82,7 @@ def test_an_unknown_run_to_resume(home: Path, shell: Shell) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"a": 1}', '{"config": [1]}', '{"config": null}', '{"config": {']
 )
-def test_a_run_with_a_damaged_plan_can_not_be_resumed(content: str, home: Path) -> None:
+def test_a_run_with_a_damaged_plan_cannot_be_resumed(content: str, home: Path) -> None:
     run = make_run(home / "experiments", "r1")
     run.plan.write_text(content)
     assert only(wrong("--resume=r1")).what.startswith(
@@ -90,7 +90,7 @@ def test_a_run_with_a_damaged_plan_can_not_be_resumed(content: str, home: Path) 
     )
 
 
-def test_a_value_of_the_resumed_run_that_is_none_any_more(home: Path) -> None:
+def test_a_value_of_the_resumed_run_that_is_no_longer_valid(home: Path) -> None:
     make_run(home / "experiments", "r1", depth="twelve", gone=1)
     assert only(wrong("--resume=r1")).what == "depth is 'twelve' (from resumed run r1), a str"
 
@@ -132,13 +132,13 @@ def test_bad_run_names(name: str, home: Path) -> None:
 def test_a_run_name_that_is_taken(home: Path, shell: Shell) -> None:
     make_run(home / "experiments", "mine")
     problem = only(wrong("--run_name=mine"))
-    assert f"{home}/experiments/mine is there already" in problem.what
+    assert f"{home}/experiments/mine already exists" in problem.what
     found = [shell.read(fix) for fix in problem.fixes]
     assert [(f.resume_from and f.resume_from.name, f.config.run_name) for f in found] == [
         ("mine", "mine"),
         (None, "mine_2"),
     ]
-    # Resuming it under its own name is no clash.
+    # Resuming it under its own name is not a conflict.
     assert ask("--resume=mine", "--run_name=mine").resume_from is not None
 
 
@@ -162,13 +162,13 @@ def test_the_names_offered_instead_of_a_taken_one_are_free(home: Path, shell: Sh
     ["x" * 300, "x/" * 3000, "~nosuchuser/x", "a\nb", "caf\udce9"],
     ids=["name", "path", "user", "line", "bytes"],
 )
-def test_a_path_that_can_not_be(flag: str, path: str, home: Path) -> None:
+def test_an_impossible_path(flag: str, path: str, home: Path) -> None:
     problem = only(wrong(f"--{flag}={path}.py" if flag == "config" else f"--{flag}={path}"))
     assert problem.what.startswith((f"{flag} is ", f"{flag} "))
 
 
 @pytest.mark.parametrize("flag", ["out_dir", "log_dir"])
-def test_a_home_folder_of_nobody(flag: str, home: Path) -> None:
+def test_an_unknown_users_home_folder(flag: str, home: Path) -> None:
     try:
         found = ask(f"--{flag}=~nosuchuser/x")
     except UserError as error:

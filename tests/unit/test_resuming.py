@@ -365,6 +365,6 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_by_latest(
     run_of(home, "newest", configs[0], steps=20, status="stopped", age_s=-10)
     found = ask("--resume=latest", script=SIMPLE).resume_from
     assert found and found.name == "newest", "an older run of another version is ignored"
-    assert "no run there" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
+    assert "no such run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
         "other errors are not hidden by it"
     )

@@ -1,4 +1,4 @@
-"""What lib/run_script.py and training/trainer/flight_recorder_server.py do in somebody's process:
+"""What lib/run_script.py and training/trainer/flight_recorder_server.py do in a user's process:
 nothing that its script could notice."""
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ print(later.names.count("torch.distributed.distributed_c10d"), finder in sys.met
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"),
+    ("ends", "reason"),
     [("pass", ""), ("raise ValueError('of another torch')", "ValueError: of another torch")],
 )
-def test_an_import_is_watched_and_not_disturbed(tmp_path: Path, ends: str, said: str) -> None:
+def test_an_import_is_watched_and_not_disturbed(tmp_path: Path, ends: str, reason: str) -> None:
     package = tmp_path / "torch/distributed"
     package.mkdir(parents=True)
     for name in ("../__init__.py", "__init__.py", "distributed_c10d.py"):
@@ -58,7 +58,7 @@ def test_an_import_is_watched_and_not_disturbed(tmp_path: Path, ends: str, said:
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}"
     done = python("-c", program)
     assert (done.returncode, done.stdout) == (0, f"1 True [('{tmp_path}', 3)]\n"), done.stderr
-    expected = f"rank 3: its collectives can not be seen from outside: {said}\n" if said else ""
+    expected = f"rank 3: collectives cannot be inspected: {reason}\n" if reason else ""
     assert done.stderr == expected
 
 
@@ -73,19 +73,20 @@ def with_server(monkeypatch: pytest.MonkeyPatch, server: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")]
+    ("text", "reason"),
+    [("", "RuntimeError"), ("\n", "RuntimeError"), ("no room\nat all", "no room")],
 )
 def test_why_there_is_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     def refuses(path: str) -> None:
         raise RuntimeError(text)
 
     with_server(monkeypatch, refuses)
-    assert flight_recorder_server.serve(tmp_path, 0) == f"torch's control server: {said}"
+    assert flight_recorder_server.serve(tmp_path, 0) == f"torch's control server: {reason}"
 
 
-def test_nobody_else_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_may_not_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_server(monkeypatch, lambda path: os.mknod(path, stat.S_IFSOCK | 0o777))
     assert flight_recorder_server.serve(tmp_path, 0) == ""
     assert stat.S_IMODE(flight_recorder_server.address(tmp_path, 0).stat().st_mode) == 0o600

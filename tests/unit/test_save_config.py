@@ -93,4 +93,4 @@ def test_save_config_is_rejected_for_a_script(write: Callable[..., str]) -> None
         "--script",
         write("main.py", ""),
     )
-    assert done.returncode == 2 and "--save_config means nothing with --script" in done.stderr
+    assert done.returncode == 2 and "--save_config cannot be used with --script" in done.stderr

@@ -1,4 +1,4 @@
-"""The scaling check before the measurement: the command line, and what is held equal."""
+"""The scaling check before the measurement: command line and fixed settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_defaults_and_own_options() -> None:
         ("--step=9", "--step is not a known flag", "--steps=9"),
     ],
 )
-def test_wrong_options_say_value_and_fix(word: str, what: str, fix: str) -> None:
+def test_invalid_options_are_reported_with_value_and_fix(word: str, what: str, fix: str) -> None:
     (problem,) = options.parse([word]).problems
     assert problem.what == what and problem.fixes == [f"./duet scaling {fix}"]
     assert not options.parse([fix]).problems
@@ -84,7 +84,7 @@ def test_no_value_and_given_twice() -> None:
     ]
 
 
-def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_at_once_including_the_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [
         "nofile.py",
         "--ranks=x",
@@ -100,7 +100,7 @@ def test_all_problems_at_once_ours_and_the_launchers(capsys: pytest.CaptureFixtu
         "--ranks is 'x'",
         "--depht is not",
         "--depth=3",
-        "--save_every can not be chosen",
+        "--save_every cannot be used here",
         "--steps=40",
         "nofile.py",
         "seed is 'x'",
@@ -143,11 +143,11 @@ print(e.device, e.ranks, len(set(e.gpus)), [a for a in e.args if 'device=' in a]
     assert done.stdout == "cuda (1, 2, 4) 4 ['--device=cuda']\n", done.stderr
     done = python("-c", code, **nvidia(COUNT=1))
     assert done.stdout == "cpu (1, 2) 0 ['--device=cpu']\n", (
-        "one GPU and one CPU rank can not be compared"
+        "one GPU and one CPU rank cannot be compared"
     )
 
 
-# What is held equal
+# Fixed settings
 
 
 def test_the_same_work_per_rank() -> None:
@@ -224,7 +224,7 @@ def test_threads_are_one_or_the_users_own() -> None:
     assert (
         own.threads == 64
         and own.share_cores(1)
-        and "your own OMP_NUM_THREADS" in "\n".join(render.introduction(own))
+        and "from your OMP_NUM_THREADS" in "\n".join(render.introduction(own))
     )
 
 
@@ -263,7 +263,7 @@ def test_a_flag_is_taken_out_however_it_was_typed(
     assert without(args, name) == left
 
 
-def test_help_answers_without_torch() -> None:
+def test_help_works_without_torch() -> None:
     done = python("lib/run_module.py", "training.cli.scaling.__main__", "--help", cwd=ROOT)
     assert done.returncode == 0 and "--rounds=3" in done.stdout and "130" in done.stdout
     code = (
@@ -299,12 +299,12 @@ def test_a_users_own_task_is_measured_in_its_samples(home: Path, line: str) -> N
     )
     assert not (home / f"{line}.ran").exists(), "what is given is not measured before"
     assert (
-        "each rank: 6 samples × 1 accumulation step = 6 samples per step, whatever their number "
+        "each rank: 6 samples × 1 accumulation step = 6 samples per step for any number of ranks "
         "(weak scaling)" in render.introduction(made)
     )
 
 
-def test_its_total_gives_the_accumulation(home: Path, line: str) -> None:
+def test_the_tasks_total_determines_the_accumulation(home: Path, line: str) -> None:
     made = ready(
         f"--task={line}",
         "--device=cpu",
@@ -315,7 +315,7 @@ def test_its_total_gives_the_accumulation(home: Path, line: str) -> None:
     assert (made.accumulation, made.tokens_per_rank) == (3, 6)
 
 
-def test_its_config_file_names_it(home: Path, line: str) -> None:
+def test_the_task_from_a_config_file(home: Path, line: str) -> None:
     (home / "my.py").write_text(
         f"task = {line!r}\ndevice = 'cpu'\ndevice_batch_size = 3\nwidth = 7\n"
     )
@@ -340,5 +340,5 @@ def test_an_automatic_batch_of_any_task_is_decided_once(home: Path, line: str) -
     assert made.sequences == 6 and "--device_batch_size=6" in made.args and made.accumulation == 1
 
 
-def test_problems_of_a_task_are_the_launchers(home: Path) -> None:
+def test_problems_of_a_task_are_reported_by_the_launcher(home: Path) -> None:
     assert "task is 'no_such.py'" in all_text(wrong("--task=no_such.py", "--device=cpu"))

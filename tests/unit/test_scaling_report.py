@@ -70,7 +70,7 @@ def test_runs_apart_count_while_all_of_them_train(tmp_path: Path) -> None:
     assert measure.together([early, []], 40) == []
 
 
-def test_a_failed_run_shows_its_card_or_its_own_words(tmp_path: Path) -> None:
+def test_a_failed_run_shows_its_card_or_its_output(tmp_path: Path) -> None:
     run, console = RunDir(tmp_path), tmp_path / "console"
     assert measure.what_happened(run, console) == ""
     console.write_text("[INFO] one\n[ERROR] 2026-11-21 the data is too small\n    allowed: more\n")
@@ -101,7 +101,7 @@ def test_a_failed_run_shows_its_card_or_its_own_words(tmp_path: Path) -> None:
     assert "nan_loss: loss is nan" in measure.what_happened(run, console)
 
 
-# Stands for ./launch_train.sh: steps of a second; every other run begins six seconds late.
+# Replaces ./launch_train.sh: steps of a second; every other run begins six seconds late.
 LAUNCHER = r"""#!/bin/bash
 for word; do
   case $word in --run_name=*) name=${word#*=} ;; --out_dir=*) out=${word#*=} ;; --num_iterations=*) steps=${word#*=} ;; esac
@@ -134,12 +134,10 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     )
 
 
-def test_rounds_go_there_and_back_and_late_runs_get_more_steps(
-    launcher: Calls, tmp_path: Path
-) -> None:
+def test_rounds_alternate_and_late_runs_get_more_steps(launcher: Calls, tmp_path: Path) -> None:
     first, second = measure.all_rounds(replace(EXPERIMENT, steps=8, rounds=2))[0]
     assert first == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): None}, (
-        "two runs with six of eight steps alone tell nothing"
+        "two runs with six of eight steps alone cannot be compared"
     )
     assert second == {RankLayout(1): 1000, RankLayout(2): 1000, RankLayout(2, True): 1000}
     ranks_and_steps = [(ranks, steps) for _, ranks, steps, *_ in launcher()]
@@ -186,7 +184,9 @@ def test_a_run_that_fails_ends_the_measurement(
     )
 
 
-def test_other_work_is_what_others_did_on_our_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_is_the_cpu_time_of_others_on_these_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Times = namedtuple("Times", "user nice system irq softirq steal")
     clock, machine, own = (
         [10.0],
@@ -258,21 +258,21 @@ def test_ratios_are_made_within_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "said"),
+    ("times", "limit"),
     [
         ((50, 60, 59), "0.33 of 2 missing, mostly the machine"),
         ((50, 60, 51), "0.33 of 2 missing, mostly the exchange of gradients"),
-        ((50, 60, 55), "0.33 of 2 missing, the machine and the exchange alike"),
-        ((50, 50.2, 50), "nothing that can be measured"),
+        ((50, 60, 55), "0.33 of 2 missing, machine and exchange equally"),
+        ((50, 50.2, 50), "nothing measurable"),
         (
             (50, 49, 50),
-            "nothing, they do more than as many times the work of one: an optimizer whose work the "
-            "ranks share, or noise",
+            "nothing, the speed-up is super-linear: an optimizer whose work is shared by the "
+            "ranks, or noise",
         ),
     ],
 )
-def test_what_limits_it(times: tuple[float, float, float], said: str) -> None:
-    assert judge_main(times) == said
+def test_what_limits_it(times: tuple[float, float, float], limit: str) -> None:
+    assert judge_main(times) == limit
 
 
 def judge_main(times: tuple[float, float, float]) -> str:
@@ -324,9 +324,9 @@ def test_ranks_that_share_cores_are_marked() -> None:
 
 def test_notes_on_a_busy_machine_rounds_that_differ_and_runs_that_did_not_overlap() -> None:
     shown = render.text(report((50, 54, None), (50, 70, None), others=0.9))
-    assert "note: other work took 0.9 of 2 cores meanwhile" in shown
-    assert "note: 2 ranks: 1.43 to 1.85 × in the rounds" in shown
-    assert "not separated" in shown and "--rounds=4" in shown
+    assert "note: other processes used 0.9 of 2 cores" in shown
+    assert "note: 2 ranks: 1.43 to 1.85 × across rounds" in shown
+    assert "hardly overlapped" in shown and "--rounds=4" in shown
 
 
 def test_on_gpus_other_things_are_shared() -> None:

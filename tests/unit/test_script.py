@@ -50,12 +50,12 @@ def problem(*words: str) -> Problem:
         ("", program.CONFIG),
     ],
 )
-def test_a_program_is_told_from_a_config(tmp_path: Path, text: str, kind: str) -> None:
+def test_programs_and_configs_are_distinguished(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / "file.py").write_text(text)
     assert program.kind(tmp_path / "file.py", FIELDS) == kind
 
 
-def test_the_configs_that_come_with_duet_are_no_programs() -> None:
+def test_duets_configs_are_not_programs() -> None:
     found = list(project.ROOT.glob("configs/*/*.py"))
     assert found and all(program.kind(path, FIELDS) == program.CONFIG for path in found)
 
@@ -119,10 +119,13 @@ def test_a_config_after_a_script_is_the_scripts(
     [
         ("hello\n", "has no #! line"),
         ("#!\n", "has no #! line"),
-        ("#!/no/such/python -u\n", "names a program that is not there: #!/no/such/python -u"),
+        (
+            "#!/no/such/python -u\n",
+            "names an interpreter that does not exist: #!/no/such/python -u",
+        ),
     ],
 )
-def test_a_program_that_no_kernel_executes(tmp_path: Path, text: str, what: str) -> None:
+def test_a_program_that_the_kernel_would_refuse(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "tool").write_text(text)
     (tmp_path / "tool").chmod(0o755)
     found = problem("2", "--script", str(tmp_path / "tool"))
@@ -144,7 +147,7 @@ def test_a_script_without_a_name(home: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])
-def test_what_would_be_done_can_be_shown(
+def test_dry_run_and_check_of_a_script(
     home: Path,
     write: Write,
     monkeypatch: pytest.MonkeyPatch,

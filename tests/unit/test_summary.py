@@ -112,7 +112,7 @@ def plan_of(task: str, **options: Any) -> dict[str, Any]:
     return {key: value for key, value in made.items() if key != "data"}
 
 
-def test_another_task_in_its_own_words(run: RunDir, shell: Shell) -> None:
+def test_the_summary_of_another_task(run: RunDir, shell: Shell) -> None:
     write_json(run.summary, VIDEO)
     run.samples.mkdir()
     text = render(run, plan_of("video_restoration", dataroot_gt="data/moving"))
@@ -130,7 +130,7 @@ def test_another_task_in_its_own_words(run: RunDir, shell: Shell) -> None:
     assert shell.read(next_line(text)).config.num_iterations == 800
 
 
-def test_a_task_that_says_little(run: RunDir) -> None:
+def test_a_task_with_few_facts(run: RunDir) -> None:
     write_json(
         run.summary,
         {
@@ -183,7 +183,7 @@ def test_loss_and_validation_have_one_unit(run: RunDir) -> None:
 
 
 def test_the_ends_of_a_loss_are_means(run: RunDir) -> None:
-    """Single batches of a noisy loss say nothing of the course."""
+    """Single batches of a noisy loss do not show its course."""
     losses = [0.045, *(0.06 - step / 10_000 + 0.01 * (-1) ** step for step in range(398)), 0.053]
     begin, end = metric_units.ends(losses)
     assert losses[0] < losses[-1] and begin > 0.055 and end < 0.03
@@ -237,7 +237,7 @@ def test_twice_as_long() -> None:
 
 
 def next_line(text: str) -> str:
-    """The command that goes on: the last line from the program's name to its end, as a person
+    """The resume command: the last line from the program's name to its end, as a person
     copies it."""
     found = re.search(
         r"(\./train\S*\.sh|\./launch\S*\.sh|python train\.py) .*$", text.rstrip().splitlines()[-1]
@@ -261,7 +261,7 @@ def test_the_last_line_pasted_resumes_this_run(
     assert found.config.num_iterations == (800 if status == "done" else 400)
 
 
-def test_under_torchrun_the_ranks_are_started_by_it_again(run: RunDir) -> None:
+def test_the_resume_command_under_torchrun(run: RunDir) -> None:
     assert (
         next_command(plan(TRAIN, 4), run)
         == "torchrun --nproc_per_node=4 train.py --resume='my run'"

@@ -97,7 +97,7 @@ def test_a_script_is_not_restarted(train: str) -> None:
     )
     assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=auto"], {})
     problem = only(refused("2", "--script", train, "--retries=2"))
-    assert "is not restarted" in problem.what
+    assert "are not restarted" in problem.what
     assert accepted(problem.fixes[0]).config.retries == 0
 
 

@@ -1,1 +1,1 @@
-"""The commands: each module here is the entry of one, and no other room imports them."""
+"""The commands: one module each; no other package imports them."""

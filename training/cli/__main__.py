@@ -20,9 +20,9 @@ Examples:
   ./duet train configs/dual_gpu/quickstart.py
   ./duet launch 2 --script main.py -- --epochs=3
   ./duet inspect && echo all ranks train
-  source <(./duet completion bash)                  complete commands and flags; zsh too
+  source <(./duet completion bash)                # tab completion; zsh too
 
-Each command has its own help: ./duet COMMAND --help"""
+Help for a command: ./duet COMMAND --help"""
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     if name == "help" and rest and rest[0] in COMMANDS:
         name, rest = rest[0], ["--help"]
     if name == "help":
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it in silence
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
         print(overview())
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:
@@ -50,11 +50,10 @@ def main(argv: list[str]) -> int:
 
 def overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [
-        f"  {c.name:<{width}}  "
-        f"{c.text}{'' if INSTALLED or c.first or not c.script else f': ./{c.script}'}"
-        for c in COMMANDS.values()
-    ]
+    lines = []
+    for c in COMMANDS.values():
+        script = "" if INSTALLED or c.first else c.script
+        lines.append(f"  {c.name:<{width}}  {c.text}{f' (./{script})' if script else ''}")
     return typed(
         "\n".join(["Usage: ./duet COMMAND [ARGS…]", "", "Commands:", *lines, "", EXAMPLES])
     )
@@ -73,8 +72,7 @@ def _found(name: str) -> Command:
 
 
 def run(command: Command, rest: list[str]) -> int:
-    """Becomes the command: a script as a process of its own, in place of this one; a module in this
-    process."""
+    """Run a command: a script replaces this process, a module runs in it."""
     argv = [*command.first, *rest]
     if command.script:
         script = str(ROOT / command.script)

@@ -1,5 +1,4 @@
-"""`python lib/run_module.py training.cli.check_request SCRIPT ARGS` checks a command line, with any
-Python, and does nothing."""
+"""Checks a command line with any Python: `run_module.py training.cli.check_request SCRIPT ARGS`."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def main() -> int:
         else:
             read(script, args, os.environ, installed=False)
     except NothingToDo:
-        pass  # the plan answers
+        pass  # reported by the plan
     except UserError as error:
         log.report(error)
         return int(error.code)

@@ -1,4 +1,4 @@
-"""The commands behind `./duet`: what each is for, and what runs it."""
+"""The commands of `./duet`: summary and entry point of each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ OWN = ("help", "completion")
 
 @dataclass(frozen=True)
 class Command:
-    """`script`: of the launch scripts, in the project's folder; else `module` of training.cli.
-    `first`: arguments before the user's."""
+    """Runs `script` in the project folder, else `module` of training.cli. `first`: arguments before
+    the user's."""
 
     name: str
     text: str
@@ -23,31 +23,29 @@ _COMMANDS = (
     Command("train", "train on two GPUs", "train_dual_gpu.sh"),
     Command(
         "train-enhanced",
-        "the same, with a resource report, an analysis of a failure, and restarts",
+        "train with analysis and restarts",
         "train_dual_gpu_enhanced.sh",
     ),
-    Command(
-        "launch", "train with N processes, or start your own script with them", "launch_train.sh"
-    ),
-    Command("submit", "train as a job of SLURM", "submit_job.sh"),
+    Command("launch", "train or run your script with N processes", "launch_train.sh"),
+    Command("submit", "train as a SLURM job", "submit_job.sh"),
     Command(
         "doctor",
-        "plan, check this machine and measure the memory of a step; start nothing",
+        "check this machine and measure the memory of a step",
         "train_dual_gpu_enhanced.sh",
         "",
         ("--check",),
     ),
     Command("monitor", "watch a run or a log", "monitor_training.sh"),
-    Command("inspect", "are all ranks of a running training at work?", module="inspect"),
+    Command("inspect", "check whether all ranks of a run are training", module="inspect"),
     Command(
         "attach",
-        "where each rank of any training is, and who waits for whom",
+        "show where each rank of a running training is and what blocks it",
         module="supervise",
         first=("attach",),
     ),
-    Command("diagnose", "the cause of a failure, from any log", module="diagnose"),
-    Command("report", "a run, or a comparison of several, as one HTML file", module="report"),
-    Command("scaling", "measure what a second rank brings, and what limits it", module="scaling"),
-    Command("communication", "prove that the ranks can talk", module="communication"),
+    Command("diagnose", "find the cause of a failure from any log", module="diagnose"),
+    Command("report", "write a run or a comparison of runs as one HTML file", module="report"),
+    Command("scaling", "measure the speed-up of more ranks and its limits", module="scaling"),
+    Command("communication", "test communication between ranks", module="communication"),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}

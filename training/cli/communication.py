@@ -1,16 +1,16 @@
-"""./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
+"""Test communication between ranks on this machine: rendezvous, all_reduce and
+broadcast with every element verified, and bandwidth. Takes a few seconds.
 
-Starts so many ranks on this machine, as a run would, and lets them talk: they meet, add up and
-broadcast data that is checked element by element, and measure. Some seconds.
+Usage: ./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
 
   RANKS           number of ranks
-  --device=auto   cuda: a GPU for each rank, by NCCL; cpu: gloo; auto: cuda where there are so many
-                  GPUs
-  --limit=20      seconds that a try may take, torch's import included; GPUs that hang get a second
-                  try without peer-to-peer copies
+  --device=auto   cuda: NCCL, a GPU per rank; cpu: gloo; auto: cuda if there are
+                  enough GPUs
+  --limit=20      seconds per attempt, including the import of torch; if GPUs
+                  hang, a second attempt runs without peer-to-peer copies
 
-Exit code: 0 they can talk; 2 wrong command line; 3 they can not, and the report says who hangs
-where; 130 stopped by Ctrl-C.
+Exit codes: 0 communication works; 2 invalid command line; 3 it does not: the
+report names the ranks that hang and where; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def parse(argv: list[str]) -> CommunicationOptions:
 
 
 def plan(options: CommunicationOptions) -> RanksPlan:
-    """What the test needs of a plan, for so many ranks on this machine. Raises UserError when they
-    have no GPUs."""
+    """The parts of a plan that the test needs. Raises UserError if there are too few GPUs."""
     machine = (
         gpus.inventory(os.environ)
         if options.device != "cpu"
@@ -97,7 +96,7 @@ def plan(options: CommunicationOptions) -> RanksPlan:
             f"{machine.reason}"
         )
     elif device.value == "cuda" and torch and torch.cuda is None:
-        problem = f"torch {torch.version} is built for the CPU only: it can not use a GPU"
+        problem = f"torch {torch.version} is built for the CPU only and cannot use GPUs"
     if problem:
         raise UserError(
             Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES
@@ -123,7 +122,7 @@ def main(argv: list[str]) -> int:
     try:
         options = parse(argv)
         if options.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         made = plan(options)
         device = made["device"]

@@ -1,4 +1,4 @@
-"""`./duet completion bash|zsh`: what a shell needs to complete commands, flags and paths."""
+"""`./duet completion bash|zsh`: shell completion of commands, flags and paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.core.errors import Problem, UserError
 from training.core.project import ROOT
 
 FLAG = re.compile(r"--[a-z][\w-]*=?")
-# `duet` as it was typed: ./duet, a path, or a name on PATH.
+# $1: the command as typed: ./duet, a path, or a name on PATH.
 BASH = """\
 _duet() {
   local current=${COMP_WORDS[COMP_CWORD]}
@@ -33,7 +33,7 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH.replace(
 
 
 def text(words: list[str]) -> str:
-    """What this completion prints. Raises UserError."""
+    """The output of `./duet completion WORDS`. Raises UserError."""
     what = words[0] if words else ""
     if what == "commands":
         return "\n".join([*COMMANDS, *OWN])
@@ -45,7 +45,7 @@ def text(words: list[str]) -> str:
     raise UserError(
         Problem(
             "completion.shell",
-            f"completion is for {what!r}" if what else "completion needs a shell",
+            f"no completion for {what!r}" if what else "completion needs a shell",
             "bash or zsh",
             ["./duet completion bash"],
         )
@@ -53,7 +53,7 @@ def text(words: list[str]) -> str:
 
 
 def flags(command: Command) -> list[str]:
-    """The flags that a command's own help names, those with a value with their equals sign."""
+    """The flags in a command's help; flags with a value end in `=`."""
     if command.script:
         argv = [str(ROOT / command.script), "--help"]
     else:
@@ -64,7 +64,7 @@ def flags(command: Command) -> list[str]:
             *command.first,
             "--help",
         ]
-    said = subprocess.run(
+    text = subprocess.run(
         argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     ).stdout
-    return sorted(set(FLAG.findall(said)))
+    return sorted(set(FLAG.findall(text)))

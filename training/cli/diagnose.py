@@ -1,20 +1,21 @@
-"""What went wrong: the cause, the rank that failed first, the proof and what to do, from any log of
-a training.
+"""Diagnose a failed or hung training from its log: cause, first failed rank,
+evidence and advice.
 
-Usage: ./duet diagnose LOG… [--json] [--lang=en|zh]
+Usage: ./duet diagnose [LOG…] [--json] [--lang=en|zh]
        ./duet diagnose RUN --report-issue[=FILE]
 
-LOG is a text file (any encoding, packed with gzip, alive or ended, of any launcher), a folder of
-per-rank logs, a run directory, or - for standard input. Several are one run. Without LOG: the
-newest run below experiments/.
+LOG is a text file (any launcher, any encoding, also gzip, finished or still
+growing), a folder of per-rank logs, a run directory, or - for standard input.
+Several logs are treated as one run. Default: the newest run in experiments/.
 
-  --json               one object: cause, rank, line, evidence, confidence, summary, advice, also, …
-  --lang=en|zh         the language of people; otherwise that of LC_ALL or LANG
-  --report-issue=FILE  writes a redacted bundle to attach to an issue: plan, versions, card, last
-                       lines of each rank
+  --json               print one JSON object: cause, rank, line, evidence,
+                       confidence, summary, advice, …
+  --lang=en|zh         language of the text (default: from LC_ALL or LANG)
+  --report-issue=FILE  write a redacted bundle for a bug report: plan, versions,
+                       card, last lines of each rank
   -h, --help           this text
 
-Exit status: 0 whatever is found; 2 for a log that can not be read or a wrong option.
+Exit codes: 0 diagnosed, with any result; 2 unreadable log or invalid option.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FLAGS = {
 
 @dataclass
 class DiagnoseOptions:
-    """`report_issue`: the bundle's file, "" for a usual name, None: no bundle."""
+    """`report_issue`: file of the bundle; "": default name, None: no bundle."""
 
     logs: list[str]
     json: bool = False
@@ -77,8 +78,8 @@ def main(argv: list[str]) -> int:
         if wanted.report_issue is not None:
             made = bundle.write(paths, record, wanted.report_issue)
             print(
-                f"{made}: read it before you attach it; it holds no keys, names or home folders "
-                f"that we know of"
+                f"{made}: known keys, names and home folders are removed; check it before you "
+                f"attach it"
             )
             return int(Exit.DONE)
     except UserError as error:
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
             UserError(
                 Problem(
                     "log.unreadable",
-                    f"{error.filename or 'a log'} can not be read: {error.strerror}",
+                    f"{error.filename or 'a log'} cannot be read: {error.strerror}",
                 )
             ),
             closing="nothing was diagnosed",
@@ -105,11 +106,11 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         log.report(
             UserError(
-                Problem("output.unwritable", f"the answer can not be written: {error.strerror}")
+                Problem("output.unwritable", f"the result cannot be written: {error.strerror}")
             ),
-            closing="nothing was said",
+            closing="nothing was printed",
         )
-        # what is left in its buffer would fail once more at the end
+        # flushing the rest of the buffer at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.RESOURCES)
     return int(Exit.DONE)
@@ -122,7 +123,7 @@ def _logs(words: list[str]) -> list[Path | None]:
             raise UserError(
                 Problem(
                     "log.none",
-                    f"no log was named, and there is no run in {EXPERIMENTS}",
+                    f"no log given, and no run in {EXPERIMENTS}",
                     "a log, a folder of logs, a run directory, or -",
                 )
             )
@@ -134,6 +135,6 @@ def _logs(words: list[str]) -> list[Path | None]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main(sys.argv[1:]))

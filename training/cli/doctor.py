@@ -1,7 +1,7 @@
-"""`--check`: the plan and the resource report as `--dry_run` shows them, with every check, the
-memory of a step measured by fake tensors, and a block for a bug report.
+"""`--check`: the output of `--dry_run` plus further checks, the memory of a step measured with fake
+tensors, and a block for a bug report.
 
-Writes and launches nothing. Imports torch, in this process: the interpreter is the run's.
+Writes and launches nothing. Imports torch in this process, whose interpreter is that of the run.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What is known of the memory of a step; `measured` is None where the estimate is a measurement
-    itself, and where this torch can not measure: `why` says so then."""
+    """The memory of a step. `measured`: None if the estimate is a measurement itself, or if this
+    torch cannot measure (reason in `why`)."""
 
     step: StepNeeds
     room: int | None
@@ -51,8 +51,7 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """Where the formula is low for the step that can be measured, it is low for the planned one
-        too."""
+        """The estimate, corrected upwards by the error of the formula for the measured step."""
         return int(
             self.step.estimate.total * max(1.0, self.measured.ratio if self.measured else 1.0)
         )
@@ -65,7 +64,7 @@ class StepMemory:
         by_verdict: dict[str, CheckStatus] = {TIGHT: preflight.WARNING, TOO_LARGE: preflight.ERROR}
         status = by_verdict.get(self.verdict, preflight.OK)
         fixes = []
-        # by the formula these fit a room that is smaller by what it is wrong by
+        # suggestions use the formula, so scale the room by its error
         if self.verdict == TOO_LARGE and self.room:
             room = int(self.room * self.step.estimate.total / self.total)
             fixes = [
@@ -79,14 +78,14 @@ class StepMemory:
         if self.why:
             lines.append(f"fake tensors: not measured. {self.why}")
         elif (seen := self.measured) is None:
-            lines.append("fake tensors see neither torch.compile nor a GPU's own kernels")
+            lines.append("not included: torch.compile, kernels of the GPU")
         else:
             lines += [
                 f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
                 f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, "
                 f"in {seen.seconds:.1f} s",
-                "fake tensors see neither torch.compile nor a GPU's own kernels; depth is "
-                "extrapolated from one to three blocks",
+                "not included: torch.compile, kernels of the GPU; depth is extrapolated from one "
+                "to three blocks",
             ]
         return [*lines, f"verdict: {sentence(self.total, self.room)}"]
 
@@ -122,19 +121,18 @@ def verdict(total: int, room: int | None) -> str:
 
 
 def sentence(total: int, room: int | None) -> str:
-    least, said = gib(with_margin(total)), verdict(total, room)
-    if said == UNKNOWN:
-        return f"unknown, {least} needed, the free memory is not known"
-    needed = f"{least} to {gib(with_ample_margin(total))}" if said == TIGHT else least
-    return f"{said}, {needed} needed, {gib(room)} free"
+    least, found = gib(with_margin(total)), verdict(total, room)
+    if found == UNKNOWN:
+        return f"unknown, {least} needed, free memory unknown"
+    needed = f"{least} to {gib(with_ample_margin(total))}" if found == TIGHT else least
+    return f"{found}, {needed} needed, {gib(room)} free"
 
 
 def communication(
     request: LaunchRequest, plan: Plan, checks: list[preflight.Check]
 ) -> list[preflight.Check]:
-    """The lines of the communication test between the ranks of this machine; `checks`: what was
-    found before it, for it need not be tried where GPUs are missing. Ranks that something else has
-    started, or that another Python runs, are not ours to start."""
+    """The communication test between the ranks of this machine. Skipped if `checks` found unusable
+    GPUs, and for ranks of another launcher or another Python."""
     from training.launcher.communication.run import run
 
     unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
@@ -151,12 +149,12 @@ def communication(
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """All that `--check` found."""
+    """The result of `--check`."""
 
     plan: Plan
     checks: list[preflight.Check]
-    step: StepMemory | None  # None where the plan does not know it
-    seconds: float  # from the start of this process until all was checked; measuring comes after
+    step: StepMemory | None  # None: unknown to the plan
+    seconds: float  # of the checks, from process start, without measuring
 
     @property
     def code(self) -> Exit:
@@ -167,7 +165,7 @@ class DoctorReport:
         return next((c.facts for c in self.checks if c.name == versions.NAME), {})
 
     def text(self) -> str:
-        """What comes after the plan and the table of checks."""
+        """The text after the plan and the table of checks."""
         lines = ["", f"checked in {self.seconds:.2f} s"]
         lines += (
             ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())]
@@ -177,12 +175,10 @@ class DoctorReport:
         block = bug_report.block(
             self.plan, self.checks, self.versions, self.step.verdict if self.step else ""
         )
-        return "\n".join(
-            [*lines, "", "To paste into an issue (no names, no keys in it):", "", block]
-        )
+        return "\n".join([*lines, "", "For a bug report (names and keys are removed):", "", block])
 
     def json(self) -> str:
-        """One object; units stand in the keys, what is not known is null."""
+        """One JSON object; units are in the keys, unknown values are null."""
         return json.dumps(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -199,7 +195,7 @@ class DoctorReport:
 
 
 def essentials(plan: Plan) -> dict[str, object]:
-    """What a program wants to know of a plan; the whole of it stands in plan.json of a run."""
+    """The main values of a plan, for programs; a run has the whole plan in plan.json."""
     split = Batch(**plan["batch"]) if "batch" in plan else None
     decided: tuple[DecisionName, ...] = (
         "launcher",
@@ -231,8 +227,7 @@ def essentials(plan: Plan) -> dict[str, object]:
 
 
 def since_start() -> float:
-    """Seconds of this process. Not by psutil, whose start times are as exact as the kernel's boot
-    time: to the second."""
+    """Age of this process in seconds; psutil's start times are only exact to the second."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return max(
         0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -240,9 +235,9 @@ def since_start() -> float:
 
 
 def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> DoctorReport:
-    """Measure what the plan could only estimate."""
+    """Run the checks that need torch."""
     seconds = since_start()
-    # first: it forks, and importing torch below starts threads
+    # first: it forks, and importing torch starts threads
     talk = communication(request, plan, checks)
     needs = tasks.step_of(plan)
     step = memory(needs, plan["memory"]["free_bytes"]) if needs else None

@@ -1,4 +1,4 @@
-"""One rank without a launcher of ours: it makes the plan itself, together with the others."""
+"""A rank started without Duet's launcher: makes the plan itself, together with the other ranks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ __all__ = ["PostRun", "draft"]
 def draft(
     args: list[str], environ: MutableMapping[str, str], parent: int
 ) -> tuple[rundir.RunDir, Plan, World] | int:
-    """Without a launcher of ours: every rank makes the same plan, rank 0 alone writes it; the exit
-    code after --dry_run."""
-    # A launch script that found itself to be a rank has become this process, with its own
-    # arguments.
+    """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for
+    --dry_run."""
+    # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
     request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
     place = request.place
     if request.dry_run or request.check:
@@ -40,7 +39,7 @@ def draft(
     if place.kind == NODE:
         writer.become_launcher(writer.write(plan, checks, request, rendezvous.ask), environ)
     if place.world_size > 1:
-        process.die_with_parent(parent)  # a killed torchrun leaves orphans otherwise
+        process.die_with_parent(parent)  # otherwise a killed torchrun leaves orphans
     for name in place.leftovers:
         del environ[name]
     environ.update(
@@ -66,15 +65,15 @@ def draft(
 
 
 def _common_run(own: rundir.RunDir | None) -> rundir.RunDir:
-    """Rank 0's run directory on every rank; where its disk is not seen, a folder of the same name
-    with its plan."""
+    """Rank 0's run directory on every rank; without a shared disk a folder of the same name with
+    the same plan."""
     from training.inspector import distributed
 
-    told = distributed.from_main(
+    shared = distributed.from_main(
         "run",
         json.dumps({"path": str(own.path), "plan": rundir.read_json(own.plan)}) if own else None,
     )
-    run, plan = rundir.RunDir(json.loads(told)["path"]), json.loads(told)["plan"]
+    run, plan = rundir.RunDir(json.loads(shared)["path"]), json.loads(shared)["plan"]
     seen = rundir.read_json(run.plan)
     if seen is None or seen["created"] != plan["created"]:
         run.create()

@@ -1,19 +1,19 @@
-"""'Are all my ranks training?' – answered for a job that runs, from outside; the job needs nothing
-for it and is not stopped.
+"""Check whether all ranks of a running training are training. Works from outside:
+needs no preparation and does not stop the training.
 
-    ./duet inspect [RUN]          a run directory, or the name of a run; nothing or 'latest': the
-                                  newest run
-    ./duet inspect --pid=PID      any process of any training: torchrun, a rank, a data-loader
-                                  worker of one
-        --json              one JSON object
-        --watch[=SECONDS]   again and again, every 10 s, until Ctrl-C or the end of the job
+Usage: ./duet inspect [RUN] [--json] [--watch[=SECONDS]]
+       ./duet inspect --pid=PID [--json] [--watch[=SECONDS]]
 
-It takes 1 to 2 s when all is well, and up to 6 s (a few steps, where these are longer) before it
-says anything else.
+  RUN                 a run directory, the name of a run, or latest (default)
+  --pid=PID           any process of any training: torchrun, a rank, a worker
+  --json              print one JSON object
+  --watch[=SECONDS]   repeat every 10 s, until Ctrl-C or the end of the training
 
-Exit status: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does not, or the run
-has ended without finishing; 3 it can not be told, because the ranks may not be looked into, are
-only starting, or nothing moves yet; 2 wrong usage, or no such run or process.
+Takes 1 to 2 s if every rank trains, otherwise up to 6 s or a few steps.
+
+Exit codes: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does
+not train, or the run ended unfinished; 3 unknown: no permission, starting, or no
+progress yet; 2 invalid option, no such run or process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
                 return int(report.code)
             time.sleep(chosen.every_s)
     except UserError as error:
-        log.report(error, closing="nothing was looked into")
+        log.report(error, closing="nothing was inspected")
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
@@ -63,5 +63,5 @@ def _print(report: HealthReport, chosen: HealthOptions) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
             raise UserError(
                 Problem(
                     "output.closed",
-                    "standard output is closed: there is nothing to show it on",
+                    "standard output is closed",
                     "a terminal, a file or a pipe",
                 )
             )
@@ -48,13 +48,13 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         if error.errno not in NO_OUTPUT:
             raise
-        console.error(f"what is shown can not be written: {error.strerror}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the interpreter still wants to write
+        console.error(f"the output cannot be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at exit
         return int(Exit.RESOURCES)
 
 
 def _source(chosen: MonitorOptions) -> StateSource:
-    """What to look at. Raises UserError."""
+    """The runs or the log to show. Raises UserError."""
     if chosen.all:
         from training.monitor.run_list import RunTable
 
@@ -115,7 +115,7 @@ def _screen(seen: RunState | RunsState, view: screen.View) -> list[str]:
 def _reader(
     chosen: MonitorOptions, source: StateSource
 ) -> Callable[[], Sequence[RunState | RunsState]]:
-    """A look at what is to be told now: the newest run is not always the same one."""
+    """A function that reads the current state; follows the newest run unless one was given."""
     shown = source
 
     def read() -> list[RunState | RunsState]:
@@ -123,14 +123,14 @@ def _reader(
         if isinstance(shown, state.RunWatch) and chosen.run is None and chosen.log is None:
             shown = _newer(shown) or shown
         seen = shown.read()
-        # the machine too: the last look at a run may be old
+        # the machine too: a finished run's last state may be old
         return [*seen["runs"], seen] if "runs" in seen else [seen]
 
     return read
 
 
 def _newer(shown: StateSource) -> state.RunWatch | None:
-    """The newest run, when it is another one."""
+    """The newest run, if it is not the one shown."""
     assert isinstance(shown, state.RunWatch)
     run = find_run.newest(shown.run.path.parent)
     return state.RunWatch(run) if run and run.path != shown.run.path else None
@@ -138,8 +138,8 @@ def _newer(shown: StateSource) -> state.RunWatch | None:
 
 @contextlib.contextmanager
 def _exported(chosen: MonitorOptions) -> Iterator[None]:
-    """With --prometheus, an exporter beside the screen. It looks for itself: a key must not change
-    what is told. Raises UserError."""
+    """With --prometheus, an exporter beside the screen, with its own source, so that keys do not
+    affect the metrics. Raises UserError."""
     if chosen.prometheus is None:
         yield
         return
@@ -160,5 +160,5 @@ def _variable(name: str, otherwise: int) -> int:
 
 if __name__ == "__main__":
     if sys.stdout is not None and not sys.stdout.isatty():
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends us without a word
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     sys.exit(main(sys.argv[1:]))

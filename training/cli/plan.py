@@ -1,16 +1,16 @@
-"""The plan as a command: what the launch scripts ask for.
+"""Makes the plan for the launch scripts.
 
     python lib/run_module.py training.cli.plan SCRIPT [ARGS…]
 
-prints the folder with what the shell needs of it, and nothing else; problems go to standard error
-with exit 2 (configuration) or 3 (machine), and then nothing was made. With --dry_run it prints the
-plan instead; where this process is a rank that something else has started, the word 'rank':
-train.py plans then, together with the other ranks.
+Prints the run directory, which contains the command and variables for the shell. Errors go to
+standard error with exit 2 (configuration) or 3 (machine); nothing is written then. With --dry_run
+it prints the plan instead. If this process is already a rank of another launcher, it prints 'rank':
+train.py then makes the plan together with the other ranks.
 
     python lib/run_module.py training.cli.plan --before-install SCRIPT [ARGS…]
 
-with any Python: answers what needs no packages (problems, --dry_run), and prints nothing where they
-have to be installed first.
+With any Python: reports what needs no packages (errors, --dry_run), and prints nothing if the
+packages have to be installed first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ BEFORE_INSTALL = "--before-install"
 
 
 def show(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
-    """`--dry_run`, `--explain` and `--check`: print what they show; returns the exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… --dry_run | head` ends it in silence
+    """Print the output of `--dry_run`, `--explain` and `--check`; returns the exit code."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     if not request.check:
         print(describe(plan, checks))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
@@ -55,7 +55,7 @@ def main() -> int:
     installed = BEFORE_INSTALL not in sys.argv[1:2]
     if not installed:
         del sys.argv[1]
-    # --help=true; the scripts answer --help themselves
+    # --help=true; the scripts handle --help themselves
     if flags.parse(script_words.split(sys.argv[2:])[0]).on("help"):
         print("\n".join(option_lines()))
         return 0
@@ -95,7 +95,7 @@ def _script(
 
 def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
     """The run directory for the shell, or the plan for the user."""
-    if not request.installed:  # what only packages can answer comes after their installation
+    if not request.installed:  # everything else needs the packages
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks)
@@ -103,9 +103,9 @@ def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check])
     try:
         print(run.own, flush=True)
     except BrokenPipeError:
-        # the launch script was killed meanwhile: nobody starts what was planned
+        # the launch script was killed: the plan will not be started
         writer.withdraw(run)
-        # what is flushed when the interpreter ends
+        # for the flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.INTERRUPTED)
     return 0

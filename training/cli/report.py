@@ -1,9 +1,12 @@
-"""`./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]`: one run, or the comparison of
-several, as one HTML file.
+"""Write a run, or a comparison of several runs, as one HTML file.
 
-RUN is a run directory, its name in experiments/, or latest. Without --out the page of one run is
-<run>/report.html, a comparison is experiments/comparison_<names>.html. --lang: of the failure card;
---quiet: the path is not said.
+Usage: ./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]
+
+  RUN            a run directory, the name of a run, or latest
+  --out=FILE     default: <run>/report.html for one run,
+                 experiments/comparison_<names>.html for several
+  --lang=en|zh   language of the failure card
+  --quiet        do not print the path of the file
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    # Imported here, where Ctrl-C is no traceback.
+    # Imported here, where Ctrl-C prints no traceback.
     from training.core import log, rundir
     from training.diagnose import card
     from training.monitor.report import chart_render, options
@@ -31,7 +34,7 @@ def _main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         chart_render.warm_up()
         from training.monitor.report import compare_page, run, run_page
@@ -42,17 +45,17 @@ def _main(argv: list[str]) -> int:
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
-            said = f"{chosen.out} can not be written: {error.strerror}"
+            what = f"{chosen.out} cannot be written: {error.strerror}"
             raise UserError(
                 Problem(
                     "output.unwritable",
-                    said,
-                    "a file that can be written",
+                    what,
+                    "a writable file",
                     [f"{options.COMMAND} … --out=FILE"],
                 )
             ) from None
     except UserError as error:
-        log.report(error, closing="no report")
+        log.report(error, closing="no report was written")
         return int(error.code)
     if not chosen.quiet:
         print(chosen.out)

@@ -1,5 +1,5 @@
-"""`python lib/run_module.py training.cli.resources RUN_DIR`: print the report that the plan
-made."""
+"""`python lib/run_module.py training.cli.resources RUN_DIR`: log the resource report of the
+plan."""
 
 from __future__ import annotations
 

@@ -1,17 +1,12 @@
-"""What lib/slurm.sh asks for; see there.
+"""Steps of a SLURM submission for lib/slurm.sh: `python lib/run_module.py training.cli.submit STEP`
 
-python lib/run_module.py training.cli.submit check ARGS…         is the command line right? any
-                                                                 Python answers, nothing is written
-                                        submit ARGS…        the same and freeze it; prints the
-                                                            folder of the frozen code
-                                        submitted CODE JOB  say what to do with the job
-                                        withdraw CODE       sbatch has refused it
-                                        freeze ARGS…        in a job that sbatch has started without
-                                                            us: like submit
-                                        begin CODE          in a job: writes the command of its step
-                                                            to CODE.step
-                                        end CODE STATUS STOPPED   and afterwards: exit with the
-                                                                  status of the job
+check ARGS…              check the command line, with any Python; writes nothing
+submit ARGS…             check and freeze; prints the folder of the frozen code
+submitted CODE JOB       print how to watch and cancel the job
+withdraw CODE            clean up after sbatch refused the job
+freeze ARGS…             in a job of plain sbatch: like submit
+begin CODE               in a job: write the command of its step to CODE.step
+end CODE STATUS STOPPED  after the step: exit with the status of the job
 """
 
 from __future__ import annotations
@@ -35,14 +30,14 @@ from training.plan.request import Request
 
 NO_SBATCH = Problem(
     "slurm.no_sbatch",
-    "sbatch is not found: this machine cannot submit jobs",
+    "sbatch not found: this machine cannot submit jobs",
     "a login node of a SLURM cluster",
     ["./launch_train.sh N CONFIG"],
 )
 
 
 def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, code: Path) -> str:
-    """What would be submitted."""
+    """The output of --dry_run."""
     frozen, split, values = FrozenJob(code), request.batch, request.values() | request.options
     width, batch = (
         max(map(len, values)),
@@ -50,7 +45,7 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
     )
     return "\n".join(
         [
-            "Submission (dry run: nothing is submitted, nothing was written)",
+            "Submission (dry run: nothing was submitted or written)",
             "",
             f"  {shlex.join(submission.sbatch(frozen, request, line))}",
             f"  {plural(nodes, 'node')} × {plural(ranks, 'rank')}" + batch,
@@ -65,7 +60,7 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
 
 
 def _check(args: list[str]) -> int:
-    """Before the installation. Prints nothing where the packages are needed."""
+    """Checks before the installation. Prints nothing if the packages are needed."""
     request, line, nodes, ranks = submission.submission(args, os.environ, installed=False)
     if request.dry_run:
         print(_dry_run(request, line, nodes, ranks, _code(request)))
@@ -94,9 +89,9 @@ def _freeze(args: list[str], job_id: str | None) -> int:
         raise UserError(NO_SBATCH, Exit.RESOURCES)
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     if left_out := frozen.facts()["code"]["left_out"]:
-        limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB, and git does not know them"
+        limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
         console.warning(
-            f"not copied for the job, since they are larger than {limit}: {', '.join(left_out[:5])}"
+            f"not copied for the job, untracked and larger than {limit}: {', '.join(left_out[:5])}"
         )
     print(frozen.code)
     return Exit.DONE
@@ -110,10 +105,9 @@ def _submitted(frozen: FrozenJob, number: str) -> None:
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
     console.success(
-        f"SLURM job {number} is submitted: {plural(nodes, 'node')} × {plural(ranks, 'rank')}\n"
+        f"SLURM job {number} submitted: {plural(nodes, 'node')} × {plural(ranks, 'rank')}\n"
         f"    Run      {frozen.run.path}\n"
-        f"    Code     {facts['code']['sentence']}, frozen: edits from now on do not reach the "
-        f"job\n"
+        f"    Code     {facts['code']['sentence']}, frozen: later edits do not affect the job\n"
         f"    Log      {log}\n"
         f"    Watch    squeue -j {number}; {typed('./monitor_training.sh')} --run={run}; tail -F "
         f"{shlex.quote(log)}\n"

@@ -1,7 +1,7 @@
 """The supervisor as a command:
 
 python lib/run_module.py training.cli.supervise RUN_DIR [--node=1] [--analyse]
-./duet attach …        stacks of a run, or of any processes (training.monitor.attach)
+./duet attach …        where the ranks of a run or of any processes are (training.monitor.attach)
 """
 
 from __future__ import annotations

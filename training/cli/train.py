@@ -1,7 +1,6 @@
-"""One rank as a command: what `train.py` calls. Plan → meet the others → training.trainer.worker.
+"""Entry of a rank, called by `train.py`: plan → rendezvous → training.trainer.worker.
 
-torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so
-long.
+Imports torch late, so that invalid flags are reported at once and the heartbeat covers the import.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ ENDED = "the ranks had been started and have ended"
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
-    """Returns the exit code; problems of the user end without a traceback, other failures with one
-    in the rank's log."""
+    """Returns the exit code. User errors print no traceback, other failures print one to the rank's
+    log."""
     if any(a in ("-h", "--help") for a in args):
         from training.plan.option_help import option_lines
 
@@ -68,7 +67,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
             ending.close(code, str(error))
         if isinstance(error, RunStopped):
             sys.stdout.flush()
-            os._exit(code)  # as below: the other ranks wait
+            os._exit(code)  # at once, as below
         return code
     except Exception as error:
         if run is None:
@@ -86,14 +85,12 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         metrics_writer.failed(status)
         if ending and plan["ranks"] == 1:
             ending.close(status)
-        # Leave at once: the other ranks may wait for this one in a collective, and a tear-down
-        # could block here too.
+        # Exit at once: other ranks may wait in a collective, and a teardown could block.
         os._exit(status)
 
 
 def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
-    """The problem once for all ranks, and what this one has to record of it. Returns the exit
-    code."""
+    """Report an error once for all ranks, and record it for this one. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
     if not isinstance(error, RunStopped):
         log.report(error, "nothing was launched" if run is None else ENDED)

@@ -1,2 +1,2 @@
-"""From the command line to plan.json: request, resume checks, decisions, preflight. No torch
-here."""
+"""From the command line to plan.json: request, resume checks, decisions, preflight. Never imports
+torch."""

@@ -1,5 +1,5 @@
-"""What the plan of our own training and that of somebody's script have in common: who starts the
-ranks where, on what, with which variables, meeting at which port."""
+"""Plan fields common to Duet's own training and user scripts: launcher, ranks, device, environment
+variables, port."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def start(
     device: decisions.Decision,
     environ: Mapping[str, str],
 ) -> tuple[PlanStart, list[preflight.Check]]:
-    """The fields of every plan, with its first two sentences and notes, and the checks of the
-    meeting point."""
+    """The fields of every plan, with its first two sentences and notes, and the check of the master
+    port."""
     config, place, ranks, local = request.config, request.place, request.ranks, request.local_ranks
     port, check = (
         preflight.port(config.master_port) if place.kind == LOCAL else (place.master_port, None)
     )
     launcher = decisions.launcher(config, place, request.script, ranks)
     retries = decisions.retries(config, launcher, request.script)
-    unheard = (
+    ignored = (
         [f"retries is {config.retries}, but {retries.reason}"]
         if config.retries not in ("auto", retries.value)
         else []
@@ -78,7 +78,7 @@ def start(
         "notes": [
             *request.notes,
             *decisions.left_over(place),
-            *unheard,
+            *ignored,
             *env_vars.useless(environ),
             *_not_installed(request),
         ],
@@ -90,12 +90,12 @@ def start(
 
 
 def _not_installed(request: LaunchRequest) -> list[str]:
-    """One note on what is off in this run because an optional package is not installed, or on the
-    installation that it begins with."""
+    """A note on the features that are off because an optional package is not installed, or on the
+    installation that the first start makes."""
     if not request.installed:
         return [
-            "the first start makes the environment .venv: torch and the other packages of "
-            "requirements.lock, some minutes"
+            "the first start creates the environment .venv with torch and the other packages of "
+            "requirements.lock: a few minutes"
         ]
     tracked = request.tracked() if isinstance(request, Request) else []
     wanted = [
@@ -109,8 +109,8 @@ def _not_installed(request: LaunchRequest) -> list[str]:
 
 
 def refuse_errors(request: LaunchRequest, checks: list[preflight.Check]) -> None:
-    """Raises UserError (exit 3) when the machine can not do it; a report (--dry_run, --check) shows
-    it instead."""
+    """Raises UserError (exit 3) for failed checks; --dry_run and --check show them in the report
+    instead."""
     problems = [c.problem() for c in checks if c.status == preflight.ERROR]
     if problems and not (request.dry_run or request.check):
         place = request.place

@@ -1,5 +1,5 @@
-"""The command line and what it names: task, config file, run to resume. All of it is one
-configuration, of one task."""
+"""The command line with the task, the config file and the run to resume that it names, merged into
+one configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.plan.script_words import launch_words
 from training.tasks.spec import TaskSpec
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
-# Ranks each script starts on a machine: a number, or None for 'the first argument says'.
+# Ranks that each script starts on a machine; None: the first argument is the number.
 SCRIPTS: dict[str, int | None] = {
     "train_dual_gpu.sh": 2,
     "train_dual_gpu_enhanced.sh": 2,
@@ -31,7 +31,7 @@ SCRIPTS: dict[str, int | None] = {
     ENTRYPOINT: 1,
 }
 MAX_RANKS = 1024
-# as they may be typed for N
+# Words that may be typed for N.
 NUMBERS = {
     "one": "N=1",
     "three": "N=3",
@@ -42,10 +42,10 @@ NUMBERS = {
 
 @dataclass
 class ParsedArgs:
-    """Everything that is said, with the fields of the task that it is about."""
+    """The parsed command line, merged with the config file and the resumed run."""
 
     line: flags.CommandLine
-    typed: int  # ranks; 0: a wrong number
+    typed: int  # ranks; 0: invalid
     config_file: Path | None
     file: loader.ConfigFile
     kind: TaskSpec
@@ -53,19 +53,19 @@ class ParsedArgs:
     experiments: Path
     resumed: loader.Values = field(default_factory=dict)  # the configuration of the run to resume
     resume_from: rundir.RunDir | None = None
-    answer: str = ""  # to whom asks to resume what is finished
+    answer: str = ""  # why there is nothing to resume: the run is finished
     problems: list[Problem] = field(default_factory=list)
 
     def bad(self, names: Collection[str]) -> bool:
-        """Is the value of one of these fields not known, because of a problem that is told
-        already?"""
+        """Whether the value of one of these fields is unknown because of a problem already
+        found."""
         unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
             p.field in names for p in self.file.problems
         )
         return unread or any(p.field in names for p in self.resolved.problems)
 
     def overruled(self) -> list[str]:
-        """A note on what the config file says and the resumed run does not follow."""
+        """A note on the values of the config file that the resumed run overrides."""
         if not self.resume_from or not self.config_file:
             return []
         values, resumed = self.file.values, self.resumed
@@ -85,14 +85,14 @@ class ParsedArgs:
 
 
 def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> ParsedArgs:
-    """Read all of it. Problems are in the answer."""
-    # with the fields of all tasks: which one it is decides what is allowed
+    """Problems are collected in the result."""
+    # First with the fields of all tasks: the task decides which of them are allowed.
     first = _look(script, args, environ, tasks.everything())
     named, origin = first.resolved.config.task, first.resolved.origins["task"]
     kind, problems = tasks.find(named, origin)
     asked = _look(script, args, environ, kind.fields)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
-    if problems:  # which flags the task would have is not known
+    if problems:  # the flags of the task are unknown
         asked.problems, asked.line.unknown = (
             [*problems, *(p for p in first.problems if p not in first.line.problems)],
             [],
@@ -153,8 +153,8 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
 
 
 def command(script: str, args: list[str], /, **changes: Any) -> str:
-    """The user's own command with these flags changed, to paste into a shell. A `config` replaces
-    the one that is given by its path alone; a value None is a switch."""
+    """The user's own command with these flags changed, to paste into a shell. `config` replaces a
+    config that is given by its path alone; a value of None makes the flag a switch."""
     program = "python train.py" if script == ENTRYPOINT else f"./{script}"
     line = flags.parse(args, tasks.everything())
     out = {i for name, start, stop in line.places if name in changes for i in range(start, stop)}
@@ -172,13 +172,12 @@ def command(script: str, args: list[str], /, **changes: Any) -> str:
 
 
 def is_config(word: str) -> bool:
-    """Is this first argument meant as a config file, and no number of processes?"""
+    """Whether this first argument is a config file rather than a number of processes."""
     return word.endswith((".py", ".json")) or "/" in word or bool(word and loader.near(Path(word)))
 
 
 def _by_another_name(line: flags.CommandLine) -> int:
-    """The number of processes that an unknown flag gives, such as torchrun's --nproc_per_node; 0:
-    none does."""
+    """The number of processes from an unknown flag such as torchrun's --nproc_per_node; 0: none."""
     if not line.unknown:
         return 0
     from training.config import meant
@@ -192,14 +191,13 @@ def _by_another_name(line: flags.CommandLine) -> int:
 
 
 def takes_ranks(script: str) -> bool:
-    """Is its first argument the number of processes?"""
+    """Whether the first argument of this script is the number of processes."""
     return script in SCRIPTS and SCRIPTS[script] is None
 
 
 def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> int:
-    """The N of `./launch_train.sh N`; 0 when it is wrong. `positional`: its own word is taken
-    out."""
-    allowed = f"a whole number from 1 to {MAX_RANKS}: how many processes to start"
+    """The N of `./launch_train.sh N`; 0 when invalid. Removes its word from `positional`."""
+    allowed = f"a whole number from 1 to {MAX_RANKS}"
     word = positional[0] if positional else ""
     named = _by_another_name(line)
     if named and (not word or is_config(word)):
@@ -256,7 +254,7 @@ def _config_file(
                 )
             )
         return None
-    # `--data *.txt CONFIG`: the shell has made several words of the pattern
+    # `--data *.txt CONFIG`: the shell expanded the pattern to several words
     if "config" not in line.flags:
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
     if extra := given[1:]:
@@ -276,7 +274,7 @@ def _config_file(
 def _program(
     script: str, line: flags.CommandLine, args: list[str], typed: int, path: Path, what: str
 ) -> Problem:
-    """One problem for a program where a config belongs, with the command that runs it."""
+    """The problem of a program given in place of a config, with the command that runs it."""
     shown, ranks = shlex.quote(str(path)), typed or 2
     number = line.positional[:1] if SCRIPTS[script] is None else []
     named = [word for word in args if word.partition("=")[2] == str(path)] + [str(path), "--config"]
@@ -290,7 +288,7 @@ def _program(
         fixes = [f"./launch_train.sh {shlex.join([str(ranks), *rest])} --task={shown}", as_script]
     elif path.resolve() == ROOT / ENTRYPOINT:
         fixes = [
-            f"./launch_train.sh {words} {QUICKSTART}   # it starts Duet's train.py by itself",
+            f"./launch_train.sh {words} {QUICKSTART}   # starts Duet's train.py itself",
             as_script,
         ]
     else:
@@ -305,7 +303,7 @@ def _program(
 
 
 def folder(name: str, resolved: resolve.Resolved) -> Path:
-    """Default folders stand in the project, wherever it is started from; a folder that the user
-    names, where he is."""
+    """A default folder is relative to the project, a folder that the user names to the current
+    directory."""
     value = Path(os.path.expanduser(getattr(resolved.config, name)))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     return WORK / value if resolved.origins[name] == "default" else value.absolute()

@@ -1,5 +1,4 @@
-"""The user's whole command with what is wrong in it corrected: so that a suggestion can be pasted
-and is accepted."""
+"""Suggested fixes as whole commands: the user's command with every known error corrected."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ _VARIABLE = re.compile(r"[A-Z][A-Z_]*=")
 def problems(
     asked: ParsedArgs, script: str, args: list[str], others: list[Problem]
 ) -> list[Problem]:
-    """The answer to every unknown flag, then `others`; a suggestion that is flags only becomes the
-    whole command, which corrects the unknown flags and wrong values of the other problems too."""
+    """The problem of every unknown flag, then `others`. A suggestion of flags alone becomes the
+    whole command, with the unknown flags and invalid values of the other problems corrected too."""
     found, sizes = names(asked.line.unknown, asked.kind.fields, _sizes(asked))
     every: Changes = {}
     for one in found.values():
@@ -57,8 +56,8 @@ def problems(
 def names(
     unknown: Iterable[flags.Unknown], fields: Known, sizes: Sizes
 ) -> tuple[dict[flags.Unknown, meant.Meant], Sizes]:
-    """What each unknown flag means, in the order of the command line, and the sizes with all of
-    them. A translation that depends on sizes comes after the others."""
+    """What each unknown flag means, in the order of the command line, and the sizes after all of
+    them. Flags whose translation depends on sizes are translated last."""
     actions = tuple(n for n in flags.ACTIONS if n in flags.SWITCHES)
     found: dict[flags.Unknown, meant.Meant] = {}
     in_order = list(unknown)
@@ -70,7 +69,7 @@ def names(
 
 
 def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[str]) -> Problem:
-    """The answer to one unknown flag."""
+    """The problem of one unknown flag."""
     if one.name in FIELDS and one.name not in fields:
         return Problem(
             "field.other_task",
@@ -84,8 +83,8 @@ def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[s
 
 
 def as_changes(fix: str, fields: Known) -> Changes | None:
-    """A suggestion that is flags alone (after variables, and N=2 for the number of processes); None
-    for any other."""
+    """A suggestion of flags alone (after variables, with N=2 for the number of processes) as
+    changes; None for any other."""
     try:
         words = shlex.split(fix)
     except ValueError:
@@ -159,7 +158,7 @@ def _with_ranks(script: str, words: list[str], number: str) -> list[str]:
 
 
 def _repair(asked: ParsedArgs, sizes: Sizes, changes: Changes) -> Changes:
-    """A total that divides, where the changes make another one necessary."""
+    """A total batch size that divides, where the changes make one necessary."""
     config, origins = asked.resolved.config, asked.resolved.origins
     each = changes.get("device_batch_size", config.device_batch_size)
     if each == "auto" or asked.bad(

@@ -1,5 +1,4 @@
-"""Has a finished run anything left to train, as it is asked for now? Answered from its files,
-before anything is touched."""
+"""Whether a run to resume is finished under the requested configuration, read from its files."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 LIMITS = ("num_iterations", "num_epochs")
-# A change of these changes how many steps an epoch has.
+# Fields that determine the number of steps of an epoch.
 EPOCH = ("total_batch_size", "max_seq_len", "data", "text_field", "tokenizer", "vocab_size")
 
 
@@ -27,7 +26,7 @@ class Finished:
 
     steps: int
     at: float  # unix s
-    longer: dict[str, int]  # flags that train it for twice as long
+    longer: dict[str, int]  # flags that train for twice as long
 
     def sentence(self) -> str:
         return (
@@ -37,8 +36,8 @@ class Finished:
 
 
 def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished | None:
-    """None: it was stopped or has failed, or this configuration trains it for longer. `options`: of
-    the task."""
+    """None: the run was stopped or failed, or this configuration trains it for longer. `options`:
+    of the task."""
     plan, summary = standing.read_plan(run), standing.ends(run)[0]
     if (
         plan is None
@@ -78,19 +77,19 @@ def _reached(
         options.get(name) == value for name, value in tasks.task_of(plan)["options"].items()
     )
     if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
-        return same  # the end that was reached is still the end
+        return same  # the same limits
     if not same or (config.num_iterations and not config.num_epochs):
         return False
     saved, per_epoch = manifest.newest(run.checkpoints), _steps_per_epoch(run)
     if saved is None or not per_epoch:
         return False
-    more = max(1, config.num_epochs) - saved["epoch"]  # this epoch, and those that have not begun
+    more = max(1, config.num_epochs) - saved["epoch"]  # this epoch and later ones
     per_step = config.total_batch_size // tasks.spec_of(plan).seq_len(config)
     return more < 1 or (more == 1 and per_epoch * per_step - saved["used"] < per_step)
 
 
 def _steps_per_epoch(run: rundir.RunDir) -> int:
-    """As the newest start has recorded it; 0: not known."""
+    """As recorded by the newest start; 0: unknown."""
     starts = [
         record.get("steps_per_epoch")
         for record in rundir.read_records(run.events)
@@ -100,7 +99,7 @@ def _steps_per_epoch(run: rundir.RunDir) -> int:
 
 
 def config_of(plan: Plan | None) -> Path | None:
-    """The config file that a run was started with."""
+    """The config file of a run."""
     if plan is None:
         return None
     name, folder = plan.get("config_file"), (plan.get("command") or {}).get("cwd") or ""

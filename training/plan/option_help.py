@@ -1,8 +1,9 @@
-"""The option list of `--help`, from the schema. Runs under `python -I -S`: it must answer at
-once."""
+"""The option list of `--help`, from the schema. Runs under `python -I -S` before anything is
+installed."""
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import Field
 from typing import Any
 
@@ -11,33 +12,34 @@ from training.config.flags import ACTIONS
 from training.config.schema import FIELDS, GROUPS, Known, kind
 from training.core.errors import EXIT_MEANING
 
+WIDTH, INDENT = 80, 26  # columns
+
 
 def option_lines() -> list[str]:
-    lines = ["", "Flags that choose what happens:"]
-    lines += [f"  --{name:<24} {text}" for name, text in ACTIONS.items()]
+    lines = ["", "Actions:"]
+    for name, text in ACTIONS.items():
+        lines += _entry(f"  --{name}", text)
     for group, title in GROUPS.items():
         lines += ["", f"{title}:"]
         for name, f in FIELDS.items():
-            meta = f.metadata
-            if meta["group"] != group:
-                continue
-            lines.append(_line(name, f, FIELDS))
+            if f.metadata["group"] == group:
+                lines += _entry(*_option(name, f, FIELDS))
     for spec in tasks.BUILT_IN.values():
         if spec.own:
             lines += [
                 "",
-                f"Options of --task={spec.name} (instead of those for {tasks.DEFAULT.name} alone):",
+                f"Options of --task={spec.name} (not those marked {tasks.DEFAULT.name} only):",
             ]
-            lines += [_line(name, f, spec.own) for name, f in spec.own.items()]
-    lines += [
-        "",
-        "Exit codes:",
-        *(f"  {int(code):>3}  {meaning}" for code, meaning in EXIT_MEANING.items()),
-    ]
+            for name, f in spec.own.items():
+                lines += _entry(*_option(name, f, spec.own))
+    lines += ["", "Exit codes:"]
+    for code, meaning in EXIT_MEANING.items():
+        lines += _entry(f"  {int(code):>3}", meaning, 7)
     return lines
 
 
-def _line(name: str, f: Field[Any], fields: Known) -> str:
+def _option(name: str, f: Field[Any], fields: Known) -> tuple[str, str]:
+    """(the flag with its kind of value, its help with unit and default)."""
     meta = f.metadata
     shown = (
         "|".join(meta["choices"])
@@ -52,9 +54,17 @@ def _line(name: str, f: Field[Any], fields: Known) -> str:
         else f.default
     )
     unit = f" [{meta['unit']}]" if meta["unit"] else ""
-    alone = f"; {tasks.DEFAULT.name} alone" if meta["own"] else ""
+    only = f"; {tasks.DEFAULT.name} only" if meta["own"] else ""
     also = f"; also {meta['env']}" if meta["env"] else ""
-    return f"  --{name + '=' + shown:<36} {meta['help']}{unit} (default {default}{alone}{also})"
+    return f"  --{name}={shown}", f"{meta['help']}{unit} (default {default}{only}{also})"
+
+
+def _entry(option: str, text: str, indent: int = INDENT) -> list[str]:
+    """An option with its text wrapped beside it, or below it where the option is long."""
+    lines = textwrap.wrap(text, WIDTH - indent, break_long_words=False, break_on_hyphens=False)
+    if len(option) > indent - 2:
+        return [option, *(" " * indent + line for line in lines)]
+    return [f"{option if number == 0 else '':<{indent}}{line}" for number, line in enumerate(lines)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What the user asks for: script, number of ranks, configuration. Pure: no host facts, no torch,
-standard library only, so that a typing error is answered before anything is installed."""
+"""The launch request: script, number of ranks, configuration. Standard library only and no host
+facts, so typos are reported before anything is installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
 
 @dataclass(kw_only=True)
 class LaunchRequest(ABC):
-    """A checked wish to start ranks. `origins` says for each field where its value came from."""
+    """A checked request to start ranks. `origins`: field → where its value came from."""
 
     script: str
     args: list[str]
@@ -45,15 +45,15 @@ class LaunchRequest(ABC):
     config: Config
     origins: dict[str, str]
     dry_run: bool
-    check: bool  # dry run with every check and measurement
+    check: bool  # a dry run with every check and measurement
     json: bool = False  # the check as one JSON object
     save_config: Path | None = None
     experiments: Path
     logs: Path
     notes: list[str] = field(default_factory=list)
     resume_from: rundir.RunDir | None = None
-    installed: bool = True  # this interpreter is the run's, with its packages
-    gpu_ranks: int = 0  # ranks that share the GPUs which this process sees
+    installed: bool = True  # this interpreter has the packages of the run
+    gpu_ranks: int = 0  # ranks that share the GPUs visible to this process
 
     def __post_init__(self) -> None:
         self.gpu_ranks = self.gpu_ranks or self.local_ranks
@@ -61,27 +61,27 @@ class LaunchRequest(ABC):
     @property
     @abstractmethod
     def base_name(self) -> str:
-        """Of a run that the user gives no name."""
+        """Base name of a run without --run_name."""
 
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
 
     @abstractmethod
     def command_with(self, ranks: int) -> str:
-        """The same with so many ranks."""
+        """The same command with this number of ranks."""
 
 
 @dataclass(kw_only=True)
 class Request(LaunchRequest):
-    """Our own training."""
+    """A request for Duet's own training."""
 
     kind: TaskSpec
-    options: FieldValues  # of a task of its own
+    options: FieldValues  # the task's own fields
     config_file: Path | None
-    title: str  # that the config file gives itself
-    gpu_ids: list[int]  # that it names
-    source: corpus.CorpusSource | None  # the text, of a task that reads some
-    resumed: loader.Values  # its configuration
+    title: str  # from the config file
+    gpu_ids: list[int]  # from the config file
+    source: corpus.CorpusSource | None  # None: the task reads no text
+    resumed: loader.Values  # configuration of the resumed run
 
     @property
     def base_name(self) -> str:
@@ -94,17 +94,17 @@ class Request(LaunchRequest):
 
     @property
     def batch(self) -> batch.Batch | None:
-        """As far as it is known without looking at the machine."""
+        """None where it depends on the machine."""
         return self.kind.split(self.config, self.origins, self.ranks)
 
     @property
     def chosen_gpu(self) -> str | None:
-        """The GPU that the config file names, where it alone decides: for a single process."""
+        """The GPU that the config file names; single-process runs only."""
         alone = self.ranks == 1 and self.config.device != "cpu"
         return str(self.gpu_ids[0]) if self.gpu_ids and alone else None
 
     def config_name(self) -> str | None:
-        """The config file, for a plan; a resumed run keeps that of its first start."""
+        """The config file for a plan; a resumed run keeps the one of its first start."""
         if self.config_file or not self.resume_from:
             return str(self.config_file) if self.config_file else None
         before = finished.config_of(standing.read_plan(self.resume_from))
@@ -116,27 +116,27 @@ class Request(LaunchRequest):
         values = saved.chosen(self.values() | self.options, self.origins)
         if problems := saved.write(self.save_config, values, self.origins):
             raise UserError(problems)
-        log.success(f"configuration saved in {self.save_config}; nothing is launched")
+        log.success(f"configuration saved in {self.save_config}; nothing was launched")
 
     def login_file(self) -> str | None:
-        """An option file that holds a key for W&B: it is read again where W&B starts, and the key
-        written nowhere."""
+        """The option file with a W&B key: read again where W&B starts, so the key is never written
+        to the run directory."""
         if self.config_file and tasks.login_key(self.config_file):
             return str(self.config_file.absolute())
         before = standing.read_plan(self.resume_from) if self.resume_from else None
         return before.get("login_file") if before else None
 
     def tracked(self) -> list[str]:
-        """The packages of the trackers that are on."""
+        """The packages of the enabled trackers."""
         return trackers(self.config, tasks.login_key(self.config_file))
 
     def values(self) -> FieldValues:
-        """The fields of every training that its task has, for a plan."""
+        """The configuration for a plan, limited to the fields of the task."""
         found = {n: v for n, v in asdict(self.config).items() if n in self.kind.fields}
-        if self.batch:  # of samples it follows from the ranks, where nothing else is said
+        if self.batch:  # for tasks that count samples, the default follows from the ranks
             found["total_batch_size"] = self.batch.total_tokens
         elif self.kind.total_follows and self.origins["total_batch_size"] == "default":
-            del found["total_batch_size"]  # from a micro-batch that is not known yet
+            del found["total_batch_size"]  # depends on a micro-batch that is not decided yet
         return found | ({"task": str(self.kind.file)} if self.kind.file else {})
 
     def command_with(self, ranks: int) -> str:
@@ -164,9 +164,8 @@ def read(
     installed: bool = True,
     gpus: int = 0,
 ) -> Request:
-    """Check everything that can be checked without looking at the machine. `installed`: this
-    interpreter is the run's, with its packages. `gpus`: visible ones, for train.py where it is
-    given a whole node.
+    """Check everything that does not depend on the machine. `installed`: this interpreter has the
+    packages of the run. `gpus`: number of visible GPUs, for train.py on a whole node.
 
     Raises UserError with all problems at once.
     """
@@ -198,18 +197,18 @@ def read(
         from training.config import fault_spec
 
         problems += fault_spec.check(config.inject, origins["inject"], ranks, config.num_workers)
-        notes = [*notes, f"faults will happen on purpose: {config.inject} ({origins['inject']})"]
+        notes = [*notes, f"fault injection enabled: {config.inject} ({origins['inject']})"]
     if place and place.kind == RANK and rundir.VARIABLE in environ:
         text = (
-            f"this is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher in a "
-            f"rank would start every rank again"
+            f"this process is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher "
+            f"in a rank would start every rank again"
         )
         problems.append(
             Problem(
                 "launch.nested",
                 text,
-                "one launcher for one training",
-                [f"{command(script, args)} --launcher=spawn   # a training of its own"],
+                "one launcher per training",
+                [f"{command(script, args)} --launcher=spawn   # a separate training"],
             )
         )
     if problems or asked.line.unknown or place is None:
@@ -246,8 +245,8 @@ def trackers(config: Config, key: str | None = None) -> list[str]:
 
 
 def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A tracker that this command asks for, and that is not installed; without the command's own
-    word it is only off."""
+    """Trackers that are requested explicitly but not installed; one that is on by default is just
+    disabled."""
     fields = {
         "tensorboard": ("tensorboard", "--tensorboard=false"),
         "wandb": ("wandb_mode", "--wandb_mode=disabled"),
@@ -269,7 +268,7 @@ def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 class _FromCommandLine(TypedDict):
-    """Fields of LaunchRequest."""
+    """Fields of a LaunchRequest that follow from the command line."""
 
     script: str
     args: list[str]
@@ -291,7 +290,7 @@ def common(
     resolved: resolve.Resolved,
     place: Topology,
 ) -> _FromCommandLine:
-    """What every LaunchRequest has of its command line."""
+    """Fields of every LaunchRequest."""
     return {
         "script": script,
         "args": args,
@@ -325,15 +324,15 @@ def place_of(
 
 
 def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int, list[str]]:
-    """(ranks in all, ranks on this machine, what to say of it). A platform's numbers win over the
-    one that was typed."""
+    """(total ranks, ranks on this machine, notes). The launcher's numbers override the typed
+    one."""
     if place.kind == RANK:
         local = place.local_world_size or min(place.world_size, max(place.local_rank + 1, gpus))
         differs = script != ENTRYPOINT and typed not in (0, place.world_size, local)
         return (
             place.world_size,
             local,
-            [f"{typed} processes were asked for, {place.world_size} ranks are started already"]
+            [f"{typed} processes were requested, but {place.world_size} ranks are already running"]
             if differs
             else [],
         )
@@ -349,11 +348,11 @@ def run_name(
     place: Topology | None,
     again: Callable[..., str],
 ) -> list[Problem]:
-    """`again`: the user's own command, with these flags changed."""
+    """Problems of --run_name. `again`: the user's own command with these flags changed."""
     name = config.run_name
     if not name or resume_from:
         return []
-    said = f"run_name is {name!r} ({origins['run_name']})"
+    given = f"run_name is {name!r} ({origins['run_name']})"
     if (
         not all(c.isalnum() or c in "._-" for c in name)
         or name.startswith((".", "-"))
@@ -363,13 +362,13 @@ def run_name(
         return [
             Problem(
                 "run_name.value",
-                said,
+                given,
                 f"{NAME_CHARACTERS}, at most 128",
                 [f"--run_name={plain}"] if plain else [],
             )
         ]
     if place and not place.first_node:
-        return []  # on a common disk node 0 has made it already
+        return []  # node 0 has already created it on a shared disk
     if (experiments / name).exists():
         free = next(
             f"{name[:100]}_{n}"
@@ -381,7 +380,7 @@ def run_name(
         return [
             Problem(
                 "run_name.taken",
-                f"{said}, but {experiments / name} is there already",
+                f"{given}, but {experiments / name} already exists",
                 "a new name",
                 [*fixes, again(run_name=free)],
             )

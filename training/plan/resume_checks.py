@@ -1,5 +1,4 @@
-"""Can this run be continued as it is asked for? Known from the newest checkpoint's manifest before
-anything is touched."""
+"""Checks of a resume against the manifest of the newest checkpoint, before anything is written."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
     from training.plan.request import Request
 
-# What a resume is for, or what belongs to each start: not said.
+# Changed on purpose by a resume, or specific to each start: not reported.
 SILENT = {"task", "num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}
-# A change of these is said and changes nothing in what is learnt. Any other that is not in DECIDED
-# makes the run another one.
+# A change is reported but does not affect what is learnt. A change of any other field that is not
+# in DECIDED makes it a different run.
 HARMLESS = {
     *(
         "eval_every",
@@ -46,7 +45,7 @@ HARMLESS = {
         "report",
         "notify",
     ),
-    # what counts is the tokens: check_data()
+    # the tokens count: check_data()
     *(
         "data",
         "text_field",
@@ -55,14 +54,14 @@ HARMLESS = {
         "vocab_size",
     ),
 }
-# What the plan decides where the configuration says auto: not the word counts, but what became of
-# it (decided_otherwise).
+# Decided by the plan where the value is auto: the decision counts, not the value
+# (decided_otherwise).
 DECIDED = {"device", "precision", "compile", "loss_chunks", "device_batch_size"}
 
 
 def check_model(request: Request, model: FieldValues) -> list[str]:
-    """Notes for the plan; `model`: what is known of the planned one. What that does not tell is
-    seen when the checkpoint is loaded.
+    """Notes for the plan. `model`: known properties of the planned model; the rest is checked when
+    the checkpoint is loaded.
 
     Raises UserError when the checkpoints are of another task or model.
     """
@@ -71,12 +70,12 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         plan = standing.read_plan(run)
-        # a job's plan, which has never been started
+        # the plan of a SLURM job that has never started
         frozen = plan is not None and "config" in plan and "device" not in plan
         begins = (
             []
             if frozen or manifest.all_in(run.checkpoints)
-            else [f"{run.name} has no checkpoint yet: it begins again at step 0"]
+            else [f"{run.name} has no checkpoint yet: it restarts at step 0"]
         )
     else:
         _same_task(request, saved)
@@ -86,17 +85,16 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
 
 
 def _same_task(request: Request, saved: ManifestRecord) -> None:
-    """Checkpoints that say nothing are from before there were several: of the default one. Raises
-    UserError."""
+    """Raises UserError. Old checkpoints do not name a task: theirs is the default."""
     then, now = saved.get("task", tasks.DEFAULT.name), request.kind.name
     if request.resume_from and then != now:
-        what = f"{request.resume_from.name} can not be resumed so: its task is {then}, not {now}"
+        what = f"cannot resume {request.resume_from.name}: its task is {then}, not {now}"
         raise UserError(
             Problem(
                 "resume.other_task",
                 what,
                 "the same task",
-                ["leave --task out: a resumed run keeps its own"],
+                ["omit --task: a resumed run keeps its own"],
             )
         )
 
@@ -108,19 +106,19 @@ def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None
         leave = " ".join(
             "--tokenizer and --vocab_size" if name == "vocab" else f"--{name}" for name in different
         )
-        what = f"{run.name} can not be resumed so: its checkpoint is of another model: {shown}"
+        what = f"cannot resume {run.name}: its checkpoint has another model: {shown}"
         raise UserError(
             Problem(
                 "resume.other_model",
                 what,
                 "the same model",
-                [f"leave {leave} out: a resumed run keeps its own values"],
+                [f"omit {leave}: a resumed run keeps its own values"],
             )
         )
 
 
 def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
-    """A warning, or nothing. Raises UserError when the tokens do not mean what they meant."""
+    """A warning or ''. Raises UserError when the tokenizer differs from the checkpoint's."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:
         return ""
@@ -133,25 +131,21 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
         ]
         fixes = [
             *kept,
-            "leave --tokenizer, --vocab_size and --data out: a resumed run keeps its own values",
+            "omit --tokenizer, --vocab_size and --data: a resumed run keeps its own values",
         ]
-        what = (
-            f"{run.name} can not be resumed so: its checkpoint was trained with another "
-            f"tokenizer, whose tokens mean something else"
-        )
+        what = f"cannot resume {run.name}: its checkpoint was trained with another tokenizer"
         raise UserError(
             Problem("resume.other_data", what, "the tokenizer of the checkpoint", fixes)
         )
     if saved["data"]["tokens_sha256"] != content(data):
         return (
-            f"the data is not what {run.name} was trained on so far: its epoch begins anew, "
-            f"with other samples"
+            f"the data of {run.name} has changed: its current epoch restarts with different samples"
         )
     return ""
 
 
 def changes(values: FieldValues, resumed: Values) -> list[str]:
-    """A note on what the resumed run does from now on that it did not do before."""
+    """A note on the fields that change with this resume."""
     differ = {
         n: (v, values[n])
         for n, (v, _) in resumed.items()
@@ -163,17 +157,14 @@ def changes(values: FieldValues, resumed: Values) -> list[str]:
         f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items()
     )
     end = (
-        "; not what the run would have been without the stop"
-        if set(differ) - HARMLESS - DECIDED
-        else ""
+        "; the result differs from an uninterrupted run" if set(differ) - HARMLESS - DECIDED else ""
     )
     return [f"changed in the resumed run: {shown}{end}"]
 
 
 def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
-    """A note when this plan of a resumed run (None: it is a new one) does not calculate as the one
-    that it had before did: on another device, say, where the configuration says auto. Called while
-    the old plan is still there."""
+    """A note when this plan of a resumed run (None: a new run) changes the arithmetic, for example
+    the device where the value is auto. Must be called before the old plan is replaced."""
     before = standing.read_plan(run) if run else None
     if before is None:
         return []
@@ -184,15 +175,15 @@ def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
         if then.get(name, now[name]) != now[name]
     ]
     return (
-        [f"decided otherwise than before the stop: {', '.join(differ)}; not bit-exact"]
+        [f"decided differently than before the stop: {', '.join(differ)}; not bit-exact"]
         if differ
         else []
     )
 
 
 def _arithmetic(plan: Plan) -> FieldValues:
-    """What the sums of a step depend on, beside the configuration. Checkpointed blocks do not: they
-    are computed the same again."""
+    """Decisions that affect the arithmetic of a step. Activation checkpointing does not: blocks are
+    recomputed identically."""
     names: tuple[Literal["device", "precision", "compile", "loss_chunks"], ...] = (
         "device",
         "precision",
@@ -207,7 +198,7 @@ def _arithmetic(plan: Plan) -> FieldValues:
 
 
 def position(run: rundir.RunDir, data: PreparedCorpus) -> dict[str, int]:
-    """Where a run goes on: step, epoch and used sequences of it
+    """Where a run continues: step, epoch and sequences used in it
     (training.trainer.checkpoint.TrainProgress)."""
     saved = manifest.newest(run.checkpoints)
     if saved is None:

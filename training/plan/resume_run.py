@@ -1,5 +1,5 @@
-"""Which run `--resume` means: a run directory, a run's name, or `latest`: the newest unfinished run
-(of the config, where one is given)."""
+"""Resolves `--resume`: a run directory, a run's name, or `latest`, the newest unfinished run (of
+the config, where one is given)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHOWN = 6  # runs in a list
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What is asked for. `merged`: the configuration when this one of the run to resume is added;
-    `fields`: those that may be set; `again`: the user's own command, with these flags changed."""
+    """A request to resume. `merged`: the configuration merged with that of the run; `fields`: those
+    that may be set; `again`: the user's own command with these flags changed."""
 
     script: str
     ranks: int  # typed
@@ -40,7 +40,7 @@ class ResumeRequest:
     again: Callable[..., str]
 
     def command(self, run: rundir.RunDir, **changes: Any) -> str:
-        """The same script for another run, without a config: a resumed run keeps its own."""
+        """The command that resumes `run`, without a config: a resumed run keeps its own."""
         program = {
             "launch_train.sh": f"./launch_train.sh {self.ranks or 2}",
             "train.py": "python train.py",
@@ -62,8 +62,8 @@ class ResumeRequest:
 
 @dataclass
 class Found:
-    """`answer`: why there is nothing to do; without it and without a run, the problems have been
-    noted."""
+    """The result of the search. `answer`: why there is nothing to do; with neither `answer` nor
+    `run`, problems were reported."""
 
     known: loader.Values = field(default_factory=dict)  # the configuration of the run
     run: rundir.RunDir | None = None
@@ -88,7 +88,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         problems.append(
             Problem(
                 "run.missing",
-                f"resume is {wanted!r} ({origin}): no run there",
+                f"resume is {wanted!r} ({origin}): no such run",
                 "a run directory, a run's name, or latest",
                 fixes,
             )
@@ -97,7 +97,7 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
         found.answer = (
-            f"run {run.name} is {end.sentence()}; nothing is launched\n    to train "
+            f"run {run.name} is {end.sentence()}; nothing was launched\n    to train "
             f"longer: {wish.again(**end.longer)}"
         )
     return found
@@ -124,7 +124,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         return Found(
             answer="\n    ".join(
                 [
-                    f"every run{which} in {wish.experiments} is finished; nothing is launched; to "
+                    f"every run{which} in {wish.experiments} is finished; nothing was launched; to "
                     f"train longer:",
                     *shown,
                 ]
@@ -139,7 +139,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         Problem(
             "resume.nothing_unfinished",
             what,
-            "one of the runs that are there" if others else "a run directory",
+            "an existing run" if others else "a run directory",
             others,
         )
     )
@@ -147,8 +147,8 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
 
 
 def _meant(wanted: str, names: list[str]) -> list[str]:
-    """Runs that a wrong --resume may mean: the one that a checkpoint's path names, the newest for a
-    yes; else the last three."""
+    """Suggestions for an invalid --resume: the run of a checkpoint's path, the newest for a yes;
+    otherwise the last three."""
     from training.config import meant
 
     if inside := [name for name in names if name in Path(wanted).parts]:
@@ -163,8 +163,8 @@ def _meant(wanted: str, names: list[str]) -> list[str]:
 def _runs(
     experiments: Path, read: Callable[[rundir.RunDir], Plan | None] = standing.read_plan
 ) -> Iterator[tuple[rundir.RunDir, Plan]]:
-    """The newest first, without scripts: what those have saved is not known. Raises UserError when
-    it comes to a run of a later version, which may be the one that is meant."""
+    """Newest first, without user scripts, which cannot be resumed. Raises UserError on reaching a
+    run of a later version, since it may be the one meant."""
     plans = []
     for path in experiments.glob("*/plan.json"):
         try:
@@ -178,7 +178,7 @@ def _runs(
 
 
 def _known_plan(run: rundir.RunDir) -> Plan | None:
-    """None for a run of a later version: it is not proposed."""
+    """None for a run of a later version: it is not suggested."""
     try:
         return standing.read_plan(run)
     except UserError:
@@ -193,7 +193,7 @@ def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
 
 
 def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
-    """With the fields of that run's own task, whichever task is asked about."""
+    """Checked with the fields of the run's own task."""
     assert found.run
     kind, _ = tasks.find(*found.known.get("task", (tasks.DEFAULT.name, "")))
     resolved = wish.merged(found.known, kind.fields)
@@ -201,7 +201,7 @@ def _finished(wish: ResumeRequest, found: Found) -> finished.Finished | None:
 
 
 def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Finished | None) -> str:
-    """The command that continues a run, with what it is."""
+    """The command that resumes a run, with its config and state."""
     config = finished.config_of(plan)
     if end:
         return (
@@ -212,7 +212,7 @@ def _row(wish: ResumeRequest, run: rundir.RunDir, plan: Plan, end: finished.Fini
 
 
 def _where(run: rundir.RunDir, plan: Plan) -> str:
-    """How an unfinished run stands, from what its start and its checkpoints have left."""
+    """State, step and time of an unfinished run."""
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
     lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})

@@ -1,5 +1,4 @@
-"""The plan for somebody's own script (training/plan/script_request.py): the same file as any plan,
-with what is known of a script."""
+"""The plan of a user script (training/plan/script_request.py): plan.json without a task."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 def build(
     request: ScriptLaunchRequest, environ: Mapping[str, str]
 ) -> tuple[Plan, list[preflight.Check]]:
-    """As training.plan.training_plan.build, for what is known of a script. Raises UserError (exit
-    3) when the machine can not do it."""
+    """Like training.plan.training_plan.build, for a script. Raises UserError (exit 3) for failed
+    checks."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = (
-        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "as asked")
     )
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
@@ -38,8 +37,7 @@ def build(
     begun, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
         text = (
-            f"{len(machine.gpus)} GPUs for {local} ranks: whether the script trains on the CPU "
-            f"then is up to it"
+            f"{len(machine.gpus)} GPUs for {local} ranks: the script may fail or train on the CPU"
         )
         checks.append(
             preflight.Check(
@@ -62,7 +60,7 @@ def build(
         f"script: {shlex.join([script.path, *script.args])}",
         f"python: {script.python}, {script.python_reason}"
         if script.python
-        else "a program: executed directly",
+        else "program: executed directly",
         f"device {device.value}: {device.reason}"
         + ("; the script decides" if config.device == "auto" else ""),
     ]

@@ -1,9 +1,8 @@
-"""`./launch_train.sh N --script main.py -- ARGS`: somebody's own torchrun-style script, unchanged,
-under our launcher.
+"""`./launch_train.sh N --script main.py -- ARGS`: a torchrun-style user script, unchanged, under
+Duet's launcher.
 
-It gets the environment, checks, per-rank logs, the promise that nothing is left behind, exit codes
-and failure card; what it trains and how is its own, so none of our training flags mean anything
-here.
+The script gets the environment, checks, per-rank logs, clean-up, exit codes and failure card. Flags
+of Duet's own training do not apply.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ALLOWED = "the script's own arguments after --"
 
 @dataclass(kw_only=True)
 class ScriptLaunchRequest(LaunchRequest):
-    """A checked wish to start a script."""
+    """A checked request to start a script."""
 
     runs: Script
 
@@ -55,7 +54,7 @@ class ScriptLaunchRequest(LaunchRequest):
 
 @dataclass(frozen=True)
 class Script:
-    """What the ranks execute; `python` is None for a program that is no Python file."""
+    """What the ranks execute; `python` is None for a program other than a Python file."""
 
     path: str
     args: list[str]
@@ -72,27 +71,27 @@ class Script:
 
 
 def asked_for(args: list[str]) -> bool:
-    """Is this a command line with --script? What follows -- belongs to the script."""
+    """Whether --script is on the command line; arguments after -- belong to the script."""
     own, _ = split(args)
     return any(word == "--script" or word.startswith("--script=") for word in own)
 
 
 def command_of(program: str, args: list[str], /, **changes: Any) -> str:
-    """The user's own command with these flags of ours changed."""
+    """The user's own command with these launcher flags changed."""
     own, theirs = split(args)
     return " ".join(
         [command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])]
     )
 
 
-def _means_nothing(name: str) -> bool:
-    """Is it a flag of Duet's own training, its config included?"""
+def _not_for_scripts(name: str) -> bool:
+    """Whether this is a flag of Duet's own training, including its config."""
     return name == "config" or (name in FIELDS and name not in USED)
 
 
 def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLaunchRequest:
-    """Check what can be checked without looking at the machine. Raises UserError with all problems
-    at once."""
+    """Check everything that does not depend on the machine. Raises UserError with all problems at
+    once."""
     own, theirs = split(args)
     line = flags.parse(own)
     if not line.flags.get("script", ("", ""))[0]:
@@ -110,7 +109,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         problems.append(
             Problem(
                 "save_config.script",
-                "--save_config means nothing with --script: the script's configuration is its own",
+                "--save_config cannot be used with --script, which has its own configuration",
                 "",
             )
         )
@@ -119,8 +118,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     config, origins = resolved.config, resolved.origins
     if isinstance(config.retries, int) and config.retries:
         what = (
-            f"retries is {config.retries} ({origins['retries']}): a user script is not "
-            f"restarted, since what it has saved is not known"
+            f"retries is {config.retries} ({origins['retries']}), but user scripts are not "
+            f"restarted: their checkpoints are unknown"
         )
         problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
     if origins["device"] == "default":
@@ -139,7 +138,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
                 text,
                 "one launcher",
                 [
-                    f"python {shlex.quote(script.path)} …   # it is a rank already",
+                    f"python {shlex.quote(script.path)} …   # this process is a rank",
                     "--launcher=spawn",
                 ],
             )
@@ -156,8 +155,8 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
 def _misplaced(
     line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
 ) -> list[Problem]:
-    """Everything before -- that belongs to the script, or is another launcher's: each with the
-    whole command."""
+    """Arguments before -- that belong to the script or to another launcher, each with the whole
+    command."""
     from training.config import foreign_names, meant
 
     out = []
@@ -189,12 +188,11 @@ def _misplaced(
                 [*fixes, command],
             )
         )
-    for name in dict.fromkeys(name for name, _, _ in line.places if _means_nothing(name)):
+    for name in dict.fromkeys(name for name, _, _ in line.places if _not_for_scripts(name)):
         out.append(
             Problem(
                 "script.field",
-                f"{line.flags[name][1]} is a field of Duet's own training: it has no meaning with "
-                f"--script",
+                f"{line.flags[name][1]} is a field of Duet's own training, not of --script",
                 ALLOWED,
                 [command],
             )
@@ -211,7 +209,7 @@ def _misplaced(
 def _in_full(
     problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
 ) -> list[Problem]:
-    """Suggestions that are flags only become the whole command."""
+    """Expand suggestions of flags alone to whole commands."""
     from training.plan.corrections import as_changes
 
     out = []
@@ -226,7 +224,7 @@ def _in_full(
 
 
 def _of_a_launcher(one: flags.Unknown) -> bool:
-    """Is it a flag of torchrun or accelerate, with which they start processes?"""
+    """Whether this is a launch flag of torchrun or accelerate."""
     from training.config.foreign_names import ACCELERATE, TORCHRUN, row_of
 
     row = row_of(one.name)
@@ -239,14 +237,14 @@ def _of_a_launcher(one: flags.Unknown) -> bool:
 
 
 def _extra(line: flags.CommandLine) -> list[int]:
-    """Positional arguments beside the number of processes."""
+    """Positions of arguments after the number of processes."""
     return line.positional_at[1:]
 
 
 def _moved(line: flags.CommandLine, own: list[str]) -> list[str]:
-    """The words before -- that do not belong there."""
+    """The arguments before -- that do not belong there."""
     spans = [(one.start, one.stop) for one in line.unknown]
-    spans += [(start, stop) for name, start, stop in line.places if _means_nothing(name)]
+    spans += [(start, stop) for name, start, stop in line.places if _not_for_scripts(name)]
     spans += [(at, at + 1) for at in _extra(line)]
     return [own[i] for start, stop in sorted(spans) for i in range(start, stop)]
 
@@ -259,8 +257,8 @@ def _rebuilt(
     changes: Changes,
     without: flags.Unknown | None = None,
 ) -> str:
-    """The whole command with the script's own arguments after --. `without`: what `changes`
-    replace."""
+    """The whole command with the script's own arguments after --. `without`: the flag that
+    `changes` replace."""
     from training.config import meant
 
     launcher = [one for one in line.unknown if _of_a_launcher(one)]
@@ -275,7 +273,7 @@ def _rebuilt(
     }
     moved = {i for one in line.unknown for i in range(one.start, one.stop)} | set(_extra(line))
     moved |= {
-        i for name, start, stop in line.places if _means_nothing(name) for i in range(start, stop)
+        i for name, start, stop in line.places if _not_for_scripts(name) for i in range(start, stop)
     }
     number = changes.pop(RANKS, str(ranks or 2))
     first = line.positional_at[:1]
@@ -306,7 +304,7 @@ def _script(
             file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         )
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-        what = "is a folder" if file.is_dir() else "is not there"
+        what = "is a folder" if file.is_dir() else "does not exist"
         problems.append(
             Problem(
                 "script.file",
@@ -319,7 +317,7 @@ def _script(
         problems.append(
             Problem(
                 "script.unreadable",
-                f"the script {path!r} (--script) can not be read",
+                f"the script {path!r} (--script) cannot be read",
                 "",
                 [f"chmod u+r {shlex.quote(str(file))}"],
             )
@@ -342,26 +340,26 @@ def _script(
 
 
 def _not_executed(file: Path, path: str) -> Problem | None:
-    """What the kernel would refuse: no machine code and no #! line, or one whose program is not
-    there. The line ends at the first blank, so a path in it cannot have one."""
+    """A file that the kernel would refuse: neither ELF nor with a #! line, or with a missing
+    interpreter. The interpreter's path ends at the first blank."""
     with file.open("rb") as stream:
         line = stream.readline(256).rstrip(b"\n")
     if line.startswith(b"\x7fELF"):
         return None
     words = os.fsdecode(line.removeprefix(b"#!")).split(maxsplit=1)
-    said, allowed = f"the script {path!r} (--script)", "a Python file or a program"
+    shown, allowed = f"the script {path!r} (--script)", "a Python file or a program"
     if not line.startswith(b"#!") or not words:
         fix = f"add a first line to {shlex.quote(path)}: #!/bin/sh, or #!/usr/bin/env python3"
-        return Problem("script.interpreter", f"{said} has no #! line", allowed, [fix])
+        return Problem("script.interpreter", f"{shown} has no #! line", allowed, [fix])
     if not os.access(words[0], os.X_OK):
-        what = f"{said} names a program that is not there: #!{' '.join(words)}"
+        what = f"{shown} names an interpreter that does not exist: #!{' '.join(words)}"
         fix = f"change the first line of {shlex.quote(path)}: #!/usr/bin/env python3, for example"
         return Problem("script.interpreter", what, allowed, [fix])
     return None
 
 
 def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The script's Python: of the active environment, which holds what it imports; else ours."""
+    """The script's Python: that of the active environment, else the launcher's."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         path = Path(environ.get(variable, ""), "bin/python")
         if environ.get(variable) and os.access(path, os.X_OK):

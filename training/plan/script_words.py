@@ -1,4 +1,4 @@
-"""The words of a command line with --script: which are ours, which the script's."""
+"""The words of a command line with --script: the launcher's and the script's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from training.config import flags
 from training.config.schema import FIELDS
 
 SEPARATOR = "--"
-# Fields that say something about the launch of any script.
+# Fields that apply to the launch of any script.
 USED = (
     *(
         name
@@ -18,14 +18,13 @@ USED = (
 
 
 def split(args: list[str]) -> tuple[list[str], list[str]]:
-    """(ours, the script's)."""
+    """(the launcher's words, the script's)."""
     at = args.index(SEPARATOR) if SEPARATOR in args else len(args)
     return args[:at], args[at + 1 :]
 
 
 def launch_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """(flags of the launch, the rest) of the arguments for a program that was given without
-    --script."""
+    """(launcher flags, the rest) of the arguments of a program that was given without --script."""
     name = {word: word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words}
     own = [
         word

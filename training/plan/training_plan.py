@@ -1,5 +1,4 @@
-"""The plan of our own training: request + this machine → everything that will be done, in one
-file."""
+"""The plan of Duet's own training: request + this machine → every decision of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, torch_build
-from training.host.placement import RANK
+from training.host.placement import LOCAL, RANK
 from training.plan import builder, preflight, resume_checks
 from training.plan.request import Request, read
 from training.tasks.memory import StepNeeds
@@ -21,9 +20,13 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import CorpusRecord, Plan
 
 
+# Beginnings of the sentences of a local run that its console shows too; --explain shows all.
+CONSOLE = ("run directory: ", "device ", "python: ", "program: ", "recovery: ")
+
+
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """Decide everything; look at the machine, change nothing. Raises UserError (exit 3) when the
-    machine can not do it."""
+    """Make all decisions; reads the machine, changes nothing. Raises UserError (exit 3) for failed
+    checks."""
     config, place, local = request.config, request.place, request.local_ranks
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
@@ -50,7 +53,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     builder.refuse_errors(request, checks)
 
     if own_gpu and device.value == "cuda":
-        why = f"gpu_ids of {request.config_file}, which count for a single process"
+        why = f"gpu_ids of {request.config_file}; single-process runs only"
         begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
         begun["variables"].append(
             env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
@@ -106,7 +109,7 @@ def _amount(data: CorpusRecord) -> str:
 
 
 def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
-    """The plan in a few lines; each decision with its reason."""
+    """The plan as sentences, each decision with its reason."""
     duration = [
         f"{plan['config'][n]} {w}"
         for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs"))
@@ -124,9 +127,7 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
     ]
     if count := plan["retries"]["value"]:
         again = f"{count} restart{'s' if count > 1 else ''} in a row from the last checkpoint"
-        lines.append(
-            f"recovery: at most {again} while they bring no progress: {plan['retries']['reason']}"
-        )
+        lines.append(f"recovery: at most {again} without progress: {plan['retries']['reason']}")
     if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
         lines.append(
             f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}"
@@ -135,12 +136,12 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
-    """The whole plan for people (`--dry_run`)."""
+    """The whole plan as text (`--dry_run`)."""
     # a script has no task
     values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
-        "Plan (dry run: nothing is launched, nothing was written)",
+        "Plan (dry run: nothing was launched or written)",
         "",
         *(f"  {s}" for s in plan["text"]),
         "",
@@ -165,13 +166,15 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
 
 
 def announce(plan: Plan) -> None:
-    """Say the plan on the console; `run directory:` is what the monitor looks for in a log."""
+    """Write the whole plan to the log file. The console shows all of it with --debug and outside
+    local runs, otherwise CONSOLE and the notes. The monitor searches logs for `run directory:`."""
     mode, *sentences = plan["text"]
+    whole = plan["place"]["kind"] != LOCAL or bool(plan["config"].get("debug"))
     for line in (mode, f"run directory: {plan['run_dir']}", *sentences):
-        log.info(line)
+        log.say("INFO", line, shown=whole or line.startswith(CONSOLE))
     for v in plan["variables"]:
         if v["origin"] == "set here":
-            log.info(f"set {v['name']}={v['value']}: {v['why']}")
+            log.say("INFO", f"set {v['name']}={v['value']}: {v['why']}", shown=whole)
     for note in plan["notes"]:
         log.warning(note)
 

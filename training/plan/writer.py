@@ -1,5 +1,4 @@
-"""From the plan to files: the run directory with everything that later stages read, and back when
-the plan is refused after all."""
+"""Writes the run directory of a plan, and withdraws it when the plan is refused later."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ from training.plan.request import LaunchRequest
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-# plan, seconds → name and launch of the first node's run (training.launcher.rendezvous)
+# plan, seconds → name and launch id of the first node's run (training.launcher.rendezvous)
 Ask = Callable[["Plan", float], tuple[str, str]]
 
 
 def write(
     plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask
 ) -> rundir.RunDir:
-    """Make the run directory and the log file, and put the plan there for every later stage. On
-    another node than the first it is the first one's run, by name: `ask` asks for that. Raises
-    UserError when that does not answer."""
+    """Create the run directory and the log file, and write the plan. Nodes other than the first use
+    the first node's run, whose name `ask` requests. Raises UserError when node 0 does not
+    answer."""
     run = (
         _common_run(plan, request, ask)
         if not request.place.first_node
@@ -59,7 +58,7 @@ def write(
     )
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
-    # this machine does not see the first one's disk
+    # this node does not share a disk with the first
     if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:
         rundir.write_json(run.plan, plan)
     return run
@@ -68,10 +67,7 @@ def write(
 def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
-        text = (
-            f"node 0 trains {name}, but this machine was asked to continue "
-            f"{request.resume_from.name}"
-        )
+        text = f"node 0 trains {name}, but this node resumes {request.resume_from.name}"
         raise UserError(
             Problem(
                 "nodes.common_run",
@@ -84,7 +80,7 @@ def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
 
 
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
-    """What lib/run.sh does with a plan: this process goes on as the supervisor of the ranks."""
+    """Replace this process by the supervisor of the ranks, as lib/run.sh does."""
     command, variables = (path.read_bytes().split(b"\0")[:-1] for path in (run.argv, run.env))
     os.execve(
         command[0],
@@ -95,10 +91,11 @@ def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
 
 
 def _keep_before(run: rundir.RunDir) -> None:
-    """Of a resumed run: what comes back when this start ends before its first step."""
-    # else the start before this one has ended so, and what is kept is of the one before that
+    """Keep the plan and data of a resumed run: restored when this start ends before its first
+    step."""
+    # otherwise the previous start ended before its first step, and its predecessor's files are kept
     if standing.plan_file(run) == run.plan:
-        # the plan last: with it everything is there
+        # the plan last: it marks the copy as complete
         for old, kept in (
             (run.data, run.data_before),
             (run.plan, run.plan_before),
@@ -107,12 +104,12 @@ def _keep_before(run: rundir.RunDir) -> None:
                 shutil.copy2(old, kept)
             else:
                 kept.unlink(missing_ok=True)
-    run.data.unlink(missing_ok=True)  # ranks of another launcher must not read the old one
+    run.data.unlink(missing_ok=True)  # ranks of another launcher must not read old data
 
 
 def withdraw(run: rundir.RunDir) -> None:
-    """The plan was refused after all, or stopped before its first step: a new run goes, a resumed
-    one is again what it was."""
+    """Undo a start that was refused or stopped before its first step: remove a new run, restore a
+    resumed one."""
     if run.own != run.path:
         shutil.rmtree(run.own)
     elif not give_back(run):
@@ -120,7 +117,7 @@ def withdraw(run: rundir.RunDir) -> None:
 
 
 def give_back(run: rundir.RunDir) -> bool:
-    """Is it a resumed run? Then it is again what it was before this start."""
+    """Restore a resumed run to its state before this start; False for a new run."""
     if not run.plan_before.exists():
         return False
     run.data.unlink(missing_ok=True)

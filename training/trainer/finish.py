@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 def banner(world: World, session: TrainState, wandb: str) -> str:
     """The "Distributed Training Setup" block."""
     facts = {
-        "Backend": world.backend,
+        "Backend": f"{world.backend}, master {world.master}",
         "World size": world.world_size,
-        "Rank / local rank": f"{world.rank} / {world.local_rank}",
-        "Master": world.master,
         "Device": f"{world.device} ({_hardware(world.device)})",
         "Model": session.task.describe(session.raw),
         "Batch": session.batch.sentence(session.task.unit),

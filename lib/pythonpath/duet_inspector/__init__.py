@@ -1,5 +1,5 @@
-"""`training.inspector` under a name that no project has, for those with a package `training` of
-their own (docs/inspection.md):
+"""`training.inspector` under a unique name, for projects with their own package `training`
+(docs/inspection.md):
 
 PYTHONPATH=/path/to/duet/lib/pythonpath, or ./launch_train.sh N --script …
 

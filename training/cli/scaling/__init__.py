@@ -1,2 +1,2 @@
-"""The scaling check: measures 1, 2, … ranks of the real product on this machine and says what
-limits them. No torch here."""
+"""The scaling check: measures runs of 1, 2, … ranks on this machine and reports what limits them.
+Never imports torch."""

@@ -1,18 +1,20 @@
-"""./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json] [--key=value …]
+"""Measure weak scaling on this machine: runs with 1, 2, … ranks and the same work
+per rank, their throughput against the expected band, and what limits it. Runs
+./launch_train.sh in a temporary folder. Takes a minute or two.
 
-Trains with 1, 2, … ranks on this machine, the same work per rank (weak scaling), and compares
-tokens (or samples) per second with the expected band; says what limits it. Each run is one of
-./launch_train.sh, in a temporary folder. A minute or two.
+Usage: ./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json]
+                      [--key=value …]
 
-  CONFIG          default: configs/dual_gpu/quickstart.py; none where --task names another task
-  --ranks=1,2     numbers of ranks (default: 1,2, with 4 and 8 where so many GPUs are visible)
-  --steps=40      steps that are measured in each run, after 5 that are not counted
+  CONFIG          default: configs/dual_gpu/quickstart.py; none with another --task
+  --ranks=1,2     numbers of ranks (default: 1,2, and 4 and 8 with enough GPUs)
+  --steps=40      measured steps per run, after 5 steps of warm-up
   --rounds=3      interleaved rounds; medians are shown
-  --json          the figures as JSON on standard output
-  --key=value     any field of the configuration, see ./launch_train.sh --help
+  --json          print the figures as JSON
+  --key=value     any configuration field, see ./launch_train.sh --help
 
-Exit code: 0 measured, whatever the verdict; 2 wrong command line or configuration; 3 a resource is
-missing; 4, 5 a run failed (its card is shown, its folder kept); 130 stopped by Ctrl-C.
+Exit codes: 0 measured, with any verdict; 2 invalid command line or configuration;
+3 missing resource; 4, 5 a run failed (its card is shown, its folder is kept);
+130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from training.host import program
 
 
 class ScalingStopped(BaseException):
-    """A wish to stop: no exception of ours may swallow it."""
+    """A stop signal; BaseException, so that no `except Exception` swallows it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
     try:
         chosen = options.parse(argv)
         if chosen.help:
-            print(typed(__doc__))
+            print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         return _measure(prepare(chosen, os.environ), chosen.json)
     except UserError as error:

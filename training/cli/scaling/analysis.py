@@ -1,4 +1,4 @@
-"""What the figures mean: speed-up, efficiency, the expected band, and what limits it. Pure."""
+"""Analysis of the measurements: speed-up, efficiency, expected band, limits. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from training.cli.scaling.experiment import Experiment
 from training.cli.scaling.measure import RankLayout, Round
 
-# Speed-up that data-parallel training is expected to reach, by number of ranks.
+# Expected speed-up of data-parallel training, by number of ranks.
 BANDS = {2: (1.8, 1.9), 4: (3.5, 3.8), 8: (7.0, 7.5)}
 REFERENCE, BELOW, WITHIN, BETTER, NO_BAND = "reference", "below", "in_band", "better", "no_band"
 GRADIENT_BYTES = 4  # of each parameter: weights and gradients are fp32
-NOISY = 0.05  # rounds that differ by more, as a share of the median
-BUSY = 0.1  # share of the cores that other work may take
+NOISY = 0.05  # largest spread of the rounds, as a fraction of the median
+BUSY = 0.1  # largest fraction of the cores used by other processes
 
 
 @dataclass(frozen=True)
 class ScalingResult:
-    """One number of ranks. Times in ms per optimizer step; medians of the rounds."""
+    """The result of one number of ranks. Times in ms per optimizer step; medians of the rounds."""
 
     ranks: int
     step_ms: float
@@ -28,14 +28,10 @@ class ScalingResult:
     band: tuple[float, float] | None
     verdict: str
     share_cores: bool
-    apart_ms: float | None = (
-        None  # so many runs of one rank at the same time, without communication
-    )
-    machine_ms: float | None = None  # what those lose against one alone
-    exchange_ms: float | None = None  # what the ranks lose beyond that
-    gigabytes_per_s: float | None = (
-        None  # of gradients, at least: the exchange was done within a step
-    )
+    apart_ms: float | None = None  # as many simultaneous runs of one rank, no communication
+    machine_ms: float | None = None  # loss of those against one run alone
+    exchange_ms: float | None = None  # further loss of the ranks: communication
+    gigabytes_per_s: float | None = None  # of gradients, at least: all within a step
 
     @property
     def efficiency(self) -> float:
@@ -52,7 +48,7 @@ class ScalingReport:
     experiment: Experiment
     parameters: int | None
     results: list[ScalingResult]
-    other_work: float  # cores that others used meanwhile, on average
+    other_work: float  # cores used by other processes meanwhile, on average
 
     @property
     def busy(self) -> bool:
@@ -65,7 +61,7 @@ class ScalingReport:
 
 
 def band(ranks: int) -> tuple[float, float] | None:
-    """The expected speed-up; between the known numbers on a straight line, beyond them none."""
+    """The expected speed-up, interpolated linearly; None outside the known numbers of ranks."""
     if ranks in BANDS:
         return BANDS[ranks]
     below, above = [n for n in BANDS if n < ranks], [n for n in BANDS if n > ranks]
@@ -78,7 +74,7 @@ def band(ranks: int) -> tuple[float, float] | None:
 
 
 def verdict(ranks: int, speed_up: float) -> str:
-    """Judged as it is shown, with two decimals."""
+    """The verdict on the speed-up as shown, with two decimals."""
     expected = band(ranks)
     if ranks == 1:
         return REFERENCE
@@ -91,8 +87,8 @@ def verdict(ranks: int, speed_up: float) -> str:
 def analyze(
     rounds: list[Round], experiment: Experiment, parameters: int | None, other_work: float
 ) -> ScalingReport:
-    """`other_work`: cores that others used meanwhile. Ratios and differences are made within a
-    round, so that what changes slowly on the machine does not count."""
+    """`other_work`: cores used by other processes. Ratios and differences are taken within a round,
+    so that slow changes of the machine cancel out."""
     results = [_result(n, rounds, experiment, parameters) for n in experiment.ranks]
     return ScalingReport(experiment, parameters, results, other_work)
 

@@ -1,5 +1,5 @@
-"""What is measured: the same work per rank for each number of ranks, everything that the plan
-decides held fixed."""
+"""The measurement: the same work per rank for each number of ranks, with the decisions of the plan
+fixed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 SCRIPT = "launch_train.sh"
 WARM_UP_STEPS = 5  # at the start of each run, not counted
 THREADS = "OMP_NUM_THREADS"
-# Flags that the measurement needs as they are here; the user's own are refused, not silently
-# changed.
+# Flags set by the measurement; they are refused on the command line, not silently overridden.
 FIXED: dict[str, str] = {
     "num_iterations": "",
     "num_epochs": "0",
@@ -46,8 +45,7 @@ FIXED: dict[str, str] = {
     "out_dir": "",
     "log_dir": "",
 }
-# What the plan would decide for each number of ranks anew (by free memory, by the GPUs that are
-# there).
+# Decisions that depend on free memory and GPUs: fixed for all numbers of ranks.
 PINNED: tuple[DecisionName, ...] = (
     "device",
     "precision",
@@ -60,8 +58,8 @@ PINNED: tuple[DecisionName, ...] = (
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked measurement. `args`: config and flags of every run, without the batch of all ranks
-    and what `FIXED` names."""
+    """A checked measurement. `args`: config and flags of every run, without total_batch_size and
+    `FIXED`."""
 
     config: str
     args: tuple[str, ...]
@@ -74,11 +72,11 @@ class Experiment:
     sequences: int  # or samples, per rank and micro-batch
     seq_len: int
     accumulation: int  # micro-batches per optimizer step
-    gpus: tuple[str, ...] = ()  # of the ranks, as CUDA_VISIBLE_DEVICES takes them
+    gpus: tuple[str, ...] = ()  # of the ranks, as in CUDA_VISIBLE_DEVICES
     threads: int = 1  # per rank, on the CPU
     cores: int = 1
-    unit: str = "tokens"  # what the task counts
-    fixed: tuple[str, ...] = tuple(FIXED)  # those fields that the task has
+    unit: str = "tokens"  # of the task
+    fixed: tuple[str, ...] = tuple(FIXED)  # limited to fields of the task
 
     @property
     def tokens_per_rank(self) -> int:
@@ -89,7 +87,7 @@ class Experiment:
         return self.device == "cpu" and ranks * self.threads > self.cores
 
     def command(self, ranks: int, folder: Path, name: str, more_steps: int = 0) -> list[str]:
-        """The run of so many ranks, below `folder`."""
+        """The command of a run in `folder`."""
         own = {
             "num_iterations": self.steps + WARM_UP_STEPS + more_steps,
             "run_name": name,
@@ -110,8 +108,8 @@ class Experiment:
 
 
 def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
-    """Check everything by a plan for the largest number of ranks. Raises UserError with all
-    problems, ours and the launcher's."""
+    """Check everything with a plan for the largest number of ranks. Raises UserError with all
+    problems, including the launcher's."""
     problems = list(options.problems)
     line = flags.parse(options.rest, tasks.everything())
     args = list(options.rest)
@@ -126,7 +124,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
             problems.append(
                 Problem(
                     "scaling.fixed_flag",
-                    f"{typed} can not be chosen here: the measurement sets it",
+                    f"{typed} cannot be used here: the measurement sets it",
                     "left out",
                     fixes,
                 )
@@ -149,7 +147,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
         args = without(args, "dry_run")
     spec, resolved = _configuration(options.rest, given, environ)
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
-    # As variables, so that the commands which the plan suggests hold only what the user typed.
+    # As variables, so that commands suggested by the plan contain only flags that the user typed.
     fixed = _fixed(spec) | {
         "num_iterations": "1",
         "out_dir": tempfile.gettempdir(),
@@ -221,7 +219,7 @@ def _experiment(
 def _configuration(
     rest: list[str], config: list[str], environ: Mapping[str, str]
 ) -> tuple[TaskSpec, resolve.Resolved]:
-    """The task and its configuration; what is wrong with either is the plan's to say."""
+    """The task and its configuration; errors are left to the plan."""
     path = Path(os.path.expanduser(config[0])) if config else None  # noqa: PTH111 – as in training.plan.cli_args
     values = loader.read(path, tasks.CONFIG_READERS, 0).values if path else {}
     first = resolve.resolve(
@@ -234,7 +232,7 @@ def _configuration(
 
 
 def _fixed(spec: TaskSpec) -> dict[str, str]:
-    """Of FIXED what this task has; an option of its own may have such a name."""
+    """The part of FIXED that this task has; its own option may have the same name."""
     return {name: value for name, value in FIXED.items() if spec.fields.get(name) is FIELDS[name]}
 
 
@@ -246,8 +244,8 @@ def default_ranks(device: str, environ: Mapping[str, str]) -> tuple[int, ...]:
 def weak_total(
     spec: TaskSpec, config: Config, origins: Mapping[str, str], ranks: int
 ) -> int | None:
-    """Tokens or samples per step for `ranks`, with the accumulation that the config's own total
-    gives for as many of them as it divides by (1 when for none). None when device_batch_size is
+    """Tokens or samples per step for `ranks`, with the accumulation of the config's own total batch
+    size at the largest number of ranks that divides it (otherwise 1). None if device_batch_size is
     auto: the plan decides both."""
     if isinstance(config.device_batch_size, str):
         return None
@@ -278,10 +276,10 @@ def without(args: list[str], name: str) -> list[str]:
 
 
 def _translated(problem: Problem, ranks: int, total: str) -> Problem:
-    """The launcher's problem with commands of ours: `./launch_train.sh 2 …` is `./duet scaling
-    --ranks=2 …`."""
+    """The launcher's problem with commands of this tool: `./launch_train.sh 2 …` becomes `./duet
+    scaling --ranks=2 …`."""
 
-    def ours(match: re.Match[str]) -> str:
+    def own_command(match: re.Match[str]) -> str:
         number = int(match[1])
         own = "" if number == ranks else f" --ranks={number}"
         return f"{COMMAND}{own}{match[2]}{'' if '--total_batch_size=' in match[2] else total}"
@@ -290,5 +288,5 @@ def _translated(problem: Problem, ranks: int, total: str) -> Problem:
         problem.code,
         problem.what,
         problem.allowed,
-        [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", ours, fix) for fix in problem.fixes],
+        [re.sub(r"^\./launch_train\.sh (\d+)(.*)$", own_command, fix) for fix in problem.fixes],
     )

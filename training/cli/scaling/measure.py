@@ -1,5 +1,4 @@
-"""Runs the product for each number of ranks in interleaved rounds, and reads how long its steps
-took."""
+"""Runs trainings for each number of ranks in interleaved rounds and reads their step times."""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ from training.host import process
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-scaling-"
 POLL_S = 0.05
-STOP_S = 2.0  # nothing of a measurement is worth saving
+STOP_S = 2.0  # short: a measurement saves nothing
 SHOWN_LINES = 30
 LEAST_OVERLAP = 0.5  # share of the steps
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """One thing that is measured: `ranks` together in one run, or `apart`, as so many runs of one
-    rank at the same time."""
+    """One kind of measurement: `ranks` in one run, or `apart`, in as many simultaneous runs of one
+    rank."""
 
     ranks: int
     apart: bool = False
@@ -53,11 +52,11 @@ class StepTime:
     ms: float
 
 
-Round = dict[RankLayout, float | None]  # step time in ms; None where it could not be measured
+Round = dict[RankLayout, float | None]  # step time in ms; None: not measured
 
 
 class Failed(Exception):
-    """A run that did not end well; the text is for people, `code` is our exit code."""
+    """A failed run, with a text for people. `code`: exit code of the measurement."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -65,36 +64,33 @@ class Failed(Exception):
 
 
 class BackgroundLoad:
-    """How much of the cores that we may use went to others since this was made: then the figures
-    are too low."""
+    """CPU use of other processes since creation, on the cores available to this one; it makes the
+    figures too low."""
 
     def __init__(self) -> None:
         self._begin_s, self._before_s = time.monotonic(), self._others_s()
 
     def cores(self) -> float:
-        """The average number of cores."""
+        """Average number of cores in use by others."""
         return max(
             0.0, (self._others_s() - self._before_s) / max(1e-6, time.monotonic() - self._begin_s)
         )
 
     @staticmethod
     def _others_s() -> float:
-        """Seconds of all processes on our cores (a hypervisor's, too), without those of ours that
-        have ended."""
+        """CPU seconds on these cores, including steal time, without this process and its finished
+        children."""
         import psutil
 
         every = psutil.cpu_times(percpu=True)
-        ours = [every[n] for n in os.sched_getaffinity(0) if n < len(every)]
-        busy = sum(c.user + c.nice + c.system + c.irq + c.softirq + c.steal for c in ours)
+        usable = [every[n] for n in os.sched_getaffinity(0) if n < len(every)]
+        busy = sum(c.user + c.nice + c.system + c.irq + c.softirq + c.steal for c in usable)
         return float(busy - sum(os.times()[:4]))
 
 
 def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
-    """Step times of every round, and the model's number of parameters. Raises Failed; then its run
-    directory is kept.
-
-    Whatever ends this, no process of a run is left.
-    """
+    """Step times of every round, and the model's number of parameters. Raises Failed and keeps the
+    run directory then. Never leaves a process of a run."""
     kinds = [
         RankLayout(1),
         *(RankLayout(n, apart) for n in experiment.ranks if n > 1 for apart in (False, True)),
@@ -104,7 +100,7 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
     rounds: list[Round] = []
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # no thread of tqdm: we fork
+    tqdm.monitor_interval = 0  # no tqdm thread, since this process forks
     try:
         with tqdm(
             total=experiment.rounds * len(kinds),
@@ -115,7 +111,7 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
         ) as bar:
             for number in range(experiment.rounds):
                 one: Round = {}
-                # There and back again: a machine that warms up does not favour one kind.
+                # Alternating order, so that a machine that warms up favours no kind.
                 for kind in kinds if number % 2 == 0 else kinds[::-1]:
                     bar.set_description(f"round {number + 1} of {experiment.rounds}: {kind}")
                     one[kind] = laboratory.measure(kind)
@@ -134,15 +130,14 @@ class _Laboratory:
         self.experiment, self.folder = experiment, folder
         self.parameters: int | None = None
         self._step_ms = math.inf  # of one rank alone
-        self._late_s = 0.0  # how long the first of several runs trained alone, at most
+        self._late_s = 0.0  # longest time that the first of several runs trained alone
         self._count = 0
 
     def measure(self, kind: RankLayout) -> float | None:
-        """Milliseconds of a step: the median; of runs apart that of the slowest, since ranks wait
-        for each other."""
+        """Median step time in ms; for runs apart that of the slowest, since ranks wait for each
+        other."""
         experiment, commands = self.experiment, []
-        # Runs that did not start at the same moment need more steps, to train together for long
-        # enough.
+        # Runs that start at different times need more steps to overlap long enough.
         extra = math.ceil(1000 * self._late_s / self._step_ms) if kind.apart and self._late_s else 0
         for place in range(kind.ranks if kind.apart else 1):
             self._count += 1
@@ -170,7 +165,7 @@ class _Laboratory:
         return max(statistics.median(s.ms for s in run) for run in runs) if runs else None
 
     def _environment(self, place: int | None) -> dict[str, str]:
-        """`place` of a run among those apart: each has a GPU of its own."""
+        """`place`: index among runs apart; each gets its own GPU."""
         env = dict(os.environ)
         if self.experiment.device == "cpu":
             env[THREADS] = str(self.experiment.threads)
@@ -190,7 +185,7 @@ class _Laboratory:
                             stdin=subprocess.DEVNULL,
                             stdout=console,
                             stderr=console,
-                            start_new_session=True,  # Ctrl-C reaches us alone
+                            start_new_session=True,  # Ctrl-C reaches only this process
                             preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509 – one thread
                         )
                     )
@@ -234,8 +229,7 @@ def lateness(runs: list[list[StepTime]]) -> float:
 
 
 def together(runs: list[list[StepTime]], wanted: int) -> list[list[StepTime]]:
-    """The steps that were made while all runs were training; nothing when those are too few of the
-    wanted number."""
+    """The steps during which all runs were training; [] if too few of the `wanted` number."""
     if not all(runs):
         return []
     begin, end = (
@@ -250,7 +244,7 @@ def together(runs: list[list[StepTime]], wanted: int) -> list[list[StepTime]]:
 
 
 def what_happened(run: RunDir, console: Path) -> str:
-    """The failure card of a run or, when it did not come so far, its own words."""
+    """The failure card of a run, or the end of its output if it has none."""
     from training.diagnose import card
 
     record = read_failure(run.failure)
@@ -265,8 +259,7 @@ def what_happened(run: RunDir, console: Path) -> str:
 
 
 def stop(started: list[subprocess.Popen[bytes]]) -> None:
-    """End runs with all their ranks: a rank dies with its supervisor (prctl), whatever ends
-    that."""
+    """End runs with all their ranks: a rank dies with its supervisor (prctl)."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -283,7 +276,7 @@ def stop(started: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """A rank that is just dying may still write: try until it is gone."""
+    """Remove a folder in which dying ranks may still write."""
     for _ in range(100):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -1,5 +1,4 @@
-"""The command line of the scaling check: its own options; everything else belongs to the launcher,
-which checks it."""
+"""The command line of the scaling check: its own options; the launcher checks the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ FLAGS = {
 
 @dataclass
 class ScalingOptions:
-    """Own options, checked; `rest` as typed. `ranks` is None when it was not given."""
+    """The checked options; `rest` as typed. `ranks`: None if not given."""
 
     ranks: tuple[int, ...] | None = None
     steps: int = 40  # measured steps per run
@@ -48,8 +47,7 @@ class ScalingOptions:
 
 
 def parse(argv: list[str]) -> ScalingOptions:
-    """Problems are collected, not raised: the launcher's are told together with ours (see
-    experiment.prepare)."""
+    """Collects problems instead of raising: experiment.prepare reports them with the launcher's."""
     line = args.parse(argv, FLAGS, COMMAND, _near)
     wrong = {problem.field for problem in line.problems}
     values = {name: value for name, value in line.values.items() if name not in wrong}
@@ -57,8 +55,8 @@ def parse(argv: list[str]) -> ScalingOptions:
 
 
 def _near(word: str) -> str | None:
-    """The option of ours that a person may have meant; None: it is a field of the configuration, or
-    the launcher's to answer."""
+    """The option that an unknown flag may mean; None: a configuration field, or left to the
+    launcher."""
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
     if (
         not word.startswith("--")
@@ -69,7 +67,7 @@ def _near(word: str) -> str | None:
         return None
     from training.config import foreign_names
 
-    # its length is its own; everything else the launcher answers
+    # other tools' names of --steps and --ranks; the launcher translates the rest
     if (row := foreign_names.row_of(name)) is not None:
         return {"num_iterations": "steps", RANKS: "ranks"}.get(" ".join(row.to))
     best = suggest.suggest(name, [*FLAGS, *FIELDS, *flags.ACTIONS])[:1]

@@ -1,4 +1,4 @@
-"""The report for people and for programs."""
+"""The report as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ VERDICTS = {
     analysis.BETTER: "better than expected",
     analysis.NO_BAND: "no band known",
 }
-SMALL = 0.01  # of a step: no loss that can be told from nothing
+SMALL = 0.01  # fraction of a step: a smaller loss is not significant
 
 
 def introduction(experiment: Experiment) -> list[str]:
-    """What will be measured, before it takes its time."""
+    """The description of the measurement, logged before it starts."""
     numbers = ", ".join(map(str, experiment.ranks))
     return [
         f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} "
@@ -27,11 +27,11 @@ def introduction(experiment: Experiment) -> list[str]:
         f"{experiment.precision}",
         f"each rank: {_samples(experiment)} × {experiment.accumulation} accumulation "
         f"step{'s' if experiment.accumulation > 1 else ''} "
-        f"= {experiment.tokens_per_rank} {experiment.unit} per step, whatever their number (weak "
+        f"= {experiment.tokens_per_rank} {experiment.unit} per step for any number of ranks (weak "
         f"scaling)",
         *([_threads(experiment)] if experiment.device == "cpu" else []),
-        f"{experiment.rounds} rounds, {experiment.steps} steps of each run after {WARM_UP_STEPS} "
-        f"that do not count",
+        f"{experiment.rounds} rounds, {experiment.steps} steps per run after {WARM_UP_STEPS} of "
+        f"warm-up",
     ]
 
 
@@ -43,16 +43,12 @@ def _samples(experiment: Experiment) -> str:
 
 def _threads(experiment: Experiment) -> str:
     if experiment.threads == 1:
-        return (
-            f"one thread per rank ({THREADS}=1) for every number of ranks: what is compared "
-            f"are "
-            f"ranks, not threads"
-        )
-    return f"{experiment.threads} threads per rank, your own {THREADS}"
+        return f"one thread per rank ({THREADS}=1): compares ranks, not threads"
+    return f"{experiment.threads} threads per rank, from your {THREADS}"
 
 
 def text(report: ScalingReport) -> str:
-    """The table, and what limits each number of ranks."""
+    """The table, and the limits of each number of ranks."""
     lines = [
         f"{'ranks':>5} {'step ms':>9} {report.experiment.unit + '/s':>11} {'speed-up':>9} "
         f"{'efficiency':>11}  {'expected':<10}  verdict"
@@ -74,12 +70,11 @@ def text(report: ScalingReport) -> str:
 
 
 def limits(result: ScalingResult, report: ScalingReport) -> list[str]:
-    """What limits one number of ranks, in a few lines."""
+    """The limits of one number of ranks."""
     if result.machine_ms is None or result.exchange_ms is None:
         return [
-            f"What limits {result.ranks} ranks: not separated, {result.ranks} independent runs "
-            f"were hardly training at the same time; "
-            f"--rounds={max(3, report.experiment.rounds + 1)} or more --steps tell"
+            f"What limits {result.ranks} ranks: unknown, {result.ranks} independent runs hardly "
+            f"overlapped; use --rounds={max(3, report.experiment.rounds + 1)} or more --steps"
         ]
     return [
         f"What limits {result.ranks} ranks: {main_limit(result)}",
@@ -95,20 +90,20 @@ def main_limit(result: ScalingResult) -> str:
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
     if result.speed_up >= result.ranks:
         return (
-            "nothing, they do more than as many times the work of one: an optimizer whose work "
-            "the ranks share, or noise"
+            "nothing, the speed-up is super-linear: an optimizer whose work is shared by the "
+            "ranks, or noise"
         )
     if machine + exchange < SMALL * result.step_ms:
-        return "nothing that can be measured"
+        return "nothing measurable"
     missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
     share = machine / (machine + exchange)
     if 0.4 < share < 0.6:
-        return f"{missing}, the machine and the exchange alike"
+        return f"{missing}, machine and exchange equally"
     return f"{missing}, mostly {'the machine' if share > 0.5 else 'the exchange of gradients'}"
 
 
 def _cost(ms: float, result: ScalingResult) -> str:
-    # below zero: noise, or an optimizer's arithmetic, which independent runs do not share
+    # negative: noise, or work of the optimizer that independent runs do not share
     sign = "+" if ms >= 0 else "−"
     return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
 
@@ -124,8 +119,8 @@ def _machine(result: ScalingResult, report: ScalingReport) -> str:
     if experiment.device == "cuda":
         return "power, cooling, PCIe and the host's cores are shared, or one GPU is slower"
     return (
-        f"{'other work on the cores; ' if report.busy else ''}memory bandwidth, caches and the "
-        f"clock of the cores are shared"
+        f"{'other processes on the cores; ' if report.busy else ''}memory bandwidth, caches and "
+        f"the clock of the cores are shared"
     )
 
 
@@ -141,25 +136,25 @@ def _exchange(result: ScalingResult, report: ScalingReport) -> str:
 
 
 def notes(report: ScalingReport) -> list[str]:
-    """What a reader must know to believe the figures."""
+    """Caveats of the figures."""
     out = []
     if report.busy:
         taken = f"{report.other_work:.1f} of {report.experiment.cores} cores"
         out.append(
-            f"other work took {taken} meanwhile: the figures are too low, measure again without it"
+            f"other processes used {taken}: the figures are too low, measure again without them"
         )
     for r in report.results:
         if r.noisy:
             low, high = r.speed_up_range
             out.append(
-                f"{r.ranks} ranks: {low:.2f} to {high:.2f} × in the rounds, too different to trust "
-                f"the second digit: more --rounds"
+                f"{r.ranks} ranks: {low:.2f} to {high:.2f} × across rounds, the second digit is "
+                f"not reliable; use more --rounds"
             )
     return out
 
 
 def record(report: ScalingReport) -> dict[str, object]:
-    """The report as JSON; a key says its unit, null is unknown."""
+    """The report as JSON; units are in the keys, unknown values are null."""
     e = report.experiment
     return {
         "schema_version": SCHEMA_VERSION,

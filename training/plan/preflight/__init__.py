@@ -1,8 +1,7 @@
-"""Checks of this machine before anything starts. An error means that the run would fail; a warning,
-that it may.
+"""Checks of this machine before launch. Error: the run would fail; warning: it may fail.
 
-Two kinds: `at_every_start` what costs nothing and would end a run, `only_in_check` what takes time
-or rarely matters.
+`at_every_start`: cheap checks for fatal problems. `only_in_check`: checks that take time or rarely
+matter.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Nothing:
-    """The estimate of a run whose needs are not known."""
+    """The estimate of a run with unknown needs."""
 
     parameters: int = 0
     optimizer: int = 0
@@ -50,8 +49,7 @@ class _Nothing:
 
 @dataclass(frozen=True)
 class PreflightContext:
-    """What the checks are about. `room`: free bytes for one rank; `step` is None where its needs
-    are not known."""
+    """Input of the checks. `room`: free bytes per rank; `step`: None if its needs are unknown."""
 
     request: LaunchRequest
     machine: GpuInventory
@@ -70,7 +68,7 @@ class PreflightContext:
 
 
 def at_every_start(facts: PreflightContext) -> list[Check]:
-    """Milliseconds together."""
+    """The checks of every start; milliseconds in total."""
     request, estimate, step = facts.request, facts.estimate, facts.step
     config, origins, ranks, room = request.config, request.origins, request.local_ranks, facts.room
     group = cgroups.memory() if facts.device == "cpu" else None
@@ -95,8 +93,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))
-    # A checkpoint holds weights and optimizer state; one more is on the disk while a new one is
-    # written.
+    # A checkpoint holds weights and optimizer state; one more exists while it is written.
     saved = (
         (estimate.parameters + estimate.optimizer + step.elsewhere) * (config.keep_checkpoints + 1)
         if step
@@ -113,8 +110,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
 
 
 def only_in_check(facts: PreflightContext) -> list[Check]:
-    """A second at most: what reads many files, asks the network or questions the driver at
-    length."""
+    """The further checks of --check: many files, network, slow driver queries; at most a second."""
     from training.plan.preflight import data_checks, host_checks, versions
 
     request, several = facts.request, facts.request.local_ranks != facts.request.ranks

@@ -1,5 +1,5 @@
-"""What to paste into an issue after `--check`: short, and without names of people, machines and
-home folders, and without keys."""
+"""The block of `--check` for a bug report: short, without user names, host names, home folders and
+keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from training.plan.preflight.report import OK, Check, count
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-NOTES, VALUE = 6, 60  # so many of them, so many characters of one
+NOTES, VALUE = 6, 60  # most notes; most characters of a value
 
 
 def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], memory: str) -> str:
-    """Fenced Markdown; `memory`: what became of the memory of a step."""
+    """Fenced Markdown. `memory`: verdict on the memory of a step."""
     clean = redact.Anonymous()
     decided = [
         f"{name} {_word(plan[name]['value'])}"
@@ -49,7 +49,7 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
             ]
         ),
     ]
-    # The fence ends at the first line of backticks, and a text of ours may hold some.
+    # Backticks in the text would end the fence.
     return "\n".join(["```text", *(clean(line).replace("```", "'''") for line in lines), "```"])
 
 

@@ -1,4 +1,4 @@
-"""What a run needs from outside: its data, and W&B."""
+"""Checks of the data files and of W&B."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.plan.preflight.report import ERROR, OK, WARNING, Check
 
 DATA_LIMIT_S = 0.4
 FIRST_BYTES = 4096
-NAMED = 3  # files that are named, of those that can not be read
+NAMED = 3  # most unreadable files to name
 BEGINNINGS = {
     ".gz": (b"\x1f\x8b",),
     ".parquet": (b"PAR1",),
@@ -24,7 +24,7 @@ BEGINNINGS = {
 
 
 def data(files: Sequence[Path], asked: str) -> Check:
-    """Every file opens, and begins as its name says."""
+    """Every file opens and starts with the signature of its format."""
     end = time.monotonic() + DATA_LIMIT_S
     bad, looked = [], 0
     for file in files:
@@ -37,13 +37,13 @@ def data(files: Sequence[Path], asked: str) -> Check:
     if bad:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         fix = (
-            f"write {'it' if len(bad) == 1 else 'them'} again, or take "
-            f"{'it' if len(bad) == 1 else 'them'} out of {one_line(asked)}"
+            f"recreate {'it' if len(bad) == 1 else 'them'}, or remove "
+            f"{'it' if len(bad) == 1 else 'them'} from {one_line(asked)}"
         )
         return Check(
             "data",
             ERROR,
-            f"{len(bad)} of {much} can not be read: {'; '.join(bad[:NAMED])}{more}",
+            f"{len(bad)} of {much} cannot be read: {'; '.join(bad[:NAMED])}{more}",
             [fix],
         )
     if looked < len(files):
@@ -56,22 +56,22 @@ def data(files: Sequence[Path], asked: str) -> Check:
 
 
 def _problem(file: Path) -> str:
-    """'' when the first bytes are there and right."""
+    """Why the start of a file is invalid; '' if it is valid."""
     try:
         with file.open("rb", buffering=0) as content:
             begin = content.read(FIRST_BYTES)
     except OSError as error:
         return error.strerror or str(error)
     wanted = BEGINNINGS.get(file.suffix, ())
-    # A .zst file may begin with a frame to skip, whose first byte is free.
+    # A .zst file may begin with a skippable frame, whose first byte varies.
     if not wanted or any(begin.startswith(w) or (len(w) == 3 and begin[1:4] == w) for w in wanted):
         return ""
     return f"not a {file.suffix} file" if begin else "empty"
 
 
 def wandb(config: Config, key: str | None = None) -> Check:
-    """What will happen with W&B. Whether there is a login is known; the key itself is nobody's
-    business. `key`: of the config file."""
+    """The mode of W&B and whether there is a login; never shows the key. `key`: from the config
+    file."""
     from training.host.wandb_login import wandb_mode
 
     mode, reason = wandb_mode(config, key)
@@ -85,16 +85,16 @@ def wandb(config: Config, key: str | None = None) -> Check:
     if packages.lacking(["wandb"]):
         fixes = [packages.install(["wandb"]), "--wandb_mode=disabled"]
         return Check(
-            "W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: it stays off", fixes
+            "W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: disabled", fixes
         )
     if mode == "offline":
         return Check(
             "W&B",
             OK,
             f"offline ({reason}), project {config.wandb_project}: files in the run directory, "
-            f"`wandb sync` sends them",
+            f"`wandb sync` uploads them",
         )
     if not logged_in:
-        text = f"online ({reason}), but there is no login: it goes on offline"
+        text = f"online ({reason}), but there is no login: continues offline"
         return Check("W&B", WARNING, text, ["wandb login", "--wandb_mode=offline"])
     return Check("W&B", OK, f"online, project {config.wandb_project}, {login}")

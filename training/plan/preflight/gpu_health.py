@@ -1,5 +1,4 @@
-"""Whether GPUs that are free will also do their work: hardware, links, and kernels in the installed
-torch."""
+"""Checks of GPU hardware, links, and kernels in the installed torch."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from training.plan.preflight.gpu_state import Pair, State
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 
-# What torch.cuda.get_arch_list() reports is a text in this library: 'sm_80 sm_90 compute_90'.
+# The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
 LIBRARY = "lib/libtorch_python.so"
 
@@ -27,7 +26,7 @@ def checks(gpus: Sequence[Gpu]) -> list[Check]:
 
 
 def health(state: State) -> Check:
-    """One line for all that the driver says of a GPU's hardware."""
+    """The hardware state of a GPU as one check."""
     n = state.index
     bad: list[str] = []
     fixes: list[str] = []
@@ -36,9 +35,11 @@ def health(state: State) -> Check:
         bad += state.slowdowns
         heat = any("heat" in s for s in state.slowdowns)
         fixes.append(
-            "cool it: fans, dust, room" if heat else "check its power cables and the power supply"
+            "improve its cooling: fans, dust, room temperature"
+            if heat
+            else "check its power cables and the power supply"
         )
-        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # says more")
+        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # details")
     elif state.slowdowns is not None:
         good.append("not slowed down")
     if errors := state.uncorrected_errors:
@@ -47,25 +48,23 @@ def health(state: State) -> Check:
             f"loaded"
         )
         fixes.append(
-            f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; when it comes again, have the card "
-            f"replaced"
+            f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; if it recurs, replace the card"
         )
     elif errors is not None:
         good.append("no memory errors")
     if state.remap_failed:
-        bad.append("damaged memory could not be replaced by spare memory")
-        fixes.append("have the card replaced")
+        bad.append("damaged memory could not be remapped to spare memory")
+        fixes.append("replace the card")
     elif state.remap_pending:
-        bad.append("damaged memory waits to be taken out of use")
+        bad.append("damaged memory will be remapped at the next reset")
         fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot")
     now, most = state.link_width, state.link_width_most
     if now is not None and most is not None and now < most:
-        bad.append(f"its PCIe link has {now} of {most} lanes: slower exchange between ranks")
+        bad.append(f"its PCIe link has {now} of {most} lanes: slower communication between ranks")
         fixes.append(
-            "put the card into its slot again, or into another one; look at the riser and the "
-            "BIOS's lane settings"
+            "reseat the card or move it to another slot; check the riser and the BIOS lane settings"
         )
-    # The generation falls when a GPU is idle, so a low one says nothing.
+    # The generation drops while a GPU is idle, so a low one is not a problem.
     link = [f"×{now}"] if now is not None else []
     link += (
         [f"generation {state.link_generation or '-'} now, {state.link_generation_most} at most"]
@@ -78,30 +77,30 @@ def health(state: State) -> Check:
         if state.persistent is not None
         else []
     )
-    text = "; ".join([*bad, *good]) or "the driver says nothing of its hardware"
+    text = "; ".join([*bad, *good]) or "no hardware state reported by the driver"
     return Check(f"GPU {n} state", WARNING if bad else OK, text, fixes)
 
 
 def links(states: Sequence[State], pairs: Sequence[Pair]) -> Check:
-    """How the GPUs reach each other: nothing of it is wrong, but it says what speed to expect."""
+    """How the GPUs are connected: never a problem, but it determines the speed of communication."""
     ways: dict[str, list[str]] = {}
     for pair in pairs:
         ways.setdefault(pair.way, []).append(f"{pair.first}–{pair.second}")
-    said = [
+    shown = [
         f"{way}{'' if len(ways) == 1 else ' (' + ', '.join(names) + ')'}"
         for way, names in ways.items()
     ]
     up = [f"{s.nvlinks} on GPU {s.index}" for s in states if s.nvlinks]
     return Check(
-        "GPU links", OK, "; ".join(said) + (f"; NVLinks up: {', '.join(up)}" if up else "")
+        "GPU links", OK, "; ".join(shown) + (f"; NVLinks up: {', '.join(up)}" if up else "")
     )
 
 
 def kernels(
     gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest
 ) -> Iterable[Check]:
-    """The installed torch has kernels for these GPUs; nothing is said where it can not be known
-    without importing it."""
+    """The installed torch has kernels for these GPUs; no check where that is unknown without
+    importing it."""
     built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
     if torch is None or not built:
         return
@@ -114,7 +113,7 @@ def kernels(
             f"for {' '.join(built)} only"
         )
         fixes = [
-            "install a build of torch that has them (pytorch.org/get-started)",
+            "install a build of torch with these kernels (pytorch.org/get-started)",
             request.command(device="cpu"),
         ]
         yield Check("torch kernels", ERROR, text, fixes)
@@ -123,7 +122,7 @@ def kernels(
 
 
 def architectures(library: Path) -> list[str]:
-    """What torch was built for, read off its library; [] when that does not say."""
+    """The architectures that torch was built for, read from its library; [] if unknown."""
     try:
         with (
             library.open("rb") as file,
@@ -134,21 +133,21 @@ def architectures(library: Path) -> list[str]:
                 found = ARCHITECTURES.match(content, at)
                 if found and found[0].endswith(b"\0"):
                     return found[0].rstrip(b"\0 ").decode().split(" ")
-    except (OSError, ValueError):  # no such file; an empty one can not be mapped
+    except (OSError, ValueError):  # no such file; an empty file cannot be mapped
         pass
     return []
 
 
 def runs(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Machine code runs on its own generation from its own revision on; compute_XY is compiled for
-    any later one at run time."""
+    """sm_XY runs on the same major version from its minor version on; compute_XY is compiled at run
+    time for any later version."""
     return any(_fits(capability, *name.split("_", 1)) for name in built)
 
 
 def _fits(capability: tuple[int, int], kind: str, number: str) -> bool:
     digits = number.rstrip("af")
     its = int(digits[:-1]), int(digits[-1])
-    if number.endswith("a"):  # for this revision alone
+    if number.endswith("a"):  # for this version only
         return its == capability
     if its[0] == capability[0] and its[1] <= capability[1]:
         return True

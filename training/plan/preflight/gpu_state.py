@@ -1,5 +1,5 @@
-"""What may slow down or end a run on GPUs that are free: errors of the hardware, throttling, links.
-Asked for by `--check` only: some drivers take milliseconds for each answer."""
+"""Hardware state of GPUs: memory errors, throttling, links. Read by `--check` only, since some
+drivers take milliseconds per query."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ WHERE = {
 
 @dataclass(frozen=True)
 class State:
-    """One GPU; None where the driver does not say."""
+    """State of one GPU; None: not reported by the driver."""
 
     index: int
     slowdowns: tuple[str, ...] | None
     uncorrected_errors: int | None  # of the memory, since the driver was loaded
-    remap_pending: bool | None  # damaged memory is taken out at the next reset
+    remap_pending: bool | None  # damaged memory is remapped at the next reset
     remap_failed: bool | None
     link_width: int | None
-    link_width_most: int | None  # what card and slot can do
+    link_width_most: int | None  # maximum of card and slot
     link_generation: int | None
     link_generation_most: int | None
     persistent: bool | None  # the driver stays loaded between programs
-    nvlinks: int | None  # that are up
+    nvlinks: int | None  # number of active links
 
 
 @dataclass(frozen=True)
 class Pair:
-    """How two GPUs reach each other."""
+    """The connection of two GPUs."""
 
     first: int
     second: int
     where: str | None
     nvlink: bool | None
-    direct: bool | None  # copies without the host's memory
+    direct: bool | None  # peer-to-peer copies
 
     @property
     def way(self) -> str:
@@ -55,13 +55,13 @@ class Pair:
 
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
-    """The state of these GPUs and of the links between them; nothing when the driver does not
-    answer."""
+    """The state of these GPUs and of the links between them; empty if the driver does not
+    respond."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # gpus.inventory() has said so
+    except pynvml.NVMLError:  # reported by gpus.inventory()
         return [], []
     try:
         handles = {
@@ -119,7 +119,7 @@ def _nvlinks(pynvml: Any, handle: Any) -> int | None:
 def _pair(pynvml: Any, first: int, second: int, one: Any, other: Any) -> Pair:
     level = ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
     nvlink = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    # The constant for reading is a tuple in pynvml (a comma too many).
+    # 0: pynvml's constant for reading is a tuple by mistake (a trailing comma)
     direct = ask(pynvml.nvmlDeviceGetP2PStatus, one, other, 0)
     return Pair(
         first,

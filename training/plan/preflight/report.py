@@ -1,4 +1,4 @@
-"""A line of the resource report, and the report as a table."""
+"""The resource report: its lines, and the table."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Check:
     status: CheckStatus
     text: str
     fixes: list[str] = field(default_factory=list)
-    # the text, for programs; of the check of versions only
+    # the text as data; only in the check of versions
     facts: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def code(self) -> str:
-        """For programs; the number of a GPU is no part of it."""
+        """Machine-readable code, without the number of a GPU."""
         return f"{codes.CHECKS}.{codes.of_check(self.name)}"
 
     def record(self) -> CheckRecord:
@@ -50,23 +50,24 @@ def worst(checks: Iterable[Check]) -> CheckStatus:
 
 
 def table(records: list[CheckRecord]) -> str:
-    """The resource report, a line a check; below one that is not fine, what to do, each advice
-    once."""
+    """The resource report: one line per check, below failed ones their fixes, each fix once."""
     width = max(len(r["name"]) for r in records)
-    told: set[str] = set()
+    shown: set[str] = set()
     lines = []
     for r in records:
         lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
         for fix in dict.fromkeys(r["fixes"]) if r["status"] != OK else ():
-            if fix not in told:
+            if fix not in shown:
                 word = "or:  " if lines[-1].lstrip().startswith(("try:", "or:")) else "try: "
                 lines.append(f"           {'':<{width}}  {word}{fix}\n")
-                told.add(fix)
+                shown.add(fix)
     return "".join(lines)
 
 
 def count(checks: list[Check]) -> str:
     """'14 checks: 12 ok, 2 warnings'."""
     numbers = {word: sum(c.status == word for c in checks) for word in SEVERITY}
-    said = [f"{n} {word}{'s' if n != 1 and word != OK else ''}" for word, n in numbers.items() if n]
-    return f"{len(checks)} checks: {', '.join(said)}"
+    shown = [
+        f"{n} {word}{'s' if n != 1 and word != OK else ''}" for word, n in numbers.items() if n
+    ]
+    return f"{len(checks)} checks: {', '.join(shown)}"

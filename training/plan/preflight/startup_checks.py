@@ -1,5 +1,4 @@
-"""Checks before every start: they take no time worth speaking of, and what they find would end the
-run, or soon slow it down."""
+"""Cheap checks before every start for problems that would end the run or slow it down."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from training.tasks.memory import StepNeeds
 
 RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
-NCCL_SHM_BYTES = 256 << 20  # where GPUs can not copy directly; containers get 64 MiB by default
+NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
-# a few cores: the quickstart takes two of them a minute for 1.5e13 operations
+# a few cores: two of them compute the quickstart's 1.5e13 operations in a minute
 CPU_FLOPS, PATIENCE_S = (
     1e11,
     600,
@@ -34,7 +33,7 @@ RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
 
 
 def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
-    """The same run on the CPU, unless that would take hours there."""
+    """The command of the same run on the CPU; [] if it would take hours."""
     flops = step.flops(request.config.num_iterations) if step else None
     if flops is not None and (not flops or flops / CPU_FLOPS > PATIENCE_S):
         return []
@@ -48,12 +47,12 @@ def gpus(
     smaller: list[str],
     step: StepNeeds | None = None,
 ) -> Iterable[Check]:
-    """Enough GPUs, each with room for the estimate, and who is on them; `smaller`: commands for
-    runs that fit."""
+    """Enough GPUs, each with memory for the estimate, and the processes on them. `smaller`:
+    commands of runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
         parts = (
-            ["name whole GPUs in CUDA_VISIBLE_DEVICES: parts of one (MIG) are not counted"]
+            ["list whole GPUs in CUDA_VISIBLE_DEVICES: MIG instances are not counted"]
             if "MIG-" in machine.reason
             else []
         )
@@ -82,21 +81,21 @@ def gpus(
 def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
-    strangers = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
-    said = [f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in strangers]
-    occupied = "; occupied by " + ", ".join(said) if strangers else ""
-    kill = [f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in strangers]
-    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and strangers):
+    others = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
+    listed = [f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in others]
+    occupied = "; occupied by " + ", ".join(listed) if others else ""
+    kill = [f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in others]
+    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
         why = (
-            "no program may use it"
+            "no process may use it"
             if gpu.compute_mode == PROHIBITED
-            else f"one process at a time may use it{occupied}"
+            else f"only one process may use it{occupied}"
         )
-        fixes = [*(kill if strangers else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
+        fixes = [*(kill if others else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
         yield Check(name, ERROR, f"{shown}: its compute mode is '{gpu.compute_mode}', {why}", fixes)
     elif gpu.free_bytes is None:
         yield Check(
-            name, WARNING, f"{shown}: the driver does not tell the free memory{occupied}", kill
+            name, WARNING, f"{shown}: the driver does not report free memory{occupied}", kill
         )
     elif gpu.free_bytes < estimate.needed:
         fixes = [*smaller, *kill] or [f"a GPU with {memory.gib(estimate.needed)} free"]
@@ -110,7 +109,7 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
             f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}",
             kill,
         )
-    elif strangers:
+    elif others:
         yield Check(name, WARNING, f"{shown}{occupied}", kill)
     else:
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
@@ -121,8 +120,8 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         )
     if gpu.mig:
         text = (
-            "it is split (MIG): a rank gets one part of it and its memory, not what is shown "
-            "here; parts can not copy to each other"
+            "split by MIG: a rank gets one instance and only its memory; no peer-to-peer copies "
+            "between instances"
         )
         yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
@@ -133,22 +132,20 @@ def torch_fits(
     request: LaunchRequest,
     step: StepNeeds | None = None,
 ) -> Iterable[Check]:
-    """The installed torch can use these GPUs: built for CUDA, and not for a newer one than the
-    driver runs."""
+    """The installed torch can use these GPUs: built for CUDA, and for a version that the driver
+    supports."""
     if torch is None or not machine.gpus:
         return
     name = f"torch {torch.version}"
     if torch.cuda is None:
         fixes = [
             *on_cpu(request, step),
-            "install a CUDA build of torch, or point TORCH_LOCAL_PATH to one",
+            "install a CUDA build of torch, or set TORCH_LOCAL_PATH to one",
         ]
-        yield Check(
-            "torch", ERROR, f"{name} is built for the CPU only: it can not use a GPU", fixes
-        )
+        yield Check("torch", ERROR, f"{name} is built for the CPU only and cannot use GPUs", fixes)
     elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
         text = (
-            f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} runs CUDA up to "
+            f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} supports CUDA up to "
             f"{machine.cuda}"
         )
         yield Check(
@@ -165,19 +162,15 @@ def torch_fits(
 
 
 def compile_works(torch: TorchBuild | None, device: str, request: LaunchRequest) -> list[Check]:
-    """torch's code generator for CPUs builds a shell command without quoting its own folder."""
+    """torch.compile for CPUs builds a shell command without quoting the path of torch."""
     if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
         return []
-    text = (
-        f"torch.compile on a CPU fails when torch is in a folder with a space or quote, as "
-        f"here: {torch.folder}"
-    )
+    text = f"torch.compile on a CPU fails if the path of torch has a space or quote: {torch.folder}"
     return [Check("compile", ERROR, text, [request.command(compile=0)])]
 
 
 def not_running(run: rundir.RunDir) -> list[Check]:
-    """The run to resume has ended: two supervisors in one run directory would overwrite each
-    other."""
+    """The run to resume is not running: two supervisors would overwrite each other's files."""
     facts = rundir.read_json(run.supervisor) or {}
     pid = facts.get("pid")
     if pid is None or facts.get("host") != socket.gethostname():
@@ -187,7 +180,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
     except OSError:
         return []
     if os.fsencode(run.path) not in words:
-        return []  # the number belongs to another process by now
+        return []  # the pid belongs to another process now
     return [
         Check(
             "run",
@@ -201,7 +194,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
 def host_memory(
     room: int | None, estimate: memory.Estimate, request: LaunchRequest, smaller: list[str]
 ) -> Check:
-    """Training on the CPU: the ranks live in host memory."""
+    """Host memory for training on the CPU."""
     ranks, limit = request.local_ranks, cgroups.says_who()
     shown = (
         f"{memory.gib(room)} free for each of {ranks} ranks"
@@ -228,8 +221,8 @@ def host_memory(
 
 
 def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
-    """The folder (or the nearest parent that is there) takes files, and the disk has room. Leaves
-    nothing behind."""
+    """The folder (or its nearest existing parent) is writable, and the disk has room. Leaves no
+    files."""
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
@@ -243,9 +236,7 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        return Check(
-            f"{name} folder", ERROR, f"{shown} can not be written: {error.strerror}", fixes
-        )
+        return Check(f"{name} folder", ERROR, f"{shown} is not writable: {error.strerror}", fixes)
     free = shutil.disk_usage(there).free
     if free < needed:
         return Check(
@@ -258,8 +249,7 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
 
 
 def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | None:
-    """Data-loader workers hand batches over through /dev/shm; so does NCCL where GPUs can not copy
-    to each other."""
+    """Room in /dev/shm, used by data-loader workers, and by NCCL without peer-to-peer copies."""
     workers = num_workers * ranks
     nccl = nccl and ranks > 1
     if not (workers or nccl) or not os.path.isdir("/dev/shm"):
@@ -269,7 +259,7 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
         max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0),
     )
     if free < needed:
-        whom = " and ".join(
+        users = " and ".join(
             filter(
                 None,
                 (
@@ -285,56 +275,54 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
         return Check(
             "/dev/shm",
             WARNING,
-            f"{memory.gib(free)} free for {whom}",
+            f"{memory.gib(free)} free for {users}",
             (["--num_workers=0"] if workers else []) + fixes,
         )
     return Check("/dev/shm", OK, f"{memory.gib(free)} free")
 
 
 def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Check:
-    """A core for each rank, and for its workers; `command_with`: the user's command for so many
-    ranks."""
+    """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
     cores, workers = env_vars.cpu_count(), num_workers * ranks
     machine = os.cpu_count() or cores
     shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
-    whom = units.plural(ranks, "rank") + (
+    users = units.plural(ranks, "rank") + (
         f" and {units.plural(workers, 'worker')}" if workers else ""
     )
     if ranks > cores:
-        text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: it works, slowly"
+        text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: slow"
         return Check("CPU", WARNING, text, [command_with(cores)])
     if workers > cores:
         return Check(
             "CPU",
             WARNING,
-            f"{shown} for {whom}: more workers than cores",
+            f"{shown} for {users}: more workers than cores",
             [f"--num_workers={max(0, cores // ranks - 1)}"],
         )
-    return Check("CPU", OK, f"{shown} for {whom}")
+    return Check("CPU", OK, f"{shown} for {users}")
 
 
 def open_files(num_workers: int, ranks: int) -> Check:
-    """A rank with torch, data and trackers has some hundred files open; the supervisor has some for
-    each rank."""
+    """The limit of open files: a rank with torch, data and trackers opens some hundred, the
+    supervisor several per rank."""
     most, raisable = cgroups.open_files()
     needed = max(RANK_FILES + WORKER_FILES * num_workers, 64 + 8 * ranks)
     if most >= needed:
         return Check(
             "open files",
             OK,
-            "no limit" if most >= cgroups.UNLIMITED else f"{most} for each process",
+            "no limit" if most >= cgroups.UNLIMITED else f"{most} per process",
         )
     fix = (
         f"ulimit -n {min(4096, raisable)}"
         if raisable >= needed
-        else "a higher nofile in /etc/security/limits.conf, then a new login"
+        else "raise nofile in /etc/security/limits.conf, then log in again"
     )
-    return Check("open files", WARNING, f"{most} for each process, {needed} may be needed", [fix])
+    return Check("open files", WARNING, f"{most} per process, {needed} may be needed", [fix])
 
 
 def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: int) -> Check:
-    """Training on GPUs: the host holds torch itself, and rank 0's copy of a checkpoint while it is
-    written."""
+    """Host memory for training on GPUs: torch, and rank 0's copy of a checkpoint during a save."""
     free = cgroups.available_memory()
     copy = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
     needed = ranks * RANK_RAM_BYTES + copy
@@ -347,7 +335,7 @@ def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: in
             "host memory",
             WARNING,
             text,
-            ["close other programs", "a machine or container with more memory"],
+            ["close other programs", "use a machine or container with more memory"],
         )
     return Check(
         "host memory",
@@ -357,7 +345,7 @@ def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: in
 
 
 def port(wanted: int) -> tuple[int, Check | None]:
-    """The port to use instead of a taken one, with its owner; 0 means any."""
+    """The master port, or the next free one if it is in use. 0: any."""
     if not wanted or ports.is_free(wanted):
         return wanted, None
     owner, other = ports.owner(wanted), ports.next_free(wanted)
@@ -365,9 +353,7 @@ def port(wanted: int) -> tuple[int, Check | None]:
         text = (
             f"port {wanted} (--master_port) is taken by {owner}; so are the next {ports.TRIES - 1}"
         )
-        return wanted, Check(
-            "port", ERROR, text, ["leave --master_port out: a free port is chosen"]
-        )
+        return wanted, Check("port", ERROR, text, ["omit --master_port: a free port is chosen"])
     return other, Check(
         "port", WARNING, f"port {wanted} (--master_port) is taken by {owner}; using {other}"
     )

@@ -1,4 +1,4 @@
-"""What is installed here, without importing any of it."""
+"""Installed versions, read without importing the packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TITLES = {
 
 
 def read(torch: TorchBuild | None, machine: GpuInventory) -> dict[str, str | None]:
-    """None: not there, or it does not say."""
+    """Versions by name; None: not installed or unknown."""
     return {
         "duet": training.__version__,
         "python": platform.python_version(),
