@@ -54,7 +54,7 @@ def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(
     )
     assert run.wait(60) == 5
     assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
-    assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
+    assert run.failure["summary"].startswith("exited in the middle of its work, for ")
 
 
 @pytest.mark.slow

@@ -71,12 +71,12 @@ class AttemptLimits:
         run, outcome = self._state.run, self._state.outcome
         outcome.gone = True
         if outcome.ours:
-            log.error(f"the run directory {run.own} has disappeared; ending the ranks")
+            log.error(f"the run directory {run.own} has disappeared; killing the ranks")
             self._children.kill()
         else:
             log.warning(
-                f"the run directory {run.own} has disappeared: what the ranks print is not "
-                f"kept any more"
+                f"the run directory {run.own} has disappeared; output of the ranks is no longer "
+                f"logged"
             )
 
     def _overdue_stop_exit(self, now: float) -> tuple[spawn.Child, int] | None:
@@ -108,11 +108,8 @@ class AttemptLimits:
             [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)]
             or [c.name for c in children.alive.values()]
         )
-        why = "a thread that is no daemon, or what it does at exit"
-        log.warning(
-            f"{names}: finished since {since_s:.0f} s, and the process does not leave ({why}): "
-            f"ended"
-        )
+        why = "a non-daemon thread or an exit handler"
+        log.warning(f"{names} finished {since_s:.0f} s ago but has not exited ({why}); killed")
         outcome.closed = Exit(
             (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)
         )
@@ -137,7 +134,7 @@ class AttemptLimits:
         )
 
     def _waiting_s(self, beats: Beats) -> float:
-        """For how long all ranks here have waited for other machines."""
+        """For how long all ranks of this machine have waited for other machines."""
         if self._state.outcome.ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._state.others.still_s()
         return timeouts.still_s(beats, self._state.watch)

@@ -132,7 +132,9 @@ class ChildProcesses:
         blocked = set(self.pids().values()) if self._state.outcome.blocked else set()
         for pid, command in process.sweep(self._token).items():
             if pid not in blocked:
-                log.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
+                log.warning(
+                    f"killed a process left behind by a rank: pid {pid}: {one_line(command)[:100]}"
+                )
 
     def remove_sockets(self) -> None:
         """Sockets of the ranks: a run directory that contains one cannot be copied."""

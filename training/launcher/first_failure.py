@@ -36,7 +36,7 @@ class FirstFailure:
         if outcome.guilty is None:
             outcome.guilty = outcome.here
             state.best_effort(
-                "looking for a rank that left before",
+                "looking for an earlier exit",
                 functools.partial(self._blame_earlier_exit, child),
             )
             outcome.phases = state.phases()
@@ -44,7 +44,7 @@ class FirstFailure:
                 status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
             )
             state.best_effort(
-                "telling of the failure", functools.partial(self._report_exit, child, status)
+                "reporting the failure", functools.partial(self._report_exit, child, status)
             )
             self._record()
 
@@ -116,7 +116,7 @@ class FirstFailure:
         at = f"; at {known.where}" if known.where else ""
         who = f" rank {known.rank}" if known.rank is not None else ""
         text = f"{known.label}{who}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
-        self._error(f"{text}; ending the others" if alive else text)
+        self._error(f"{text}; stopping the others" if alive else text)
         self._state.run.event(
             "verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text
         )

@@ -64,19 +64,19 @@ class StopRequests:
         will = (
             "finishing the current step and saving a checkpoint"
             if outcome.ours
-            else "told the script to stop"
+            else "asked the script to stop"
         )
-        will = will if outcome.left is None else "the other ranks are stopped too"
-        log.warning(f"{name}: {will} (once more: stop now)")
+        will = will if outcome.left is None else "stopping the other ranks too"
+        log.warning(f"{name}: {will} (again: stop now)")
         self._children.ask_to_stop(number)
 
     def _insist(self, name: str) -> None:
         """The second or third request: a script gets time for its own clean-up once."""
         self._state.outcome.killed = True
         if self._state.outcome.ours or self.count > 2:
-            log.warning(f"{name} again: the ranks are killed")
+            log.warning(f"{name} again: killing the ranks")
             self._children.kill()
             return
-        log.warning(f"{name} again: stopping the ranks now (once more: kill them)")
+        log.warning(f"{name} again: stopping the ranks now (again: kill them)")
         self.asked_at = time.monotonic()
         self._children.terminate()
