@@ -131,7 +131,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     )
     code, told = inspect(f"--pid={found[1]}")
     assert code == 5 and told["text"].startswith(
-        f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "
+        f"NO: rank 0 is stuck at {FAULTY}:{line} (stuck_in_a_lock), since "
     ), told
     assert [r["waits_in"] for r in told["ranks"]] == [None, "backward"]
 

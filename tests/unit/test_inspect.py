@@ -200,7 +200,7 @@ def test_a_rank_that_is_overdue(run: Made, tmp_path: Path) -> None:
         report = health.of_run(run.run)
     assert (report.answer, report.code) == ("no", Exit.HANG), report
     assert (
-        report.text.startswith(f"rank 1 in 'step {last + 1}: fetch' stands at ")
+        report.text.startswith(f"rank 1 in 'step {last + 1}: fetch' is stuck at ")
         and "rank.py:" in report.text
     )
 

@@ -166,7 +166,7 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 def test_a_mistake_of_a_user_is_no_traceback() -> None:
     done = python("-m", "training.cli.inspect", "--pid=4194304")
     said = (
-        f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
+        f"process 4194304 (--pid) does not exist\n    try:     {PGREP}\n1 problem; nothing was "
         f"looked into (exit 2)\n"
     )
     assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
@@ -275,7 +275,7 @@ def test_a_process_that_is_protected(
     pid = os.getpid()
     said = NOW.sub("", capsys.readouterr().err)
     assert said.startswith(
-        f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your "
-        f"own\n"
+        f"process {pid} (--pid) belongs to another user, or is protected\n    allowed: one of your "
+        f"own processes\n"
     )
     assert f"    try:     sudo ./duet inspect --pid={pid}\n" in said

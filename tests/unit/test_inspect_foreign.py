@@ -47,7 +47,7 @@ def test_a_foreign_training(tmp_path: Path) -> None:
         target = of_process(pids[0])
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')} (locks)"
     assert (report.answer, report.code) == ("no", Exit.HANG) and report.text.startswith(
-        f"rank 0 stands at {place}, since "
+        f"rank 0 is stuck at {place}, since "
     )
     assert (report.ranks[1]["waits_in"], report.ranks[0]["where"]) == ("all_reduce", place)
     assert (
@@ -95,7 +95,7 @@ def test_ranks_of_several_machines() -> None:
     assert Target(None, {}, {3: 11}, 6, 2, "WORLD_SIZE", {3: {"LOCAL_RANK": "1"}}).missing == (2,)
 
 
-# What can not be made here: a GPU that is waited for, processes that may not be looked into.
+# What can not be made here: a GPU that is waited for, processes that cannot be inspected.
 
 
 def on_gpu(
@@ -140,6 +140,6 @@ def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
 
 
 def test_processes_that_may_not_be_looked_into(tmp_path: Path) -> None:
-    blind = NoFinding(BLIND, "no stack of rank 0: process 1 may not be looked into")
+    blind = NoFinding(BLIND, "no stack of rank 0: process 1 cannot be inspected")
     found = on_gpu(tmp_path / "train.py", blind)
-    assert found.status == UNKNOWN and found.said.endswith("process 1 may not be looked into")
+    assert found.status == UNKNOWN and found.said.endswith("process 1 cannot be inspected")
