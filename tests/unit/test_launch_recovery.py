@@ -134,7 +134,7 @@ def test_recovery_is_recorded_once(run: RunDir, capfd: pytest.CaptureFixture[str
     tried.look()
     (event,) = (r for r in read_records(run.events) if r["event"] == "recovered")
     assert (event["attempt"], event["step"]) == (2, 21) and 0 <= event["seconds"] < 5
-    assert capfd.readouterr().err.count("training again, 0.") == 1
+    assert capfd.readouterr().err.count("training resumed 0.") == 1
 
 
 def test_a_completed_last_step_counts_too(run: RunDir) -> None:

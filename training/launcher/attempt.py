@@ -109,7 +109,7 @@ class Attempt:
 
     def _on_exit(self, child: spawn.Child, status: int) -> None:
         """Classify an exit that this process has not caused. Status 0 in the middle of the training
-        is a failure too."""
+        is also a failure."""
         beat = (
             heartbeat.read(self.state.run.heartbeat(child.rank)) if child.rank is not None else None
         )

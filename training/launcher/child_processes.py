@@ -36,7 +36,7 @@ class ChildProcesses:
         self._state, self._selector, self._outputs = state, selector, outputs
         self._token, self._on_exit = token, on_exit
         self.alive: dict[int, spawn.Child] = {}  # by pidfd
-        self.killing = False  # from now on exits are the result of our SIGKILL
+        self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
 
     def start(self) -> None:
@@ -107,8 +107,8 @@ class ChildProcesses:
             child.signal_group(signal.SIGKILL)
 
     def blocked(self) -> bool:
-        """Has SIGKILL had no effect for UNKILLABLE_S? A process in uninterruptible sleep (a dead
-        disk or device) is left behind."""
+        """Have processes survived SIGKILL for UNKILLABLE_S? Those in uninterruptible sleep (a dead
+        disk or device) are left behind."""
         if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
             return False
         self._state.outcome.blocked = "; ".join(

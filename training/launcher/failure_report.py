@@ -279,8 +279,8 @@ def _stop(outcome: Outcome) -> str:
         return f"the script was stopped at once{statuses(outcome)}"
     if outcome.left is not None:
         return (
-            f"rank {outcome.left} got a stop signal alone and exited without the others: nothing "
-            f"was saved since the last checkpoint"
+            f"rank {outcome.left} received a stop signal alone and exited without the others: "
+            f"nothing was saved since the last checkpoint"
         )
     if stopped_early(outcome):
         return "stopped before the training began"

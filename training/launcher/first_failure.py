@@ -18,16 +18,15 @@ from training.watchdog.hang_report import HangFinding
 
 
 class FirstFailure:
-    """Later failures are taken for its consequences. `stop_exit`: when a rank of a script exited
-    with the status of a stop request, the rank, its status; a failure unless all its ranks do
-    so."""
+    """Later failures count as its consequences. `stop_exit`: time, rank and status of a script's
+    rank that exited as if asked to stop; a failure unless all its ranks do so."""
 
     def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
         self._state, self._children = state, children
         self.stop_exit: tuple[float, spawn.Child, int] | None = None
 
     def of_rank(self, child: spawn.Child, status: int) -> None:
-        """A child has exited as it should not."""
+        """A child has exited unexpectedly."""
         state, outcome = self._state, self._state.outcome
         self.stop_exit = None
         if outcome.left is not None:

@@ -154,8 +154,8 @@ class PeerLink(ABC):
         return self._silence(node, wire, wire.unreachable)
 
     def settle(self, own: FailureRecord) -> FailureRecord:
-        """The failure record that every machine shows: that of the machine where the failure began,
-        if it can still send it."""
+        """The failure record for all machines: that of the machine where the failure began, if it
+        can still send it."""
         guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
         last = time.monotonic()
         end = last + SETTLE_S
@@ -247,4 +247,4 @@ class Waiting:
         waited = self.seconds
         if waited - self._reported_s > (REPORT_EVERY_S if self._reported_s else REPORT_AFTER_S):
             self._reported_s = waited
-            level(f"waiting for {what} for {waited:.0f} s{f': {why}' if why else ''}")
+            level(f"waiting for {what} ({waited:.0f} s){f': {why}' if why else ''}")

@@ -208,7 +208,7 @@ class Recovery:
             return
         self._waits = False
         seconds = beat.wall_time - self._failed_at
-        log.info(f"training again, {seconds:.1f} s after the failure")
+        log.info(f"training resumed {seconds:.1f} s after the failure")
         self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
 
     def finish(self) -> str:

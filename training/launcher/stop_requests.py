@@ -20,8 +20,9 @@ class StopRequests:
     def __init__(self, state: AttemptState, children: ChildProcesses, signals: StopSignals) -> None:
         self._state, self._children, self._stop_signals = state, children, signals
         self.count = 0  # requests, of all machines together
-        self._signals = 0  # that this process has received
-        self.asked_at: float | None = None  # the last one that left the ranks time
+        self._signals = 0  # received by this process
+        # time of the last request that gives the ranks time to stop
+        self.asked_at: float | None = None
 
     def on_signal(self, fd: int) -> None:
         """Stop signals of this process have arrived."""
@@ -40,7 +41,7 @@ class StopRequests:
             self._request(request[0], f" on {name}")
 
     def from_rank(self, child: spawn.Child, status: int) -> None:
-        """A rank of Duet's training has got a stop signal itself and has left without the others:
+        """A rank of Duet's training received a stop signal itself and exited without the others:
         they are asked to stop too, and what they cannot complete without it is not a failure."""
         self._rank_left(child.rank)
         self._request(

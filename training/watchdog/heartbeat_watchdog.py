@@ -118,7 +118,7 @@ class HeartbeatWatchdog:
                 f"busy: slow, not stuck",
             )
             return None
-        how = "has sent no heartbeat since its start: its Python does not reach the training"
+        how = "has sent no heartbeat since its start: Python has not reached the training"
         return hang_dump.keep(self.run, HangFinding(HANG, rank, None, how, {}, {}, now - since), {})
 
     def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
@@ -189,7 +189,7 @@ class HeartbeatWatchdog:
     def _report_stopped(self, rank: int, pid: int, by: str) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
         text = (
-            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: "
+            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}; "
             f"resume: kill -CONT {pid}"
         )
         if self._acts and text not in self._reported:

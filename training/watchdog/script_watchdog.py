@@ -222,7 +222,7 @@ class ScriptWatch:
         if samples[-1].looks.keys() != samples[0].looks.keys():
             del samples[:-1]  # a rank has exited
         del samples[: -(KEPT + 1)]
-        # At first the second half of the silence; from then on windows of the full length.
+        # Half the patience at first, growing with the silence to the whole of it.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
         burst = (
             functools.cache(self._burst)

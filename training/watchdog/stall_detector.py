@@ -92,7 +92,7 @@ def detect_stall(
         guilty.append((c, how))
     c, how = guilty[0]
     if len(guilty) > 1:
-        how += "; so do " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+        how += "; also " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
 
