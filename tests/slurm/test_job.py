@@ -212,4 +212,4 @@ def test_a_job_without_progress_is_not_requeued_for_ever(user: User) -> None:
         )
         user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job, "FAILED")["Restarts"] == "1"
-    assert f"job {job} is not requeued: two starts did not pass step 0" in user.log(job)
+    assert f"job {job} is not requeued: two starts did not get past step 0" in user.log(job)

@@ -186,7 +186,7 @@ def test_two_machines_restart() -> None:
         with rendezvous.Peer(plan(1, port)) as line:
             line.gather(10)
             seen = [line.go()]
-            line.tell({"failed": {"rank": 2, "status": -9}})
+            line.send_all({"failed": {"rank": 2, "status": -9}})
             orders = [line.decide(None)]
             seen.append(line.go())
             orders.append(line.decide(None))
@@ -196,7 +196,7 @@ def test_two_machines_restart() -> None:
     with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
-        line.tell({"record": {"rank": 2}})
+        line.send_all({"record": {"rank": 2}})
         assert line.decide({"changes": {"device_batch_size": 4}}) == {
             "changes": {"device_batch_size": 4}
         }

@@ -134,4 +134,4 @@ class FirstFailure:
         # the other machines are connected to node 0 alone
         if link and (not outcome.elsewhere or outcome.lost or self._state.others.first):
             rank, status = outcome.guilty or (None, 0)
-            link.tell({"failed": {"rank": rank, "status": status}})
+            link.send_all({"failed": {"rank": rank, "status": status}})

@@ -44,7 +44,7 @@ class Others:
         left = self.running()
         if not self._reported and (not left or not self.first):  # node 0 reports the end of all
             self._reported = True
-            self.line.tell({"ended": code})
+            self.line.send_all({"ended": code})
         if left:
             self._waiting.report(
                 f"{', '.join(map(self.line.name, left))} to end; the ranks of this machine have "
@@ -62,7 +62,7 @@ class Others:
         """Pass the n-th stop request on to the other machines. `left`: the rank that got it alone
         and exited without the others."""
         if self.line:
-            self.line.tell({"asked": number, "times": times, "left": left})
+            self.line.send_all({"asked": number, "times": times, "left": left})
 
 
 def asked(message: Message) -> tuple[int, int] | None:

@@ -111,7 +111,7 @@ class PeerLink(ABC):
             f"node {node} ({address}{f', {shown}' if shown else ''})",
         )
 
-    def tell(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         """Send to all; a lost connection is reported by the next read."""
         for wire in self.wires.values():
             with contextlib.suppress(ConnectionLost):
@@ -177,7 +177,7 @@ class PeerLink(ABC):
                 wire.quiet_s += passed
         if self.failed or guilty or self._sure(own):
             # the other machines are connected to node 0 alone
-            self.tell({"record": self.failed or own})
+            self.send_all({"record": self.failed or own})
         return self.failed or own
 
     def _sure(self, own: FailureRecord) -> bool:

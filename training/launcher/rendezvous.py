@@ -165,7 +165,7 @@ class Coordinator(PeerLink):
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if why := self._read_ready(node):
-                    self.tell({"left": why})
+                    self.send_all({"left": why})
                     raise UserError(
                         Problem("nodes.lost_before_start", f"before the start: {why}"),
                         Exit.RESOURCES,
@@ -176,7 +176,7 @@ class Coordinator(PeerLink):
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
             self.store.close()  # rank 0, or torchrun, opens the port itself
         self._fresh()
-        self.tell({"go": self.port})
+        self.send_all({"go": self.port})
         store = None if self.store.fileno() < 0 else self.store
         return LocalRanks(
             range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store
@@ -187,7 +187,7 @@ class Coordinator(PeerLink):
             log.error(f"not restarted: {missing} cannot be reached")
             order = None
         self._ready.clear()
-        self.tell({"over": stopped} if order is None else {"again": order})
+        self.send_all({"over": stopped} if order is None else {"again": order})
         return order
 
 
@@ -209,7 +209,7 @@ class Peer(PeerLink):
 
     def go(self) -> LocalRanks:
         local, first = self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
-        self.tell({"ready": True})
+        self.send_all({"ready": True})
         answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text

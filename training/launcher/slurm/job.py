@@ -97,7 +97,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     step = saved_step(run)
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
         log.error(
-            f"job {job} is not requeued: two starts did not pass step {step}; request a longer "
+            f"job {job} is not requeued: two starts did not get past step {step}; request a longer "
             f"--time\n    {resume}"
         )
         return code

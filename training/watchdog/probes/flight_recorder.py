@@ -127,13 +127,13 @@ def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
         at = {rank: own[key] for rank, own in by_number.items()}
         if not any(call.open for call in at.values()):
             continue
-        said = {
+        texts = {
             rank: call.operation if call.operation in OWN_SHAPES else str(call)
             for rank, call in at.items()
         }
-        (common, votes), *others = Counter(said.values()).most_common()
+        (common, votes), *others = Counter(texts.values()).most_common()
         if others:
-            odd = [rank for rank in at if said[rank] != common]
+            odd = [rank for rank in at if texts[rank] != common]
             return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
     return None
 

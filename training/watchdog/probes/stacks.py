@@ -216,21 +216,21 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
     )
 
 
-def _reason(pid: int, said: str) -> str:
+def _reason(pid: int, output: str) -> str:
     now = procfs.read_process(pid)
     # without a command line: it is exiting
     if now is None or now.state in "ZX" or now.command.startswith("["):
         return f"process {pid} has ended"
-    if re.search(r"permission denied|operation not permitted", said, re.I):
+    if re.search(r"permission denied|operation not permitted", output, re.I):
         return (
             f"process {pid} cannot be inspected: run this as its user or as root, and see "
             f"/proc/sys/kernel/yama/ptrace_scope"
             " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
         )
-    if "find python version" in said or "find a python" in said.lower():
+    if "find python version" in output or "find a python" in output.lower():
         return f"process {pid} is not Python"
     lines = [
-        line.strip() for line in said.partition("Stack backtrace")[0].splitlines() if line.strip()
+        line.strip() for line in output.partition("Stack backtrace")[0].splitlines() if line.strip()
     ]
     return f"process {pid}: py-spy reported: {'; '.join(lines)[:200] or 'nothing'}"
 
