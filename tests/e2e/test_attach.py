@@ -46,7 +46,7 @@ def test_a_hang_under_torchrun_is_located(torchrun: Torchrun) -> None:
     for pid in (launcher, found[1]):
         code, said = attach(f"--pid={pid}")
         assert code == 5, said
-        assert f"HANG rank 0 stands at {at} (stuck_in_a_lock), since " in said
+        assert f"HANG rank 0 is stuck at {at} (stuck_in_a_lock), for " in said
         assert f"rank 1: waits in backward at {place('loss.backward()')} (<module>)" in said
 
 
@@ -70,7 +70,7 @@ def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
         and told["verdict"]["where"] == place("# the deadlock")
     )
     assert told["verdict"]["how"].startswith(
-        f"waits for its data-loader worker (pid {worker}), which stands at "
+        f"waits for its data-loader worker (pid {worker}), which is stuck at "
     )
 
 
@@ -122,7 +122,7 @@ def test_a_script_under_duet(launch: Callable[..., Launched], tmp_path: Path) ->
     run.process.send_signal(signal.SIGTERM)
     assert (
         code == 5
-        and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said
+        and f"HANG rank 0 is stuck at {place('# the deadlock')} (stuck_in_a_lock), for " in said
     ), said
 
 

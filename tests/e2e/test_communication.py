@@ -192,9 +192,8 @@ def test_a_rank_that_never_reaches_the_rendezvous(attempt: Attempt, short: int) 
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("hang", [1])
     text, where, *_ = told(result).splitlines()
     assert (
-        text
-        == f"rank 1 never arrived at the meeting: after {short} s it was in the import of torch; "
-        f"rank 0 came to the meeting"
+        text == f"rank 1 never reached the meeting: after {short} s it was in the import of torch; "
+        f"rank 0 reached the meeting"
     )
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in plant", where)
 
@@ -216,7 +215,7 @@ def test_a_rank_that_is_stopped_does_not_answer(attempt: Attempt, short: int) ->
     result = attempt(
         around_all_reduce("os.kill(os.getpid(), signal.SIGSTOP)", SMALL, "0"), limit_s=short
     )
-    how = "without an answer (stopped, or waiting in the kernel)"
+    how = "unresponsive (stopped, or blocked in the kernel)"
     assert (
         told(result).splitlines()[0]
         == f"after {short} s rank 0 hangs in the all_reduce of 1 KiB, {how}; rank 1 waits for it"
@@ -248,7 +247,7 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
         told(result),
     ), told(result)
     assert (
-        f"after {short} s all ranks hang in the all_reduce of 8 MiB; trying again with "
+        f"after {short} s all ranks hang in the all_reduce of 8 MiB; retrying with "
         f"NCCL_P2P_DISABLE=1" in capsys.readouterr().err
     )
     known = p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
@@ -288,7 +287,7 @@ def test_a_hang_without_peer_to_peer_copies_too(attempt: Attempt, short: int) ->
     result = attempt(around_all_reduce(FOREVER, LARGE), limit_s=short, backend="nccl")
     text = told(result).splitlines()[0]
     assert (
-        text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; so it is with "
+        text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; the same with "
         f"NCCL_P2P_DISABLE=1"
     )
     assert result.checks()[0].fixes[0].startswith("NCCL_DEBUG=INFO ")
@@ -357,7 +356,7 @@ def test_a_missing_interface(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) 
     )
     assert (
         result.checks()[0].fixes[0]
-        == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; the ranks of one machine talk over 'lo'"
+        == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; ranks of one machine communicate over 'lo'"
     )
 
 
@@ -365,7 +364,7 @@ def test_no_space_for_temporary_files(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tempfile, "tempdir", str(place / "missing"))
     result = run(plan())
     assert told(result).startswith(
-        f"the ranks can not be started: No such file or directory: "
+        f"the ranks cannot be started: No such file or directory: "
         f"{place}/missing/duet-communication-"
     )
     assert result.checks()[0].fixes[0].startswith("TMPDIR=/another/folder ")

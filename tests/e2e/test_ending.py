@@ -102,7 +102,7 @@ def test_a_failed_run_notifies_once_after_all_restarts(launch: Launch, sent: Pat
     assert facts["text"].startswith("rank 1: killed by SIGKILL") and facts["host"]
     assert f"report: {run.run.report}\n" in run.output.split("training failed")[-1]
     assert "[WARNING]" in run.output.splitlines()[-1]
-    assert run.output.endswith("--notify has failed: exited with status 7: no route\n")
+    assert run.output.endswith("--notify failed: exited with status 7: no route\n")
 
 
 @pytest.mark.soak

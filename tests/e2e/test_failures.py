@@ -54,7 +54,7 @@ def test_exit_status_0_in_mid_run_is_a_failure(
     )
     assert run.wait(60) == 5
     assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
-    assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
+    assert run.failure["summary"].startswith("exited in the middle of its work, for ")
 
 
 @pytest.mark.slow

@@ -125,7 +125,8 @@ def test_a_platform_that_injects_nodes(
     assert first_line(nodes[0]).startswith("node 0 of 2, the first is 127.0.0.1:")
     assert first_line(nodes[1]).startswith("node 1 of 2, the first is 127.0.0.1:")
     assert (
-        "node 1 is here" in nodes[0].output and "this machine's ranks have ended" in nodes[1].output
+        "node 1 has joined" in nodes[0].output
+        and "the ranks of this machine have ended" in nodes[1].output
     )
     first, second = (RunDir(tmp_path / f"disk{node}/nodes", node) for node in range(2))
     assert (read_json(first.plan) or {})["launch"] == (read_json(second.plan) or {})["launch"]
@@ -227,7 +228,7 @@ def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
     by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()
     assert (
-        "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output
+        "built without libuv: restarting with USE_LIBUV=0, without torchrun" in by_torchrun.output
         and by_torchrun.losses == plain.losses
     )
     port = free_port("127.0.0.1")

@@ -101,7 +101,7 @@ def test_out_of_memory_with_one_sequence_fails(launch: Launch) -> None:
     assert run.wait() == 4
     assert "device_batch_size 2 → 1, the same 128 tokens" in run.output
     assert (
-        "given up: device_batch_size is 1 already: try a smaller --max_seq_len or --depth"
+        "given up: device_batch_size is already 1: try a smaller --max_seq_len or --depth"
         in run.output
     )
     assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
@@ -113,7 +113,7 @@ def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> 
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
     assert "restarting from the beginning (1 of 2)" in run.output
     assert (
-        "with num_workers 2 → 0, since the data loader has failed again; the ranks read the data "
+        "with num_workers 2 → 0: the data loader failed again; the ranks load the data "
         "themselves" in run.output
     )
     assert [r["changes"].get("num_workers") for r in events(run, "restart")] == [None, [2, 0]]
@@ -145,7 +145,7 @@ def test_two_equal_failures_at_one_step_are_not_restarted(launch: Launch) -> Non
     run = launch(*ENHANCED, save_every=2, inject="kill@rank=1,step=7,attempt=any")
     assert run.wait() == 4
     assert "restarting from step 6 (1 of 2), 1 step lost" in run.output
-    assert "given up: the second failure at step 7" in run.output
+    assert "given up: second failure at step 7" in run.output
     assert run.failure["kind"] == "died" and run.failure["step"] == 7
     assert "restarts" not in run.summary
 
@@ -153,20 +153,18 @@ def test_two_equal_failures_at_one_step_are_not_restarted(launch: Launch) -> Non
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param(
-            "raise@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow
-        ),
+        pytest.param("raise@rank=1,step=3", "a code error recurs", marks=pytest.mark.slow),
         pytest.param(
             "nan@rank=1,step=3",
             "the same data would give the same loss again",
             marks=pytest.mark.soak,
         ),
         pytest.param(
-            "exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.soak
+            "exit@rank=1,step=3",
+            "a rank that exits by itself would exit again",
+            marks=pytest.mark.soak,
         ),
-        pytest.param(
-            "desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.soak
-        ),
+        pytest.param("desync@rank=1,step=3", "a code error recurs", marks=pytest.mark.soak),
     ],
 )
 def test_a_repeatable_failure_is_not_restarted(launch: Launch, fault: str, why: str) -> None:

@@ -64,7 +64,7 @@ def fault_time(run: Launched) -> float:
 @pytest.mark.parametrize(
     ("fault", "kind", "rank", "where", "how"),
     [
-        ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
+        ("sleep", "hang", 0, "# the deadlock", r"is stuck at .* \(stuck_in_a_lock\)"),
         soak("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
         soak("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
         soak(
@@ -72,14 +72,14 @@ def fault_time(run: Launched) -> float:
             "stopped",
             0,
             "signal.SIGSTOP)",
-            r"is stopped \(SIGSTOP\); go on: kill -CONT \d+",
+            r"is stopped \(SIGSTOP\); resume: kill -CONT \d+",
         ),
         soak(
             "worker",
             "hang",
             0,
             "# the deadlock",
-            r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)",
+            r"waits for its data-loader worker \(pid \d+\), which is stuck at .* \(stuck_in_a_lock\)",
         ),
     ],
 )

@@ -31,7 +31,7 @@ POLL_S = 0.25
 
 
 class Attempt:
-    """`token` marks every process of the launch (training.host.process). `wanted`: stop signals
+    """`token` marks every process of the launch (training.host.process). `signals`: stop signals
     that count before and after the attempt too. `each_pass` is called a few times a second."""
 
     def __init__(
@@ -41,9 +41,9 @@ class Attempt:
         team: LocalRanks,
         token: str,
         line: PeerLink | None = None,
-        wanted: StopSignals | None = None,
+        signals: StopSignals | None = None,
     ) -> None:
-        self._signals = wanted or StopSignals()
+        self._signals = signals or StopSignals()
         self._selector = selectors.DefaultSelector()
         self.outcome = Outcome(ours=not is_script(plan))
         self.state = AttemptState(
@@ -85,11 +85,11 @@ class Attempt:
                         checked = time.monotonic()
             finally:
                 best_effort = self.state.best_effort
-                best_effort("ending the ranks", self.children.reap)
-                best_effort("ending the watch", self.state.watch.close)
-                best_effort("looking for what ranks have left behind", self.children.sweep)
+                best_effort("reaping the ranks", self.children.reap)
+                best_effort("stopping hang detection", self.state.watch.close)
+                best_effort("killing leftover processes", self.children.sweep)
                 best_effort("removing sockets", self.children.remove_sockets)
-                best_effort("reading what the ranks printed last", self._outputs.drain_rest)
+                best_effort("reading the remaining output", self._outputs.drain_rest)
                 self._selector.close()
         return self.outcome
 
@@ -103,13 +103,13 @@ class Attempt:
 
     def _check(self) -> None:
         self._limits.check()
-        self.state.best_effort("showing exceptions in threads", self._outputs.show_threads)
+        self.state.best_effort("reporting exceptions in threads", self._outputs.show_threads)
         if not self.outcome.gone:
-            self.state.best_effort("noting how far the run is", self.each_pass)
+            self.state.best_effort("recording progress", self.each_pass)
 
     def _on_exit(self, child: spawn.Child, status: int) -> None:
         """Classify an exit that this process has not caused. Status 0 in the middle of the training
-        is a failure too."""
+        is also a failure."""
         beat = (
             heartbeat.read(self.state.run.heartbeat(child.rank)) if child.rank is not None else None
         )

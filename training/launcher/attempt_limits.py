@@ -71,17 +71,17 @@ class AttemptLimits:
         run, outcome = self._state.run, self._state.outcome
         outcome.gone = True
         if outcome.ours:
-            log.error(f"the run directory {run.own} has disappeared; ending the ranks")
+            log.error(f"the run directory {run.own} has disappeared; killing the ranks")
             self._children.kill()
         else:
             log.warning(
-                f"the run directory {run.own} has disappeared: what the ranks print is not "
-                f"kept any more"
+                f"the run directory {run.own} has disappeared; output of the ranks is no longer "
+                f"logged"
             )
 
     def _overdue_stop_exit(self, now: float) -> tuple[spawn.Child, int] | None:
-        """A rank of a script that exited as if asked to stop, and its status, when other ranks
-        still run after PEER_GRACE_S."""
+        """The rank of a script that exited with the status of a stop request, and that status, if
+        other ranks still run after PEER_GRACE_S."""
         if self._failure.stop_exit is None or self._stop.count:
             return None
         at, child, status = self._failure.stop_exit
@@ -89,7 +89,7 @@ class AttemptLimits:
         return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
 
     def _all_finished(self, beats: Beats) -> bool:
-        """A script has no heartbeat."""
+        """Have all ranks of Duet's training finished? A script has no heartbeat."""
         return (
             self._state.outcome.ours
             and len(beats) == len(self._state.team.ranks)
@@ -97,21 +97,20 @@ class AttemptLimits:
         )
 
     def _end_finished(self, beats: Beats) -> None:
-        """All ranks have finished; a process that does not exit is killed. The result is what rank
-        0 has written to the summary."""
+        """Kill processes that have not exited although all ranks have finished. The exit code is
+        the one that rank 0 has written to the summary."""
         outcome, children = self._state.outcome, self._children
         since_s = min(b.age_s for b in beats)
         limit_s = timeouts.STALL_S if outcome.asked == Exit.INTERRUPTED else timeouts.CLOSING_S
         if children.killing or not children.alive or since_s <= limit_s:
             return
-        names = ", ".join(
-            [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)]
-            or [c.name for c in children.alive.values()]
-        )
-        why = "a thread that is no daemon, or what it does at exit"
+        names = [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)] or [
+            c.name for c in children.alive.values()
+        ]
+        why = "a non-daemon thread or an exit handler"
+        have = "have" if len(names) > 1 else "has"
         log.warning(
-            f"{names}: finished since {since_s:.0f} s, and the process does not leave ({why}): "
-            f"ended"
+            f"{', '.join(names)} finished {since_s:.0f} s ago but {have} not exited ({why}); killed"
         )
         outcome.closed = Exit(
             (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)
@@ -137,7 +136,7 @@ class AttemptLimits:
         )
 
     def _waiting_s(self, beats: Beats) -> float:
-        """For how long all ranks here have waited for other machines."""
+        """For how long all ranks of this machine have waited for other machines."""
         if self._state.outcome.ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
             return self._state.others.still_s()
         return timeouts.still_s(beats, self._state.watch)

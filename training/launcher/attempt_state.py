@@ -48,7 +48,7 @@ class AttemptState:
         try:
             work()
         except Exception as error:
-            text = f"{what} has failed, and nothing else with it: {type(error).__name__}: {error}"
+            text = f"{what} failed; the run continues: {type(error).__name__}: {error}"
             if text not in self._warned:
                 self._warned.add(text)
                 log.warning(text)

@@ -36,7 +36,7 @@ class ChildProcesses:
         self._state, self._selector, self._outputs = state, selector, outputs
         self._token, self._on_exit = token, on_exit
         self.alive: dict[int, spawn.Child] = {}  # by pidfd
-        self.killing = False  # from now on exits are the result of our SIGKILL
+        self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
 
     def start(self) -> None:
@@ -107,8 +107,8 @@ class ChildProcesses:
             child.signal_group(signal.SIGKILL)
 
     def blocked(self) -> bool:
-        """Has SIGKILL had no effect for UNKILLABLE_S? A process in uninterruptible sleep (a dead
-        disk or device) is left behind."""
+        """Have processes survived SIGKILL for UNKILLABLE_S? Those in uninterruptible sleep (a dead
+        disk or device) are left behind."""
         if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
             return False
         self._state.outcome.blocked = "; ".join(
@@ -132,7 +132,9 @@ class ChildProcesses:
         blocked = set(self.pids().values()) if self._state.outcome.blocked else set()
         for pid, command in process.sweep(self._token).items():
             if pid not in blocked:
-                log.warning(f"left behind by a rank, ended: pid {pid}: {one_line(command)[:100]}")
+                log.warning(
+                    f"killed a process left behind by a rank: pid {pid}: {one_line(command)[:100]}"
+                )
 
     def remove_sockets(self) -> None:
         """Sockets of the ranks: a run directory that contains one cannot be copied."""

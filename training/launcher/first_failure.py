@@ -18,16 +18,15 @@ from training.watchdog.hang_report import HangFinding
 
 
 class FirstFailure:
-    """Later failures are taken for its consequences. `stop_exit`: when a rank of a script exited
-    with the status of a stop request, the rank, its status; a failure unless all its ranks do
-    so."""
+    """Later failures count as its consequences. `stop_exit`: time, rank and status of a script's
+    rank that exited as if asked to stop; a failure unless all its ranks do so."""
 
     def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
         self._state, self._children = state, children
         self.stop_exit: tuple[float, spawn.Child, int] | None = None
 
     def of_rank(self, child: spawn.Child, status: int) -> None:
-        """A child has exited as it should not."""
+        """A child has exited unexpectedly."""
         state, outcome = self._state, self._state.outcome
         self.stop_exit = None
         if outcome.left is not None:
@@ -36,7 +35,7 @@ class FirstFailure:
         if outcome.guilty is None:
             outcome.guilty = outcome.here
             state.best_effort(
-                "looking for a rank that left before",
+                "looking for an earlier exit",
                 functools.partial(self._blame_earlier_exit, child),
             )
             outcome.phases = state.phases()
@@ -44,7 +43,7 @@ class FirstFailure:
                 status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
             )
             state.best_effort(
-                "telling of the failure", functools.partial(self._report_exit, child, status)
+                "reporting the failure", functools.partial(self._report_exit, child, status)
             )
             self._record()
 
@@ -117,7 +116,7 @@ class FirstFailure:
         at = f"; at {known.where}" if known.where else ""
         who = f" rank {known.rank}" if known.rank is not None else ""
         text = f"{known.label}{who}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
-        self._error(f"{text}; ending the others" if alive else text)
+        self._error(f"{text}; stopping the others" if alive else text)
         self._state.run.event(
             "verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text
         )
@@ -136,4 +135,4 @@ class FirstFailure:
         # the other machines are connected to node 0 alone
         if link and (not outcome.elsewhere or outcome.lost or self._state.others.first):
             rank, status = outcome.guilty or (None, 0)
-            link.tell({"failed": {"rank": rank, "status": status}})
+            link.send_all({"failed": {"rank": rank, "status": status}})

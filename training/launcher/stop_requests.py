@@ -20,8 +20,9 @@ class StopRequests:
     def __init__(self, state: AttemptState, children: ChildProcesses, signals: StopSignals) -> None:
         self._state, self._children, self._stop_signals = state, children, signals
         self.count = 0  # requests, of all machines together
-        self._signals = 0  # that this process has received
-        self.asked_at: float | None = None  # the last one that left the ranks time
+        self._signals = 0  # received by this process
+        # time of the last request that gives the ranks time to stop
+        self.asked_at: float | None = None
 
     def on_signal(self, fd: int) -> None:
         """Stop signals of this process have arrived."""
@@ -40,7 +41,7 @@ class StopRequests:
             self._request(request[0], f" on {name}")
 
     def from_rank(self, child: spawn.Child, status: int) -> None:
-        """A rank of Duet's training has got a stop signal itself and has left without the others:
+        """A rank of Duet's training received a stop signal itself and exited without the others:
         they are asked to stop too, and what they cannot complete without it is not a failure."""
         self._rank_left(child.rank)
         self._request(
@@ -64,19 +65,19 @@ class StopRequests:
         will = (
             "finishing the current step and saving a checkpoint"
             if outcome.ours
-            else "told the script to stop"
+            else "asked the script to stop"
         )
-        will = will if outcome.left is None else "the other ranks are stopped too"
-        log.warning(f"{name}: {will} (once more: stop now)")
+        will = will if outcome.left is None else "stopping the other ranks too"
+        log.warning(f"{name}: {will} (again: stop now)")
         self._children.ask_to_stop(number)
 
     def _insist(self, name: str) -> None:
         """The second or third request: a script gets time for its own clean-up once."""
         self._state.outcome.killed = True
         if self._state.outcome.ours or self.count > 2:
-            log.warning(f"{name} again: the ranks are killed")
+            log.warning(f"{name} again: killing the ranks")
             self._children.kill()
             return
-        log.warning(f"{name} again: stopping the ranks now (once more: kill them)")
+        log.warning(f"{name} again: stopping the ranks now (again: kill them)")
         self.asked_at = time.monotonic()
         self._children.terminate()
