@@ -243,6 +243,17 @@ def test_a_finished_script_that_trained_on_nan_is_found(run: RunDir) -> None:
     assert result.diagnose([run.path], "en")["cause"] == "none"
 
 
+def test_a_run_can_be_named(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(run.summary, {"status": "stopped", "exit_code": 75, "steps": 4, "time": 2.0})
+    monkeypatch.setattr(command, "EXPERIMENTS", run.path.parent)
+    for words in (["--run=run"], [f"--run={run.path}"], ["run"], [str(run.path)], []):
+        assert command.main(["--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["cause"] == "preempted"
+    assert command.main(["--run=rum"]) == 2
+
+
 def test_a_finished_run_has_no_cause(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     run.event("restart", cause="gpu_oom")

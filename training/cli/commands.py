@@ -36,6 +36,7 @@ _COMMANDS = (
         ("--check",),
     ),
     Command("monitor", "watch a run or a log", "monitor_training.sh"),
+    Command("runs", "list all runs side by side, live", "monitor_training.sh", "", ("--all",)),
     Command("inspect", "check whether all ranks of a run are training", module="inspect"),
     Command(
         "attach",

@@ -5,7 +5,8 @@ Usage: ./duet diagnose [LOG…] [--json] [--lang=en|zh]
        ./duet diagnose RUN --report-issue[=FILE]
 
 LOG is a text file (any launcher, any encoding, also gzip, finished or still
-growing), a folder of per-rank logs, a run directory, or - for standard input.
+growing), a folder of per-rank logs, a run (its directory, or its name in
+experiments/; also --run=RUN), or - for standard input.
 Several logs are treated as one run. Default: the newest run in experiments/.
 
   --json               print one JSON object: cause, rank, line, evidence,
@@ -27,7 +28,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, log, rundir
+from training.core import args, find_run, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import WORK, typed
 from training.diagnose import bundle, card, source
@@ -36,8 +37,10 @@ from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = WORK / "experiments"
 COMMAND = "./duet diagnose"
+ASKER = find_run.RunSelector("RUN", f"{COMMAND} ", COMMAND)
 FLAGS = {
     "json": args.SWITCH,
+    "run": args.TEXT,
     "lang": args.one_of(*LANGUAGES),
     "report-issue": args.Flag(str, bare=""),
     "help": args.SWITCH,
@@ -50,6 +53,7 @@ class DiagnoseOptions:
 
     logs: list[str]
     json: bool = False
+    run: str | None = None
     lang: str = ""
     report_issue: str | None = None
     help: bool = False
@@ -72,7 +76,7 @@ def main(argv: list[str]) -> int:
         # `--report-issue RUN`
         if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
-        paths = _logs(wanted.logs)
+        paths = _logs(wanted)
         spoken = wanted.lang or card.language()
         record = diagnose(paths, spoken)
         if wanted.report_issue is not None:
@@ -116,7 +120,10 @@ def main(argv: list[str]) -> int:
     return int(Exit.DONE)
 
 
-def _logs(words: list[str]) -> list[Path | None]:
+def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
+    words = [_run(word) for word in wanted.logs]
+    if wanted.run is not None:
+        words.append(str(find_run.find(wanted.run, EXPERIMENTS, ASKER).path))
     if not words:
         newest = rundir.newest(EXPERIMENTS)
         if newest is None:
@@ -132,6 +139,13 @@ def _logs(words: list[str]) -> list[Path | None]:
     if problem := source.missing([path for path in paths if path]):
         raise problem
     return paths
+
+
+def _run(word: str) -> str:
+    """The directory of a run in experiments/ where `word` is its name, else `word`."""
+    run = rundir.RunDir(EXPERIMENTS / word)
+    plain = word == Path(word).name and not Path(word).exists()
+    return str(run.path) if plain and find_run.is_run(run) else word
 
 
 if __name__ == "__main__":
