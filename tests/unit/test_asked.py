@@ -47,9 +47,7 @@ def test_options_are_flags_with_their_types_and_origins(home: Path, line: str) -
     ]
 
 
-def test_options_and_the_task_itself_may_stand_in_a_config(
-    home: Path, line: str, write: Write
-) -> None:
+def test_options_and_the_task_may_be_in_a_config(home: Path, line: str, write: Write) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 2 * 4\nslope = 1\nbias = False\n")
     for args in ([config], ["--title", "0.5", config], ["--bias", config]):
         found = look(*args)
@@ -64,7 +62,7 @@ def test_options_and_the_task_itself_may_stand_in_a_config(
     assert (over.options["width"], over.options["title"]) == (5, "a line")
 
 
-def test_an_option_of_a_wrong_type_is_told_as_any_field(
+def test_an_option_of_a_wrong_type_is_reported_like_any_field(
     home: Path, line: str, write: Write
 ) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 'wide'\n")
@@ -77,7 +75,7 @@ def test_an_option_of_a_wrong_type_is_told_as_any_field(
     assert look(f"--task={line}", "--slope=steep").resolved.options["slope"] == 0.5
 
 
-def test_variables_of_our_own_set_no_option(home: Path, write: Write) -> None:
+def test_duets_own_variables_set_no_option(home: Path, write: Write) -> None:
     """Every script exports DUET_ROOT."""
     task = write(
         "t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): model = train_data = loss = 0\n"
@@ -116,7 +114,7 @@ def test_what_only_gpt_has_is_refused_and_the_other_way_round(
     assert look("--depth=3").problems == [] == look("--depth=3", "--task=gpt").problems
 
 
-def test_a_wrong_task_is_told_with_all_other_mistakes(home: Path) -> None:
+def test_an_invalid_task_is_reported_with_all_other_errors(home: Path) -> None:
     said = [p.what for p in look("--task=gtp", "--seed=x").problems]
     assert len(said) == 2 and "task is 'gtp'" in said[0] and "seed is 'x'" in said[1]
 
@@ -156,7 +154,7 @@ def test_a_resumed_run_keeps_its_task_and_options(
     )
 
 
-def test_a_request_has_all_of_it(home: Path, line: str) -> None:
+def test_a_request_is_complete(home: Path, line: str) -> None:
     made = ask("2", f"--task={line}", "--width=7", "--device_batch_size=3", script=LAUNCH)
     assert (made.kind.name, made.seq_len, made.source) == ("my line", 1, None)
     assert made.options == {"width": 7, "slope": 0.5, "bias": True, "title": "a line"}
@@ -199,9 +197,7 @@ def test_a_batch_that_does_not_divide_gets_commands_that_do(
     assert sizes == [(4, 24), (4, 32), (2, 28)]
 
 
-def test_a_batch_that_fits_the_memory_is_the_plans_to_find(
-    home: Path, line: str, shell: Shell
-) -> None:
+def test_the_plan_finds_a_batch_that_fits_the_memory(home: Path, line: str, shell: Shell) -> None:
     auto = ("2", f"--task={line}", "--device_batch_size=auto")
     assert [
         ask(*auto, *more, script=LAUNCH).batch for more in ((), ("--total_batch_size=12",))

@@ -66,12 +66,12 @@ def request_for(run: rundir.RunDir, **changes: Any) -> Any:
     return found
 
 
-def test_the_same_model_goes_on(run: rundir.RunDir) -> None:
+def test_the_same_model_is_resumed(run: rundir.RunDir) -> None:
     checkpoint(run)
     assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
-def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
+def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> None:
     checkpoint(run)
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(
@@ -85,7 +85,7 @@ def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDi
 
 @pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])
 def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir) -> None:
-    """A checkpoint from before there were several is a GPT's."""
+    """Checkpoints without a task are of the default task."""
     checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
     asked_for = request_for(run)
     asked_for.kind = tasks.BUILT_IN.get(now) or CustomSpec(now)
@@ -98,7 +98,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     )
 
 
-def test_the_same_task_goes_on_and_its_changed_options_are_said(run: rundir.RunDir) -> None:
+def test_changed_options_of_the_same_task_are_noted(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
@@ -130,7 +130,7 @@ def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None
     assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
-def test_no_checkpoint_is_said(run: rundir.RunDir) -> None:
+def test_a_missing_checkpoint_is_noted(run: rundir.RunDir) -> None:
     assert "restarts at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
 
 
@@ -153,7 +153,7 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
     assert "seed 1 → 2; the result differs from an uninterrupted run" in note
 
 
-def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_been() -> None:
+def test_any_other_change_makes_the_result_differ() -> None:
     mark = "; the result differs from an uninterrupted run"
     changed = {
         name: next(
@@ -199,7 +199,7 @@ def test_whatever_is_not_known_to_be_harmless_is_not_what_the_run_would_have_bee
         ), "it is listed all the same"
 
 
-def test_what_is_decided_otherwise_is_said_though_auto_is_auto(run: rundir.RunDir) -> None:
+def test_a_different_decision_for_auto_is_noted(run: rundir.RunDir) -> None:
     def plan(**changed: Any) -> dict[str, Any]:
         values = {
             "device": "cpu",

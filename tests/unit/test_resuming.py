@@ -34,7 +34,7 @@ def run_of(
     age_s: float = 0.0,
     **values: Any,
 ) -> RunDir:
-    """A run of a config, planned `age_s` seconds ago, with the end that it has."""
+    """A run of a config, planned `age_s` seconds ago, with a given end."""
     run = RunDir(home / "experiments" / name)
     run.create()
     created = time.time() - 1000 - age_s
@@ -72,7 +72,7 @@ def run_of(
 
 
 def answer(*args: str, script: str = SIMPLE) -> list[str]:
-    """Of a request that needs no launch."""
+    """The lines of a request that needs no launch."""
     with pytest.raises(NothingToDo) as caught:
         ask(*args, script=script)
     return str(caught.value).splitlines()
@@ -99,7 +99,9 @@ def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     first, more = answer("--resume=demo run", "--seed=3")
     assert "run demo run is finished: step 400 of 400" in first
-    assert shell.read(pasted(more)).config.num_iterations == 800, "pasted, it goes on"
+    assert shell.read(pasted(more)).config.num_iterations == 800, (
+        "the pasted command continues the run"
+    )
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
     assert answer("--resume=demo run", "--num_iterations=300")[0] == first
 
@@ -113,7 +115,7 @@ def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(
         ("done", "--num_epochs=2", {"num_iterations": 0, "num_epochs": 1}),
     ],
 )
-def test_what_has_more_to_train_goes_on(
+def test_a_run_with_steps_left_is_resumed(
     status: str, asked: str, config: dict[str, int], home: Path
 ) -> None:
     run = run_of(home, "demo", steps=400, status=status, **config)
@@ -129,7 +131,7 @@ def test_a_run_that_ends_by_epochs_is_finished_too(home: Path) -> None:
     assert "--num_iterations=74" in answer("--resume=one")[1], "no limit is one epoch"
 
 
-def test_every_way_to_start_answers_and_the_check_of_the_machine_still_checks(home: Path) -> None:
+def test_every_script_reports_it_and_check_still_checks(home: Path) -> None:
     run_of(home, "demo", steps=400, status="done")
     assert answer("--resume=demo", script=TRAIN)[1].startswith(
         "    to train longer: python train.py "
@@ -166,7 +168,7 @@ def test_a_resumed_run_is_still_one_of_its_config(home: Path, configs: tuple[str
     assert ask("--resume=demo", script=SIMPLE).config_name() == str(home / configs[0])
 
 
-def test_only_finished_runs_of_a_config_are_listed_and_that_is_no_error(
+def test_finished_runs_of_a_config_are_listed_without_error(
     home: Path, configs: tuple[str, str], shell: Shell
 ) -> None:
     quick, other = configs
@@ -187,7 +189,7 @@ def test_only_finished_runs_of_a_config_are_listed_and_that_is_no_error(
     ]
 
 
-def test_without_a_run_of_the_config_those_that_are_there_are_listed(
+def test_without_a_run_of_the_config_existing_runs_are_listed(
     home: Path, configs: tuple[str, str], shell: Shell
 ) -> None:
     quick, other = configs
@@ -235,7 +237,7 @@ def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: s
 
 
 def resume(made: Made, created: float) -> None:
-    """As the plan of a resume does it."""
+    """As in the plan of a resume."""
     writer._keep_before(made.run)
     rundir.write_json(
         made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}}
@@ -300,7 +302,7 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
     )
 
 
-def test_a_stopped_run_tells_the_whole_command_that_resumes_it(made: Made, shell: Shell) -> None:
+def test_a_stopped_run_prints_its_whole_resume_command(made: Made, shell: Shell) -> None:
     folder = made.run.path.parent
     command = {"script": "launch_train.sh", "args": ["2", "--data=my texts"], "cwd": "/"}
     more = {
@@ -363,7 +365,7 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(
     assert found and found.name == "older"
     run_of(home, "newest", configs[0], steps=20, status="stopped", age_s=-10)
     found = ask("--resume=latest", script=SIMPLE).resume_from
-    assert found and found.name == "newest", "an older run of another version is in nobody's way"
+    assert found and found.name == "newest", "an older run of another version is ignored"
     assert "no such run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
         "another mistake is not hidden by it"
     )

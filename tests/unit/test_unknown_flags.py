@@ -37,7 +37,7 @@ def refused(*args: str, program: str = LAUNCH) -> list[Problem]:
 
 
 def accepted(fix: str) -> script_request.ScriptLaunchRequest:
-    """Of a pasted command."""
+    """The request of a pasted command."""
     words = shlex.split(fix)
     assert words[0] == f"./{LAUNCH}"
     return script_request.read(LAUNCH, words[1:], {})
@@ -91,7 +91,7 @@ def test_the_number_of_processes_of_a_script(train: str) -> None:
         assert accepted(only(refused(*args, program=program)).fixes[0]).ranks == 2
 
 
-def test_a_script_is_not_restarted_and_zero_says_so(train: str) -> None:
+def test_a_script_is_not_restarted_and_retries_0_is_accepted(train: str) -> None:
     assert (
         script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
     )
@@ -140,11 +140,11 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
         (attach._parse, "--pdi=3", "./duet attach --pid=3"),
     ],
 )
-def test_the_nearest_flag_or_the_help(parse: object, argv: str, fix: str) -> None:
+def test_the_nearest_flag_or_help_is_suggested(parse: object, argv: str, fix: str) -> None:
     assert told(parse, *argv.split(" ")).fixes[0] == fix
 
 
-def test_the_scaling_check_has_names_of_its_own() -> None:
+def test_flags_of_the_scaling_check() -> None:
     for typed, fix in (
         ("--max_steps=30", "--steps=30"),
         ("--gpus=2", "--ranks=2"),
