@@ -31,6 +31,7 @@ def test_help_lists_every_command(words: tuple[str, ...], status: int) -> None:
     done = duet(*words)
     assert (done.returncode, done.stderr) == (status, "")
     assert [name for name in COMMANDS if f"\n  {name} " not in done.stdout] == []
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.slow

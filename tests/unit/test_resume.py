@@ -71,7 +71,7 @@ def test_the_same_model_continues(run: rundir.RunDir) -> None:
     assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
-def test_another_model_is_refused_with_everything_that_differs(run: rundir.RunDir) -> None:
+def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> None:
     checkpoint(run)
     with pytest.raises(UserError) as caught:
         resume_checks.check_model(

@@ -23,7 +23,7 @@ _COMMANDS = (
     Command("train", "train on two GPUs", "train_dual_gpu.sh"),
     Command(
         "train-enhanced",
-        "train with analysis and restarts",
+        "train with automatic restarts",
         "train_dual_gpu_enhanced.sh",
     ),
     Command("launch", "train or run your script with N processes", "launch_train.sh"),
@@ -40,7 +40,7 @@ _COMMANDS = (
     Command("inspect", "check whether all ranks of a run are training", module="inspect"),
     Command(
         "attach",
-        "show where each rank of a running training is and what blocks it",
+        "show where each rank of a training is and what blocks it",
         module="supervise",
         first=("attach",),
     ),

@@ -12,7 +12,7 @@ Usage: ./duet inspect [RUN] [--json] [--watch[=SECONDS]]
 Takes 1 to 2 s if every rank trains, otherwise up to 6 s or a few steps.
 
 Exit codes: 0 YES, every rank trains, or the run has finished; 5 NO, a rank does
-not train, or the run ended unfinished; 3 unknown: no permission, starting, or no
+not train, or the run ended unfinished; 3 unknown: no permission, starting, no
 progress yet; 2 invalid option, no such run or process.
 """
 

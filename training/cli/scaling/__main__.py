@@ -5,16 +5,16 @@ per rank, their throughput against the expected band, and what limits it. Runs
 Usage: ./duet scaling [CONFIG] [--ranks=1,2] [--steps=40] [--rounds=3] [--json]
                       [--key=value …]
 
-  CONFIG          default: configs/dual_gpu/quickstart.py; none with another --task
+  CONFIG          default: configs/dual_gpu/quickstart.py (for --task=gpt)
   --ranks=1,2     numbers of ranks (default: 1,2, and 4 and 8 with enough GPUs)
   --steps=40      measured steps per run, after 5 steps of warm-up
   --rounds=3      interleaved rounds; medians are shown
   --json          print the figures as JSON
   --key=value     any configuration field, see ./launch_train.sh --help
 
-Exit codes: 0 measured, with any verdict; 2 invalid command line or configuration;
-3 missing resource; 4, 5 a run failed (its card is shown, its folder is kept);
-130 Ctrl-C.
+Exit codes: 0 measured, with any verdict; 2 invalid command line or
+configuration; 3 missing resource; 4, 5 a run failed (its card is shown, its
+folder is kept); 130 Ctrl-C.
 """
 
 from __future__ import annotations
