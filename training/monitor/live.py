@@ -201,8 +201,8 @@ class Live:
 def lines(
     source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool
 ) -> RunState | RunsState:
-    """Prints one plain line for each active run and interval. Returns the last state once no run is
-    active."""
+    """Prints one plain line for each active run and interval, or once for each run where none is
+    active. Returns the last state once no run is active."""
     ended: float | None = None
     while True:
         state = source.read()
@@ -214,7 +214,7 @@ def lines(
             or (not state["run"]["supervisor_alive"] if follow_exit else final(state, ended))
         )
         if last or not ended:
-            shown = living or runs[:1]
+            shown = living or runs
             for one in shown:
                 line = one_line(one)
                 print(term_text.to_ascii(line) if ascii_only else line, flush=True)
