@@ -290,7 +290,7 @@ def test_compile_where_torch_can_not_is_refused_before_the_start(launch: Launch)
     survive."""
     run = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"})
     assert run.wait() == 3
-    assert "folder with a space or quote" in run.output and "--compile=0" in run.output
+    assert "has a space or quote" in run.output and "--compile=0" in run.output
     assert not run.run.path.exists()
 
 
