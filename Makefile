@@ -5,6 +5,7 @@
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers, for benchmarks and tests of their scripts
+# make docs    rewrite the generated tables of the documentation
 # make lock    resolve pyproject.toml into requirements.lock
 
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers lock clean
+.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers docs lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -69,6 +70,9 @@ bench: env peers
 # Beside .venv, which is not changed and provides torch and everything else.
 peers: env
 	$(WITH_LIB) venv::add peers $(PEERS)
+
+docs: env
+	$(PY) docs/tables.py
 
 lock: env
 	$(PY) tests/lock.py

@@ -1,2 +1,1 @@
-"""What measures us: run as modules, print ratios from one interleaved run. Never part of the
-tests."""
+"""Benchmarks: run as modules, print ratios from interleaved rounds. Not part of the tests."""

@@ -1,11 +1,11 @@
-"""What each choice of model, optimizer and schedule is worth: validation loss after the same number
-of steps without it.
+"""Ablation of model, optimizer and schedule: validation loss after the same number of steps without
+each choice.
 
     python -m benchmarks.ablation [--only=muon,qk_norm] [--steps=300] [--seeds=1,2] [--jobs=2]
 
-Each line of the table changes one thing; everything else is what training.trainer does. Depth 4
-(width 256), 8 × 256 tokens a step, the embedded corpus, bf16, one thread. Losses do not depend on
-the machine's speed, so runs may share it; `ms` is only an indication.
+Each row of the table changes one thing; everything else is as in training.trainer. Depth 4 (width
+256), 8 × 256 tokens per step, the embedded corpus, bf16, one thread. Losses do not depend on the
+machine's speed, so runs may share it; `ms` is only indicative.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VALIDATION = 512  # sequences
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is different from what we use."""
+    """One difference from Duet's defaults."""
 
     what: str
     model: dict[str, Any] = field(default_factory=dict)
@@ -53,35 +53,35 @@ class Change:
 
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "embedding_lr": 0.05, "unembedding_lr": 0.015}
 CHANGES = {
-    "ours": Change("what the engine does"),
-    "adamw": Change("AdamW for the matrices too, its rates tuned", config=ADAMW),
+    "duet": Change("Duet's defaults"),
+    "adamw": Change("AdamW for the matrices too, with tuned rates", config=ADAMW),
     "merged_qkv": Change("query, key and value as one matrix for Muon", {"separate_qkv": False}),
     "no_momentum_warmup": Change("Muon's momentum 0.95 from the start", momentum_steps=1),
     "ns3": Change("3 Newton-Schulz iterations, not 5", newton_schulz=3),
     "matrix_lr_half": Change(
-        "matrices' rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}
+        "matrix rate × 1/2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] / 2}
     ),
     "matrix_lr_double": Change(
-        "matrices' rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}
+        "matrix rate × 2", config={"matrix_lr": gpt_optim.MATRIX_LR["muon"] * 2}
     ),
     "embedding_lr_half": Change(
-        "embedding's rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}
+        "embedding rate × 1/2", config={"embedding_lr": Config.embedding_lr / 2}
     ),
     "embedding_lr_double": Change(
-        "embedding's rate × 2", config={"embedding_lr": Config.embedding_lr * 2}
+        "embedding rate × 2", config={"embedding_lr": Config.embedding_lr * 2}
     ),
     "unembedding_lr_half": Change(
-        "head's rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}
+        "head rate × 1/2", config={"unembedding_lr": Config.unembedding_lr / 2}
     ),
     "unembedding_lr_double": Change(
-        "head's rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}
+        "head rate × 2", config={"unembedding_lr": Config.unembedding_lr * 2}
     ),
     "weight_decay": Change("weight decay 0.1", config={"weight_decay": 0.1}),
     "beta1_0.9": Change("AdamW's first beta 0.9", betas=(0.9, 0.95)),
     "no_warmup": Change("no warm-up", config={"warmup_ratio": 0.0}),
     "warmup_5": Change("warm-up of 5 %", config={"warmup_ratio": 0.05}),
     "decay_40": Change("decay in the last 40 %", config={"warmdown_ratio": 0.4}),
-    "decay_98": Change("decay all the time", config={"warmdown_ratio": 0.98}),
+    "decay_98": Change("decay from the start", config={"warmdown_ratio": 0.98}),
     "final_0": Change("decay to 0", config={"final_lr_frac": 0.0}),
     "no_clip": Change("no gradient clipping", config={"grad_clip": 0.0}),
     "no_qk_norm": Change("no QK-norm", {"qk_norm": False}),
@@ -90,19 +90,21 @@ CHANGES = {
     "relu2": Change("squared ReLU, not SwiGLU", {"mlp": "relu2"}),
     "gelu": Change("GELU, not SwiGLU", {"mlp": "gelu"}),
     "tied": Change("embedding and head share their weights", {"tied": True}),
-    "gpt2_init": Change("GPT-2's initial weights, not the zero start", {"gpt2_init": True}),
+    "gpt2_init": Change(
+        "GPT-2's initial weights, not zero-initialized projections", {"gpt2_init": True}
+    ),
     "head_dim_64": Change("heads of 64, not 128", {"head_dim": 64}),
     "no_softcap": Change("no soft-cap of the logits", {"softcap": 0.0}),
     "z_loss": Change("z-loss of 1e-4 added", {"z_loss": 1e-4}),
-    "input_mixing": Change("blocks get the embedding again", {"input_mixing": True}),
+    "input_mixing": Change("blocks also get the embedding", {"input_mixing": True}),
     "value_embedding": Change(
-        "values get a vector of the token, every other block", {"value_embedding": True}
+        "values get a token vector in every other block", {"value_embedding": True}
     ),
 }
 
 
 def build(model: Variant, change: Change, config: Config) -> optim.Optimizers:
-    """As training.tasks.gpt.optim.build, for the parameters that a variant has."""
+    """training.tasks.gpt.optim.build for the parameters of a variant."""
     matrices, scale = model.matrices, (model.shape.width / gpt_optim.REFERENCE_WIDTH) ** -0.5
     rate = (
         gpt_optim.MATRIX_LR[config.optimizer]
@@ -182,16 +184,16 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(CHANGES), help="names of variants")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="1", help="numbers; their mean is shown")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent runs")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a single run, in this process
     args = parser.parse_args()
     seeds = [int(s) for s in args.seeds.split(",")]
     if args.one:
         print(json.dumps(run(args.one, args.steps, seeds[0])))
         return
-    names = list(dict.fromkeys(["ours", *args.only.split(",")]))
+    names = list(dict.fromkeys(["duet", *args.only.split(",")]))
     if unknown := [n for n in names if n not in CHANGES]:
-        sys.exit(f"no variant {', '.join(unknown)}; there are {', '.join(CHANGES)}")
+        sys.exit(f"unknown variant {', '.join(unknown)}; allowed: {', '.join(CHANGES)}")
     prepared()
     torch.set_num_threads(1)
 
@@ -209,7 +211,7 @@ def main() -> None:
         )
         found = None if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
         bar.update()
-        # Said at once: a failure of another run, or Ctrl-C, loses nothing.
+        # Printed at once, so that a failure of another run, or Ctrl-C, loses no result.
         tqdm.write(
             f"{name}, seed {seed}: "
             + (f"{found['bpb']:.4f}" if found else f"failed:\n{done.stderr[-2000:]}"),
@@ -223,13 +225,10 @@ def main() -> None:
     ):
         found = {n: [pool.submit(child, n, s) for s in seeds] for n in names}
         results = {n: [r for f in futures if (r := f.result())] for n, futures in found.items()}
-    if not results["ours"]:
-        sys.exit("there is nothing to compare with: our own run failed")
-    base = statistics.mean(r["bpb"] for r in results["ours"])
-    print(
-        f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   what is "
-        f"different"
-    )
+    if not results["duet"]:
+        sys.exit("the run with the defaults failed: nothing to compare with")
+    base = statistics.mean(r["bpb"] for r in results["duet"])
+    print(f"{'variant':<24}{'bits/byte':>10}{'change':>9}{'M weights':>11}{'ms':>7}   difference")
     for name, runs in results.items():
         if runs:
             bpb = statistics.mean(r["bpb"] for r in runs)

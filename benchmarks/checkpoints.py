@@ -1,10 +1,10 @@
-"""What a checkpoint costs the training: wall time with many saves against none, per save and as a
-share at the default interval.
+"""Cost of checkpoints: wall time with many saves against none, per save and as a share of the
+training at the default interval.
 
     python -m benchmarks.checkpoints [--rounds=5] [--ranks=1,2] [--depth=4]
 
-The real product (launch_train.sh), interleaved rounds; the time between two recorded steps counts
-everything, the snapshot on the training thread and what the writing thread takes from it.
+Runs launch_train.sh in interleaved rounds; the time between two recorded steps includes the
+snapshot on the training thread and the load of the writing thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def seconds(folder: Path, ranks: int, depth: int, every: int) -> tuple[float, in
     times = {r["step"]: r["time"] for r in read_records(run.metrics)}
     size = next(run.checkpoints.glob("step_*/state.pt")).stat().st_size
     shutil.rmtree(run.path)
-    # the last step's own save is required, so it waits
+    # the training waits for the save of the last step
     return times[SKIPPED + STEPS - 1] - times[SKIPPED], size
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     args = parser.parse_args()
     saves = len([s for s in range(SKIPPED + 1, SKIPPED + STEPS) if s % EVERY == 0])
-    print(f"{'ranks':>5}{'MB':>7}{'step ms':>9}{'ms a save':>11}{'share every':>13}")
+    print(f"{'ranks':>5}{'MB':>7}{'step ms':>9}{'ms/save':>11}{'share every':>13}")
     for ranks in map(int, args.ranks.split(",")):
         found: dict[int, list[float]] = {0: [], EVERY: []}
         size = 0

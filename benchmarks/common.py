@@ -1,5 +1,5 @@
-"""What the training benchmarks share: the prepared corpus, the command of our own training, a
-measured child process."""
+"""Shared by the training benchmarks: the prepared corpus, Duet's training command, a measured child
+process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.trainer.prepared_cache import CACHE
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".tools/peers"
-# One thread, no GPU, no network: what is compared is the loop around the same arithmetic.
+# One thread, no GPU, no network: the comparison is of the loop around the same arithmetic.
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -28,12 +28,12 @@ QUIET = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    """DUET_ variables of the user would be flags of our training."""
+    """Environment without DUET_ variables, which would be flags of the training."""
     return {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | QUIET | more
 
 
 def prepared() -> PreparedCorpus:
-    """The embedded corpus (byte tokens), as train.py prepares and finds it."""
+    """The embedded corpus (byte tokens), prepared as by train.py."""
     source, problem = corpus.find("stdlib")
     if source is None:
         assert problem
@@ -42,7 +42,7 @@ def prepared() -> PreparedCorpus:
 
 
 def train_command(folder: Path, **flags: object) -> list[str]:
-    """Our product as a program, one process, its run in `folder`/run."""
+    """Command of train.py for one process, with its run in `folder`/run."""
     fixed = {
         "device": "cpu",
         "out_dir": folder,
@@ -59,11 +59,11 @@ def train_command(folder: Path, **flags: object) -> list[str]:
 
 
 def measured(argv: list[str], **more: str) -> tuple[str, float]:
-    """(standard output, peak resident memory in MiB) of a command; its failure ends the
-    benchmark."""
+    """(standard output, peak resident memory in MiB) of a command. Raises SystemExit if it
+    fails."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(argv, cwd=ROOT, env=environment(**more), stdout=out, stderr=err)
-        # the only call that tells the peak of this one child
+        # the only call that returns the peak of a single child
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)

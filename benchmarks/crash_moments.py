@@ -1,4 +1,4 @@
-"""Who is killed, and when: victims and moments, found from outside while a run goes on."""
+"""Victims and moments of kills, detected from outside a running run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITING, REMOVING, TIME = (
     "a checkpoint is being removed",
     "any time",
 )
-# Phases to aim at, in the order of a run; what was hit is read afterwards.
+# Target phases, in the order of a run; the phase that was hit is read afterwards.
 STARTING = ("importing torch", "meeting the other ranks", "waiting for data", "building the model")
 EPOCH = (
     "barrier: epoch #: synchronise",
@@ -44,17 +44,17 @@ EVERY = {
     "evaluation": EVAL_EVERY,
     **dict.fromkeys(("gather state", "checkpoint", WRITING, REMOVING), SAVE_EVERY),
 }
-# How long a phase lasts, about: the kill comes anywhere in it. The others last a fraction of a
-# millisecond, and often it is the next one that is hit.
+# Approximate duration of a phase: the kill is anywhere in it. The others last a fraction of a
+# millisecond, so often the next phase is hit.
 LASTS_S = {"importing torch": 0.9, "meeting the other ranks": 0.05, "building the model": 0.05}
 LASTS_S |= {"evaluation": 0.003, "checkpoint": 0.003, WRITING: 0.01, REMOVING: 0.0005}
 LONG_S = 0.02
 SHORT_S = 3e-4
 ANY_TIME_S, PLANNING_S = 3.0, 0.4
-STEPS_ON = 10  # a phase of a step is waited for up to so many steps
+STEPS_ON = 10  # longest wait for a phase of a step, in steps
 POLL_S = 2e-4
-LIMIT_S = 60.0  # nothing takes so long
-# A round of victims; `rank` is any of them.
+LIMIT_S = 60.0  # longer than anything takes
+# Victims of one round; `rank` is any rank.
 ROUND = (
     "rank",
     "rank",
@@ -71,8 +71,8 @@ ROUND = (
 
 @dataclass(frozen=True)
 class Moment:
-    """`delay_s` after `phase` (a kind of heartbeat.kind, or WRITING) is seen on `rank`; with TIME,
-    after the start."""
+    """`delay_s` after `phase` (of heartbeat.kind, or WRITING) was seen on `rank`; with TIME, after
+    the start."""
 
     victim: str
     rank: int
@@ -81,8 +81,8 @@ class Moment:
     delay_s: float
 
     def first_step(self, origin: int) -> int:
-        """From this step on it may come, in a training that goes on from `origin`; 0: from the
-        beginning."""
+        """First step with this phase in a training that continues from `origin`; 0: from the
+        start."""
         first = 0
         if self.phase in heartbeat.STEP_PHASES:
             first = origin + self.steps_on
@@ -95,8 +95,8 @@ class Moment:
         return min(first, STEPS) if origin < STEPS else 0
 
     def now(self, phase: str, step: int, first: int, seen: bool) -> bool:
-        """Also when it was missed and can not come again: a kill there is as good. `seen`: what no
-        heartbeat tells."""
+        """Whether the moment is now, or was missed and cannot recur: then a kill now is as good.
+        `seen`: phase detected without a heartbeat."""
         if step < first:
             return False
         again = self.phase in (*LOOP, WRITING, REMOVING) or (self.phase in EPOCH and first > 0)
@@ -104,7 +104,7 @@ class Moment:
         return seen or phase in (self.phase, *missed, heartbeat.FINISHED)
 
     def soon(self, phase: str, step: int, first: int) -> bool:
-        """Is a look every POLL_S too seldom from here on?"""
+        """Whether polling every POLL_S is now too slow."""
         if LASTS_S.get(self.phase, SHORT_S) >= LONG_S:
             return False
         return (
@@ -117,18 +117,17 @@ class Moment:
 
 
 class Dealer:
-    """Draws moments so that every victim comes in every round, and phases that were seldom hit come
-    first."""
+    """Draws moments with every victim in each round, and phases with few hits first."""
 
     def __init__(self, choice: random.Random, ranks: int) -> None:
         self.choice, self.ranks = choice, ranks
-        self.hit: Counter[str] = Counter()  # phases that were really hit
+        self.hit: Counter[str] = Counter()  # phases that were hit
         self.aimed: Counter[str] = Counter()
         self._round: list[str] = []
 
     def draw(self, *, supervised: bool, training: bool) -> Moment:
-        """`supervised`: the launch script has become the supervisor; `training`: and the ranks are
-        in the middle of it."""
+        """`supervised`: the launch script has become the supervisor; `training`: the ranks are
+        training."""
         if not self._round:
             self._round = self.choice.sample(ROUND, len(ROUND))
         at = next(
@@ -147,7 +146,7 @@ class Dealer:
             return Moment(victim, rank, TIME, 0, self.choice.uniform(0, PLANNING_S))
         if share < 0.15 and not training:
             return Moment(victim, rank, TIME, 0, self.choice.uniform(0, ANY_TIME_S))
-        # Workers live between those phases only, and the supervisor shall do something without its
+        # Workers exist only between those phases, and the supervisor must first run without its
         # guardian.
         phases = LOOP if training or victim in (WORKER, GUARDIAN) else PHASES
         files = WRITING if share < 0.25 else REMOVING if share < 0.35 else ""
@@ -161,8 +160,8 @@ class Dealer:
 
 
 class Watched:
-    """A started launch script and what it becomes. All that it starts, and what loses its parent,
-    are below this process."""
+    """A started launch script and its processes, all descendants of this process, including
+    orphans."""
 
     def __init__(self, popen: subprocess.Popen[bytes], run: RunDir, ranks: int) -> None:
         self.popen, self.run, self.started = popen, run, time.monotonic()
@@ -177,11 +176,11 @@ class Watched:
 
     @property
     def supervises(self) -> bool:
-        """Has the launch script become the supervisor?"""
+        """Whether the launch script has become the supervisor."""
         return b"training.cli.supervise" in _read(f"/proc/{self.popen.pid}/cmdline")
 
     def rank_pids(self) -> dict[int, int]:
-        """rank → pid of the present attempt; empty before its start."""
+        """rank → pid of the current attempt; empty before its start."""
         known = read_json(self.run.supervisor) or {}
         return (
             {r["rank"]: r["pid"] for r in known["ranks"]}
@@ -190,25 +189,25 @@ class Watched:
         )
 
     def beat(self, rank: int) -> heartbeat.HeartbeatRecord | None:
-        """Of the present attempt: an earlier one has left its files."""
+        """Heartbeat of the current attempt: files of earlier ones are still there."""
         found = heartbeat.read(self.run.heartbeat(rank))
         if found and self._pids.get(rank) != found.pid:
             self._pids = self.rank_pids()
         return found if found and self._pids.get(rank) == found.pid else None
 
     def begun(self) -> int:
-        """The highest step that a rank of the present attempt has begun."""
+        """The highest step that a rank of the current attempt has begun."""
         return max(
             (beat.step for rank in range(self._ranks) if (beat := self.beat(rank))), default=0
         )
 
     def phases(self) -> str:
-        """What the ranks are doing, for people."""
+        """Phases of the ranks, for messages."""
         return ", ".join(f"rank {rank}: {self.beat(rank)}" for rank in range(self._ranks))
 
     def wait_for(self, moment: Moment, saved: int) -> list[int] | None:
-        """The pids to kill, at the moment, in a training that goes on from step `saved`; empty when
-        it can not come any more, None when nothing comes at all."""
+        """Waits for the moment in a training that continues from step `saved`; returns the PIDs to
+        kill, empty if it can no longer occur, None after LIMIT_S."""
         first, soon, now = moment.first_step(max(saved, self.begun())), False, ""
         end = time.monotonic() + LIMIT_S
         while self.running:
@@ -235,7 +234,7 @@ class Watched:
         return []
 
     def _seen(self, phase: str) -> bool:
-        """WRITING and REMOVING are known from what is in the folder."""
+        """Whether the checkpoint folder shows WRITING or REMOVING."""
         if phase not in (WRITING, REMOVING):
             return False
         with suppress(OSError):
@@ -245,7 +244,7 @@ class Watched:
         return False
 
     def victims(self, moment: Moment) -> list[int]:
-        """Who of them is alive now."""
+        """PIDs of the victims that are alive now."""
         if moment.victim == LAUNCHER or (moment.victim == SUPERVISOR and self.supervises):
             return [self.popen.pid]
         if moment.victim == EVERYTHING:
@@ -272,7 +271,7 @@ def kill(pids: list[int]) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """In a few microseconds: no walk through all processes."""
+    """Child PIDs, within microseconds: without a walk through all processes."""
     with suppress(OSError):
         threads = os.listdir(f"/proc/{pid}/task")
         return [
@@ -294,7 +293,7 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Without those that only wait to be reaped."""
+    """PIDs that are neither gone nor zombies."""
     return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
 
 
@@ -307,8 +306,8 @@ def described(pids: list[int]) -> str:
 
 
 def reap(spared: int) -> list[int]:
-    """What is alive below this process; orphans that have ended are reaped, except `spared`, which
-    somebody waits for."""
+    """Living descendants of this process; reaps ended orphans, except `spared`, which has its own
+    waiter."""
     found = below(os.getpid())
     for pid in found:
         if pid != spared and _state(pid) == "Z":
@@ -339,7 +338,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def _spin(seconds: float) -> None:
-    """A sleep would come back up to a tenth of a millisecond late."""
+    """Busy wait: a sleep would return up to 0.1 ms late."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass

@@ -1,5 +1,4 @@
-"""What must be true of a run that was killed again and again: compared with the run that nobody
-touched."""
+"""Checks of a repeatedly killed run against an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any
 from training.core import manifest
 from training.core.rundir import RunDir, read_json, read_records
 
-# Times and memory in a metrics record: all else is the same in every run.
+# Times and memory in a metrics record; all other fields are the same in every run.
 MEASURED = ("time", "tokens_per_s", "step_ms", "eval_ms", "compute_ms", "memory_bytes", "mfu")
 SAME = (
     "status",
@@ -31,8 +30,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """The uninterrupted run: the checksum of every checkpoint's state (weights and optimizer),
-    every metrics record, the summary."""
+    """The uninterrupted run: checksums of every checkpoint's state (weights and optimizer), all
+    metrics records, the summary."""
 
     states: dict[int, str]
     records: dict[tuple[int, str], Record]
@@ -49,21 +48,21 @@ class Reference:
 
 
 def reference(run: RunDir) -> Reference:
-    """Of a run that has kept all its checkpoints. Raises SystemExit when it is not whole."""
+    """Reference from a run that kept all its checkpoints. Raises SystemExit if it is incomplete."""
     states = {
         int(path.name.removeprefix("step_")): checksum(path / "state.pt")
         for path in manifest.all_in(run.checkpoints)
     }
     summary = read_json(run.summary)
     if not summary or summary["steps"] not in states:
-        raise SystemExit(f"the uninterrupted run in {run.path} has not finished")
+        raise SystemExit(f"the uninterrupted run in {run.path} did not finish")
     return Reference(
         states, {key(record): essence(record) for record in read_records(run.metrics)}, summary
     )
 
 
 def key(record: Record) -> tuple[int, str]:
-    """A step has up to two records: of the training, and of its evaluation."""
+    """Key of a record: a step has up to two, one of the training and one of its evaluation."""
     return record["step"], "val_loss" if "val_loss" in record else "loss"
 
 
@@ -76,8 +75,8 @@ def checksum(state: Path) -> str:
 
 
 def damaged(run: RunDir, whole: Reference) -> list[str]:
-    """A folder that is named like a checkpoint is one: whole, and bit for bit what the
-    uninterrupted run had at that step."""
+    """Checkpoints that are incomplete, or not bit-identical to the uninterrupted run at that
+    step."""
     found = []
     for path in manifest.all_in(run.checkpoints):
         facts, wrong = manifest.read(path)
@@ -87,7 +86,7 @@ def damaged(run: RunDir, whole: Reference) -> list[str]:
         try:
             state = checksum(path / "state.pt")
         except OSError as error:
-            found.append(f"{path.name}: state.pt can not be read: {error.strerror}")
+            found.append(f"{path.name}: cannot read state.pt: {error.strerror}")
             continue
         if state != facts["sha256"]:
             found.append(f"{path.name}: state.pt does not match its checksum")
@@ -105,7 +104,7 @@ def newest(run: RunDir) -> int:
 
 
 def half_written(run: RunDir) -> bool:
-    """Did the kill come while a checkpoint was written?"""
+    """Whether the kill left a partial checkpoint."""
     return (
         any(path.name.startswith(".") for path in run.checkpoints.iterdir())
         if run.checkpoints.is_dir()
@@ -115,16 +114,16 @@ def half_written(run: RunDir) -> bool:
 
 @dataclass
 class Continuity:
-    """Follows events.jsonl over all starts of a run: each begins at the checkpoint that was the
-    newest on the disk, and what was announced as saved is there."""
+    """Checks events.jsonl over all starts of a run: each starts at the newest checkpoint on disk,
+    and every announced checkpoint exists."""
 
     run: RunDir
-    on_disk: int = 0  # when the last kill was over
+    on_disk: int = 0  # newest checkpoint after the last kill
     _read: int = field(default=0, init=False)
     _announced: int = field(default=0, init=False)
 
     def problems(self, on_disk: int) -> list[str]:
-        """`on_disk`: the newest checkpoint now, with no rank alive that could write another."""
+        """`on_disk`: the newest checkpoint now, with all ranks dead."""
         events, found = list(read_records(self.run.events)), []
         for event in events[self._read :]:
             if event["event"] == "checkpoint":
@@ -132,33 +131,33 @@ class Continuity:
             elif event["event"] == "start":
                 if event["step"] != self.on_disk:
                     found.append(
-                        f"started at step {event['step']}, the newest checkpoint was of step "
+                        f"started at step {event['step']}, but the newest checkpoint was of step "
                         f"{self.on_disk}"
                     )
                 self._announced = event["step"]
         if on_disk < self._announced:
             found.append(
-                f"step {self._announced} was announced as saved, the newest checkpoint is of step "
-                f"{on_disk}"
+                f"step {self._announced} was announced as saved, but the newest checkpoint is of "
+                f"step {on_disk}"
             )
         self._read, self.on_disk = len(events), on_disk
         return found
 
 
 def lost(begun: int, saved: int) -> int:
-    """Steps that are trained once more; one that had only been begun counts."""
+    """Steps to repeat, including one that had only begun."""
     return max(0, begun - saved)
 
 
 def most_lost(whole: Reference) -> int:
-    """While one checkpoint is written the training goes on, but never beyond the next one that is
-    due."""
+    """Upper bound of lost steps: training continues while a checkpoint is written, but not beyond
+    the next one."""
     return 2 * whole.every
 
 
 def wrong_records(records: Sequence[Record], whole: Reference) -> list[str]:
-    """Whatever was ever written down, also by starts that were killed later, is what the
-    uninterrupted run has written."""
+    """Metrics records, also of starts that were killed later, that differ from the uninterrupted
+    run."""
     found, seen = [], set()
     for record in records:
         seen.add(key(record))
@@ -174,8 +173,8 @@ def wrong_records(records: Sequence[Record], whole: Reference) -> list[str]:
 
 
 def wrong_end(run: RunDir, whole: Reference) -> list[str]:
-    """A run that has come to its end after all: weights, every loss, the summary; no sign of
-    trouble is left."""
+    """Differences of a finished run from the uninterrupted one: weights, losses, summary, leftover
+    files."""
     summary = read_json(run.summary) or {}
     found = [f"the end: {problem}" for problem in damaged(run, whole)]
     if newest(run) != whole.steps:
@@ -187,10 +186,8 @@ def wrong_end(run: RunDir, whole: Reference) -> list[str]:
         if summary.get(n) != whole.summary[n]
     ]
     found += [
-        f"{path.name} is left after the end"
-        for path in (run.failure, run.plan_before)
-        if path.exists()
+        f"{path.name} is left over" for path in (run.failure, run.plan_before) if path.exists()
     ]
     if half_written(run):
-        found.append(f"half a checkpoint is left in {run.checkpoints}")
+        found.append(f"a partial checkpoint is left in {run.checkpoints}")
     return found

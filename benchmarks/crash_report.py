@@ -1,4 +1,4 @@
-"""The table of a crash test."""
+"""Result table of the crash benchmark."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.crash_moments import REMOVING, WRITING
 
 WEIGHTS, LOST, RESUME = (
     "wrong weights or checkpoints",
-    "more lost than the steps since the checkpoint",
+    "more steps lost than since the checkpoint",
     "not resumable",
 )
 END, SURVIVORS, TRACE = (
-    "other weights, losses or summary at the end",
+    "different weights, losses or summary at the end",
     "processes left after 8 s",
     "tracebacks of launcher or supervisor",
 )
@@ -23,11 +23,11 @@ END, SURVIVORS, TRACE = (
 
 @dataclass
 class Tally:
-    """What became of all kills."""
+    """Counts over all kills."""
 
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)  # (victim, phase that was hit)
     aimed: Counter[str] = field(default_factory=Counter)  # by phase
-    halves: int = 0  # kills that left half a checkpoint
+    halves: int = 0  # kills that left a partial checkpoint
     starts: int = 0
     restarts: int = 0  # by the supervisor itself
     lost: list[int] = field(default_factory=list)  # steps
@@ -58,8 +58,8 @@ def report(tally: Tally, runs: int, seconds: float) -> str:
     facts = {
         "kills": f"{phases.total()} in {runs} runs, {seconds:.0f} s",
         "checkpoints": f"{tally.aimed[WRITING]} kills aimed at writing, {tally.aimed[REMOVING]} at "
-        f"removing; {tally.halves} left a half",
-        "went on": f"{tally.starts - runs} resumed by command, {tally.restarts} restarted by the "
+        f"removing; {tally.halves} left a partial one",
+        "continued": f"{tally.starts - runs} resumed by command, {tally.restarts} restarted by the "
         f"supervisor",
         "steps lost": f"median {statistics.median(lost):g}, at most {max(lost)}",
         "all gone after": f"median {statistics.median(gone):.2f} s, at most {max(gone):.2f} s",

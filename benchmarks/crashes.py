@@ -1,14 +1,13 @@
-"""Does a run survive kill -9 of anything at any time? Kills rank, worker, supervisor, launch
-script, guardian or all at once, again and again, and compares what comes out with a run that nobody
-touched: bit for bit.
+"""Crash benchmark: kills a rank, worker, supervisor, launch script, guardian or all at once with
+SIGKILL at random moments, and compares the result with an uninterrupted run, bit for bit.
 
     python -m benchmarks.crashes [--kills=100] [--seed=1] [--ranks=2] [--keep=FOLDER]
 
-Half of the runs restart killed ranks by themselves (train_dual_gpu_enhanced.sh), the others are
-resumed by command. Exits with 1, and keeps the folders of those runs, when anything of this is not
-so: every checkpoint is whole and has the weights that the untouched run had at that step; a start
-goes on from the newest one; nothing is lost but the steps since; no process of the run is left
-after 8 s; the run comes to its end with the same weights, losses and sample.
+Half of the runs restart killed ranks automatically (train_dual_gpu_enhanced.sh), the others are
+resumed by command. Exits with 1, and keeps the folders of the failing runs, unless: every
+checkpoint is complete and has the weights of the uninterrupted run at that step; each start
+continues from the newest one; only the steps since then are lost; no process of the run is left
+after 8 s; the run finishes with the same weights, losses and sample.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ from training.trainer.prepared_cache import CACHE
 
 PR_SET_CHILD_SUBREAPER = 36
 GONE_S = 8.0
-KILLS_PER_RUN, KILLS_AFTER = 16, 2  # in all, and of those after the last checkpoint
-TEXT_BYTES = 3300  # some ten steps an epoch
+KILLS_PER_RUN, KILLS_AFTER = 16, 2  # in total, and after the last checkpoint
+TEXT_BYTES = 3300  # about ten steps per epoch
 CONFIG = "configs/dual_gpu/quickstart.py"
 TINY = {
     **{
@@ -82,12 +81,12 @@ TINY = {
     },
     "report": "false",
 }
-# a traceback that is no rank's
-OURS = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')
+# a traceback that is not from a rank
+TRACEBACK = re.compile(r'File "[^"]*/training/(cli|launcher|plan)/\w+\.py", line')
 
 
 class Case:
-    """One run, from its first start to its end, however many starts that takes."""
+    """One run, from its first start to its end, over any number of starts."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Case:
         folder.mkdir(parents=True)
 
     def start(self) -> Watched:
-        """Anew as long as there is no plan: then it has never begun."""
+        """Resumes the run, or starts it if it has no plan yet."""
         enhanced = self.recovers and self.ranks == 2
         command = (
             ["./train_dual_gpu_enhanced.sh"] if enhanced else ["./launch_train.sh", str(self.ranks)]
@@ -129,8 +128,7 @@ class Case:
         self.tell(f"start {self.starts}")
         with self.console.open("wb") as out:
             argv = [*command, *(f"--{name}={value}" for name, value in flags.items())]
-            # Whose rank is killed leaves folders of Python's multiprocessing; not in the user's
-            # /tmp.
+            # A killed rank leaves folders of Python's multiprocessing: keep them out of /tmp.
             variables = environment(TMPDIR=str(self.folder.parent))
             popen = subprocess.Popen(
                 argv, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -150,7 +148,7 @@ class Case:
 
 
 def torture(case: Case, dealer: Dealer, kills: int, tally: Tally, bar: tqdm[NoReturn]) -> int:
-    """Kill the run up to so many times, then let it come to its end. Returns the kills."""
+    """Kills the run up to `kills` times, then lets it finish. Returns the number of kills."""
     made, after, status = 0, 0, -1
     while status != Exit.DONE and not case.problems:
         launch, possible = case.start(), {int(Exit.DONE)}
@@ -167,7 +165,7 @@ def torture(case: Case, dealer: Dealer, kills: int, tally: Tally, bar: tqdm[NoRe
             after += case.continuity.on_disk == STEPS
             bar.update()
         if not launch.ended(LIMIT_S):
-            case.wrong(RESUME, f"start {case.starts} does not come to its end: {launch.phases()}")
+            case.wrong(RESUME, f"start {case.starts} did not finish: {launch.phases()}")
             kill(below(os.getpid()))
         status = launch.popen.wait()
         finish(case, status, possible, tally)
@@ -177,17 +175,17 @@ def torture(case: Case, dealer: Dealer, kills: int, tally: Tally, bar: tqdm[NoRe
 def strike(
     case: Case, launch: Watched, moment: Moment, pids: list[int], dealer: Dealer, tally: Tally
 ) -> set[int]:
-    """Kill, and wait for what follows: the end of the launch, or the supervisor's restart. Returns
-    the statuses that it may leave with."""
+    """Kills, then waits for the end of the launch or the supervisor's restart. Returns the possible
+    exit statuses of the launch."""
     if moment.victim == LAUNCHER and launch.supervises:
         moment = replace(moment, victim=SUPERVISOR)
     kill(pids)
     struck = time.monotonic()
-    everybody, before = below(os.getpid()), launch.rank_pids()  # orphans too
+    everything, before = below(os.getpid()), launch.rank_pids()  # orphans too
     wait(lambda: not alive(pids), 1.0)
-    beat, begun = launch.beat(moment.rank), launch.begun()  # where it really was
+    beat, begun = launch.beat(moment.rank), launch.begun()  # the actual phase
     note(case, moment, beat, dealer, tally)
-    if moment.victim == GUARDIAN:  # nobody misses it
+    if moment.victim == GUARDIAN:  # no effect on the run
         return set()
 
     def followed() -> bool:
@@ -196,13 +194,13 @@ def strike(
         return not launch.running or bool((now := launch.rank_pids()) and now != before)
 
     if not wait(followed, LIMIT_S):
-        case.wrong(RESUME, f"nothing follows the death of {moment.victim} within {LIMIT_S:g} s")
+        case.wrong(RESUME, f"no reaction to the death of {moment.victim} within {LIMIT_S:g} s")
         return set()
     old: list[int] | None = None
     if launch.running:
         tally.restarts += 1
         spared = (launch.popen.pid, *launch.victims(replace(moment, victim=GUARDIAN)))
-        old = [pid for pid in everybody if pid not in spared]
+        old = [pid for pid in everything if pid not in spared]
 
     def left() -> list[int]:
         return reap(launch.popen.pid) if old is None else alive(old)
@@ -241,7 +239,7 @@ def note(
 
 
 def inventory(case: Case, begun: int, tally: Tally) -> None:
-    """After a kill, when nobody writes any more."""
+    """Checks the checkpoints after a kill, with all ranks dead."""
     assert case.whole
     for text in proof.damaged(case.run, case.whole):
         case.wrong(WEIGHTS, text)
@@ -254,22 +252,22 @@ def inventory(case: Case, begun: int, tally: Tally) -> None:
         tally.lost.append(proof.lost(begun, saved))
         if tally.lost[-1] > proof.most_lost(case.whole):
             case.wrong(
-                LOST, f"step {begun} had been begun, the newest checkpoint is of step {saved}"
+                LOST, f"step {begun} had begun, but the newest checkpoint is of step {saved}"
             )
-    case.tell(f"  on the disk: step {saved}")
+    case.tell(f"  on disk: step {saved}")
 
 
 def finish(case: Case, status: int, possible: set[int], tally: Tally) -> None:
-    """A start has ended: killed, failed by a kill, or done."""
+    """Checks an ended start: killed, failed by a kill, or done."""
     assert case.whole
-    case.tell(f"left with {status}")
+    case.tell(f"exit status {status}")
     console = case.console.read_text(errors="replace")
-    if OURS.search(console):
+    if TRACEBACK.search(console):
         case.wrong(TRACE, f"see {case.console.name}")
     if status not in possible:
         case.wrong(
             RESUME,
-            f"start {case.starts} left with {status}, which no kill explains: {console[-600:]}",
+            f"start {case.starts} exited with {status}, which no kill explains: {console[-600:]}",
         )
     elif status == Exit.DONE:
         for text in proof.wrong_end(case.run, case.whole):
@@ -292,16 +290,16 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=100, choices=range(1, 100_001), metavar="N")
     parser.add_argument(
-        "--seed", type=int, default=1, help="of what is drawn; moments come out otherwise each time"
+        "--seed", type=int, default=1, help="of the random draws; the actual moments still vary"
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
-        "--keep", type=Path, help="where the folders of wrong runs go (default: a temporary folder)"
+        "--keep", type=Path, help="folder for failing runs (default: a temporary folder)"
     )
     wanted = parser.parse_args()
-    # Whatever loses its parent becomes ours: nothing that is left can hide.
+    # Orphans become children of this process, so that no leftover is missed.
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1):
-        raise SystemExit("prctl(PR_SET_CHILD_SUBREAPER) is refused")
+        raise SystemExit("prctl(PR_SET_CHILD_SUBREAPER) failed")
     folder, began = Path(tempfile.mkdtemp(prefix="crashes-")), time.monotonic()
     text = folder / "crashes.txt"
     text.write_bytes((ROOT / "LICENSE").read_bytes()[:TEXT_BYTES])
@@ -312,7 +310,7 @@ def main() -> int:
         prepared = Path((read_json(RunDir(folder / "whole/run").data) or {})["folder"])
         with tqdm(total=wanted.kills, unit="kill", disable=None) as bar:
             while made < wanted.kills:
-                # the preparation of the data can be hit, too
+                # so that a kill can hit the data preparation too
                 shutil.rmtree(prepared, ignore_errors=True)
                 case = Case(
                     folder / f"run{runs + 1}",
@@ -343,7 +341,7 @@ def main() -> int:
 
 
 def close(case: Case, keep: Path | None, tally: Tally) -> None:
-    """A wrong run is kept, with its story."""
+    """Removes a correct run; keeps a failing one with its log."""
     tally.starts += case.starts
     tally.wrong.update(kind for kind, _ in case.problems)
     if not case.problems:

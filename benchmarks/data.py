@@ -1,10 +1,10 @@
-"""Batches and epochs: ours against torch's DataLoader with DistributedSampler, and nanoGPT's
+"""Batches and epochs: Duet against torch's DataLoader with DistributedSampler, and nanoGPT's
 get_batch.
 
     python -m benchmarks.data [--rounds=7]
 
-The same shard of random tokens, 16 sequences of 128 tokens; rounds are interleaved, medians are
-printed.
+All read the same shard of random tokens, 16 sequences of 128 tokens; rounds are interleaved,
+medians are printed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def torch_loader(data: TokenDataset, workers: int) -> Iterator[Any]:
 
 
 def get_batch(path: Path) -> Iterator[Any]:
-    """nanoGPT's train.py: random places, one slice for each."""
+    """As in nanoGPT's train.py: random places, one slice each."""
     while True:
         data = np.memmap(path, dtype=np.uint16, mode="r")
         places = torch.randint(len(data) - SEQ, (SIZE,))
@@ -68,7 +68,7 @@ def get_batch(path: Path) -> Iterator[Any]:
 
 
 def per_batch(batches: Iterator[Any]) -> float:
-    """Milliseconds; the first batch, which starts workers or an order, is not counted."""
+    """Milliseconds per batch, without the first one, which starts workers or draws the order."""
     next(batches)
     started = time.perf_counter()
     for _ in range(COUNT):
@@ -83,7 +83,7 @@ def first_index(sampler: Callable[[], Any]) -> float:
 
 
 class Many:
-    """As many sequences as a large corpus has; a sampler asks for their number only."""
+    """A dataset with the length of a large corpus, for samplers."""
 
     def __len__(self) -> int:
         return MANY
@@ -97,8 +97,7 @@ def torch_start() -> None:
 
 
 class Switch:
-    """What stands between two epochs of a run of one process: everything of the engine's
-    protocol."""
+    """The engine's complete protocol between two epochs, for one process."""
 
     def __init__(self, batches: Batches, folder: Path) -> None:
         config, run = Config(device="cpu"), rundir.RunDir(folder)
@@ -144,7 +143,7 @@ def main() -> None:
         one, two = TokenDataset(paths[:1], SEQ), TokenDataset(paths, SEQ)
         batch = Batch(SIZE, SEQ, 2, 1)
 
-        def ours(data: TokenDataset, workers: int = 0) -> Batches:
+        def duet(data: TokenDataset, workers: int = 0) -> Batches:
             return Batches(
                 data, batch, rank=0, seed=1, workers=workers, persistent=False, arrive=pair
             )
@@ -157,24 +156,24 @@ def main() -> None:
         for number in tqdm(range(rounds + 1), unit="round", disable=None):
             if number == 1:
                 found.clear()
-            held = [ours(one), ours(two), ours(one, 2)]
-            note("a batch: ours, one shard", per_batch(held[0].epoch(0, 0)))
-            note("a batch: ours, two shards", per_batch(held[1].epoch(0, 0)))
-            note("a batch: ours, 2 workers", per_batch(held[2].epoch(0, 0)))
+            held = [duet(one), duet(two), duet(one, 2)]
+            note("a batch: Duet, one shard", per_batch(held[0].epoch(0, 0)))
+            note("a batch: Duet, two shards", per_batch(held[1].epoch(0, 0)))
+            note("a batch: Duet, 2 workers", per_batch(held[2].epoch(0, 0)))
             note("a batch: nanoGPT get_batch", per_batch(get_batch(paths[0])))
             note("a batch: DataLoader, 0 workers", per_batch(torch_loader(one, 0)))
             note("a batch: DataLoader, 2 workers", per_batch(torch_loader(one, 2)))
             note(
-                "new epoch, 131072 sequences: ours",
+                "new epoch, 131072 sequences: Duet",
                 first_index(lambda: next(held[0].epoch(1, 0))),  # noqa: B023
             )
             note(
                 "new epoch, 131072 sequences: torch",
                 first_index(lambda: next(torch_loader(one, 0))),
             )
-            note("new epoch, the whole switch: ours", first_index(switch))
+            note("new epoch, the whole switch: Duet", first_index(switch))
             note(
-                "start at 50 M sequences: ours",
+                "start at 50 M sequences: Duet",
                 first_index(lambda: EpochPermutation(MANY, 1, 0).indices(0, 4096)),
             )
             note("start at 50 M sequences: torch", first_index(torch_start))

@@ -1,15 +1,13 @@
-"""The diagnosis of logs: how often it is right, how fast it reads, and what it makes of real
-failures that nobody has watched.
+"""Log diagnosis: accuracy, speed, and results for real failures without a supervisor.
 
     python -m benchmarks.diagnosis [--only=accuracy,speed,faults] [--mb=1000]
 
-accuracy   every log of tests/fixtures/logs by cause: right cause, right rank, right line
+accuracy   all logs of tests/fixtures/logs by cause: share of right causes, ranks and lines
 speed      a healthy log of --mb megabytes, against `grep -E` with the same patterns: medians of
-           three, interleaved; peak memory of both; then the same size of lines that all look like
-           failures
-faults     two ranks under bare torchrun, with no supervisor and no heartbeat, in which each fault
-           happens; gloo's time-out is at 8 s so that a hang leaves a text at all. What the log
-           alone tells.
+           three, interleaved; peak memory of both; then a log of the same size in which every line
+           looks like a failure
+faults     each fault in two ranks under bare torchrun, without supervisor and heartbeat, diagnosed
+           from the log alone; gloo's timeout is 8 s, so that a hang leaves a message
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ LOGS = ROOT / "tests" / "fixtures" / "logs"
 ROUNDS = 3
 TIMEOUT_S = 8
 LIMIT_S = 60
-# Script fault → causes that are right, and the rank where the log can tell it.
+# Script fault → right causes, and the rank if the log can show it.
 EXPECTED = {
     "sleep": ({"collective_timeout"}, None),
     "worker": ({"collective_timeout"}, None),
@@ -84,7 +82,7 @@ def accuracy() -> None:
 
 
 def healthy(path: Path, megabytes: int) -> None:
-    """Lines of several trainers, with words that frighten."""
+    """Lines of several trainers, with alarming words."""
     random.seed(1)
     block = []
     for i in range(20_000):
@@ -110,7 +108,7 @@ def healthy(path: Path, megabytes: int) -> None:
 
 
 def hostile(path: Path, megabytes: int) -> None:
-    """Every line is a sample of the catalogue, and goes on."""
+    """Long lines that each start with a sample of the catalogue."""
     lines = [
         f"{sample} {'a' * 200}" for entry in signatures.signatures() for sample in entry.samples
     ]
@@ -124,7 +122,7 @@ def _repeat(path: Path, block: bytes, megabytes: int) -> None:
 
 
 def for_grep(pattern: str) -> str:
-    """The same for POSIX: no names, no lazy repeats, no classes of Perl's."""
+    """The pattern in POSIX syntax: without names, lazy repeats and Perl classes."""
     pattern = (
         re.sub(r"\(\?P<\w+>", "(", pattern)
         .replace("(?:", "(")
@@ -176,7 +174,7 @@ def speed(megabytes: int) -> None:
                 )
                 print(
                     f"{kind} log, {size} MB, {name:9} {wall:6.2f} s, {cpu:6.2f} s CPU, "
-                    f"{size / cpu:5.0f} MB/s of a core, {memory:4.0f} MiB"
+                    f"{size / cpu:5.0f} MB/s per core, {memory:4.0f} MiB"
                 )
             if "grep -E" in found:
                 ratio = statistics.median(g[1] for g in found["grep -E"]) / statistics.median(
@@ -196,13 +194,13 @@ def _measured(command: list[str]) -> tuple[float, float, float]:
     )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode > 1:  # grep says 1 when there is nothing
+    if child.returncode > 1:  # grep exits with 1 without a match
         sys.exit(f"{command[0]} failed ({child.returncode})")
     return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def unwatched() -> None:
-    print("| fault | the log alone tells | right |\n|---|---|---|")
+    print("| fault | diagnosis from the log | right |\n|---|---|---|")
     os.environ["GROUP_TIMEOUT_S"] = str(TIMEOUT_S)
     for what, (_, fault) in faults.FAULTS.items():
         if not fault:
@@ -216,9 +214,9 @@ def unwatched() -> None:
             faults.SCRIPT,
             fault,
         ]
-        said = faults.until_ended(command, LIMIT_S)
+        output = faults.until_ended(command, LIMIT_S)
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
-            log.write(said)
+            log.write(output)
             log.flush()
             found = diagnose([Path(log.name)], "en")
         causes, rank = EXPECTED[fault]

@@ -1,10 +1,10 @@
-"""What a switch of epochs costs, with and without data-loader workers that stay.
+"""Cost of an epoch switch, with and without persistent data-loader workers.
 
     python -m benchmarks.epochs [--ranks=2,4] [--workers=0,1,2] [--epochs=300]
 
-The real product (launch_train.sh) with a small task (examples/spirals.py) of four steps an epoch. A
-switch is the time between the last step of an epoch and the first one of the next, less the median
-of all other steps.
+Runs launch_train.sh with a small task (examples/spirals.py) of four steps per epoch. A switch is
+the time between the last step of an epoch and the first one of the next, minus the median of all
+other steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=300)
     args = parser.parse_args()
     print(
-        f"{'ranks':>5}{'workers':>9}{'persistent':>12}{'ms a switch':>13}{'95 %':>8}"
+        f"{'ranks':>5}{'workers':>9}{'persistent':>12}{'ms/switch':>13}{'95 %':>8}"
         f"{'switches':>10}{'run, s':>8}"
     )
     with tempfile.TemporaryDirectory() as folder:

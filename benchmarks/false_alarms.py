@@ -1,18 +1,17 @@
-"""The reverse of fault injection: healthy runs that look stuck now and then, watched with the
-sharpest limit. Each verdict is a false alarm; their number decides whether a verdict can be
-trusted.
+"""False alarms: healthy runs that sometimes look stuck, with the shortest hang limit. Each verdict
+is a false alarm.
 
     python -m benchmarks.false_alarms [--minutes=20] [--seed=1] [--floor=3]
                                       [--busy=N [--what=training]]
 
-Run after run on two CPU ranks until the time is over: our own training with slow first steps,
-evaluations, checkpoints, disks and epoch switches with data-loader workers, and scripts that say
-nothing for long, whose rank 0 evaluates or sends something alone. In half of them every core is
-kept busy by somebody else.
+Repeats runs on two CPU ranks until the time is up: Duet trainings with slow first steps,
+evaluations, checkpoints, disks and epoch switches with data-loader workers, and scripts that are
+silent for long, or whose rank 0 evaluates or uploads alone. In half of them other processes keep
+every core busy.
 
-`--busy=N`: an overloaded machine instead. N processes spin all the time; the runs are the
-quickstart as it is, with its own limit (60 s) and with 10 s in turn, and every fifth a script, or
-one kind alone. Nothing in them is slow on purpose.
+`--busy=N`: an overloaded machine instead. N processes spin all the time; the runs are the unchanged
+quickstart, alternately with its own limit (60 s) and with 10 s, and every fifth run is a script;
+--what selects one kind. No delays are injected.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ BUSY = "while True: pass"
 
 
 def training(folder: Path, chance: random.Random, floor: float) -> list[str]:
-    """A run of a minute or so: short epochs, and delays of more than the limit where they may
-    be."""
+    """A run of about a minute: short epochs, and delays above the limit where they are legal."""
     text = folder / "text.txt"
     text.write_text(PARAGRAPH * 400)
     delay = chance.uniform(1.2, 3.0) * floor
@@ -128,7 +126,8 @@ def spinning(count: int) -> list[subprocess.Popen[bytes]]:
 def watched(
     command: list[str], folder: Path, busy: bool, limit_s: float | None = None
 ) -> tuple[RunDir, int, str]:
-    """A run that takes longer than `limit_s` is asked to stop: its status does not count then."""
+    """(run, exit status, standard error) of a command; after `limit_s` it is stopped, with status
+    0."""
     at = command.index("--script") if "--script" in command else len(command)
     own = [f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
     neighbours = spinning(os.cpu_count() or 1) if busy else []
@@ -142,54 +141,54 @@ def watched(
             text=True,
         ) as process:
             try:
-                _, said = process.communicate(timeout=limit_s)
+                _, errors = process.communicate(timeout=limit_s)
                 status = process.returncode
             except subprocess.TimeoutExpired:
                 process.terminate()
-                _, said = process.communicate()
+                _, errors = process.communicate()
                 status = 0
     finally:
         for neighbour in neighbours:
             neighbour.kill()
             neighbour.wait()
-    return RunDir(folder / "run"), status, said
+    return RunDir(folder / "run"), status, errors
 
 
 def one(
     number: int, chance: random.Random, floor: float, overloaded: str, left_s: float
 ) -> tuple[Counter[str], str | None]:
-    """A run: what happened in it, and its story if that was a false alarm."""
+    """(event counts of a run, its log if it was a false alarm)."""
     with tempfile.TemporaryDirectory() as place:
         if overloaded:
             (command, own_floor), busy = quickstart(number, chance, overloaded), False
         else:
-            ours, busy = chance.random() < 0.7, chance.random() < 0.5
+            duet, busy = chance.random() < 0.7, chance.random() < 0.5
             command, own_floor = (
-                (training(Path(place), chance, floor) if ours else script(chance, floor)),
+                (training(Path(place), chance, floor) if duet else script(chance, floor)),
                 f"{floor:g}",
             )
-        run, status, said = watched(command, Path(place), busy, left_s if overloaded else None)
+        run, status, errors = watched(command, Path(place), busy, left_s if overloaded else None)
         events = Counter(record["event"] for record in read_records(run.events))
         counts = Counter(
             {
-                "runs of scripts" if "--script" in command else "runs of our training": 1,
+                "runs of scripts" if "--script" in command else "runs of Duet's training": 1,
                 f"runs at {own_floor} s": 1,
-                "with busy neighbours": int(busy or bool(overloaded)),
+                "with busy cores": int(busy or bool(overloaded)),
                 "steps": sum("loss" in record for record in read_records(run.metrics)),
-                "delays on purpose": events["injected"],
+                "injected delays": events["injected"],
                 "evaluations": events["eval"],
                 "checkpoints": events["checkpoint"],
                 "epochs": events["shards"],
-                "warnings": said.count("[WARNING]"),
+                "warnings": errors.count("[WARNING]"),
                 "verdicts": events["verdict"],
             }
         )
         story = (
-            f"exit {status}: {' '.join(command)}\n{said[-3000:]}"
+            f"exit {status}: {' '.join(command)}\n{errors[-3000:]}"
             if status or events["verdict"]
             else None
         )
-        for line in said.splitlines() if overloaded else ():
+        for line in errors.splitlines() if overloaded else ():
             if "[WARNING]" in line or "[ERROR]" in line:
                 print(line, flush=True)
         return counts, story
@@ -208,7 +207,7 @@ def main() -> None:
         "--busy",
         type=int,
         default=0,
-        help="processes that spin all the time; then the runs have limits of their own",
+        help="processes that spin all the time; the runs then have fixed limits",
     )
     parser.add_argument(
         "--what", choices=("both", "training", "scripts"), default="both", help="with --busy"
@@ -228,7 +227,7 @@ def main() -> None:
                     60 * wanted.minutes - spent,
                 )
                 number += 1
-                counts.update(found)  # also what is zero
+                counts.update(found)  # zeros too
                 alarms += [story] if story else []
                 bar.update(round(time.monotonic() - began - spent))
                 if wanted.busy:  # a run takes minutes here

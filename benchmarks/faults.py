@@ -1,12 +1,11 @@
-"""Faults, and what is known of them when: under our launcher, and under bare torchrun.
+"""Time and content of the report about each fault: under Duet, and under bare torchrun.
 
     python -m benchmarks.faults [--rounds=3] [--limit=60] [--only=sleep,kill] [--json=FILE]
 
-Three ways for each fault, on two CPU ranks: our own training with `--inject`, a script that knows
-nothing of us under our launcher (`--script`), and the same script under bare torchrun. Times count
-from the fault to the first line that names a cause; under torchrun to its end, or to `--limit` when
-nothing has come by then. Hang detection is at 3 s (`--hang_timeout=3`); torchrun's collectives have
-their default of 30 minutes (gloo).
+Three ways for each fault, on two CPU ranks: Duet's training with `--inject`, an unmodified script
+under Duet (`--script`), and the same script under bare torchrun. Times are from the fault to the
+first line that names a cause; under torchrun to its end, at most `--limit`. Hangs are detected
+after 3 s (`--hang_timeout=3`); torchrun's collectives have their default of 30 minutes (gloo).
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ TINY |= {
     "report": "false",
     "hang_timeout": FLOOR_S,
 }
-# What happens → (our own training, the script); '' where that can not happen there.
+# Fault → (Duet's training, the script); '' where it is not possible.
 FAULTS = {
-    "a lock that nobody lets go": ("sleep@rank=0,step=20", "sleep"),
+    "a lock that is never released": ("sleep@rank=0,step=20", "sleep"),
     "a lock in the progress bar, epoch 1": ("lock_tqdm@rank=0,epoch=1", ""),
     "a stuck data-loader worker": ("worker_stuck@rank=0,call=20", "worker"),
     "an endless loop": ("loop@rank=0,step=20", "spin"),
@@ -72,14 +71,14 @@ ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", r
 
 
 @dataclass(frozen=True)
-class Told:
-    """`seconds` is None when nothing came within the limit."""
+class Report:
+    """`seconds`: from the fault to the report; None without one within the limit."""
 
     seconds: float | None
     text: str
 
 
-def ours(fault: str, limit_s: float) -> Told:
+def duet(fault: str, limit_s: float) -> Report:
     workers = {"num_workers": 1} if fault.startswith("worker") else {}
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
@@ -103,11 +102,11 @@ def ours(fault: str, limit_s: float) -> Told:
         )
 
 
-def script(fault: str, limit_s: float) -> Told:
+def script(fault: str, limit_s: float) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
         flags = {"out_dir": folder, "log_dir": folder, "run_name": "run", "hang_timeout": FLOOR_S}
-        said = until_ended(
+        output = until_ended(
             [
                 "./launch_train.sh",
                 "2",
@@ -119,13 +118,13 @@ def script(fault: str, limit_s: float) -> Told:
             ],
             limit_s,
         )
-        logs = said + "".join(
+        logs = output + "".join(
             log.read_text(errors="replace") for log in run.ranks.glob("rank*.log")
         )
         return _verdict(run, _fault_time(logs))
 
 
-def torchrun(fault: str, limit_s: float) -> Told:
+def torchrun(fault: str, limit_s: float) -> Report:
     command = [
         sys.executable,
         "-m",
@@ -135,12 +134,12 @@ def torchrun(fault: str, limit_s: float) -> Told:
         SCRIPT,
         fault,
     ]
-    said = until_ended(command, limit_s)
-    began, ended = _fault_time(said), time.time()
-    if "TIME LIMIT" in said:
-        return Told(None, "nothing")
-    cause = ROOT_CAUSE.search(said)
-    lines = [line for line in said.splitlines() if line.strip()]
+    output = until_ended(command, limit_s)
+    began, ended = _fault_time(output), time.time()
+    if "TIME LIMIT" in output:
+        return Report(None, "nothing")
+    cause = ROOT_CAUSE.search(output)
+    lines = [line for line in output.splitlines() if line.strip()]
     blamed = (
         f"rank {cause[1]}, exit code {cause[2]}"
         if cause
@@ -148,7 +147,7 @@ def torchrun(fault: str, limit_s: float) -> Told:
         if lines
         else "nothing"
     )
-    return Told(ended - began if began else None, f"{blamed}; {len(lines)} lines")
+    return Report(ended - began if began else None, f"{blamed}; {len(lines)} lines")
 
 
 def _fault_time(text: str) -> float | None:
@@ -156,15 +155,15 @@ def _fault_time(text: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def _verdict(run: RunDir, began: float | None) -> Told:
-    told = next((r for r in read_records(run.events) if r["event"] == "verdict"), None)
-    if told is None or began is None:
-        return Told(None, "nothing")
-    return Told(told["time"] - began, told["text"])
+def _verdict(run: RunDir, began: float | None) -> Report:
+    verdict = next((r for r in read_records(run.events) if r["event"] == "verdict"), None)
+    if verdict is None or began is None:
+        return Report(None, "nothing")
+    return Report(verdict["time"] - began, verdict["text"])
 
 
 def until_ended(command: list[str], limit_s: float) -> str:
-    """What it says; ended, with all that it has started, after the limit."""
+    """Output of a command; after the limit it is killed with all its processes."""
     token = f"bench{os.getpid()}_{time.monotonic_ns()}"
     env = environment(**{process.TOKEN: token}, GLOO_SOCKET_IFNAME="lo")
     with tempfile.TemporaryFile("w+") as out:
@@ -196,9 +195,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--limit", type=float, default=60.0, help="seconds until torchrun is given up"
+        "--limit", type=float, default=60.0, help="seconds until torchrun is killed"
     )
-    parser.add_argument("--only", default="", help="faults of the script, with commas")
+    parser.add_argument("--only", default="", help="comma-separated faults of the script")
     parser.add_argument("--json", type=Path)
     wanted = parser.parse_args()
     only = set(wanted.only.split(",")) - {""}
@@ -207,30 +206,30 @@ def main() -> None:
         for what, pair in FAULTS.items()
         if not only or only & {pair[1], pair[0].partition("@")[0]}
     }
-    found: dict[str, dict[str, list[Told]]] = {
-        what: {"ours": [], "script": [], "torchrun": []} for what in rows
+    found: dict[str, dict[str, list[Report]]] = {
+        what: {"duet": [], "script": [], "torchrun": []} for what in rows
     }
     for number in range(wanted.rounds):
         for what, (own, other) in tqdm(
             rows.items(), unit="fault", desc=f"round {number + 1}", disable=None
         ):
             if own:
-                found[what]["ours"].append(ours(own, wanted.limit))
+                found[what]["duet"].append(duet(own, wanted.limit))
             if other:
                 found[what]["script"].append(script(other, wanted.limit))
-                if number == 0:  # what torchrun does is no matter of tenths of a second
+                if number == 0:  # torchrun's times do not need tenths of a second
                     found[what]["torchrun"].append(torchrun(other, wanted.limit))
     for what, ways in found.items():
         print(what)
-        for way, told in ways.items():
-            if told:
-                times = [t.seconds for t in told if t.seconds is not None]
+        for way, reports in ways.items():
+            if reports:
+                times = [r.seconds for r in reports if r.seconds is not None]
                 shown = (
                     f"{statistics.median(times):6.2f} s"
-                    if len(times) == len(told)
+                    if len(times) == len(reports)
                     else f"  > {wanted.limit:.0f} s"
                 )
-                print(f"    {way:<9}{shown}   {told[-1].text}")
+                print(f"    {way:<9}{shown}   {reports[-1].text}")
     if wanted.json:
         every = {
             what: {way: [asdict(t) for t in all_of_it] for way, all_of_it in ways.items()}

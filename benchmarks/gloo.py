@@ -1,11 +1,11 @@
-"""What gloo leaves on the table: the same DDP step on two CPU ranks with other bucket sizes and
+"""Cost of gradient exchange with gloo: a DDP step on two CPU ranks with different bucket sizes and
 compression, against no exchange.
 
     python -m benchmarks.gloo [--shapes=small,big] [--precision=bf16|fp32] [--rounds=5] [--steps=20]
 
-One thread a rank. All variants live in the same two processes, and rounds are interleaved, so that
-they see the same machine; AdamW, since Muon's sharing is an exchange of its own. 'no exchange' is
-no_sync(): what a perfect overlap would reach.
+One thread per rank. All variants run in the same two processes, in interleaved rounds, so that
+conditions are equal; AdamW, since shared Muon adds its own exchange. 'no exchange' is no_sync(),
+the result of a perfect overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE = "no exchange"
 
 
 def variants() -> dict[str, tuple[dict[str, Any], Callable[[Any], None]]]:
-    """name → (arguments of DDP, what is done with it)."""
+    """name → (arguments of DDP, function applied to the module)."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 
     def nothing(model: Any) -> None:
@@ -43,7 +43,7 @@ def variants() -> dict[str, tuple[dict[str, Any], Callable[[Any], None]]]:
     view = {"gradient_as_bucket_view": True}
     return {
         ALONE: (view, nothing),
-        "as Duet has it (25 MB, views)": (view, nothing),
+        "Duet's default (25 MB, views)": (view, nothing),
         "no views": ({}, nothing),
         "buckets of 1 MB": (view | {"bucket_cap_mb": 1}, nothing),
         "buckets of 5 MB": (view | {"bucket_cap_mb": 5}, nothing),
@@ -60,7 +60,7 @@ def rank(job: dict[str, Any]) -> None:
 
     from benchmarks.contenders import parts
 
-    allocator.keep_freed_memory()  # as a run of ours has it
+    allocator.keep_freed_memory()  # as in a Duet run
     dist.init_process_group("gloo")
     work = parts.Job(**job["work"])
     batches = parts.Steps(work)
@@ -97,7 +97,7 @@ def rank(job: dict[str, Any]) -> None:
 def measure(
     shape: str, precision: str, rounds: int, steps: int, data: Any
 ) -> dict[str, list[float]]:
-    """name → milliseconds of a step, a median for each round."""
+    """name → median milliseconds per step of each round."""
     size = SHAPES[shape]
     work = {
         "depth": size.depth,

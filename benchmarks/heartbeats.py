@@ -1,10 +1,10 @@
-"""Is a heartbeat ever misread? Two writers beat as fast as they can, a reader reads both files all
-the time, busy processes take the cores away from all three in the middle of whatever they do.
+"""Stress test of heartbeat reads: two writers beat as fast as possible, a reader reads both files
+all the time, and busy processes preempt all three at random points.
 
     python -m benchmarks.heartbeats [--beats=1e7] [--busy=4]
 
-All values of a beat follow from its number, so that a mixture of two beats shows. Exit status 1
-when a reading was torn, absent, older than the one before, or when a histogram was misread.
+All values of a beat follow from its number, so that a mixture of two beats is detected. Exit status
+1 if a read was torn, missing or older than the previous one, or a histogram was misread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def spoiled(before: dict[str, int], counts: dict[str, int]) -> bool:
 
 
 def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
-    """`beats`: of all writers together."""
+    """`beats`: total of all writers."""
     found, nanoseconds = Counter[str](), []
     neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
     command = [sys.executable, "-m", "benchmarks.heartbeats", f"--beats={beats / WRITERS}"]
@@ -103,7 +103,7 @@ def measured(folder: Path, beats: int, busy: int) -> Counter[str]:
         for process in started:
             process.kill()
             process.wait()
-    found["ns of CPU for a beat"] = round(sum(nanoseconds) / len(nanoseconds))
+    found["CPU ns per beat"] = round(sum(nanoseconds) / len(nanoseconds))
     return found
 
 
@@ -117,8 +117,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--beats", type=float, default=1e7, help="of both writers together")
-    parser.add_argument("--busy", type=int, default=4, help="processes that only spin")
+    parser.add_argument("--beats", type=float, default=1e7, help="total of both writers")
+    parser.add_argument("--busy", type=int, default=4, help="processes that spin")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
@@ -136,7 +136,7 @@ def main() -> None:
         "absent",
         "older than before",
         "histograms misread",
-        "ns of CPU for a beat",
+        "CPU ns per beat",
     ):
         print(f"{name:<24}{found[name]:,}")
     print(f"{'seconds':<24}{time.monotonic() - began:.0f}")

@@ -1,12 +1,12 @@
-"""What the inspector costs a hand-written DDP loop on two CPU ranks: the same step with and without
+"""Cost of the inspector in a hand-written DDP loop on two CPU ranks: the same step with and without
 it.
 
     python -m benchmarks.inspection [--rounds=15] [--steps=100] [--width=512]
 
-One thread a rank; both loops live in the same two processes and rounds are interleaved, so that
-they see the same machine. The inspector compares the ranks every 100 steps, as it does by default;
-a round has a comparison in it. Beside the time of a step: the time within inspector.step(), and the
-processor time of rank 0, which the inspector's thread and its hooks are part of.
+One thread per rank; both loops run in the same two processes in interleaved rounds, so that
+conditions are equal. The inspector compares the ranks every 100 steps, its default; each round
+includes one comparison. Also printed: the time within inspector.step(), and the CPU time of rank 0,
+including the inspector's thread and hooks.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
         own = {name: [row[at] for row in rows] for name, rows in times.items()}
         for name, values in own.items():
             print(
-                f"{what}, {name}: {statistics.median(values):.3f} ms a step, {min(values):.3f} … "
+                f"{what}, {name}: {statistics.median(values):.3f} ms/step, {min(values):.3f} … "
                 f"{max(values):.3f}"
             )
         ratios = [a / b for a, b in zip(own["with"], own["without"], strict=True)]

@@ -1,12 +1,11 @@
-"""The peak memory of a training step: real, against the formula of the plan and against fake
-tensors.
+"""Peak memory of a training step: measured, by the formula of the plan, and by fake tensors.
 
     python -m benchmarks.memory [--compile]
 
-Each shape runs in a process of its own, two steps on one rank with the gradients held as DDP holds
-them. On a GPU the real figure is torch's peak of allocated memory; on a CPU, the peak of resident
-memory above that of the same process after a tiny step, with malloc told to give large blocks back
-at once. `--compile` adds the compiled step (half a minute each on a CPU).
+Each shape runs in a separate process, two steps on one rank with gradients in buckets as in DDP. On
+a GPU the measured value is torch's peak of allocated memory; on a CPU, the peak of resident memory
+above that of the same process after a tiny step, with malloc set to return large blocks at once.
+`--compile` adds the compiled step (half a minute each on a CPU).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ SMALL = StepWorkload(6, 8, 512, 320, bf16=False, compiled=False, cuda=False)  # 
 LARGE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
 WAYS = {
     "plain": {},
-    "6 of the blocks again": {"blocks": 6},
-    "4 of the blocks again": {"blocks": 4},
+    "6 blocks recomputed": {"blocks": 6},
+    "4 blocks recomputed": {"blocks": 4},
     "vocabulary 16384": {"vocab": 16384},
     "… loss in 8 parts": {"vocab": 16384, "chunks": 8},
-    "… and all blocks again": {"vocab": 16384, "chunks": 8, "blocks": 6},
+    "… and all blocks recomputed": {"vocab": 16384, "chunks": 8, "blocks": 6},
 }
 
 
@@ -52,7 +51,7 @@ def shapes(on_gpu: bool, compiled: bool) -> dict[str, StepWorkload]:
 
 
 def real_peak(load: StepWorkload) -> int:
-    """Bytes, in this process: call it in a fresh one."""
+    """Peak bytes of this process; call it in a fresh one."""
     steps(replace(load, depth=1, sequences=1, seq_len=16, blocks=0, chunks=1), 2)
     gc.collect()
     if load.cuda:
@@ -64,7 +63,7 @@ def real_peak(load: StepWorkload) -> int:
         steps(load, 3)
         return torch.cuda.max_memory_allocated() - before
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     steps(load, 3)
     return resident("VmHWM") - before
 
@@ -77,7 +76,7 @@ def resident(what: str) -> int:
 
 
 def steps(load: StepWorkload, count: int) -> None:
-    """Training as training/trainer does it, with random tokens."""
+    """Training steps as in training/trainer, with random tokens."""
     import torch
 
     from training.config.schema import Config
@@ -107,7 +106,7 @@ def steps(load: StepWorkload, count: int) -> None:
 
 
 def fresh(load: StepWorkload) -> int:
-    """real_peak in a process of its own. Raises CalledProcessError."""
+    """real_peak in a separate process. Raises CalledProcessError."""
     code = (
         "import json, sys; from benchmarks.memory import StepWorkload, real_peak; "
         "print(real_peak(StepWorkload(**json.loads(sys.argv[1]))))"
@@ -128,7 +127,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--compile", action="store_true", help="the compiled step too (on a GPU always)"
+        "--compile", action="store_true", help="also the compiled step (always on a GPU)"
     )
     compiled = parser.parse_args().compile
     import torch

@@ -1,19 +1,19 @@
-"""Our training loop against a bare loop written by hand (the limit), accelerate, Lightning and
+"""Duet's training loop against a hand-written bare loop (the limit), accelerate, Lightning and
 Hugging Face's Trainer.
 
     make peers    once: installs the peers beside .venv
     python -m benchmarks.peers [--shapes=small,big] [--precision=fp32|bf16|both] [--rounds=7]
                                [--probe] [--json=FILE]
 
-The same GPT (ours), batches of the same corpus, fused AdamW, constant learning rate, gradients
-clipped at 1.0, one process, one thread, on the CPU. Ours is the product itself: train.py with its
-run directory, metrics.jsonl, heartbeat and inspection; the peers have logging, progress and
-checkpoints off, so our TensorBoard files are off too and counted in a line of their own.
+All use Duet's GPT, batches of the same corpus, fused AdamW, a constant learning rate, gradients
+clipped at 1.0, one process, one thread, on the CPU. Duet is the complete train.py with its run
+directory, metrics.jsonl, heartbeat and inspection; the peers run without logging, progress and
+checkpoints, so Duet's TensorBoard files are off too and measured in a separate row.
 
-Each measurement is a new process; rounds are interleaved, each begins with another contender. A
-step counts from the end of one to the end of the next, so whatever a loop does in between is in it;
-the first ten are left out. Ratios are taken within a round. Memory is the peak of the whole
-process; ours includes the checkpoint at the end. --probe: what a loop adds at batch 1, in ms.
+Each measurement is a new process; rounds are interleaved, and each starts with another contender. A
+step is measured from the end of one to the end of the next, so it includes all work in between; the
+first ten are skipped. Ratios are taken within a round. Memory is the peak of the whole process; for
+Duet it includes the checkpoint at the end. --probe: overhead of a loop at batch 1, in ms.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ WARM_STEPS = 10
 
 @dataclass(frozen=True)
 class Shape:
-    """Width is depth × 64."""
+    """Model and batch; width is depth × 64."""
 
     depth: int
     seq_len: int
     batch: int  # sequences
-    steps: int  # measured ones
+    steps: int  # measured steps
 
     def __str__(self) -> str:
         return f"depth {self.depth}, width {self.depth * 64}, {self.batch} × {self.seq_len} tokens"
@@ -53,11 +53,11 @@ SHAPES = {
     "big": Shape(4, 256, 8, 30),
     "probe": Shape(2, 64, 1, 500),
 }
-BARE, OURS = "bare loop", "Duet"
+BARE, DUET = "bare loop", "Duet"
 # name → (module of benchmarks.contenders, package it needs); "" is train.py itself
 CONTENDERS = {
     BARE: ("bare", ""),
-    OURS: ("", ""),
+    DUET: ("", ""),
     "Duet + TensorBoard": ("", ""),
     "accelerate": ("with_accelerate", "accelerate"),
     "Lightning": ("with_lightning", "lightning"),
@@ -67,7 +67,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One process."""
+    """Measurement of one process."""
 
     median_ms: float
     mean_ms: float
@@ -86,7 +86,7 @@ def measure(name: str, shape: Shape, precision: str, vocab: int, shard: str) -> 
     steps = shape.steps + WARM_STEPS
     module, package = CONTENDERS[name]
     if not module:
-        return ours(shape, precision, steps, tensorboard=name != OURS)
+        return duet(shape, precision, steps, tensorboard=name != DUET)
     job = {
         "depth": shape.depth,
         "seq_len": shape.seq_len,
@@ -106,9 +106,9 @@ def measure(name: str, shape: Shape, precision: str, vocab: int, shard: str) -> 
     return sample(trace["stamps"], peak_mib, trace["loss"])
 
 
-def ours(shape: Shape, precision: str, steps: int, *, tensorboard: bool) -> Sample:
-    """AdamW instead of Muon and a constant rate, as the others have it; everything else is the
-    default."""
+def duet(shape: Shape, precision: str, steps: int, *, tensorboard: bool) -> Sample:
+    """train.py with AdamW instead of Muon and a constant rate, as in the others; defaults
+    otherwise."""
     flags: dict[str, Any] = {
         "depth": shape.depth,
         "max_seq_len": shape.seq_len,
@@ -133,7 +133,7 @@ def ours(shape: Shape, precision: str, steps: int, *, tensorboard: bool) -> Samp
 
 
 def table(samples: dict[str, list[Sample]]) -> list[str]:
-    """Lines: medians over the rounds; ratios to the bare loop are of the same round."""
+    """Table lines: medians over the rounds; ratios to the bare loop within the same round."""
     lines = [
         f"{'':<20}{'ms/step':>9}{'min':>9}{'max':>9}{'ratio':>8}{'min–max':>13}{'mean':>7}"
         f"{'added':>12}{'peak MiB':>10}{'ratio':>7}"
@@ -155,12 +155,12 @@ def table(samples: dict[str, list[Sample]]) -> list[str]:
 
 
 def same_work(samples: dict[str, list[Sample]]) -> str:
-    """Same model, batches and arithmetic give the same loss; ours has an order of its own and is
-    not asked."""
+    """Message about the final losses, which must agree; Duet's data order differs, so its loss is
+    skipped."""
     losses = {name: own[0].loss for name, own in samples.items() if CONTENDERS[name][0]}
     low, high = min(losses.values()), max(losses.values())
     if high - low > 1e-3 * high:
-        return f"NOT THE SAME WORK: losses of the last step {losses}"
+        return f"NOT THE SAME WORK: losses of the last step differ: {losses}"
     return f"loss of the last step: {low:.4f} in {', '.join(losses)}"
 
 
@@ -178,7 +178,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--shapes", default="small,big", help="of small, big; comma between them, or none"
+        "--shapes", default="small,big", help="comma-separated, of small, big; may be empty"
     )
     parser.add_argument("--precision", default="both", choices=("fp32", "bf16", "both"))
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
@@ -186,26 +186,26 @@ def arguments() -> argparse.Namespace:
         "--steps",
         type=int,
         default=0,
-        help="measured steps of a process, instead of each shape's own number",
+        help="measured steps per process, instead of each shape's default",
     )
     parser.add_argument(
-        "--probe", action="store_true", help="also batch 1 of the small model, fp32"
+        "--probe", action="store_true", help="also measure batch 1 of the small model, fp32"
     )
     parser.add_argument(
-        "--only", default="", help=f"of {', '.join(CONTENDERS)}; the bare loop is always there"
+        "--only", default="", help=f"of {', '.join(CONTENDERS)}; the bare loop is always included"
     )
-    parser.add_argument("--json", type=Path, help="keep every sample in this file")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
     wanted = parser.parse_args()
     wanted.shapes = [] if wanted.shapes == "none" else wanted.shapes.split(",")
     wanted.only = [
         n for n in CONTENDERS if n == BARE or not wanted.only or n in wanted.only.split(",")
     ]
     if unknown := [name for name in wanted.shapes if name not in SHAPES]:
-        parser.error(f"--shapes: {', '.join(unknown)} is none of small, big")
+        parser.error(f"--shapes: unknown shape {', '.join(unknown)}; allowed: small, big")
     if packages := lacking(wanted.only):
         sys.exit(
             f"not installed: {', '.join(packages)}\n    try:     make peers\n    or:      "
-            f"--only='{BARE},{OURS}'"
+            f"--only='{BARE},{DUET}'"
         )
     return wanted
 
@@ -234,16 +234,16 @@ def main() -> None:
                     bar.update()
     for (name, precision), found in samples.items():
         print(f"\n{name}, {precision}: {SHAPES[name]}", *table(found), same_work(found), sep="\n")
-    if {("big", "fp32"), ("big", "bf16")} <= set(samples) and OURS in wanted.only:
-        limits, fast = samples["big", "fp32"][BARE], samples["big", "bf16"][OURS]
+    if {("big", "fp32"), ("big", "bf16")} <= set(samples) and DUET in wanted.only:
+        limits, fast = samples["big", "fp32"][BARE], samples["big", "bf16"][DUET]
         ratio = statistics.median(
             limit.median_ms / own.median_ms for limit, own in zip(limits, fast, strict=True)
         )
         print(
-            f"\nbig: tokens/s of {OURS} in bf16 (its choice on this kind of CPU) are {ratio:.2f} × "
+            f"\nbig: tokens/s of {DUET} in bf16 (its choice on this kind of CPU) are {ratio:.2f} × "
             f"those of a bare loop in fp32,"
         )
-        print("where loops that know bf16 on GPUs only (nanoGPT, nanochat) stay")
+        print("which loops with bf16 on GPUs only use (nanoGPT, nanochat)")
     if wanted.json:
         kept = {
             " ".join(case): {name: [vars(s) for s in own] for name, own in found.items()}

@@ -1,11 +1,10 @@
-"""How long rank 0 of a user's script takes to print much text: under the launcher, and under bare
-torchrun.
+"""Time that rank 0 of a user script takes to print much text: under Duet, and under bare torchrun.
 
     python -m benchmarks.printing [--rounds=5] [--mb=100]
 
-Two CPU ranks without torch, standard output into a file. `blocks` writes 100 KB at a time, `lines`
-calls print for each line. The launcher keeps the text three times (the rank's log, the run's log,
-the console), torchrun once. Rounds are interleaved; the time is rank 0's own.
+Two CPU ranks without torch, standard output to a file. `blocks` writes 100 KB at a time, `lines`
+calls print for each line. Duet writes the text three times (the rank's log, the run's log, the
+console), torchrun once. Rounds are interleaved; the time is measured in rank 0.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.common import ROOT, environment
 
 SCRIPT = """
 import os, sys, time
-mb, how, told = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+mb, how, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = "step 12/300 loss 2.345 lr 0.001 " + "x" * 67 + "\\n"
 block = line * 1000
 if os.environ["RANK"] == "0":
@@ -35,7 +34,7 @@ if os.environ["RANK"] == "0":
         for _ in range(10_000 * mb):
             print(line, end="")
     sys.stdout.flush()
-    with open(told, "w") as file:
+    with open(result, "w") as file:
         file.write(str(time.perf_counter() - began))
 """
 TORCHRUN = [
@@ -52,7 +51,7 @@ HOW, WAYS = ("blocks", "lines"), ("launch_train.sh", "torchrun")
 def once(way: str, how: str, mb: int) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        script, told = folder / "prints.py", folder / "seconds"
+        script, result = folder / "prints.py", folder / "seconds"
         script.write_text(SCRIPT)
         own = [
             f"--out_dir={folder}",
@@ -66,14 +65,14 @@ def once(way: str, how: str, mb: int) -> float:
         command = ["./launch_train.sh", "2", *own] if way == WAYS[0] else [*TORCHRUN, str(script)]
         with (folder / "console").open("wb") as out:
             subprocess.run(
-                [*command, str(mb), how, str(told)],
+                [*command, str(mb), how, str(result)],
                 cwd=ROOT,
                 env=environment(),
                 stdout=out,
                 stderr=out,
                 check=True,
             )
-        return float(told.read_text())
+        return float(result.read_text())
 
 
 def main() -> None:
@@ -92,8 +91,8 @@ def main() -> None:
             found.append(once(way, how, asked.mb))
     print(f"{asked.mb} MB{'':<10}" + "".join(f"{way:>18}" for way in WAYS) + f"{'ratio':>8}")
     for how in asked.how:
-        ours, theirs = (statistics.median(seconds[how, way]) for way in WAYS)
-        print(f"{how:<15}{ours:17.2f}s{theirs:17.2f}s{ours / theirs:8.1f}")
+        duet, torchrun = (statistics.median(seconds[how, way]) for way in WAYS)
+        print(f"{how:<15}{duet:17.2f}s{torchrun:17.2f}s{duet / torchrun:8.1f}")
 
 
 if __name__ == "__main__":

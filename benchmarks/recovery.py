@@ -1,10 +1,10 @@
-"""From a fault to training again, without anybody: what `--retries` does on two CPU ranks.
+"""Time from a fault to the resumed training with `--retries`, on two CPU ranks.
 
     python -m benchmarks.recovery [--rounds=3]
 
-The time counts from the last progress before the fault to the first new step after the restart:
-noticing, ending the ranks, starting them, reading and verifying the checkpoint. A hang is noticed
-after `--hang_timeout=3`, as in the other measurements of faults.
+The time is from the last progress before the fault to the first new step after the restart: it
+includes detection, stopping and starting the ranks, reading and verifying the checkpoint. Hangs are
+detected after 3 s (`--hang_timeout=3`), as in the other fault benchmarks.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ QUIET = {
 }
 FAULTS = {
     "SIGKILL": "kill@rank=1,step=24",
-    "a lock that nobody lets go": "sleep@rank=0,step=24",
+    "a lock that is never released": "sleep@rank=0,step=24",
     "out of GPU memory (injected)": "oom@rank=1,step=24,above=2",
     "a killed data-loader worker": "worker_kill@rank=0,call=24",
 }
 
 
 def once(fault: str) -> tuple[float, int]:
-    """(seconds until it trains again, steps lost)."""
+    """(seconds until training resumes, steps lost)."""
     workers = {"num_workers": 1} if fault.startswith("worker") else {}
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))

@@ -1,11 +1,11 @@
-"""Command to first step: the launcher with everything on, against plain python on one process and
-against bare torchrun.
+"""Time from the command to the first step: the launcher with all features on, against plain Python
+in one process and bare torchrun.
 
     python -m benchmarks.startup [--rounds=7]
 
-The same train.py, the same configuration; rounds are interleaved, medians and their ratios are
-printed. The time counts from the start of the command to the record of step 1 in metrics.jsonl.
---help and --dry_run are timed as whole commands.
+The same train.py and configuration; rounds are interleaved, medians and their ratios are printed.
+The time is from the start of the command to the record of step 1 in metrics.jsonl; --help and
+--dry_run are timed as whole commands.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ BASE = "plain python, 1 rank"
 
 
 def first_step(argv: list[str], folder: Path) -> float:
-    """Seconds from starting the command to its first recorded step."""
+    """Seconds from the start of the command to its first recorded step."""
     run = folder / "run"
     flags = [*FLAGS, f"--out_dir={folder}", f"--log_dir={folder}", "--run_name=run"]
     threads = (

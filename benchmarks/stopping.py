@@ -1,9 +1,9 @@
-"""How long a run takes to end: from TERM and Ctrl-C to the exit with a saved checkpoint, from kill
--9 until no process is left.
+"""Time to stop a run: from SIGTERM and Ctrl-C to the exit with a saved checkpoint, and from SIGKILL
+until no process is left.
 
     python -m benchmarks.stopping [--rounds=5] [--ranks=2]
 
-The quickstart's model on two CPU ranks, stopped in the middle of its training.
+The model of the quickstart on two CPU ranks, stopped during training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS = {
 
 
 def once(number: signal.Signals, ranks: int) -> float:
-    """Seconds from the signal until the launcher has ended and none of its processes is left."""
+    """Seconds from the signal until the launcher and all its processes have exited."""
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir(Path(folder, "run"))
         flags = {

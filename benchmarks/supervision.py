@@ -1,11 +1,11 @@
-"""What being watched costs: the same two ranks with the supervisor, its heartbeats and judgement,
-and started by hand without.
+"""Cost of supervision: the same two ranks with the supervisor and its hang detection, and started
+by hand without it.
 
     python -m benchmarks.supervision [--rounds=7] [--steps=600]
 
-Rounds are interleaved; a round's ratio is that of its two median step times. Beside it the parts
-that can be measured without noise: the time of one heartbeat, those of a step, and the CPU time
-that the supervisor has used while its ranks trained.
+Rounds are interleaved; the ratio of a round is that of its two median step times. Also printed are
+parts that can be measured without noise: the time of one heartbeat and of the heartbeats of a step,
+and the CPU time of the supervisor during the training.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def step_ms(run: RunDir) -> float:
 
 
 def watched(folder: Path, steps: int) -> tuple[float, float]:
-    """(median step in ms, CPU seconds of the supervisor for each second of training)."""
+    """(median step in ms, CPU seconds of the supervisor per second of training)."""
     run = RunDir(folder / "run")
     command = ["./launch_train.sh", "2", CONFIG, *flags(folder, steps)]
     launcher = subprocess.Popen(
@@ -83,7 +83,7 @@ def watched(folder: Path, steps: int) -> tuple[float, float]:
         time.sleep(0.05)
     if launcher.returncode or first is None:
         assert launcher.stderr
-        sys.exit(f"the watched run failed:\n{launcher.stderr.read().decode()[-2000:]}")
+        sys.exit(f"the supervised run failed:\n{launcher.stderr.read().decode()[-2000:]}")
     return step_ms(run), (last[1] - first[1]) / (last[0] - first[0])
 
 
@@ -93,7 +93,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def alone(folder: Path, steps: int) -> float:
-    """train.py as two ranks, started by nobody but this."""
+    """Median step in ms of train.py as two ranks without a supervisor."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -121,9 +121,9 @@ def alone(folder: Path, steps: int) -> float:
                 text=True,
             )
         )
-    said = [rank.communicate()[1] for rank in ranks]
+    errors = [rank.communicate()[1] for rank in ranks]
     if any(rank.returncode for rank in ranks):
-        sys.exit("the run without a supervisor failed:\n" + "\n".join(said)[-2000:])
+        sys.exit("the run without a supervisor failed:\n" + "\n".join(errors)[-2000:])
     return step_ms(RunDir(folder / "run"))
 
 
@@ -153,7 +153,7 @@ def main() -> None:
     beats = len(heartbeat.STEP_PHASES)
     share = 100 * beats * beat / 1e6 / step
     print(
-        f"step, watched : alone     {statistics.median(ratios):.4f}   "
+        f"step, supervised : alone  {statistics.median(ratios):.4f}   "
         f"({min(ratios):.4f}–{max(ratios):.4f})"
     )
     print(

@@ -1,17 +1,17 @@
-"""Time to a validation loss: our training as it is by default against a plain GPT-2 with a tuned
-AdamW, of equal size.
+"""Time to a target validation loss: Duet's default training against a plain GPT-2 of equal size
+with tuned AdamW.
 
     python -m benchmarks.target [--steps=600] [--rates=1e-3,2e-3,3e-3,6e-3]
                                 [--budgets=150,200,250,300,400] [--seeds=1,2]
                                 [--precision=bf16|fp32] [--json=FILE]
 
-Both have depth 4 and width 256 (3.2 million weights), the same corpus (the standard library's
-sources, byte tokens), the same 4096 tokens of context 256 in the same order at each step, the same
+Both have depth 4 and width 256 (3.2 million weights), the same corpus (sources of the standard
+library, byte tokens), the same 4096 tokens of context 256 in the same order at each step, the same
 precision, one process with one thread. The baseline (benchmarks/contenders/gpt2.py) trains `steps`
-steps; its learning rate is the best of `rates` at the first seed. The target is its validation loss
-at the end, in bits per byte. Ours trains whole runs of 150, 200 … steps, each with its own
-schedule, until one ends at or below the target. Seconds are those of the training steps, the first
-one included; evaluation is not counted.
+steps; its learning rate is the best of `rates` at the first seed. The target is its final
+validation loss, in bits per byte. Duet trains complete runs of 150, 200 … steps, each with its own
+schedule, until one ends at or below the target. Seconds are of the training steps, including the
+first one, without evaluation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLL_S = 2.0
 
 @dataclass
 class Curve:
-    """One run."""
+    """Losses and times of one run."""
 
     name: str
     seed: int
@@ -71,8 +71,7 @@ def read(path: Path, name: str, seed: int) -> Curve:
 
 
 def follow(argv: list[str], records: Path, name: str, seed: int, steps: int) -> Curve:
-    """Run a program that writes records, with a bar of its steps; its failure ends the
-    benchmark."""
+    """Runs a program that writes records, with a progress bar. Raises SystemExit if it fails."""
     with (
         tempfile.TemporaryFile("w+") as err,
         tqdm(
@@ -133,7 +132,7 @@ class Contest:
         argv = [sys.executable, "-m", "benchmarks.contenders.gpt2", json.dumps(run)]
         return self._kept(follow(argv, out, f"GPT-2, AdamW {rate:g}", seed, steps))
 
-    def ours(self, seed: int, steps: int) -> Curve:
+    def duet(self, seed: int, steps: int) -> Curve:
         flags: dict[str, Any] = {
             "depth": DEPTH,
             "max_seq_len": SEQ_LEN,
@@ -146,7 +145,7 @@ class Contest:
             "eval_tokens": EVAL_TOKENS,
             "precision": self.precision,
         }
-        folder = self.folder / f"ours-{seed}-{steps}"
+        folder = self.folder / f"duet-{seed}-{steps}"
         argv = train_command(folder, seed=seed, **flags)
         return self._kept(
             follow(argv, RunDir(folder / "run").metrics, "Duet, defaults", seed, steps)
@@ -158,11 +157,11 @@ class Contest:
 
 
 def first_at(contest: Contest, target: float, seed: int, budgets: list[int]) -> Curve | None:
-    """The shortest run of ours that ends at the target or below."""
+    """The shortest Duet run that ends at the target or below."""
     return next(
         (
             curve
-            for curve in (contest.ours(seed, steps) for steps in budgets)
+            for curve in (contest.duet(seed, steps) for steps in budgets)
             if curve.final <= target
         ),
         None,
@@ -179,21 +178,21 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=600, help="of the baseline")
     parser.add_argument(
-        "--rates", default="1e-3,2e-3,3e-3,6e-3", help="peak learning rates tried for the baseline"
+        "--rates", default="1e-3,2e-3,3e-3,6e-3", help="peak learning rates to try for the baseline"
     )
     parser.add_argument(
-        "--budgets", default="150,200,250,300,400", help="steps of our runs, tried in this order"
+        "--budgets", default="150,200,250,300,400", help="steps of Duet's runs, tried in this order"
     )
     parser.add_argument(
         "--seeds",
         default="1,2",
-        help="initial weights and order of the data; the first one tunes the rate",
+        help="seeds of initial weights and data order; the first one tunes the rate",
     )
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"), help="of both")
     parser.add_argument(
         "--eval_every", type=int, default=50, help="steps between the points of the curves"
     )
-    parser.add_argument("--json", type=Path, help="keep all curves in this file")
+    parser.add_argument("--json", type=Path, help="write all curves to this file")
     wanted = parser.parse_args()
     seeds, rates = numbers(wanted.seeds), [float(rate) for rate in wanted.rates.split(",")]
 
@@ -212,7 +211,7 @@ def main() -> None:
         )
 
     edge = (
-        " (at the edge of what was tried)"
+        " (at the edge of the tried rates)"
         if len(rates) > 1 and best in (min(rates), max(rates))
         else ""
     )
@@ -222,14 +221,14 @@ def main() -> None:
         f"{'ratio of steps':>16}{'of seconds':>12}"
     )
     for base, own in results:
-        told = f"{base.seed:>4}{base.final:>12.4f}{base.steps:>11} {base.seconds:6.1f}s"
+        line = f"{base.seed:>4}{base.final:>12.4f}{base.steps:>11} {base.seconds:6.1f}s"
         if own:
-            told += (
+            line += (
                 f"{own.steps:>11} "
                 f"{own.seconds:6.1f}s"
                 f"{own.steps / base.steps:>16.2f}{own.seconds / base.seconds:>12.2f}"
             )
-        print(told if own else f"{told}   not reached in {wanted.budgets} steps")
+        print(line if own else f"{line}   not reached in {wanted.budgets} steps")
     reached = [(base, own) for base, own in results if own]
     if len(reached) == len(results):
         print(

@@ -1,5 +1,5 @@
-"""Our model with its choices as switches, for benchmarks.ablation. With the defaults it computes
-exactly what training.tasks.gpt.model.GPT does (a test compares them)."""
+"""Duet's GPT with its design choices as switches, for benchmarks.ablation. With the defaults it
+computes exactly the same as training.tasks.gpt.model.GPT (a test compares them)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ class Choices:
     tied: bool = False
     softcap: float = SOFTCAP  # 0: none
     z_loss: float = 0.0  # PaLM, arXiv:2204.02311
-    gpt2_init: bool = (
-        False  # normal, 0.02, residual branches by 1/√(2·depth); instead of the zero start
-    )
+    gpt2_init: bool = False  # normal, 0.02, residual branches by 1/√(2·depth)
     input_mixing: bool = (
-        False  # each block gets a learnt share of the embedding again (modded-nanogpt's x0)
+        False  # each block also gets a learned share of the embedding (modded-nanogpt's x0)
     )
     value_embedding: bool = (
-        False  # every other block: values get a learnt vector of the token (arXiv:2410.17897)
+        False  # every other block: values get a learned token vector (arXiv:2410.17897)
     )
 
 
@@ -138,7 +136,7 @@ class Variant(nn.Module):
 
     @property
     def matrices(self) -> list[nn.Parameter]:
-        """What Muon updates."""
+        """Parameters that Muon updates."""
         return [
             p for name, p in self.blocks.named_parameters() if p.ndim == 2 and "values" not in name
         ]

@@ -1,11 +1,11 @@
-"""Video restoration: a step of ours beside the same network, data and batch in a bare loop, and
-what the loader gives with workers.
+"""Video restoration: Duet's step against a bare loop with the same network, data and batch, and the
+throughput of the loader with workers.
 
     python -m training.tasks.make_blur_video
     python -m benchmarks.video [--rounds=5] [--steps=80] [--ranks=1,2]
 
-Interleaved rounds; medians of the median step of each. The bare loop is
-benchmarks/contenders/video.py, under torchrun with two ranks.
+Rounds are interleaved; medians of each round's median step are printed. The bare loop is
+benchmarks/contenders/video.py, under torchrun for two ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from training.tasks.video_restoration.options import VideoOptions
 CONFIG, SKIPPED = "configs/video/quickstart.py", 10
 
 
-def ours(ranks: int, steps: int) -> float:
+def duet(ranks: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         flags = {
             "device": "cpu",
@@ -88,7 +88,7 @@ def bare(ranks: int, steps: int, options: VideoOptions) -> float:
 
 
 def samples_per_s(options: VideoOptions, workers: int, seconds: float = 4.0) -> float:
-    """What one rank's loader gives when nobody else uses the cores."""
+    """Samples/s of one rank's loader on otherwise idle cores."""
     data = Samples(Training(options), 1, drawn=True)
     batches = Batches(
         data, Batch(2, 1, 1, 1), rank=0, seed=1, workers=workers, persistent=workers > 0
@@ -96,7 +96,9 @@ def samples_per_s(options: VideoOptions, workers: int, seconds: float = 4.0) -> 
     count, begun, epoch = 0, 0.0, 0
     while not begun or time.perf_counter() < begun + seconds:
         for _ in batches.epoch(epoch, 0):
-            begun = begun or time.perf_counter()  # the first batch pays for the workers' start
+            begun = (
+                begun or time.perf_counter()
+            )  # the first batch includes the start of the workers
             count += 2
             if time.perf_counter() > begun + seconds:
                 break
@@ -123,7 +125,9 @@ def main() -> None:
         }
     )
     if not Path(options.dataroot_gt).is_dir():
-        sys.exit(f"{options.dataroot_gt} is missing: python -m training.tasks.make_blur_video")
+        sys.exit(
+            f"{options.dataroot_gt} is missing; create it: python -m training.tasks.make_blur_video"
+        )
     torch.set_num_threads(1)
     rates = {workers: [samples_per_s(options, workers) for _ in range(3)] for workers in (0, 1, 2)}
     print(
@@ -132,13 +136,13 @@ def main() -> None:
     )
     for ranks in map(int, args.ranks.split(",")):
         found = [
-            (ours(ranks, args.steps), bare(ranks, args.steps, options))
+            (duet(ranks, args.steps), bare(ranks, args.steps, options))
             for _ in tqdm(range(args.rounds), disable=None)
         ]
         mine, theirs = (statistics.median(column) for column in zip(*found, strict=True))
         ratios = sorted(a / b for a, b in found)
         print(
-            f"{ranks} rank{'s' if ranks > 1 else ''}: ours {mine:.1f} ms, bare loop {theirs:.1f} "
+            f"{ranks} rank{'s' if ranks > 1 else ''}: Duet {mine:.1f} ms, bare loop {theirs:.1f} "
             f"ms: "
             f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
             flush=True,

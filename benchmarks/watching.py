@@ -1,12 +1,12 @@
-"""What watching costs: the monitor beside nvitop (`make peers`) in pseudo-terminals of the same
-size, and beside a training.
+"""Cost of the monitor: against nvitop (`make peers`) in pseudo-terminals of the same size, and its
+effect on a training.
 
     python -m benchmarks.watching [--rounds=5] [--seconds=20] [--train_rounds=5]
 
-Without an NVIDIA driver both look at the stand-in of tests/fake_nvml, two GPUs: real NVML client
-code, no real driver calls. First paint is counted from the start of the program to the first text
-on its screen, CPU and memory while it is left alone. The step time is that of two ranks with nobody
-watching and with a monitor at 3 s and at 0.2 s, interleaved.
+Without an NVIDIA driver both read the stand-in of tests/fake_nvml, two GPUs: real NVML client code,
+no real driver calls. First paint is the time from the start of the program to the first text on its
+screen; CPU and memory are measured without user input. The step time is of two ranks without a
+monitor and with one at 3 s and at 0.2 s, interleaved.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GIB = 1 << 30
 
 
 def driver(folder: Path) -> dict[str, str]:
-    """Variables that let NVML clients find a driver: the machine's own, or the stand-in."""
+    """Variables with which NVML clients find a driver: the machine's own, or the stand-in."""
     with contextlib.suppress(OSError):
         import ctypes
 
@@ -78,7 +78,7 @@ def watched(
     argv: list[str], sign: str, seconds: float, env: dict[str, str]
 ) -> tuple[float, float, float]:
     """(seconds to the first paint, share of a core, unique memory in MiB) of a program in a
-    pseudo-terminal. `sign` is painted last."""
+    pseudo-terminal. `sign`: the text that is painted last."""
     begun = time.perf_counter()
     child = pexpect.spawn(
         argv[0],
@@ -90,7 +90,7 @@ def watched(
     child.expect_exact(sign)
     first = time.perf_counter() - begun
     process = psutil.Process(child.pid)
-    _drain(child, 2.0)  # what is done only once
+    _drain(child, 2.0)  # one-time work
     before, since = process.cpu_times(), time.perf_counter()
     _drain(child, seconds)
     after = process.cpu_times()
@@ -114,7 +114,7 @@ def _drain(child: pexpect.spawn, seconds: float) -> None:
 
 @contextlib.contextmanager
 def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Two ranks that train; ended with the block."""
+    """Two training ranks, stopped at the end of the block."""
     values = SHAPE | QUIET | {"out_dir": folder, "log_dir": folder, "run_name": "run"}
     command = ["./launch_train.sh", "2", CONFIG, *(f"--{k}={v}" for k, v in values.items())]
     process = subprocess.Popen(
@@ -129,7 +129,7 @@ def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def step_ms(folder: Path, interval_s: float | None) -> float:
-    """The median step of a whole run, with a monitor at this interval."""
+    """Median step of a whole run, with a monitor at this interval."""
     with training(folder) as process:
         run, child = RunDir(folder / "run"), None
         if interval_s is not None:
@@ -155,8 +155,7 @@ def step_ms(folder: Path, interval_s: float | None) -> float:
 
 
 def large_files(folder: Path) -> dict[str, list[str]]:
-    """1 GB of another program's log, and of our metrics.jsonl: what to give to the monitor for
-    each."""
+    """Monitor arguments for 1 GB of another program's log, and of metrics.jsonl."""
     log, metrics = folder / "big.log", folder / "big" / "metrics.jsonl"
     metrics.parent.mkdir()
     line = (
@@ -251,7 +250,7 @@ def cost(rounds: int) -> None:
     for number in tqdm(range(rounds), unit="round", disable=None):
         order: list[float | None] = [None, 3.0, 0.2]
         steps = {}
-        for way in order[number % 3 :] + order[: number % 3]:  # none always comes first
+        for way in order[number % 3 :] + order[: number % 3]:  # alternating order
             with tempfile.TemporaryDirectory() as place:
                 steps[way] = step_ms(Path(place), way)
         for interval, values in ratios.items():

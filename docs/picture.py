@@ -1,8 +1,5 @@
-"""The README's pictures: real commands in a real pseudo-terminal, drawn as SVG from what its screen
-shows.
+"""Pictures of the README: commands run in a pseudo-terminal, whose screen is drawn as SVG.
 
-    python docs/picture.py docs/quickstart.svg 110 46 \\
-        ./train_dual_gpu.sh configs/dual_gpu/quickstart.py
     LD_LIBRARY_PATH=DIR FAKE_NVML_…=… python docs/picture.py --until='step 2' \\
         docs/monitor.svg 110 36 ./monitor_training.sh
     python docs/picture.py docs/hang.svg 150 62 \\
@@ -10,9 +7,9 @@ shows.
         --hang_timeout=5 --save_every=20 --num_iterations=60 --eval_every=0 \\
         --sample_tokens=0 --inject=worker_stuck@rank=0,call=34
 
-Needs the test tools (pexpect, pyte). A screen longer than ROWS shows its end. --until=TEXT: the
-screen as soon as it shows that, of a program that does not end by itself. The monitor's GPUs are
-those of tests/fake_nvml, with the pids of the run's ranks.
+Requires the test tools (pexpect, pyte). Only the last ROWS lines of the output are drawn.
+--until=TEXT stops a program that does not end by itself as soon as its screen contains TEXT. The
+monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
 """
 
 from __future__ import annotations

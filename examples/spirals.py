@@ -1,4 +1,4 @@
-"""Two spirals of points, told apart by a small network: a complete task of one's own.
+"""A small network classifies the points of two spirals: a complete custom task.
 
 ./launch_train.sh 2 --task=examples/spirals.py --device=auto --device_batch_size=64 --num_epochs=20
 --eval_every=100
@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 from training.tasks.base import Task
 
-# Each is a flag, too (--width=48), and may stand in a config file. Its default says its type.
+# Also flags (--width=48) and config keys; the default determines the type.
 OPTIONS = {"points": 4000, "noise": 0.05, "width": 64, "lr": 3e-3}
-SIDE = 200  # pixels of the picture
+SIDE = 200  # pixels of the image
 
 
 def spirals(count, noise, seed):
@@ -47,7 +47,7 @@ class Spirals(Task):
         return {"accuracy": (model(points).argmax(1) == label).float()}
 
     def sample(self, model, folder):
-        """What the network believes, as a picture in the report."""
+        """Predicted class of each point, as an image in the report."""
         line = torch.linspace(-1, 1, SIDE, device=self.device)
         grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1).reshape(-1, 2)
         belief = model(grid).float().softmax(1)[:, 1].reshape(SIDE, SIDE)

@@ -29,6 +29,7 @@ from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
+_status: "int | None" = None  # exit status of a finished script
 CHAIN = 10  # most exceptions of a recorded chain
 
 
@@ -52,7 +53,7 @@ def main() -> None:
     # Pickled classes and spawned processes refer to the script by this name.
     sys.modules["__main__"] = module
     # registered first, so called last
-    atexit.register(_leave, os.getpid(), base + ".ended")
+    atexit.register(_leave, os.getpid())
     own = os.getpid()
     try:
         with open(script, "rb") as file:
@@ -60,9 +61,10 @@ def main() -> None:
         exec(code, module.__dict__)
     except SystemExit as leaving:
         if os.getpid() == own:  # a forked child unwinds through here as well
-            if leaving.code in (None, 0):
+            status = leaving.code or 0
+            if status == 0 or status in STOPPED:
                 _end(base + ".ended", script, leaving)
-            elif leaving.code not in STOPPED:
+            else:
                 _keep(base + ".error.json", int(rank), script, leaving)
         raise
     except BaseException as error:
@@ -134,11 +136,11 @@ class _AtDistributed:
         server.serve(Path(self.folder), self.rank)
 
 
-def _leave(pid: int, ended: str) -> None:
+def _leave(pid: int) -> None:
     """Exit without interpreter teardown after a normal end, once threads and the script's own
     atexit functions are done: with gloo, teardown aborts one in four times (SIGABRT: its threads
     outlive the interpreter). Flushes all open files first."""
-    if os.getpid() != pid or "torch.distributed" not in sys.modules or not os.path.exists(ended):
+    if os.getpid() != pid or "torch.distributed" not in sys.modules or _status is None:
         return
     for thing in gc.get_objects():
         if issubclass(type(thing), io.IOBase):
@@ -149,7 +151,7 @@ def _leave(pid: int, ended: str) -> None:
                 return
             except ValueError:  # closed or detached: nothing to flush
                 continue
-    os._exit(0)
+    os._exit(_status)
 
 
 def _show(error: BaseException) -> None:
@@ -195,7 +197,11 @@ def _led_to(error: BaseException) -> "list[dict[str, str]]":
 
 
 def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
-    _write(path, {"time": time.time(), "where": _where(script, leaving) if leaving else ""})
+    global _status
+    status = int(leaving.code or 0) if leaving else 0
+    where = _where(script, leaving) if leaving else ""
+    _write(path, {"time": time.time(), "where": where, "status": status})
+    _status = status
 
 
 def _keep(path: str, rank: int, script: str, error: BaseException) -> None:

@@ -1,5 +1,5 @@
-"""Many cases in one test: `each` stands where `pytest.mark.parametrize` would make hundreds of
-tests of a few milliseconds."""
+"""Many cases in one test: `each` replaces `pytest.mark.parametrize` where that would make hundreds
+of tests of a few milliseconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from _pytest.mark import ParameterSet
 
 Test = Callable[..., None]
-SHOWN = 10  # failures with their traceback; the others by their id
+SHOWN = 10  # failures with traceback; the others by id
 
 
 def each(
     names: str | Sequence[str], cases: Iterable[Any], *, ids: Callable[[Any], str] | None = None
 ) -> Callable[[Test], Test]:
-    """Decorator with the arguments of `pytest.mark.parametrize`: every case is run, and all that
-    failed are reported together. The cases share the test's fixtures, except that each has an empty
-    `tmp_path` and a `monkeypatch` of its own."""
+    """Decorator with the arguments of `pytest.mark.parametrize`: runs all cases and reports all
+    failures together. The cases share the test's fixtures, except that each has its own empty
+    `tmp_path` and its own `monkeypatch`."""
     known = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = [_row(known, case, ids) for case in cases]
     assert rows, "no case"
@@ -56,7 +56,7 @@ def each(
         assert len(kept) == len(signature.parameters) - len(known), (
             f"{test.__name__} does not take {known}"
         )
-        loop.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what pytest asks for the fixtures
+        loop.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # read by pytest for the fixtures
         return loop
 
     return decorate
@@ -68,7 +68,7 @@ def _row(
     """(id, argument → value) of a case."""
     name = None
     if isinstance(case, ParameterSet):
-        assert not case.marks, "a mark is for a whole test"
+        assert not case.marks, "marks apply to the whole test"
         name, values = case.id, tuple(case.values)
     else:
         values = (case,) if len(names) == 1 else tuple(case)

@@ -1,5 +1,5 @@
-"""Shared by all tests: the project as a user has it (a copy in a folder with a space), and proof
-that nothing stays behind."""
+"""Shared by all tests: a copy of the project in a folder with a space, and the check that no process
+is left behind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # noqa: F401 – for the tests
+    import tomli as tomllib  # noqa: F401 – used by tests
 
 ROOT = Path(__file__).resolve().parent.parent
-# stands in the environment of every process a test starts, and of all their children
+# in the environment of every process that a test starts, and of all its children
 TOKEN = "PROJECT_TEST_TOKEN"
 GONE_WITHIN_S = 8.0
 
-# What these measure would be disturbed by one another: with several workers they share one.
+# Tests that measure time would disturb each other: with several workers they share one.
 TIMED = (
     "tests/faults/",
     "tests/e2e/test_machines.py",
@@ -36,7 +36,7 @@ TIMED = (
 )
 
 
-@pytest.hookimpl(optionalhook=True)  # there is none without xdist
+@pytest.hookimpl(optionalhook=True)  # does not exist without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """`--dist loadfile` with one exception. (xdist 3.8 does not group by its own `xdist_group` with
     pytest 9.2.)"""
@@ -49,18 +49,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-# A test run that was started in the background has SIGINT ignored, and every program under test
-# would inherit that.
+# A test run in the background ignores SIGINT, and every program under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def processes(token: str) -> dict[int, str]:
-    """Living processes (zombies left out) with this token: pid → command line."""
+    """Living processes with this token, without zombies: pid → command line."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            ours = f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0")
-            if ours and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            marked = f"{TOKEN}={token}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if marked and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
                 found[int(folder.name)] = (
                     (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 )
@@ -75,8 +74,8 @@ def wait_until(
     what: str = "condition",
     every_s: float = 0.02,
 ) -> None:
-    """Wait for a condition, not for a time; the limit only ends a failed test. `every_s`: longer
-    where asking is work."""
+    """Waits for a condition; the limit only ends a failed test. `every_s`: polling interval, longer
+    for an expensive condition."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -85,7 +84,7 @@ def wait_until(
 
 
 def nobody_left(token: str) -> None:
-    """Soon there is no process with this token; who is left is killed."""
+    """Asserts that soon no process with this token is left; kills leftovers."""
     end = time.monotonic() + GONE_WITHIN_S
     while (left := processes(token)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -96,7 +95,7 @@ def nobody_left(token: str) -> None:
 
 @pytest.fixture
 def token() -> Iterator[str]:
-    """A fresh mark for the processes of one test; at its end none of them may be left."""
+    """A new token for the processes of one test; at its end none of them may be left."""
     value = uuid.uuid4().hex
     yield value
     nobody_left(value)
@@ -117,12 +116,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-    # As after the first run of a user: also where the environment forbids to write bytecode, as
-    # many containers do.
+    # As after a user's first run; also if the environment forbids writing bytecode, as many
+    # containers do.
     for part in ("training", "lib", "benchmarks"):
         compileall.compile_dir(copy / part, quiet=1)
-    # Its parts are links, the folder is not: whatever happens to the copy's environment can not
-    # reach the real one.
+    # Its parts are links, the folder is not: changes of the copy's environment cannot reach the
+    # real one.
     (copy / ".venv").mkdir()
     for entry in (ROOT / ".venv").iterdir():
         if entry.name == "duet.stamp":

@@ -11,10 +11,10 @@ CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 # Link the bats on PATH when it is new enough.
 link_installed() {
-  local found said number
+  local found version number
   found=$(command -v bats) || return
-  said=$("$found" --version) || return
-  number=${said##* } # "Bats 1.8.2"
+  version=$("$found" --version) || return
+  number=${version##* } # "Bats 1.8.2"
   local -a part
   IFS=. read -ra part <<<"$number"
   ((part[0] * 100 + part[1] >= 105)) || return

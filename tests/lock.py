@@ -1,9 +1,9 @@
-"""Resolve pyproject.toml again into requirements.lock: what `make lock` runs. Needs uv, and a
-network or PIP_FIND_LINKS.
+"""Resolves pyproject.toml into requirements.lock, for `make lock`. Needs uv and a network or
+PIP_FIND_LINKS.
 
-One lock serves Python 3.10 and newer (markers), pip and uv, in sections: `run` first, then what
-each later section adds. torch itself is pinned in pyproject.toml by hand; what it brings for GPUs
-(triton, the CUDA libraries) it pins exactly, so naming them here could only disagree.
+One lock file serves Python 3.10 and newer (markers), pip and uv, in sections: `run` first, then the
+additional packages of each later section. torch itself is pinned by hand in pyproject.toml; it pins
+its GPU dependencies (triton, the CUDA libraries) exactly, so they are not repeated here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = """\
 # Made by 'make lock' from pyproject.toml; pip and uv read it: pip install -c requirements.lock -e '.[full]'
 # The scripts install the first part into .venv. torch brings its own exact pins of triton and the CUDA libraries.
 """
-# Section → what it adds to those before it, and its comment.
+# Section → options that it adds to the previous ones, and its comment.
 SECTIONS = {
     "run": (["--extra=full"], ""),
     "extras": (["--extra=data", "--extra=prometheus"], "`make extras` adds these to .venv"),
@@ -32,7 +32,7 @@ BROUGHT_BY_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py\b)[a-z0-9-]+|cuda-
 
 
 def resolve(wanted: list[str], known: list[str]) -> list[str]:
-    """The pins that uv finds for these extras and groups, sorted; `known` pins stay as they are."""
+    """Sorted pins from uv for these extras and groups; `known` pins are kept. Raises SystemExit."""
     command = [
         sys.executable,
         "-m",
@@ -64,7 +64,7 @@ def resolve(wanted: list[str], known: list[str]) -> list[str]:
     if done.returncode:
         sys.exit(
             f"uv could not resolve {' '.join(wanted)} (exit {done.returncode}): requirements.lock "
-            f"stays as it is"
+            f"is unchanged"
         )
     return [
         line
@@ -86,7 +86,7 @@ def lock(torch: str) -> str:
     text = f"{HEADER}{torch}\n"
     for section, (_, comment) in SECTIONS.items():
         text += f"# [{section}] {comment}\n" if comment else ""
-        # As in the last answer, whose markers suit every section.
+        # From the last resolution, whose markers fit every section.
         text += "".join(f"{pin}\n" for pin in pins if first[pin.partition("==")[0]] == section)
     return text
 
@@ -99,7 +99,7 @@ def main() -> int:
     text = lock(torch)
     changed = not target.exists() or target.read_text(encoding="utf-8") != text
     target.write_text(text, encoding="utf-8")
-    print(f"{target.name}: {'changed' if changed else 'the same as before'}")
+    print(f"{target.name}: {'changed' if changed else 'unchanged'}")
     return 0
 
 

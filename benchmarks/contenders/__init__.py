@@ -1,2 +1,2 @@
-"""One training loop a file: `run(job)` trains the same model on the same batches and returns when
-each step ended."""
+"""One training loop per file: `run(job)` trains the same model on the same batches and returns the
+end time of each step."""

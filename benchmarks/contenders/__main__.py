@@ -1,9 +1,9 @@
-"""One contender in this process: what benchmarks.peers starts.
+"""Runs one contender in this process, for benchmarks.peers.
 
 python -m benchmarks.contenders NAME JOB        NAME is a module of this folder, JOB the fields of
                                                 parts.Job in JSON
 
-Prints {"stamps": seconds at the end of each step, "loss": of the last step}.
+Prints {"stamps": end time of each step in seconds, "loss": of the last step}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limit: a loop written by hand, nothing around it."""
+"""The limit: a hand-written loop without any framework."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 python -m benchmarks.contenders.gpt2 RUN        RUN: the fields of Run in JSON
 
 Model as GPT-2 (LayerNorm, GELU, learned positions, tied embedding, biases, initial weights of 0.02,
-heads of 64), recipe as GPT-3's: AdamW with betas 0.9 and 0.95, decay 0.1 of the matrices, 5 %
-warm-up, cosine to 10 %, clipping at 1.0. Batches, their order and the validation are those of our
-training. Writes records with the names of our metrics.jsonl.
+heads of 64), recipe as GPT-3: AdamW with betas 0.9 and 0.95, decay 0.1 of the matrices, 5 %
+warm-up, cosine to 10 %, clipping at 1.0. Batches, their order and the validation are the same as in
+Duet's training. Writes records with the keys of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
     seed: int
     bf16: bool
     vocab: int
-    bos: int  # a separator is no byte and is not validated
+    bos: int  # a separator is not a byte and not validated
     train: str
     val: str
     eval_every: int
@@ -75,7 +75,7 @@ class GPT2(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, weights in self.named_parameters():
             if weights.dim() == 2:
-                # their sum grows with the depth
+                # the residual sum grows with the depth
                 branch = name.endswith(("proj.weight", "down.weight"))
                 nn.init.normal_(weights, std=STD / math.sqrt(2 * depth) if branch else STD)
             elif name.endswith("bias"):
@@ -145,12 +145,12 @@ def train(run: Run) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             adamw.step()
             adamw.zero_grad()
-            told = {
+            record = {
                 "step": step + 1,
                 "loss": loss.item(),
                 "step_ms": 1000 * (time.perf_counter() - started),
             }
-            records.write(json.dumps(told) + "\n")
+            records.write(json.dumps(record) + "\n")
             if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
                 records.write(
                     json.dumps({"step": step + 1, "val_bpb": bits_per_byte(model, val_data, run)})

@@ -1,4 +1,4 @@
-"""What every contender has in common: model, optimizer, batches."""
+"""Shared by all contenders: model, optimizer, batches."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ class Steps(Dataset[Pair]):
 
 
 def loader(job: Job) -> DataLoader[Pair]:
-    """For the libraries that want one: no workers, batches as they are, so that it adds next to
-    nothing."""
+    """DataLoader for the libraries that require one: no workers, ready batches, so that it adds
+    almost nothing."""
     return DataLoader(Steps(job), batch_size=None, shuffle=False)

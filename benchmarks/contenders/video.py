@@ -1,5 +1,5 @@
-"""The network and data of video restoration in a bare loop, as a person writes it; under torchrun
-with DDP. Prints the median ms of a step.
+"""Network and data of video restoration in a hand-written bare loop; under torchrun with DDP.
+Prints the median ms per step.
 
 python benchmarks/contenders/video.py STEPS SKIPPED OPTION=VALUE…
 """
@@ -32,7 +32,7 @@ STEPS, SKIPPED, BATCH = int(sys.argv[1]), int(sys.argv[2]), 2
 
 
 class Drawn(Dataset[Any]):
-    """Crops and flips at random, by numpy's own generator."""
+    """Random crops and flips, from numpy's global generator."""
 
     def __init__(self, data: Training) -> None:
         self.data, self.random = data, np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: the loop by hand, its parts wrapped."""
+"""Hugging Face accelerate: a hand-written loop with wrapped parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer; reports, logging, progress bar and checkpoints off."""
+"""Hugging Face's Trainer, with reports, logging, progress bar and checkpoints off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.contenders import parts
 
 
 class Wrapped(torch.nn.Module):
-    """Named inputs and a dictionary with the loss: what Trainer wants."""
+    """Model with named inputs that returns a dictionary with the loss, as Trainer requires."""
 
     def __init__(self, job: parts.Job) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Clock(TrainerCallback):
 
 
 class Ours(Trainer):
-    """Whole batches, as the other contenders have them."""
+    """Complete batches, as for the other contenders."""
 
     def get_train_dataloader(self) -> Any:
         return self.accelerator.prepare(

@@ -1,4 +1,4 @@
-"""Lightning: a LightningModule in its Trainer; logger, progress bar, summary and checkpoints
+"""Lightning: a LightningModule in its Trainer, with logger, progress bar, summary and checkpoints
 off."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Module(lightning.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """With autocast Lightning's own clipping refuses every fused optimizer."""
+        """Clips by hand: with autocast, Lightning's own clipping rejects fused optimizers."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), parts.CLIP)
 
 

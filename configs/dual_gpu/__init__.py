@@ -1,2 +1,1 @@
-"""Ready configurations for two ranks. They are data: plain assignments, read without being
-executed."""
+"""Ready configurations for two ranks: plain assignments, read without executing them."""

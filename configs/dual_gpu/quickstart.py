@@ -1,7 +1,7 @@
-"""Quickstart: about a minute on two CPU cores, seconds on two GPUs; real text that is on every
-machine already."""
+"""Quickstart: about a minute on two CPU cores, seconds on two GPUs, with text that every machine
+already has."""
 
-device = "auto"  # two GPUs when they are there, else two CPU ranks
+device = "auto"  # two GPUs if available, else two CPU ranks
 depth = 3
 max_seq_len = 128
 device_batch_size = 16
@@ -10,4 +10,4 @@ num_iterations = 400
 eval_every = 100
 save_every = 200
 sample_tokens = 400
-data = "stdlib"  # the Python standard library's own sources
+data = "stdlib"  # source code of the Python standard library

@@ -1,8 +1,8 @@
-"""Video deblurring in about a minute on two CPU cores: python -m training.tasks.make_blur_video
-makes what it trains on."""
+"""Video deblurring in about a minute on two CPU cores. Create the data first:
+python -m training.tasks.make_blur_video"""
 
 task = "video_restoration"
-device = "auto"  # two GPUs when they are there, else two CPU ranks
+device = "auto"  # two GPUs if available, else two CPU ranks
 device_batch_size = 2
 num_iterations = 400
 eval_every = 100

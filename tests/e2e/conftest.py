@@ -1,4 +1,4 @@
-"""Real runs: the scripts as programs, two CPU ranks, small enough to take seconds."""
+"""Fixtures for real runs: the scripts as programs, two CPU ranks, a few seconds each."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TINY = {
     "tensorboard": False,
     "report": False,
 }
-# Code that a test puts into every Python process of a run: sitecustomize is imported at interpreter
-# start.
+# Code that a test injects into every Python process of a run: sitecustomize is imported at
+# interpreter start.
 HOOK = "sitecustomize.py"
 
 
 @dataclass
 class Launched:
-    """A started script. `output` is what its console showed."""
+    """A started script. `output`: text on its console."""
 
     process: subprocess.Popen[bytes]
     console: Path
@@ -86,7 +86,7 @@ class Launched:
 
     @property
     def pids(self) -> dict[int, int]:
-        """rank → pid, once the supervisor has started them."""
+        """rank → pid; waits until the supervisor has started them."""
         return {
             r["rank"]: r["pid"] for r in (read_json(self.run.supervisor) or {"ranks": []})["ranks"]
         }
@@ -111,8 +111,8 @@ class Launcher:
         bare: bool = False,
         **flags: object,
     ) -> Launched:
-        """Start `command` (a script of the project, or a program) with TINY and `flags` as
-        --key=value; `bare`: as it is."""
+        """Starts `command` (a script of the project, or a program) with TINY and `flags` as
+        --key=value; `bare`: without them."""
         self.count += 1
         name = name or f"run{self.count}"
         values = (
@@ -161,8 +161,8 @@ def launch(project: Path, tmp_path: Path, token: str) -> Callable[..., Launched]
 def once(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Launched]]:
-    """A run that nothing happens to, to compare others with: made when the first test asks for it,
-    and only looked at."""
+    """An undisturbed run to compare others with: made for the first test that needs it, and only
+    read."""
     token = uuid.uuid4().hex
     start, done = (
         Launcher(project, tmp_path_factory.mktemp("untouched runs"), token),
@@ -184,8 +184,8 @@ Torchrun = Callable[..., tuple[int, Path]]
 
 @pytest.fixture
 def torchrun(tmp_path: Path, token: str) -> Iterator[Torchrun]:
-    """Starts a script under plain torchrun, on two ranks, and waits for a word of it (of faulty.py,
-    its fault): the pid of torchrun, and the script's output."""
+    """Starts a script under plain torchrun on two ranks and waits for its first output (for
+    faulty.py, its fault); returns torchrun's PID and the script's output."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(script: Path, *args: str, until: str = "FAULT") -> tuple[int, Path]:

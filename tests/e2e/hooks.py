@@ -1,4 +1,4 @@
-"""Faults that a test plants into the ranks: Python source for sitecustomize, imported by every
+"""Faults that a test injects into the ranks: Python source for sitecustomize, imported by every
 interpreter of a run."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from textwrap import dedent, indent
 
 
 def at_rank(rank: int, patch: str, module: str = "training.trainer.finish") -> str:
-    """`patch` (statements, not indented) runs in this rank just before `module` is imported;
-    closing comes after the loop's parts."""
+    """`patch` (statements, not indented) runs in this rank just before `module` is imported. The
+    default `module` is imported after the parts of the loop."""
     return f"""
 import os, sys
 if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
@@ -26,7 +26,7 @@ if os.environ.get("RANK", "0") == "{rank}" and "DUET_RUN_DIR" in os.environ:
 
 
 def in_forward(rank: int, call: int, statement: str) -> str:
-    """`statement` runs in this rank instead of its `call`-th loss."""
+    """`statement` runs in this rank at its `call`-th loss."""
     patch = f"""
 import torch.nn.functional as F
 original, calls = F.cross_entropy, [0]
@@ -41,7 +41,7 @@ F.cross_entropy = planted
 
 
 def slow_progress_bar(seconds: float) -> str:
-    """The bar of rank 0 takes its time to appear."""
+    """The progress bar of rank 0 appears after a delay."""
     return f"""
 import time
 import tqdm.std

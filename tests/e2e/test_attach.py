@@ -1,5 +1,4 @@
-"""`attach` on trainings of real torch ranks: somebody's torchrun that knows nothing of us, and our
-own launcher."""
+"""`./duet attach` on real torch ranks: under plain torchrun, and under Duet."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def attach(*argv: str, cwd: Path = ROOT) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
+def test_a_hang_under_torchrun_is_located(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep")
     found = discovery.of_process(launcher)
     wait_until(
@@ -47,7 +46,7 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
     for pid in (launcher, found[1]):
         code, said = attach(f"--pid={pid}")
         assert code == 5, said
-        assert f"HANG rank 0 stands at {at} (stuck_in_a_lock), since " in said
+        assert f"HANG rank 0 is stuck at {at} (stuck_in_a_lock), for " in said
         assert f"rank 1: waits in backward at {place('loss.backward()')} (<module>)" in said
 
 
@@ -71,15 +70,15 @@ def test_a_data_loader_worker_is_named(torchrun: Torchrun) -> None:
         and told["verdict"]["where"] == place("# the deadlock")
     )
     assert told["verdict"]["how"].startswith(
-        f"waits for its data-loader worker (pid {worker}), which stands at "
+        f"waits for its data-loader worker (pid {worker}), which is stuck at "
     )
 
 
 @pytest.mark.soak
-def test_a_training_that_goes_on(torchrun: Torchrun) -> None:
+def test_a_healthy_training_has_no_hang(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "ok", until="step 5")
     code, said = attach(f"--pid={launcher}")
-    assert code == 0 and said.splitlines()[-1].startswith("no standstill: "), said
+    assert code == 0 and said.splitlines()[-1].startswith("no hang: "), said
 
 
 @pytest.mark.soak
@@ -91,7 +90,7 @@ def test_an_evaluation_on_one_rank(torchrun: Torchrun) -> None:
 
 
 @pytest.mark.soak
-def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_script_under_duet(launch: Callable[..., Launched], tmp_path: Path) -> None:
     flags = [
         "--run_name=stuck",
         f"--out_dir={tmp_path / 'experiments'}",
@@ -123,18 +122,18 @@ def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: 
     run.process.send_signal(signal.SIGTERM)
     assert (
         code == 5
-        and f"HANG rank 0 stands at {place('# the deadlock')} (stuck_in_a_lock), since " in said
+        and f"HANG rank 0 is stuck at {place('# the deadlock')} (stuck_in_a_lock), for " in said
     ), said
 
 
 @pytest.mark.soak
-def test_our_own_training_shows_its_phases(launch: Callable[..., Launched]) -> None:
+def test_duets_training_shows_its_phases(launch: Callable[..., Launched]) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=100000)
     wait_until(lambda: len(run.steps) > 3, 90, "it trains")
     code, said = attach(f"--run={run.run.path}")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 75
-    assert code == 0 and "no standstill: " in said, said
+    assert code == 0 and "no hang: " in said, said
     for rank, pid in run.pids.items():
         assert f"rank {rank}  pid {pid}  " in said
     assert re.search(r"; epoch \d+, \S.*, for [\d.]+ s\n", said)

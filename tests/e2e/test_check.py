@@ -1,5 +1,5 @@
-"""`--check` with every way to start: every check, both figures and a verdict, the right exit code,
-nothing launched or written."""
+"""`--check` with every way to start: all checks, both memory values and a verdict, the exit code;
+nothing is launched or written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = {
 }
 
 
-# One way in each of both tests for every change; all of them by `make soak`.
+# One way to start per test for every change; all of them in `make soak`.
 @pytest.mark.parametrize(
     "way",
     [pytest.param(way, marks=[] if way == "launch_train" else pytest.mark.soak) for way in WAYS],
@@ -95,7 +95,7 @@ def test_json_is_one_object_and_nothing_else(
 
 
 @pytest.mark.soak
-def test_json_of_a_machine_that_can_not_do_it(project: Path, tmp_path: Path) -> None:
+def test_json_of_a_machine_that_fails_a_check(project: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     command = [
         "./train_dual_gpu.sh",

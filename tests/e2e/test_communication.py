@@ -1,5 +1,5 @@
-"""The communication test with real processes on the CPU: what works is measured, what does not is
-named, nothing is left behind."""
+"""The communication test with real processes on the CPU: measurements, names of failing ranks, and
+no leftovers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ if os.environ.get("RANK", "none") in {ranks!r}:
 
 
 def around_all_reduce(statements: str, condition: str, ranks: str = "01") -> str:
-    """In these ranks, an all_reduce for which `condition` holds (of `data`) is `statements`;
-    `real()` is the real one."""
+    """In these ranks, `statements` replace an all_reduce whose `data` meets `condition`; `real()`
+    calls the real one."""
     patch = f"""
 import os, signal, torch.distributed as dist
 original = dist.all_reduce
@@ -88,11 +88,11 @@ def plan(ranks: int = 2, **variables: str) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the launcher's temporary folder is made; nothing of it may be left at the end."""
+    """Parent of the launcher's temporary folder; must be empty at the end."""
     folder = tmp_path / "temporary files"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # it is remembered otherwise
+    monkeypatch.setattr(tempfile, "tempdir", None)  # otherwise it is cached
     monkeypatch.setenv(TOKEN, token)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"):
@@ -109,8 +109,8 @@ Attempt = Callable[..., CommunicationResult]
 
 @pytest.fixture
 def attempt(place: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch) -> Attempt:
-    """Run the communication test in this process, with a hook in the ranks; it must have put
-    everything away when it returns."""
+    """Runs the communication test in this process, with a hook in the ranks; it must leave nothing
+    when it returns."""
 
     def go(
         hook: str = "", ranks: int = 2, limit_s: float = 60.0, **options: Any
@@ -128,7 +128,7 @@ def attempt(place: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def usual_s() -> float:
-    """How long two ranks take on this machine, with what else it does."""
+    """Seconds that two ranks take on this machine under its current load."""
     result = run(plan(), 120.0)
     assert result.ok, told(result)
     return result.seconds
@@ -136,8 +136,8 @@ def usual_s() -> float:
 
 @pytest.fixture
 def short(usual_s: float) -> int:
-    """A limit for a try that hangs, in seconds: the ranks that do not hang must have come to where
-    they wait."""
+    """Limit in seconds for an attempt that hangs: long enough for the other ranks to reach their
+    wait."""
     return max(4, math.ceil(2.5 * usual_s))
 
 
@@ -146,11 +146,11 @@ def told(result: CommunicationResult) -> str:
     return check.text
 
 
-# What works
+# Success
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_ranks_that_can_talk(ranks: int, attempt: Attempt) -> None:
+def test_ranks_that_can_communicate(ranks: int, attempt: Attempt) -> None:
     result = attempt(ranks=ranks)
     assert result.ok and re.fullmatch(FIGURES, told(result)), told(result)
     figures = result.figures
@@ -168,7 +168,7 @@ def test_one_rank_starts_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.soak
-def test_what_an_outer_launcher_has_left_is_not_followed(
+def test_leftovers_of_an_outer_launcher_are_ignored(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -181,20 +181,19 @@ def test_what_an_outer_launcher_has_left_is_not_followed(
     assert attempt().ok
 
 
-# What hangs
+# Hangs
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_arrives_at_the_meeting(attempt: Attempt, short: int) -> None:
+def test_a_rank_that_never_reaches_the_rendezvous(attempt: Attempt, short: int) -> None:
     begin = time.monotonic()
     result = attempt(before("torch", FOREVER, "1"), limit_s=short)
     assert time.monotonic() - begin < short + 2
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("hang", [1])
     text, where, *_ = told(result).splitlines()
     assert (
-        text
-        == f"rank 1 never arrived at the meeting: after {short} s it was in the import of torch; "
-        f"rank 0 came to the meeting"
+        text == f"rank 1 never reached the meeting: after {short} s it was in the import of torch; "
+        f"rank 0 reached the meeting"
     )
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in plant", where)
 
@@ -216,15 +215,14 @@ def test_a_rank_that_is_stopped_does_not_answer(attempt: Attempt, short: int) ->
     result = attempt(
         around_all_reduce("os.kill(os.getpid(), signal.SIGSTOP)", SMALL, "0"), limit_s=short
     )
-    how = "without an answer (stopped, or waiting in the kernel)"
+    how = "unresponsive (stopped, or blocked in the kernel)"
     assert (
         told(result).splitlines()[0]
         == f"after {short} s rank 0 hangs in the all_reduce of 1 KiB, {how}; rank 1 waits for it"
     )
 
 
-# GPUs that hang with peer-to-peer copies: what their collectives do is planted into gloo, which the
-# launcher takes for NCCL
+# GPUs that hang with peer-to-peer copies: simulated in gloo, which the launcher takes for NCCL
 
 
 P2P_HANGS = around_all_reduce(
@@ -244,12 +242,12 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
     assert re.fullmatch(
         rf"works only without GPU peer-to-peer copies \(NCCL_P2P_DISABLE=1\)\. With them: after "
         rf"{short} s all ranks hang in the "
-        rf"all_reduce of 8 MiB\. Without: {FIGURES}; remembered in "
+        rf"all_reduce of 8 MiB\. Without: {FIGURES}; cached in "
         rf"{re.escape(str(p2p_cache.path()))}: later starts .*",
         told(result),
     ), told(result)
     assert (
-        f"after {short} s all ranks hang in the all_reduce of 8 MiB; trying again with "
+        f"after {short} s all ranks hang in the all_reduce of 8 MiB; retrying with "
         f"NCCL_P2P_DISABLE=1" in capsys.readouterr().err
     )
     known = p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
@@ -269,7 +267,7 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
 
 
 @pytest.mark.soak
-def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(
+def test_the_users_choice_is_kept_and_success_clears_the_cache(
     attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p2p_cache.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
@@ -280,23 +278,23 @@ def test_a_user_s_own_choice_is_not_overruled_and_success_forgets(
     )
     assert result.checks()[0].fixes[0] == "export NCCL_P2P_DISABLE=1" and result.first is None
     (Path(os.environ["PYTHONPATH"]) / HOOK).unlink()
-    assert "; forgotten, since they work now: " in told(attempt(backend="nccl"))
+    assert "; peer-to-peer copies work now: " in told(attempt(backend="nccl"))
     assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 
 @pytest.mark.soak
-def test_a_hang_that_is_not_peer_to_peer_s(attempt: Attempt, short: int) -> None:
+def test_a_hang_without_peer_to_peer_copies_too(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce(FOREVER, LARGE), limit_s=short, backend="nccl")
     text = told(result).splitlines()[0]
     assert (
-        text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; so it is with "
+        text == f"after {short} s all ranks hang in the all_reduce of 8 MiB; the same with "
         f"NCCL_P2P_DISABLE=1"
     )
     assert result.checks()[0].fixes[0].startswith("NCCL_DEBUG=INFO ")
     assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
 
 
-# What fails
+# Failures
 
 
 @pytest.mark.slow
@@ -331,7 +329,7 @@ dist.broadcast = planted
 @pytest.mark.parametrize(
     "rank", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.slow)]
 )
-def test_a_rank_that_is_killed_is_named_not_its_victim(rank: int, attempt: Attempt) -> None:
+def test_the_killed_rank_is_named_not_a_waiting_one(rank: int, attempt: Attempt) -> None:
     result = attempt(around_all_reduce("os.kill(os.getpid(), signal.SIGKILL)", LARGE, str(rank)))
     assert (
         told(result).splitlines()[0]
@@ -340,7 +338,7 @@ def test_a_rank_that_is_killed_is_named_not_its_victim(rank: int, attempt: Attem
 
 
 @pytest.mark.soak
-def test_a_rank_that_raises_is_shown_with_its_last_words(attempt: Attempt) -> None:
+def test_a_rank_that_raises_is_shown_with_its_last_output(attempt: Attempt) -> None:
     result = attempt(around_all_reduce("raise ValueError('planted')", SMALL, "0"))
     first, *evidence = told(result).splitlines()
     assert first == "rank 0 failed in the all_reduce of 1 KiB: ValueError: planted"
@@ -350,7 +348,7 @@ def test_a_rank_that_raises_is_shown_with_its_last_words(attempt: Attempt) -> No
 
 
 @pytest.mark.soak
-def test_an_interface_that_is_not_there(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_interface(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     result = attempt()
     assert re.match(r"rank \d failed in the meeting: RuntimeError: .*nosuch0", told(result)), told(
@@ -358,15 +356,15 @@ def test_an_interface_that_is_not_there(attempt: Attempt, monkeypatch: pytest.Mo
     )
     assert (
         result.checks()[0].fixes[0]
-        == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; the ranks of one machine talk over 'lo'"
+        == "unset GLOO_SOCKET_IFNAME   # it is 'nosuch0'; ranks of one machine communicate over 'lo'"
     )
 
 
-def test_no_room_for_temporary_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_temporary_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(place / "missing"))
     result = run(plan())
     assert told(result).startswith(
-        f"the ranks can not be started: No such file or directory: "
+        f"the ranks cannot be started: No such file or directory: "
         f"{place}/missing/duet-communication-"
     )
     assert result.checks()[0].fixes[0].startswith("TMPDIR=/another/folder ")
@@ -413,7 +411,7 @@ def test_the_command_reports(start: Start, place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place: Path) -> None:
+def test_the_command_fails_with_evidence_and_a_fix(start: Start, place: Path) -> None:
     out, err = (
         command := start(
             "2", "--device=cpu", hook=around_all_reduce("raise ValueError('planted')", SMALL, "1")
@@ -433,10 +431,10 @@ def test_the_command_fails_with_the_evidence_and_what_to_do(start: Start, place:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
 )
-def test_stopped_in_the_middle(
+def test_ctrl_c_during_the_test(
     start: Start, place: Path, token: str, number: signal.Signals, status: int
 ) -> None:
-    """That no process is left is what the token's fixture proves."""
+    """The `token` fixture asserts that no process is left."""
     command = start("2", "--device=cpu", "--limit=600", hook=before("torch", FOREVER))
     wait_until(lambda: len(list(place.glob(f"{runner.PREFIX}*/rank*.stack"))) == 2, 60, "two ranks")
     command.send_signal(number)

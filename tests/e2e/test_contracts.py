@@ -1,4 +1,4 @@
-"""What a real run writes is what the contracts declare: no field more, none of the required ones
+"""Records of a real run match the declared contracts: no undeclared field, no required field
 missing."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OF_A_LOG = {"scope", "told_every_s", "tokens_per_s_of"}
 def differs(
     record: Mapping[str, Any] | None, declared: Any, without: Iterable[str] = ()
 ) -> set[str]:
-    """Fields that only one of them has. A task names its scores itself: val_…"""
+    """Fields that only one of them has, without the scores named by a task: val_…"""
     assert record is not None
     return {
         name
@@ -41,7 +41,7 @@ def differs(
     }
 
 
-def test_the_files_of_a_recovered_run_are_as_declared(once: Callable[..., Launched]) -> None:
+def test_the_files_of_a_recovered_run_match_the_contracts(once: Callable[..., Launched]) -> None:
     settings = {
         "eval_every": 7,
         "save_every": 4,
@@ -87,7 +87,7 @@ def test_the_files_of_a_recovered_run_are_as_declared(once: Callable[..., Launch
     }
 
 
-def test_the_state_of_a_run_is_as_declared(once: Callable[..., Launched]) -> None:
+def test_the_state_of_a_run_matches_the_contract(once: Callable[..., Launched]) -> None:
     settings = {
         "eval_every": 7,
         "save_every": 4,

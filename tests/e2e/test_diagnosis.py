@@ -1,5 +1,5 @@
-"""Real failures that nobody watched: two ranks of somebody's script under bare torchrun, and what
-their log alone tells."""
+"""Diagnosis of real failures without a supervisor: two ranks of a user script under bare torchrun,
+from their log alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause", "ranks", "said"),
+    ("fault", "cause", "ranks", "text"),
     [
         pytest.param(
             "raise",
@@ -40,8 +40,8 @@ SCRIPT = ROOT / "tests" / "e2e" / "scripts" / "faulty.py"
         ),
     ],
 )
-def test_the_log_alone_tells(
-    fault: str, cause: str, ranks: set[int | None], said: str, tmp_path: Path, token: str
+def test_the_cause_is_found_in_the_log_alone(
+    fault: str, cause: str, ranks: set[int | None], text: str, tmp_path: Path, token: str
 ) -> None:
     command = [
         sys.executable,
@@ -69,5 +69,5 @@ def test_the_log_alone_tells(
             started.kill()
             started.wait()
     found = diagnose([log], "en")
-    assert (found["cause"], said in found["evidence"]) == (cause, True), log.read_text()
+    assert (found["cause"], text in found["evidence"]) == (cause, True), log.read_text()
     assert found["rank"] in ranks

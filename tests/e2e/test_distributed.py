@@ -1,4 +1,4 @@
-"""The helpers that any script may import, in real processes."""
+"""Helpers for user scripts (training.inspector.distributed), in real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ world = setup("cpu", timeout_s=20)
 
 
 def ranks(tmp_path: Path, token: str, size: int, body: str) -> list[tuple[int, str]]:
-    """Run `body` on `size` ranks; (status, output) of each."""
+    """Runs `body` on `size` ranks; (status, output) of each."""
     import socket
 
     script = tmp_path / "script.py"
@@ -75,16 +75,16 @@ print("fine")
 
 
 @pytest.mark.slow
-def test_barrier_names_who_is_missing_even_rank_0(tmp_path: Path, token: str) -> None:
+def test_a_barrier_names_the_missing_rank_even_rank_0(tmp_path: Path, token: str) -> None:
     body = """
 try:
-    if get_rank() == 0:  # the store lives in this process: it must outlast the others' waiting
-        distributed._store.wait(["told/1", "told/2"], timedelta(seconds=40))
+    if get_rank() == 0:  # the store is in this process and must outlast the others' wait
+        distributed._store.wait(["done/1", "done/2"], timedelta(seconds=40))
     else:
         barrier("before iteration", 2.0)
 except BarrierError as error:
     print(error, flush=True)
-    distributed._store.set(f"told/{get_rank()}", "")
+    distributed._store.set(f"done/{get_rank()}", "")
 os._exit(0)
 """
     results = ranks(tmp_path, token, 3, body)
@@ -93,7 +93,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_different_barriers_are_noticed(tmp_path: Path, token: str) -> None:
+def test_different_barriers_are_detected(tmp_path: Path, token: str) -> None:
     body = """
 try:
     barrier("save" if get_rank() else "load", 10)
@@ -107,11 +107,11 @@ os._exit(0)
 
 
 @pytest.mark.soak
-def test_a_barrier_in_a_group_of_the_scripts_own(tmp_path: Path, token: str) -> None:
+def test_a_barrier_in_the_scripts_own_group(tmp_path: Path, token: str) -> None:
     body = """
 import time
 cleanup()
-os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]  # the first one's store may still answer, and would never be complete
+os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]  # the first store may still answer, and would never be complete
 import torch.distributed as dist
 dist.init_process_group("gloo")
 if get_rank() == 0:
@@ -121,22 +121,20 @@ barrier("both", 20)
 print(get_rank() == 0 or time.monotonic() - started > 0.5)
 dist.destroy_process_group()
 try:
-    barrier("nobody", 20)
+    barrier("no group", 20)
 except RuntimeError as error:
     print(error)
 """
     for status, text in ranks(tmp_path, token, 2, body):
-        # torch says on standard error that the other one has gone first.
+        # torch reports on standard error that the other rank exited first.
         assert (
-            status == 0
-            and "True" in text.splitlines()
-            and "the ranks have not met: call setup()" in text
+            status == 0 and "True" in text.splitlines() and "no process group: call setup()" in text
         )
 
 
 @pytest.mark.soak
 def test_the_first_rank_leaves_a_barrier_last(tmp_path: Path, token: str) -> None:
-    """It holds the store: whoever is slow to read what the others said must still find it."""
+    """It hosts the store, which a slow rank must still be able to read."""
     body = """
 import time
 from training.inspector import distributed

@@ -1,5 +1,4 @@
-"""The end of real runs: the report, and the command that tells somebody, however the run has
-ended."""
+"""The end of real runs: the report and the --notify command, for every outcome."""
 
 from __future__ import annotations
 
@@ -32,31 +31,31 @@ TORCHRUN = (
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
-    return tmp_path / "told.json"
+def sent(tmp_path: Path) -> Path:
+    return tmp_path / "sent.json"
 
 
-def notify(told: Path) -> str:
-    """Each message into a file of its own line; what is said by it goes to the log."""
-    return f"cat >> '{told}'; echo \"sent: $DUET_TITLE\""
+def notify(sent: Path) -> str:
+    """Appends each message as a line to a file; the output of the command goes to the log."""
+    return f"cat >> '{sent}'; echo \"sent: $DUET_TITLE\""
 
 
-def messages(told: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in told.read_text().splitlines()]
+def messages(sent: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in sent.read_text().splitlines()]
 
 
 @pytest.mark.slow
-def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> None:
-    run = launch(*RUN, report=True, notify=notify(told), eval_every=6).ok()
+def test_a_finished_run_notifies_and_has_a_report(launch: Launch, sent: Path) -> None:
+    run = launch(*RUN, report=True, notify=notify(sent), eval_every=6).ok()
     page = run.run.report.read_text()
     assert "<html" in page and "run1" in page
     assert f"\n  Report     {run.run.report}\n" in run.output
-    (facts,) = messages(told)
+    (facts,) = messages(sent)
     assert (facts["status"], facts["exit_code"], facts["title"]) == ("finished", 0, "run1 finished")
     assert (facts["steps"], facts["loss"]) == (12, run.losses[-1])
     assert facts["eval"]["val_bpb"] == run.summary["val_bpb_last"]
     assert (facts["report"], facts["run_dir"]) == (str(run.run.report), str(run.run.path))
-    assert "sent: " not in run.output, "its words are in the log"
+    assert "sent: " not in run.output, "its output is in the log"
     (log,) = run.logs.iterdir()
     assert log.read_text().endswith("notify: sent: run1 finished\n")
     records = [run.steps[step] for step in (2, 12)]
@@ -75,25 +74,25 @@ def test_a_finished_run_tells_and_has_a_report(launch: Launch, told: Path) -> No
         num_iterations=14,
         env={"DUET_REPORT": "false"},
     ).ok()
-    assert [m["steps"] for m in messages(told)] == [12, 14], "a resumed run keeps the command"
+    assert [m["steps"] for m in messages(sent)] == [12, 14], "a resumed run keeps the command"
     assert not run.run.report.exists() and "  Report " not in resumed.output, (
-        "that of the earlier part is none of this one"
+        "the report of the earlier part is removed"
     )
 
 
 @pytest.mark.soak
-def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) -> None:
-    """A failing command changes nothing of it."""
+def test_a_failed_run_notifies_once_after_all_restarts(launch: Launch, sent: Path) -> None:
+    """A failing command does not change the outcome."""
     inject = "kill@rank=1,step=5,attempt=any"
     run = launch(
         *RUN,
         report=True,
         retries=1,
         inject=inject,
-        notify=f"{notify(told)}; echo no route >&2; exit 7",
+        notify=f"{notify(sent)}; echo no route >&2; exit 7",
     )
     assert run.wait() == 4
-    (facts,) = messages(told)
+    (facts,) = messages(sent)
     assert (facts["status"], facts["exit_code"], facts["restarts"]) == ("failed", 4, 1)
     assert (facts["cause"], facts["rank"], facts["advice"]) == (
         run.failure["cause"],
@@ -103,24 +102,24 @@ def test_a_failed_run_tells_once_after_all_restarts(launch: Launch, told: Path) 
     assert facts["text"].startswith("rank 1: killed by SIGKILL") and facts["host"]
     assert f"report: {run.run.report}\n" in run.output.split("training failed")[-1]
     assert "[WARNING]" in run.output.splitlines()[-1]
-    assert run.output.endswith("--notify has failed: left with status 7: no route\n")
+    assert run.output.endswith("--notify failed: exited with status 7: no route\n")
 
 
 @pytest.mark.soak
-def test_who_is_stopped_is_told_so(launch: Launch, told: Path) -> None:
-    run = launch(*RUN, num_iterations=100000, notify=notify(told))
+def test_a_stopped_run_notifies(launch: Launch, sent: Path) -> None:
+    run = launch(*RUN, num_iterations=100000, notify=notify(sent))
     run.wait_for("Iter: 3,")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 75
-    (facts,) = messages(told)
+    (facts,) = messages(sent)
     assert facts["status"] == "preempted" and facts["text"].startswith("stopped at step ")
 
 
-def test_refused_data_is_told(launch: Launch, told: Path, tmp_path: Path) -> None:
+def test_rejected_data_notifies(launch: Launch, sent: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
-    run = launch(*RUN, data=tmp_path / "short.txt", report=True, notify=notify(told))
+    run = launch(*RUN, data=tmp_path / "short.txt", report=True, notify=notify(sent))
     assert run.wait() == 2
-    (facts,) = messages(told)
+    (facts,) = messages(sent)
     assert (facts["status"], facts["exit_code"], facts["run_dir"], facts["report"]) == (
         "failed",
         2,
@@ -131,24 +130,24 @@ def test_refused_data_is_told(launch: Launch, told: Path, tmp_path: Path) -> Non
     assert not run.run.path.exists()
 
 
-def test_a_secret_in_the_command_is_refused_before_anything_is_written(launch: Launch) -> None:
+def test_a_secret_in_the_command_is_rejected_before_anything_is_written(launch: Launch) -> None:
     run = launch(*RUN, notify="curl -H 'Authorization: Bearer tk_geheim1234' https://host/")
     assert run.wait() == 2
     assert (
-        "holds what looks like a secret, after 'Authorization'" in run.output
+        "contains what looks like a secret, after 'Authorization'" in run.output
         and "$NTFY_TOKEN" in run.output
     )
     assert "geheim" not in run.output
     assert not run.run.path.exists() and not run.logs.exists()
 
 
-def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> None:
+def test_a_user_script_notifies(launch: Launch, sent: Path, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
         "import os, sys; sys.exit(9 if os.environ['RANK'] == os.environ.get('FAILS') else 0)"
     )
     flags = {
-        "notify": notify(told),
+        "notify": notify(sent),
         "script": script,
         "out_dir": tmp_path / "experiments",
         "log_dir": tmp_path / "logs",
@@ -160,7 +159,7 @@ def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> No
         ).wait()
         == 4
     )
-    first, second = messages(told)
+    first, second = messages(sent)
     assert (first["status"], first["exit_code"]) == ("finished", 0) and first["text"].startswith(
         "2 ranks, "
     )
@@ -168,33 +167,33 @@ def test_somebody_s_own_script(launch: Launch, told: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_a_single_rank_without_a_supervisor(launch: Launch, told: Path) -> None:
-    done = launch(*ALONE, report=True, notify=notify(told)).ok()
+def test_a_single_rank_without_a_supervisor(launch: Launch, sent: Path) -> None:
+    done = launch(*ALONE, report=True, notify=notify(sent)).ok()
     assert done.run.report.exists() and f"  Report     {done.run.report}\n" in done.output
-    failed = launch(*ALONE, notify=notify(told), inject="raise@rank=0,step=5")
+    failed = launch(*ALONE, notify=notify(sent), inject="raise@rank=0,step=5")
     assert failed.wait() == 1
-    assert [(m["status"], m["exit_code"]) for m in messages(told)] == [
+    assert [(m["status"], m["exit_code"]) for m in messages(sent)] == [
         ("finished", 0),
         ("failed", 1),
     ]
-    assert messages(told)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
+    assert messages(sent)[1]["text"] == "rank 0: ValueError: injected on purpose (exit 1)"
 
 
 @pytest.mark.soak
-def test_under_torchrun_rank_0_tells(launch: Launch, told: Path) -> None:
-    launch(*TORCHRUN, CONFIG, notify=notify(told)).ok()
-    assert [m["status"] for m in messages(told)] == ["finished"]
+def test_under_torchrun_rank_0_notifies(launch: Launch, sent: Path) -> None:
+    launch(*TORCHRUN, CONFIG, notify=notify(sent)).ok()
+    assert [m["status"] for m in messages(sent)] == ["finished"]
 
 
 @pytest.mark.soak
-def test_a_rank_0_that_fails_leaves_its_trackers_in_order(launch: Launch, tmp_path: Path) -> None:
-    """And the next start goes on with the same run of W&B."""
+def test_a_failing_rank_0_closes_its_trackers(launch: Launch, tmp_path: Path) -> None:
+    """The next start continues the same W&B run."""
     begun = f"__import__('glob').glob({str(tmp_path / 'experiments/run1/wandb/offline-run-*/*.wandb')!r})"
     until_begun = f"list(iter(lambda: bool({begun}) or __import__('time').sleep(0.05), True))"
     fails = in_forward(0, 5, f"{until_begun}; raise ValueError('planted')")
     run = launch(*RUN, wandb_mode="offline", use_dummy_wandb=None, save_every=4, hook=fails)
     assert run.wait() == 4 and run.failure["summary"] == "ValueError: planted"
-    assert "left behind" not in run.output, "its service has been ended"
+    assert "left behind by a rank" not in run.output, "its service has exited by itself"
     launch(*RUN, resume="run1", use_dummy_wandb=None).ok()
     number = (read_json(run.run.wandb_id) or {})["id"]
     parts = list(run.run.wandb.glob("offline-run-*"))

@@ -1,5 +1,5 @@
-"""The engine under real ranks: the same training whatever the number of ranks, and ranks that can
-not fool each other."""
+"""The engine with real ranks: the same training for any number of ranks, and detection of ranks that
+diverge."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FOUR, SAVING = ("./launch_train.sh", "4", CONFIG), {"device_batch_size": 2, "sav
 
 
 def same(run: Launched, other: Launched, tolerance: float = 2e-3) -> None:
-    """The same losses to floating-point tolerance; sums in another order are amplified a little by
-    each step."""
+    """The same losses within floating-point tolerance; each step slightly amplifies the different
+    order of sums."""
     assert run.losses == pytest.approx(other.losses, rel=tolerance)
     assert run.losses[:2] == pytest.approx(other.losses[:2], rel=1e-6), (
         "before the first difference is amplified"
@@ -52,7 +52,7 @@ def test_ranks_and_accumulation_train_like_one_process(
     for run in (two, accumulated):
         same(run, one)
     assert json.loads(accumulated.run.plan.read_text())["batch"]["accumulation"] == 4
-    if optimizer == "adamw":  # Muon's arithmetic in bf16 amplifies the order of sums
+    if optimizer == "adamw":  # Muon's bf16 arithmetic amplifies the different order of sums
         assert accumulated.losses == pytest.approx(two.losses, rel=1e-4)
     assert one.losses[-1] < one.losses[0] - 1
 
@@ -68,7 +68,7 @@ def test_four_ranks_train_like_one_process(launch: Launch, once: Launch, text: P
 
 
 @pytest.mark.soak
-def test_saving_memory_trains_the_same(launch: Launch, text: Path) -> None:
+def test_memory_saving_options_train_the_same(launch: Launch, text: Path) -> None:
     settings = {"data": text, "device_batch_size": 8, "depth": 2, **EXACT}
     plain = launch(*RUN, activation_checkpointing="none", loss_chunks=1, **settings).ok()
     frugal = launch(*RUN, activation_checkpointing=2, loss_chunks=4, **settings).ok()
@@ -108,7 +108,7 @@ def test_a_rank_with_other_data_is_named(launch: Launch, text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parameters_that_drift_apart_are_noticed(launch: Launch, text: Path) -> None:
+def test_diverging_parameters_are_detected(launch: Launch, text: Path) -> None:
     hook = at_rank(
         1,
         """
@@ -152,7 +152,7 @@ def test_nan_is_named_with_its_samples(launch: Launch, text: Path) -> None:
 
 @pytest.mark.soak
 def test_resume_of_four_ranks_is_bit_exact(launch: Launch, once: Launch, text: Path) -> None:
-    """More than two: the order of sums then depends on how DDP lays out its buckets, which changes
+    """With more than two ranks the order of sums depends on DDP's bucket layout, which changes
     after the first pass."""
     settings = {"data": text, "optimizer": "muon", **EXACT}
     whole = once(*FOUR, **settings, **SAVING)
@@ -164,7 +164,7 @@ def test_resume_of_four_ranks_is_bit_exact(launch: Launch, once: Launch, text: P
 
 @pytest.mark.slow
 def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text: Path) -> None:
-    """Two ranks, then one, then two: the losses are those of the run that was never stopped."""
+    """Two ranks, then one, then two: the losses equal those of the uninterrupted run."""
     settings = {
         "data": text,
         "device_batch_size": 8,
@@ -188,7 +188,7 @@ def test_resume_on_another_number_of_ranks_keeps_the_order(launch: Launch, text:
 def test_a_refused_resume_leaves_the_run_as_it_was(
     launch: Launch, text: Path, tmp_path: Path
 ) -> None:
-    """Each refusal names the reason before a rank starts, and the plain command works
+    """Each refusal names the reason before a rank starts, and the plain command still works
     afterwards."""
     launch(*RUN, name="kept", data=text, num_iterations=4, save_every=2).ok()
     bad = tmp_path / "bad.jsonl"
@@ -202,13 +202,13 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
             "./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6, **{flag: value}
         )
         assert refused.wait() == 2 and said in refused.output, refused.output
-        assert refused.summary["steps"] == 4, "the end of the run is still told"
+        assert refused.summary["steps"] == 4, "the summary is unchanged"
     again = launch("./launch_train.sh", "2", tiny=False, resume="kept", num_iterations=6).ok()
     assert max(again.steps) == 6 and "changed in the resumed run" not in again.output
 
 
 @pytest.mark.soak
-def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Path) -> None:
+def test_a_resume_reports_its_changes(launch: Launch, text: Path, tmp_path: Path) -> None:
     launch(*RUN, name="kept", data=text, num_iterations=4).ok()
     other = tmp_path / "other.txt"
     other.write_bytes((ROOT / "LICENSE").read_bytes()[1000:9000])
@@ -223,9 +223,8 @@ def test_a_resume_says_what_it_changes(launch: Launch, text: Path, tmp_path: Pat
 
 
 @pytest.mark.soak
-def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) -> None:
-    """The configuration says auto both times; what became of it is another thing, as on a CPU that
-    lacks bf16."""
+def test_a_resume_with_other_decisions_reports_them(launch: Launch, text: Path) -> None:
+    """The configuration is auto both times, but resolves differently, as on a CPU without bf16."""
     kept = launch(*RUN, name="kept", data=text, num_iterations=4).ok()
     made = json.loads(kept.run.plan.read_text())
     assert made["config"]["precision"] == "auto"
@@ -250,8 +249,8 @@ def test_a_resume_that_calculates_otherwise_says_so(launch: Launch, text: Path) 
 def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(
     launch: Launch, text: Path
 ) -> None:
-    """One epoch, stopped in its middle, resumed with twice the batch: every sequence once, and the
-    tokens are counted as they were."""
+    """One epoch, stopped halfway, resumed with twice the batch: every sequence once, and the same
+    token counts."""
     flags = {"data": text, "num_iterations": 0, "num_epochs": 1, "save_every": 5}
     cut = launch(*RUN, name="cut", **flags)
     cut.wait_for("Iter: 15,")
@@ -275,14 +274,14 @@ def test_a_resume_with_another_batch_trains_the_rest_of_the_epoch(
 
 
 @pytest.mark.soak
-def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text: Path) -> None:
+def test_shared_muon_equals_unshared_muon_bit_for_bit(launch: Launch, text: Path) -> None:
     import torch
 
     alone = """
         from training.tasks import optim
-        class Nobody:
+        class NoGroup:
             is_initialized = staticmethod(lambda: False)
-        optim.dist = Nobody
+        optim.dist = NoGroup
 """
     settings = {"data": text, "depth": 3, "num_iterations": 20}
     shared = launch(*RUN, **settings).ok()
@@ -303,8 +302,7 @@ def test_shared_muon_is_bit_for_bit_that_of_each_rank_alone(launch: Launch, text
 
 @pytest.mark.soak
 def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> None:
-    """From the first checkpoint on, no file of rank 0 may grow beyond 20 kB until the second was
-    tried."""
+    """No file of rank 0 can grow beyond 200 kB during the second checkpoint."""
     hook = at_rank(
         0,
         """
@@ -332,7 +330,7 @@ def test_a_full_disk_does_not_end_the_training(launch: Launch, text: Path) -> No
 
 
 @pytest.mark.soak
-def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> None:
+def test_missing_validation_is_reported_once(launch: Launch, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_bytes((ROOT / "LICENSE").read_bytes()[:1100])
     run = launch(
@@ -346,7 +344,7 @@ def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> N
     ).ok()
     assert (
         run.output.count(
-            "no validation: the text for it makes 0 sequences of 64 tokens, fewer than one for "
+            "no validation: the validation text has 0 sequences of 64 tokens, fewer than one for "
             "each of 2 ranks"
         )
         == 1
@@ -354,7 +352,7 @@ def test_without_validation_it_is_said_once(launch: Launch, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_a_resume_without_a_checkpoint_says_so(launch: Launch, text: Path) -> None:
+def test_a_resume_without_a_checkpoint_reports_it(launch: Launch, text: Path) -> None:
     run = launch(*RUN, name="early", data=text, num_iterations=100000, save_every=0)
     run.wait_for("Iter: 3,")
     run.process.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Epoch switches without a deadlock, and a resume that continues bit for bit."""
+"""Epoch switches without deadlock, and bit-exact resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCHS = {"num_iterations": 0, "device_batch_size": 2, "total_batch_size": 128}
 
 @pytest.fixture
 def small_text(tmp_path: Path) -> Path:
-    """Ten steps an epoch."""
+    """A text of ten steps per epoch."""
     path = tmp_path / "small text.txt"
     path.write_bytes((ROOT / "LICENSE").read_bytes()[:1500])
     return path
@@ -34,8 +34,8 @@ def small_text(tmp_path: Path) -> Path:
 def test_many_epochs_with_workers_and_a_slow_progress_bar(
     launch: Launch, small_text: Path, persistent: bool
 ) -> None:
-    """The two traps of the original incident: workers at the epoch switch, and a bar that blocks
-    rank 0 for longer than the limit of a collective would allow if it stood between barriers."""
+    """The two traps of the original incident: workers at the epoch switch, and a progress bar that
+    blocks rank 0 longer than a collective's limit would allow between barriers."""
     hook = slow_progress_bar(0.5)
     run = launch(
         *RUN,
@@ -64,8 +64,8 @@ def test_workers_change_nothing(launch: Launch, small_text: Path) -> None:
     "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, workers: int) -> None:
-    """kill -9 of the launcher in the middle of an epoch, with all that is random or kept: dropout,
-    workers, accumulation."""
+    """SIGKILL of the launcher in the middle of an epoch, with everything random or stateful:
+    dropout, workers, accumulation."""
     settings = {
         "data": small_text,
         "num_epochs": 8,
@@ -91,8 +91,8 @@ def test_resume_after_kill_is_bit_exact(launch: Launch, small_text: Path, worker
 
 @pytest.mark.soak
 def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch) -> None:
-    """Rank 0 is killed when the checkpoint of a step is due that is evaluated, too: there is none
-    of a step whose evaluation is not."""
+    """Rank 0 is killed at the checkpoint of an evaluated step: no checkpoint may be newer than its
+    evaluation."""
     hook = at_rank(
         0,
         """
@@ -114,7 +114,7 @@ def test_an_evaluation_is_not_lost_between_it_and_the_checkpoint(launch: Launch)
 
 
 @pytest.mark.soak
-def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
+def test_a_stop_in_the_last_step_finishes_the_run(launch: Launch) -> None:
     hook = at_rank(
         1,
         """
@@ -138,7 +138,7 @@ def test_asked_to_stop_in_the_last_step_is_finished(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_what_lives_before_the_first_epoch_is_not_collected_again(
+def test_objects_from_before_the_first_epoch_are_frozen_for_gc(
     launch: Launch, small_text: Path, tmp_path: Path
 ) -> None:
     seen = tmp_path / "frozen"
@@ -157,7 +157,7 @@ def test_what_lives_before_the_first_epoch_is_not_collected_again(
 
 
 @pytest.mark.soak
-def test_a_finished_run_is_answered_and_a_resume_stopped_at_its_start_leaves_it_so(
+def test_a_finished_run_stays_finished_after_a_stopped_resume(
     launch: Launch,
 ) -> None:
     done = launch(*RUN, name="done", report=True).ok()
@@ -204,7 +204,7 @@ TORCHRUN = (
 
 @pytest.mark.soak
 def test_others_wait_for_slow_data_without_a_collective(launch: Launch, small_text: Path) -> None:
-    """Rank 0 takes longer to prepare than any collective may last."""
+    """Rank 0 prepares data for longer than the time limit of a collective."""
     hook = """
 import os
 if os.environ.get("RANK") == "0":
@@ -229,7 +229,7 @@ if os.environ.get("RANK") == "0":
 
 
 @pytest.mark.soak
-def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) -> None:
+def test_only_the_supervisor_prepares_the_data(launch: Launch, small_text: Path) -> None:
     patch = """
         from training.trainer import prepared_cache as store
         def never(*args):
@@ -248,7 +248,7 @@ def test_the_supervisor_alone_proves_the_data(launch: Launch, small_text: Path) 
 
 
 @pytest.mark.soak
-def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(
+def test_a_truncated_shard_is_prepared_again_before_the_restart(
     launch: Launch, small_text: Path, tmp_path: Path
 ) -> None:
     patch = f"""
@@ -272,15 +272,15 @@ def test_a_shard_that_was_cut_under_a_run_is_made_again_before_the_restart(
         hook=at_rank(1, patch),
         **EPOCHS,
     ).ok()
-    assert "train_00000.bin has 100 bytes" in run.output and "it is prepared again" in run.output
+    assert "train_00000.bin has 100 bytes" in run.output and "preparing it again" in run.output
     assert "resumed from step_00000008" in run.output or "resumed from step_00000004" in run.output
 
 
 @pytest.mark.slow
-def test_who_waits_for_the_data_of_a_dead_rank_ends(
+def test_ranks_that_wait_for_the_data_of_a_dead_rank_exit(
     launch: Launch, small_text: Path, tmp_path: Path
 ) -> None:
-    """Ranks that a platform starts, without a launcher that would end the others."""
+    """Ranks started by a platform, without a launcher that would stop the others."""
     here, port = tmp_path / "preparing", free_port("127.0.0.1")
     stuck = at_rank(
         0,

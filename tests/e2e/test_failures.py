@@ -1,4 +1,4 @@
-"""A rank that fails: who, where and why within seconds, the right exit code, nobody left behind."""
+"""A failing rank: its number, place and cause within seconds, the exit code, no process left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
     assert failure["phase"] == "step 5: forward"
     assert "training failed" in run.output and "rank 1" in run.output
     assert "Traceback" not in run.output.split("training failed")[0], (
-        "rank 0's victim traceback is no news"
+        "rank 0's consequential traceback is not shown"
     )
 
 
@@ -44,21 +44,21 @@ def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_exit_zero_in_the_middle_is_noticed_where_torchrun_takes_it_for_an_end(
+def test_exit_status_0_in_mid_run_is_a_failure(
     launch: Launch,
 ) -> None:
-    # as one does that waits in a collective of NCCL
+    # as a rank that waits in a collective of NCCL
     stays = in_forward(0, 5, "__import__('time').sleep(3600)")
     run = launch(
         *RUN, launcher="torchrun", hang_timeout=3, hook=in_forward(1, 5, "os._exit(0)") + stays
     )
     assert run.wait(60) == 5
     assert (run.failure["rank"], run.failure["phase"]) == (1, "step 5: forward")
-    assert run.failure["summary"].startswith("is gone in the middle of its work, since ")
+    assert run.failure["summary"].startswith("exited in the middle of its work, for ")
 
 
 @pytest.mark.slow
-def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
+def test_a_killed_launcher_leaves_no_process(launch: Launch, token: str) -> None:
     run = launch(*RUN, num_iterations=100000, num_workers=1)
     run.wait_for("Iter: 3,")
     assert len(processes(token)) >= 5, "supervisor, two ranks, their workers"
@@ -73,7 +73,7 @@ def test_killed_launcher_leaves_nobody(launch: Launch, token: str) -> None:
         *(pytest.param(n, 75, marks=pytest.mark.soak) for n in (signal.SIGTERM, signal.SIGUSR1)),
     ],
 )
-def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(
+def test_a_stop_saves_a_checkpoint_and_resumes_exactly(
     launch: Launch, number: signal.Signals, code: int
 ) -> None:
     run = launch(*RUN, name="stopped", num_iterations=200, save_every=0, num_workers=1)
@@ -83,7 +83,7 @@ def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(
     assert run.summary["status"] == "stopped" and "checkpoint saved" in run.output
     stopped_at = run.summary["steps"]
     assert 3 <= stopped_at < 200
-    # Only what is said on the command line again is different: everything else stays as it was.
+    # Only flags on the command line differ; everything else is restored.
     resumed = launch(
         "./launch_train.sh", "2", tiny=False, resume="stopped", num_iterations=stopped_at + 5
     ).ok()
@@ -94,7 +94,7 @@ def test_asked_to_stop_saves_a_checkpoint_and_resumes_exactly(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, code: int) -> None:
+def test_a_stop_during_the_start(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(*RUN)
     wait_until(lambda: (beat := read(run.run.heartbeat(1))) and beat.phase == "importing torch")
     run.process.send_signal(number)
@@ -107,7 +107,7 @@ def test_asked_to_stop_while_starting(launch: Launch, number: signal.Signals, co
 
 
 @pytest.mark.soak
-def test_a_save_that_takes_its_time_is_not_cut_short(launch: Launch) -> None:
+def test_a_slow_save_is_not_cut_short(launch: Launch) -> None:
     slow_disk = """
 import os, time
 if os.environ.get("RANK") == "0":
@@ -122,10 +122,10 @@ if os.environ.get("RANK") == "0":
 
 
 @pytest.mark.soak
-def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(launch: Launch) -> None:
-    """Ranks that have ended their work just now are leaving, not stuck, however long ago the wish
-    was."""
-    # in each of two micro-batches: never silent for 5 s, but over that in all
+def test_ranks_that_finish_late_after_a_stop_have_stopped_regularly(launch: Launch) -> None:
+    """Ranks that have just finished their work are exiting, not stuck, however long ago the stop
+    was requested."""
+    # in each of two micro-batches: never silent for 5 s, but longer in total
     pause = "__import__('time').sleep(4)"
     run = launch(
         *RUN,
@@ -139,7 +139,7 @@ def test_ranks_that_finish_late_after_a_wish_to_stop_have_stopped_regularly(laun
 
 
 @pytest.mark.soak
-def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(
+def test_a_slow_first_step_is_saved_before_preemption(
     launch: Launch,
 ) -> None:
     run = launch(*RUN, num_iterations=100000, hook=in_forward(0, 2, "__import__('time').sleep(9)"))
@@ -149,7 +149,7 @@ def test_a_slow_first_step_is_not_lost_to_a_scheduler_that_wants_the_machine(
 
 
 @pytest.mark.slow
-def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
+def test_a_second_ctrl_c_stops_at_once(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 3: forward")
@@ -160,7 +160,7 @@ def test_second_ctrl_c_stops_at_once(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_asked_to_stop_while_stuck_does_not_wait_for_ever(launch: Launch) -> None:
+def test_a_stop_of_a_stuck_run_does_not_wait_forever(launch: Launch) -> None:
     run = launch(*RUN, hook=in_forward(0, 3, "__import__('time').sleep(3600)"))
     run.wait_for("Iter: 2,")
     wait_until(lambda: (beat := read(run.run.heartbeat(0))) and str(beat) == "step 3: forward")

@@ -1,5 +1,4 @@
-"""`./duet inspect` on trainings of real torch ranks: one of ours, and somebody's torchrun that
-knows nothing of us."""
+"""`./duet inspect` on real torch ranks: of a Duet run, and of a script under plain torchrun."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def of(told: dict[str, Any], name: str) -> dict[str, Any]:
     return next(check for check in told["checks"] if check["name"] == name)
 
 
-def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
+def test_a_duet_run(launch: Callable[..., Launched]) -> None:
     run = launch(
         "./train_dual_gpu.sh", QUICKSTART, num_iterations=100_000, inspect_every=5, hang_timeout=0
     )
@@ -61,7 +60,7 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
 
     code, told = inspect(path)
     assert code == 0 and told["text"].startswith("YES: all 2 ranks train (step "), told
-    # of a busy machine
+    # the machine may be busy
     assert {c["name"] for c in told["checks"] if c["status"] != "ok"} <= {
         "speed",
         "memory",
@@ -71,7 +70,7 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
         (0, pids[0], True),
         (1, pids[1], True),
     ]
-    assert "; disjoint and complete, proven for " in of(told, "data")["text"]
+    assert "; disjoint and complete, verified for " in of(told, "data")["text"]
     assert of(told, "parameters")["text"].startswith("equal on all ranks at step ")
 
     os.kill(pids[1], signal.SIGSTOP)
@@ -81,11 +80,11 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
     code, told = inspect(path)
     assert (code, told["text"]) == (
         5,
-        f"NO: rank 1 is stopped (SIGSTOP); to go on: kill -CONT {pids[1]}",
+        f"NO: rank 1 is stopped (SIGSTOP); resume: kill -CONT {pids[1]}",
     )
     os.kill(pids[1], signal.SIGCONT)
 
-    code, told = inspect(f"--pid={pids[1]}")  # it knows which run this is
+    code, told = inspect(f"--pid={pids[1]}")  # the run is found by its PID
     assert code == 0 and told["run"]["dir"] == path and told["run"]["state"] == "running", told
 
     run.process.send_signal(signal.SIGTERM)
@@ -95,13 +94,13 @@ def test_a_run_of_ours(launch: Callable[..., Launched]) -> None:
 
 
 @pytest.mark.soak
-def test_a_run_that_has_finished(launch: Callable[..., Launched]) -> None:
+def test_a_finished_run(launch: Callable[..., Launched]) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, num_iterations=3).ok()
     code, told = inspect(str(run.run.path))
     assert code == 0 and told["text"].startswith("IT HAS ENDED: finished at step 3 of 3, "), told
 
 
-def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
+def test_a_training_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     script = tmp_path / "steady.py"
     script.write_text(STEADY)
     launcher, console = torchrun(script, until="step 20 ")
@@ -114,7 +113,7 @@ def test_somebody_elses_training(torchrun: Torchrun, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
+def test_a_hang_under_torchrun_is_located(torchrun: Torchrun) -> None:
     launcher, _ = torchrun(FAULTY, "sleep", until="FAULT")
     found = discovery.of_process(launcher)
     wait_until(
@@ -130,14 +129,13 @@ def test_somebody_elses_training_is_stuck(torchrun: Torchrun) -> None:
         if "# the deadlock" in text
     )
     code, told = inspect(f"--pid={found[1]}")
-    assert code == 5 and told["text"].startswith(
-        f"NO: rank 0 stands at {FAULTY}:{line} (stuck_in_a_lock), since "
-    ), told
+    assert code == 5 and told["text"].startswith("NO: rank 0 "), told
+    assert f"{FAULTY}:{line} (stuck_in_a_lock), for " in told["text"], told
     assert [r["waits_in"] for r in told["ranks"]] == [None, "backward"]
 
 
 @pytest.mark.soak
-def test_a_script_under_our_launcher(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_script_under_duet(launch: Callable[..., Launched], tmp_path: Path) -> None:
     script = tmp_path / "steady.py"
     script.write_text(STEADY)
     flags = [

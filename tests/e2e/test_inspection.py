@@ -1,5 +1,5 @@
-"""The inspector in real loops on two CPU ranks: by hand, in Lightning, in the Hugging Face Trainer;
-with planted defects and without."""
+"""The inspector in real loops on two CPU ranks: hand-written, Lightning, Hugging Face Trainer; with
+injected faults and without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("loop", "lightning", "transformers")
 
 
 def kinds(*in_ci: str) -> pytest.MarkDecorator:
-    """All of them by `make soak`, these for every change."""
+    """Kinds marked `slow` run for every change; all of them in `make soak`."""
     return pytest.mark.parametrize(
         "kind",
         [
@@ -29,7 +29,7 @@ def kinds(*in_ci: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def inspect(script: Inspect) -> Inspect:  # noqa: F811
-    """inspect(kind, fault, …, mode=…, steps=…, ranks=…): a finished run of
+    """inspect(kind, fault, …, mode=…, steps=…, ranks=…): an ended run of
     tests/e2e/scripts/inspected_<kind>.py."""
 
     def start(
@@ -53,7 +53,7 @@ def inspect(script: Inspect) -> Inspect:  # noqa: F811
 
 
 def warnings(run: Launched) -> dict[str, dict[str, Any]]:
-    """kind → the event; every one is on the console too."""
+    """kind → event; asserts that the console shows each one too."""
     events = [
         e
         for e in read_records(run.run.events)
@@ -73,7 +73,7 @@ def warnings(run: Launched) -> dict[str, dict[str, Any]]:
         pytest.param("transformers", "accumulate", marks=pytest.mark.soak),
     ],
 )
-def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, extra: str) -> None:
+def test_a_correct_loop_has_no_findings(inspect: Inspect, kind: str, extra: str) -> None:
     run = inspect(kind, extra, mode="raise", steps=110).ok()
     assert warnings(run) == {}, run.output
     for rank in range(2):
@@ -93,7 +93,7 @@ def test_nothing_is_found_where_nothing_is_wrong(inspect: Inspect, kind: str, ex
 
 
 @kinds("lightning")
-def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str) -> None:
+def test_findings_are_reported_and_training_continues(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "no sampler", "changed", "slow", "empty", mode="warn", steps=130).ok()
     found = warnings(run)
     assert set(found) == {"overlap", "parameters_differ", "straggler"} | (
@@ -110,9 +110,7 @@ def test_what_is_wrong_is_told_and_training_goes_on(inspect: Inspect, kind: str)
 
 
 @kinds("transformers")
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(
-    inspect: Inspect, kind: str
-) -> None:
+def test_a_nan_loss_stops_the_run_and_names_rank_and_sample(inspect: Inspect, kind: str) -> None:
     run = inspect(kind, "nan")
     assert run.wait() == 4
     rank = 1 if kind != "transformers" else run.failure["rank"]  # its order is shuffled
@@ -123,7 +121,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_rank_and_sample(
 
 
 def warnings_of_all(run: Launched) -> dict[str, dict[str, Any]]:
-    """As above; the first rank may end before it shows what another one has found."""
+    """As above; the first rank may exit before it prints another rank's finding."""
     return {
         e["kind"]: e
         for e in read_records(run.run.events)
@@ -132,8 +130,8 @@ def warnings_of_all(run: Launched) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.soak
-def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect) -> None:
-    """The other rank does something else, for long; it has not ended."""
+def test_a_rank_without_data_is_named_and_no_rank_waits_forever(inspect: Inspect) -> None:
+    """The other rank does other long work; it has not exited."""
     run = inspect("loop", "uneven")
     assert run.wait() == 4 and run.failure["rank"] == 1
     text = (
@@ -147,7 +145,7 @@ def test_a_rank_without_data_is_named_and_nobody_waits_for_ever(inspect: Inspect
 
 
 @pytest.mark.soak
-def test_the_rank_against_the_majority_is_blamed(inspect: Inspect) -> None:
+def test_the_rank_that_differs_from_the_majority_is_named(inspect: Inspect) -> None:
     run = inspect("loop", "changed", ranks=3)
     assert run.wait() == 4 and run.failure["rank"] == 1
     assert (

@@ -1,6 +1,6 @@
 """Duet as an installed package: `pip install` in a clean environment, then the command `duet` and
-`import training.inspector` from any folder, with no checkout on the path. The packages that it
-needs come from the tested environment."""
+`import training.inspector` from any folder, without a checkout on the path. Required packages come
+from the tested environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ cleanup()
 
 
 def environment(folder: Path, project: Path, *options: str) -> Path:
-    """A clean environment into which pip has installed the project, nothing else."""
+    """A clean environment with only the project installed by pip."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     command = [
         folder / "bin/python",
@@ -52,7 +52,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
-    """The same, and the packages that it needs."""
+    """The same environment with the required packages."""
     folder = environment(tmp_path_factory.mktemp("clean") / "en v", project)
     tested = next((ROOT / ".venv").glob("lib/python3*/site-packages"))
     (next(folder.glob("lib/python3*/site-packages")) / "tested.pth").write_text(f"{tested}\n")
@@ -61,7 +61,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
 
 @pytest.fixture
 def call(tmp_path: Path, token: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a program of an environment in an empty folder, as its user would."""
+    """Runs a program of an environment in an empty folder."""
     hidden = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH")
     env = {k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("DUET_")} | {
         TOKEN: token
@@ -86,7 +86,7 @@ def call(tmp_path: Path, token: str) -> Callable[..., subprocess.CompletedProces
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_what_needs_no_packages_is_answered_without_them(bare: Path, call: Call) -> None:
+def test_commands_without_dependencies_work_without_packages(bare: Path, call: Call) -> None:
     assert call(bare, "duet", "--version").stdout == "duet 0.1.0\n"
     for words in (["help"], ["launch", "--help"], ["diagnose", "--help"]):
         done = call(bare, "duet", *words)
@@ -102,7 +102,7 @@ def test_what_needs_no_packages_is_answered_without_them(bare: Path, call: Call)
     assert (
         done.returncode == 2 and "try:     duet train configs/dual_gpu/quickstart.py" in done.stderr
     )
-    # Never a .venv of its own inside somebody's environment.
+    # No separate .venv inside the user's environment.
     done = call(bare, "duet", "train", "configs/dual_gpu/quickstart.py", "--device=cpu")
     assert done.returncode == 3 and "lacks: no torch" in done.stderr
     assert (
@@ -111,7 +111,7 @@ def test_what_needs_no_packages_is_answered_without_them(bare: Path, call: Call)
     )
 
 
-def test_a_training_leaves_its_files_where_it_was_called(
+def test_a_training_writes_to_the_current_folder(
     installed: Path, call: Call, tmp_path: Path
 ) -> None:
     done = call(
@@ -150,7 +150,7 @@ def test_a_script_under_duet_and_under_torchrun(
 
 
 @pytest.mark.parametrize("own", ["a folder", "a package"])
-def test_a_training_of_the_users_own_is_not_hidden(
+def test_the_users_own_training_package_is_not_hidden(
     installed: Path, call: Call, tmp_path: Path, own: str
 ) -> None:
     folder = tmp_path / "my work/training"

@@ -1,5 +1,5 @@
-"""Several machines without SLURM: two network namespaces joined by a virtual cable, each with an
-own address and no common loopback. Needs root (or CAP_NET_ADMIN) and `ip`."""
+"""Several machines without SLURM: two network namespaces connected by a virtual cable, with
+different addresses and no common loopback. Needs root (or CAP_NET_ADMIN) and `ip`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Launch = Callable[..., Launched]
 CONFIG = "configs/dual_gpu/quickstart.py"
 ADDRESSES = ("10.211.7.1", "10.211.7.2")
 HOST = socket.gethostname()
-VERDICT_S = 15.0  # from a cut to the end of both sides
+VERDICT_S = 15.0  # from a cut cable to the exit of both sides
 SHORT_CUT_S = 3.0
-UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
+UNREACHABLE = "no answer from its supervisor: the network or the machine is down"
 FROZEN = "the machine answers, its supervisor does not"
 
 
@@ -69,7 +69,7 @@ def machines() -> Iterator[list[str]]:
 
 @pytest.fixture
 def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., Launched]:
-    """Start this machine's part; each has a disk of its own unless `shared`."""
+    """Starts this machine's part; each machine has its own disk unless `shared`."""
 
     def start(
         number: int, *, ranks: int = 1, shared: bool = False, name: str = "both", **more: object
@@ -95,8 +95,8 @@ Node = Callable[..., Launched]
 
 @pytest.fixture
 def cable(machines: list[str]) -> Iterator[Callable[..., Callable[[], None]]]:
-    """Cut or join the cable at this machine; `one_way`: what it sends is lost, what it is sent
-    arrives."""
+    """Disconnects or connects the cable at this machine; `one_way`: only outgoing packets are
+    lost."""
     joined: list[Callable[[], None]] = []
 
     def cut(number: int, *, one_way: bool = False) -> Callable[[], None]:
@@ -152,8 +152,8 @@ def of_node(token: str, number: int) -> tuple[int, list[int]]:
 
 
 def silent(number: int, why: str) -> str:
-    """What is said of a machine, as a pattern: it is given up after 10 s, and told a moment later
-    where this one is busy, or a moment before where the other one gave up first."""
+    """Pattern of the message about a silent machine: after 10 s, slightly later on a busy machine,
+    or slightly earlier if the other side gave up first."""
     return (
         re.escape(f"node {number} ({ADDRESSES[number]}, {HOST}) silent for ")
         + r"(9|1\d) s: "
@@ -169,7 +169,7 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
     flags = {
         "ranks": 2,
         "total_batch_size": 512,
-        "notify": f"echo \"$DUET_STATUS\" >> '{tmp_path}/told'",
+        "notify": f"echo \"$DUET_STATUS\" >> '{tmp_path}/sent'",
     }
     second, first = node(1, **flags), node(0, **flags)
     assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
@@ -178,7 +178,7 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
         in first.output
     )
     assert (
-        "node 1 is here" in first.output
+        "node 1 has joined" in first.output
         and "GLOO_SOCKET_IFNAME=v" in first.output
         and "GLOO_SOCKET_IFNAME=v" in second.output
     )
@@ -187,12 +187,12 @@ def test_two_machines_train_like_one(node: Node, launch: Launch, tmp_path: Path)
     assert [len(first.steps[12][name]) for name in ("compute_ms", "memory_bytes")] == [4, 4], (
         "of all machines"
     )
-    assert (tmp_path / "told").read_text() == "finished\n", "by node 0 alone"
+    assert (tmp_path / "sent").read_text() == "finished\n", "by node 0 alone"
     assert sorted(r["rank"] for r in (read_json(second.run.supervisor) or {})["ranks"]) == [2, 3]
 
 
 @pytest.mark.soak
-def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_the_first(
+def test_a_common_disk_has_one_run_and_both_machines_stop_together(
     node: Node,
 ) -> None:
     first, second = (
@@ -209,7 +209,7 @@ def test_a_common_disk_has_one_run_and_a_folder_for_the_second_which_stops_with_
     assert (read_json(second.run.own_plan) or {})["place"]["node_rank"] == 1
 
 
-def test_a_rank_that_dies_is_named_on_both(node: Node) -> None:
+def test_a_dead_rank_is_named_on_both_machines(node: Node) -> None:
     first, second = node(0), node(1, hook=in_forward(1, 5, "raise ValueError('planted')"))
     assert (first.wait(), second.wait()) == (4, 4)
     for run in (first, second):
@@ -238,7 +238,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
 
 
 @pytest.mark.soak
-def test_after_a_killed_rank_both_go_on(node: Node, once: Launch) -> None:
+def test_both_machines_restart_after_a_killed_rank(node: Node, once: Launch) -> None:
     saving: dict[str, Any] = {"num_iterations": 40, "save_every": 5}
     again = saving | {"shared": True, "retries": 1, "inject": "kill@rank=1,step=23"}
     first, second = node(0, **again), node(1, **again)
@@ -269,10 +269,7 @@ def test_a_cut_cable_is_named_on_both_sides(
             other,
         )
         assert f"Who        node {other}\n" in run.output and "restarting with" not in run.output
-    assert (
-        f"not restarted: node 1 ({ADDRESSES[1]}, {HOST}) can not be reached any more"
-        in runs[0].output
-    )
+    assert f"not restarted: node 1 ({ADDRESSES[1]}, {HOST}) cannot be reached" in runs[0].output
     assert not processes(token)
 
 
@@ -283,22 +280,22 @@ def test_a_network_that_loses_one_direction_is_named(node: Node, cable: Cable) -
     cable(1, one_way=True)
     end = time.monotonic() + VERDICT_S
     assert [run.wait(end - time.monotonic()) for run in runs] == [4, 4]
-    for run, other in zip(runs, (1, 0), strict=True):  # what node 0 says still arrives
+    for run, other in zip(runs, (1, 0), strict=True):  # messages of node 0 still arrive
         assert re.search(silent(other, UNREACHABLE), run.output), run.output[-3000:]
         assert run.failure["cause"] == "nccl_network"
 
 
 @pytest.mark.soak
-def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_both(
+def test_a_short_cut_and_a_frozen_supervisor_are_survived_and_a_stop_reaches_both(
     node: Node, cable: Cable, token: str
 ) -> None:
     first, second = node(0, num_iterations=100000), node(1, num_iterations=100000)
     first.wait_for("Iter: 3,")
     join = cable(1)
-    time.sleep(SHORT_CUT_S)  # the fault itself
+    time.sleep(SHORT_CUT_S)  # duration of the fault
     before = last_step(first)
     join()
-    wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
+    wait_until(lambda: last_step(first) > before + 3, 30, "the training continues")
     assert "silent" not in first.output + second.output
 
     supervisor, _ = of_node(token, 1)
@@ -306,15 +303,15 @@ def test_a_short_cut_and_a_frozen_supervisor_end_nothing_and_who_is_asked_stops_
     wait_until(
         lambda: bool(re.search(silent(1, FROZEN), first.output)), 15, "the supervisor is found"
     )
-    assert "; the ranks go on" in first.output
+    assert "; the ranks continue" in first.output
     before = last_step(first)
-    wait_until(lambda: last_step(first) > before + 3, 30, "the training goes on")
+    wait_until(lambda: last_step(first) > before + 3, 30, "the training continues")
     os.kill(supervisor, signal.SIGCONT)
     first.wait_for(f"node 1 ({ADDRESSES[1]}, {HOST}) answers again")
     second.process.send_signal(signal.SIGTERM)
     assert (first.wait(30), second.wait(30)) == (75, 75), first.output[-2000:]
     assert "checkpoint saved" in first.output
-    assert "silent" not in second.output, "it was asleep itself"
+    assert "silent" not in second.output, "it was suspended itself"
 
 
 @pytest.mark.soak
@@ -329,16 +326,16 @@ def test_a_frozen_machine_is_named(node: Node, token: str) -> None:
     assert (first.failure["cause"], first.failure["kind"]) == ("peer_died", "silent")
     for pid in (*others, supervisor):
         os.kill(pid, signal.SIGCONT)
-    assert second.wait(30) == 4 and FROZEN in second.output, "it is told what became of it"
+    assert second.wait(30) == 4 and FROZEN in second.output, "it learns why"
 
 
 @pytest.mark.soak
-def test_silence_at_the_meeting_is_named(node: Node, cable: Cable) -> None:
+def test_a_machine_silent_at_the_rendezvous_is_named(node: Node, cable: Cable) -> None:
     runs = [node(n, nnodes=3, rendezvous_timeout=25, total_batch_size=384) for n in range(2)]
-    runs[0].wait_for("node 1 is here")
+    runs[0].wait_for("node 1 has joined")
     runs[1].wait_for("waiting for node 0")
     cable(1)
-    may_come = silent(1, f"{UNREACHABLE}; it may come again")
+    may_come = silent(1, f"{UNREACHABLE}; it may reconnect")
     wait_until(
         lambda: bool(re.search(may_come, runs[0].output)), VERDICT_S, "node 1 is found silent"
     )
@@ -361,10 +358,10 @@ def test_a_missing_machine_is_named(node: Node) -> None:
     ("address", "why"),
     [
         (ADDRESSES[0], "nothing listens there (connection refused)"),
-        pytest.param("10.211.7.77", "it can not be reached", marks=pytest.mark.soak),
+        pytest.param("10.211.7.77", "it cannot be reached", marks=pytest.mark.soak),
         pytest.param(
             "no-such-name.invalid",
-            "the name 'no-such-name.invalid' is not known",
+            "unknown host name 'no-such-name.invalid'",
             marks=pytest.mark.soak,
         ),
     ],
@@ -378,17 +375,17 @@ def test_a_wrong_address_is_named(node: Node, address: str, why: str) -> None:
     )
 
 
-def test_other_settings_are_refused_with_what_differs(node: Node) -> None:
+def test_different_settings_are_rejected_by_name(node: Node) -> None:
     first, second = node(0, seed=1, rendezvous_timeout=8), node(1, seed=2)
     assert (
         second.wait(30) == 2
         and "refuses node 1: seed is 2 on node 1, but 1 on node 0" in second.output
     )
-    assert first.wait(30) == 3 and "refused: 10.211.7.2, which says it is node 1" in first.output
+    assert first.wait(30) == 3 and "refused 10.211.7.2 as node 1" in first.output
 
 
 @pytest.mark.soak
-def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list[str]) -> None:
+def test_a_port_in_use_is_named_and_the_next_one_used(node: Node, machines: list[str]) -> None:
     listener = (
         "import socket; s = socket.create_server(('0.0.0.0', 12355)); print('up', "
         "flush=True); [s.accept() for _ in range(99)]"
@@ -400,13 +397,13 @@ def test_a_taken_port_is_named_and_the_next_one_found(node: Node, machines: list
         assert taken.stdout and taken.stdout.readline() == b"up\n"
         first, second = node(0), node(1)
         assert (first.wait(), second.wait()) == (0, 0), first.output[-2000:] + second.output[-2000:]
-        assert "port 12355 is taken by pid" in first.output and "meeting at 12356" in first.output
+        assert "port 12355 is in use by pid" in first.output and "using 12356" in first.output
     finally:
         taken.kill()
         taken.wait()
 
 
-# ── a script on two nodes, here of one machine
+# ── a script on two nodes, here on one machine
 # ───────────────────────────────────────────────────────────────────────
 
 LATE = """
@@ -449,7 +446,7 @@ def on_two_nodes(launch: Launch, folder: Path, code: str) -> list[Launched]:
     return runs
 
 
-def test_a_script_that_fails_after_the_first_machine_has_ended_has_failed(
+def test_a_script_that_fails_after_the_first_machine_exited_has_failed(
     launch: Launch, tmp_path: Path
 ) -> None:
     runs = on_two_nodes(launch, tmp_path, LATE)
@@ -464,9 +461,7 @@ def test_a_script_that_fails_after_the_first_machine_has_ended_has_failed(
     assert not runs[0].summary
 
 
-def test_a_script_that_is_asked_to_stop_on_one_machine_stops_on_both(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_a_script_stopped_on_one_machine_stops_on_both(launch: Launch, tmp_path: Path) -> None:
     runs = on_two_nodes(launch, tmp_path, SAVES)
     for rank, run in enumerate(runs):
         wait_until(
@@ -484,6 +479,6 @@ def test_a_script_that_is_asked_to_stop_on_one_machine_stops_on_both(
     ) and not runs[0].failure
     for rank, run in enumerate(runs):
         assert (
-            f"rank {rank} {'left with status 1' if rank else 'ended with status 0'}" in run.output
+            f"rank {rank} {'exited with status 1' if rank else 'ended with status 0'}" in run.output
         )
         assert "SUCCESS" not in run.output and "failed" not in run.output

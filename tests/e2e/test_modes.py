@@ -1,5 +1,5 @@
-"""Every way of being started, for real: the mode is found and said, ranks are never started twice,
-leftovers are not followed."""
+"""Every launch mode with real processes: the mode is detected and logged, ranks are never started
+twice, leftover variables are ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENTRY = (sys.executable, "-u", "train.py", CONFIG)
 
 
 def injected(rank: int, size: int, port: int, *, local: bool = True) -> dict[str, str]:
-    """What a platform puts into the environment of each rank, or of each node."""
+    """Environment that a platform sets for each rank, or for each node."""
     found = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -44,7 +44,7 @@ def first_line(run: Launched) -> str:
 @pytest.mark.soak
 def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     plain = once(*SCRIPT)
-    assert first_line(plain) == "local: nothing above us has started ranks"
+    assert first_line(plain) == "local: no launcher has started ranks"
     left = {
         "WORLD_SIZE": "7",
         "PET_NNODES": "2",
@@ -53,7 +53,7 @@ def test_plain_and_leftovers(launch: Launch, once: Launch) -> None:
     }
     run = launch(*SCRIPT, env=left).ok()
     assert (
-        "not followed, since nothing has started ranks: MASTER_PORT, PET_NNODES, "
+        "ignored, since no launcher has started ranks: MASTER_PORT, PET_NNODES, "
         "TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE" in run.output
     )
     assert run.losses == plain.losses
@@ -88,10 +88,10 @@ def test_a_platform_that_injects_ranks(launch: Launch, command: tuple[str, ...])
         "platform",
     )
     assert len(list(ranks[0].run.path.parent.iterdir())) == 1, "one run directory"
-    assert not ranks[0].pids, "nobody has started ranks"
+    assert not ranks[0].pids, "no ranks were started"
 
 
-def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
+def test_an_error_under_a_platform_is_reported_once(launch: Launch) -> None:
     port = free_port("127.0.0.1")
     ranks = [launch(*SCRIPT, env=injected(rank, 2, port), depht=3) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [2, 2]
@@ -108,7 +108,7 @@ def test_a_mistake_under_a_platform_is_said_once(launch: Launch) -> None:
 def test_a_platform_that_injects_nodes(
     launch: Launch, command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Two nodes, which do not see each other's disk."""
+    """Two nodes with separate disks."""
     port = free_port("127.0.0.1")
     nodes = [
         launch(
@@ -125,7 +125,8 @@ def test_a_platform_that_injects_nodes(
     assert first_line(nodes[0]).startswith("node 0 of 2, the first is 127.0.0.1:")
     assert first_line(nodes[1]).startswith("node 1 of 2, the first is 127.0.0.1:")
     assert (
-        "node 1 is here" in nodes[0].output and "this machine's ranks have ended" in nodes[1].output
+        "node 1 has joined" in nodes[0].output
+        and "the ranks of this machine have ended" in nodes[1].output
     )
     first, second = (RunDir(tmp_path / f"disk{node}/nodes", node) for node in range(2))
     assert (read_json(first.plan) or {})["launch"] == (read_json(second.plan) or {})["launch"]
@@ -182,8 +183,7 @@ def test_a_launcher_inside_a_rank_becomes_the_rank(
 
 
 def without_libuv(built: str) -> str:
-    """A torch that is built without libuv, as its users see it; this one has libuv, so its store is
-    made to answer the same way."""
+    """Simulates a torch built without libuv: its store raises the same error."""
     return f"""
 import importlib.machinery, sys
 class Patch:
@@ -223,14 +223,12 @@ def test_a_torch_without_libuv_trains(launch: Launch, once: Launch) -> None:
         "train.py",
     )
     fails = launch(*torchrun, f"--config={CONFIG}", hook=hook)
-    assert fails.wait() != 0 and "without libuv support" in fails.output, (
-        "the stand-in does what it should"
-    )
+    assert fails.wait() != 0 and "without libuv support" in fails.output, "the simulation works"
     plain = once(*SCRIPT)
     assert launch(*SCRIPT, hook=hook).ok().losses == plain.losses
     by_torchrun = launch(*SCRIPT, hook=hook, launcher="torchrun").ok()
     assert (
-        "built without libuv: started again with USE_LIBUV=0, directly" in by_torchrun.output
+        "built without libuv: restarting with USE_LIBUV=0, without torchrun" in by_torchrun.output
         and by_torchrun.losses == plain.losses
     )
     port = free_port("127.0.0.1")

@@ -1,5 +1,5 @@
-"""KAIR's option files under the real launcher: video restoration on folders of frames, by whichever
-way it is started."""
+"""KAIR's option files under the real launcher: video restoration on folders of frames, with every
+way to start it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = {"device": "cpu", "use_dummy_wandb": True, "tensorboard": False, "report
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small blurred video, as the documentation makes one, with a spike camera's files."""
+    """A small blurred video, made as in the documentation, with files of a spike camera."""
     folder = tmp_path_factory.mktemp("a video") / "blur video"
     command = [
         sys.executable,
@@ -42,7 +42,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def options(video: Path, tmp_path: Path) -> Callable[..., Path]:
-    """An option file for it, with comments; `more`: section → keys."""
+    """An option file for the video, with comments; `more`: section → keys."""
 
     def write(**more: dict[str, Any]) -> Path:
         train = {
@@ -83,7 +83,7 @@ def options(video: Path, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_two_ranks_train_it(launch: Launch, options: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_ranks_train(launch: Launch, options: Callable[..., Path], tmp_path: Path) -> None:
     flags = [
         f"--{name}={value}"
         for name, value in {
@@ -152,9 +152,7 @@ def test_a_spike_camera_is_a_fourth_channel(
     assert run.summary["parameters"] > without.summary["parameters"]
 
 
-def test_everything_that_is_wrong_is_told_at_once(
-    launch: Launch, options: Callable[..., Path]
-) -> None:
+def test_all_errors_are_reported_at_once(launch: Launch, options: Callable[..., Path]) -> None:
     wrong = options(
         netG={"net_type": "vrt", "spynet_path": "model_zoo/spynet.pth"},
         data={"gt_sise": 64, "io_backend": {"type": "lmdb"}},
@@ -171,7 +169,7 @@ def test_everything_that_is_wrong_is_told_at_once(
     "name",
     ["vrt/006_train_vrt_videodeblurring_gopro", "rvrt/001_train_rvrt_videosr_bi_reds_30frames"],
 )
-def test_published_files_are_answered(name: str, launch: Launch) -> None:
+def test_published_files_get_a_report(name: str, launch: Launch) -> None:
     run = launch(
         "./launch_train.sh", "8", str(ROOT / f"tests/fixtures/kair/options/{name}.json"), tiny=False
     )
@@ -200,6 +198,6 @@ def test_a_key_in_an_option_file_is_used_and_written_nowhere(
     run = launch("./launch_train.sh", "2", str(file), tiny=False, env=env, **flags).ok()
     assert KEY not in run.output
     (sent,) = server.runs.values()
-    assert len(sent.losses) == 12 and server.keys == {KEY}, "the server was told who it is"
+    assert len(sent.losses) == 12 and server.keys == {KEY}, "the server got the key"
     for path in (p for p in tmp_path.rglob("*") if p.is_file() and p != file):
-        assert KEY.encode() not in path.read_bytes(), f"the key stands in {path}"
+        assert KEY.encode() not in path.read_bytes(), f"the key is in {path}"

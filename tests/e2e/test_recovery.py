@@ -1,5 +1,5 @@
-"""Recovery as a user has it: after a failure of the machine the run goes on by itself, and ends as
-if nothing had happened."""
+"""Automatic recovery: after a failure of the machine the run continues and ends as if
+undisturbed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def configured(run: Launched, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(
-    launch: Launch, once: Launch
-) -> None:
+def test_a_run_with_a_killed_rank_ends_bit_for_bit_the_same(launch: Launch, once: Launch) -> None:
     whole = once(*LAUNCH, **SAVING)
     run = launch(*ENHANCED, **SAVING, inject="kill@rank=1,step=23").ok()
     assert run.losses == whole.losses, "bit for bit"
@@ -62,8 +60,8 @@ def test_after_a_killed_rank_the_run_goes_on_and_nothing_is_different(
 
 
 @pytest.mark.slow
-def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: Launch) -> None:
-    # Muon would make more of the last bits, in which sums of another order differ.
+def test_out_of_memory_continues_with_a_smaller_batch_and_the_same_steps(launch: Launch) -> None:
+    # Muon would amplify the last bits, which differ for another order of sums.
     sizes = {
         "total_batch_size": 512,
         "device_batch_size": 8,
@@ -79,7 +77,7 @@ def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: L
     )
     assert "device_batch_size 4 → 2, the same 512 tokens" in run.output
     assert run.losses == pytest.approx(whole.losses, rel=1e-5), (
-        "the same sequences in each step, added up in another order"
+        "the same sequences in each step, summed in another order"
     )
     assert configured(run, "device_batch_size") == 2 and configured(run, "total_batch_size") == 512
     assert (
@@ -90,20 +88,20 @@ def test_out_of_memory_goes_on_with_a_smaller_batch_and_the_same_steps(launch: L
         {"device_batch_size": [8, 4]},
         {"device_batch_size": [4, 2]},
     ]
-    # Whoever goes on with it later does not run into the same again.
+    # A later resume does not meet the same failure.
     resumed = launch("./launch_train.sh", "2", tiny=False, resume="run2", num_iterations=14).ok()
     assert "2 sequences × 32 tokens × 2 ranks × 4 accumulation steps" in resumed.output
 
 
 @pytest.mark.soak
-def test_out_of_memory_with_one_sequence_is_the_end(launch: Launch) -> None:
+def test_out_of_memory_with_one_sequence_fails(launch: Launch) -> None:
     run = launch(
         *ENHANCED, device_batch_size=2, total_batch_size=128, inject="oom@rank=0,step=2,attempt=any"
     )
     assert run.wait() == 4
     assert "device_batch_size 2 → 1, the same 128 tokens" in run.output
     assert (
-        "given up: device_batch_size is 1 already: try a smaller --max_seq_len or --depth"
+        "given up: device_batch_size is already 1: try a smaller --max_seq_len or --depth"
         in run.output
     )
     assert run.failure["cause"] == "gpu_oom" and run.failure["kind"] == "error"
@@ -115,7 +113,7 @@ def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> 
     assert "dataloader_worker_died: RuntimeError: DataLoader worker (pid" in run.output
     assert "restarting from the beginning (1 of 2)" in run.output
     assert (
-        "with num_workers 2 → 0, since the data loader has failed again; the ranks read the data "
+        "with num_workers 2 → 0: the data loader failed again; the ranks load the data "
         "themselves" in run.output
     )
     assert [r["changes"].get("num_workers") for r in events(run, "restart")] == [None, [2, 0]]
@@ -127,7 +125,7 @@ def test_a_data_loader_that_keeps_failing_gets_fewer_workers(launch: Launch) -> 
 
 
 @pytest.mark.slow
-def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> None:
+def test_a_hang_is_stopped_and_the_run_continues(launch: Launch, once: Launch) -> None:
     whole = once(*LAUNCH, **SAVING)
     run = launch(*LAUNCH, **SAVING, retries=1, hang_timeout=3, inject="sleep@rank=1,step=12").ok()
     assert run.losses == whole.losses
@@ -143,11 +141,11 @@ def test_a_hang_is_ended_and_the_run_goes_on(launch: Launch, once: Launch) -> No
 
 
 @pytest.mark.soak
-def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
+def test_two_equal_failures_at_one_step_are_not_restarted(launch: Launch) -> None:
     run = launch(*ENHANCED, save_every=2, inject="kill@rank=1,step=7,attempt=any")
     assert run.wait() == 4
     assert "restarting from step 6 (1 of 2), 1 step lost" in run.output
-    assert "given up: the second failure at step 7" in run.output
+    assert "given up: second failure at step 7" in run.output
     assert run.failure["kind"] == "died" and run.failure["step"] == 7
     assert "restarts" not in run.summary
 
@@ -155,23 +153,21 @@ def test_two_equal_failures_at_one_step_are_the_end(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        pytest.param(
-            "raise@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.slow
-        ),
+        pytest.param("raise@rank=1,step=3", "a code error recurs", marks=pytest.mark.slow),
         pytest.param(
             "nan@rank=1,step=3",
             "the same data would give the same loss again",
             marks=pytest.mark.soak,
         ),
         pytest.param(
-            "exit@rank=1,step=3", "what leaves by itself does it again", marks=pytest.mark.soak
+            "exit@rank=1,step=3",
+            "a rank that exits by itself would exit again",
+            marks=pytest.mark.soak,
         ),
-        pytest.param(
-            "desync@rank=1,step=3", "an error of the code comes back", marks=pytest.mark.soak
-        ),
+        pytest.param("desync@rank=1,step=3", "a code error recurs", marks=pytest.mark.soak),
     ],
 )
-def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str) -> None:
+def test_a_repeatable_failure_is_not_restarted(launch: Launch, fault: str, why: str) -> None:
     run = launch(*ENHANCED, hang_timeout=3, inject=fault)
     assert run.wait() == (5 if fault.startswith("desync") else 4)
     assert f"not restarted: {why}" in run.output and "restarting" not in run.output
@@ -179,7 +175,7 @@ def test_what_comes_back_is_not_tried_again(launch: Launch, fault: str, why: str
 
 
 @pytest.mark.soak
-def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for_anywhere(
+def test_restarts_are_off_by_default_and_retries_sets_their_number(
     launch: Launch,
 ) -> None:
     fault = "kill@rank=0,step=7"
@@ -199,7 +195,7 @@ def test_who_does_not_ask_for_restarts_gets_none_and_the_number_can_be_asked_for
 
 
 @pytest.mark.soak
-def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> None:
+def test_a_stop_after_a_restart_saves_a_checkpoint(launch: Launch) -> None:
     run = launch(*ENHANCED, num_iterations=100000, save_every=5, inject="kill@rank=1,step=7")
     wait_until(lambda: events(run, "recovered") or run.process.poll() is not None)
     run.process.send_signal(signal.SIGTERM)
@@ -219,11 +215,11 @@ def test_asked_to_stop_after_a_restart_it_saves_and_says_so(launch: Launch) -> N
         pytest.param("oom@rank=1,step=7,above=4", 4, 1, marks=pytest.mark.soak),
     ],
 )
-def test_several_machines_start_again_together(
+def test_several_machines_restart_together(
     launch: Launch, once: Launch, fault: str, size: int, rank: int
 ) -> None:
-    """Two supervisors with a common disk, here on one machine: node 0 decides, also when a rank of
-    the other one has failed."""
+    """Two supervisors with a common disk, here on one machine: node 0 decides, even if a rank of
+    the other node failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,5 +1,4 @@
-"""The report in a real browser: what it looks like, what answers to the mouse, and that nothing
-asks for the network."""
+"""The report in a real browser: appearance, mouse interaction, and no network requests."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ SIZE = {"width": 1200, "height": 900}
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with api.sync_playwright() as play:
-        # The sandbox needs rights that a container does not give; the pages are our own.
+        # The sandbox needs rights that a container does not have; the pages are trusted.
         started = play.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
@@ -41,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of a finished run, of a failed one, and of both."""
+    """Pages of a finished run, a failed one, and a comparison of both."""
     folder = tmp_path_factory.mktemp("a user's") / "experiments"
     good, bad = (
         trained(planned(folder / "good"), 120, pace=1.3),
@@ -59,7 +58,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def show(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
-    """show('good', dark=True) → the page; in the end there was no error in it and no request beside
+    """show('good', dark=True) → the page; at the end asserts no error in it and no request except
     the file itself."""
     said: list[str] = []
     asked: list[str] = []
@@ -97,7 +96,8 @@ def colour(page: Any, selector: str, what: str) -> tuple[int, ...]:
 
 
 def ticks(page: Any, chart: str, axis: int = 0) -> list[str]:
-    """The labels of an axis, sorted (in the page they stand in any order): 0 is the lower one."""
+    """The labels of an axis, sorted, since the page has them in any order; axis 0 is the lower
+    one."""
     words = (
         "(e, axis) => "
         "[...e.querySelectorAll('.role-axis-label')[axis].querySelectorAll('text')].map(t => "
@@ -135,7 +135,7 @@ def test_light_and_dark(show: Open, dark: bool, script: bool) -> None:
 
 def test_the_button_changes_light_to_dark(show: Open) -> None:
     page = show("good")
-    assert page.get_by_role("img", name="Loss: chart").count() == 1, "for those who can not see it"
+    assert page.get_by_role("img", name="Loss: chart").count() == 1, "accessible description"
     light = colour(page, "body", "backgroundColor")
     page.click("#theme")
     assert sum(colour(page, "body", "backgroundColor")) < 150 < sum(light)
@@ -144,7 +144,7 @@ def test_the_button_changes_light_to_dark(show: Open) -> None:
     assert colour(page, "body", "backgroundColor") == light
 
 
-def test_without_javascript_there_are_pictures(show: Open) -> None:
+def test_without_javascript_the_charts_are_images(show: Open) -> None:
     page = show("good", script=False)
     assert page.locator("figure svg").count() == 10
     for chart in ("loss", "timeline", "phases"):
@@ -156,7 +156,7 @@ def test_without_javascript_there_are_pictures(show: Open) -> None:
     )
 
 
-def test_a_phone_shows_all_of_it(show: Open) -> None:
+def test_the_page_fits_a_phone(show: Open) -> None:
     page = show("good", width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     assert (
@@ -168,7 +168,7 @@ def test_a_phone_shows_all_of_it(show: Open) -> None:
         assert box["x"] >= 0 and box["x"] + box["width"] <= 381
 
 
-def test_the_mouse_tells_exact_values(show: Open) -> None:
+def test_hovering_shows_exact_values(show: Open) -> None:
     page = show("good")
     page.mouse.move(*middle(page, "loss"))
     page.wait_for_selector(".tip:not([hidden])")
@@ -193,12 +193,12 @@ def test_the_mouse_tells_exact_values(show: Open) -> None:
         ]
         for where in ("#chart-loss .dot", "#chart-loss .mark-symbol path")
     )
-    assert min(abs(dots[-1] - x) for x in points) < 1, "the mark of the evaluation stands on it"
+    assert min(abs(dots[-1] - x) for x in points) < 1, "the mark of the evaluation is on the curve"
     page.mouse.move(5, 5)
     page.wait_for_selector(".tip", state="hidden")
 
 
-def test_bars_tell_what_they_are(show: Open) -> None:
+def test_bars_have_tooltips(show: Open) -> None:
     page = show("bad")
     plot = page.locator("#chart-timeline .mark-rect path").first
     plot.scroll_into_view_if_needed()
@@ -207,7 +207,7 @@ def test_bars_tell_what_they_are(show: Open) -> None:
     assert "seconds" in page.inner_text("#vg-tooltip-element")
 
 
-def test_the_wheel_zooms_with_ctrl_and_scrolls_without(show: Open) -> None:
+def test_the_wheel_zooms_with_ctrl_and_scrolls_without_it(show: Open) -> None:
     page = show("good")
     page.mouse.move(*middle(page, "loss"))
     before, place = ticks(page, "loss"), page.evaluate("scrollY")
@@ -224,7 +224,7 @@ def test_the_wheel_zooms_with_ctrl_and_scrolls_without(show: Open) -> None:
     assert ticks(page, "loss") == before
 
 
-def test_dragging_moves(show: Open) -> None:
+def test_dragging_pans(show: Open) -> None:
     page = show("good")
     before = ticks(page, "loss")
     x, y = middle(page, "loss")
@@ -235,7 +235,7 @@ def test_dragging_moves(show: Open) -> None:
     wait_until(lambda: ticks(page, "loss") != before, 20, "another part of the axis")
 
 
-def test_a_name_hides_its_curve(show: Open) -> None:
+def test_a_legend_entry_hides_its_curve(show: Open) -> None:
     page = show("good")
     lines = "#chart-loss .mark-line path[d]"
     full = page.locator(lines).count()
@@ -275,7 +275,7 @@ def test_other_axes(show: Open) -> None:
     assert "tokens" in page.inner_text(".tip")
 
 
-def test_clicks_that_overlap_leave_one_cursor_a_chart(show: Open) -> None:
+def test_overlapping_clicks_leave_one_cursor_per_chart(show: Open) -> None:
     page = show("good")
     page.evaluate(
         "for (const key of ['time', 'tokens', 'step', 'time', 'tokens']) "
@@ -302,7 +302,7 @@ def test_the_failure_card_comes_first(show: Open) -> None:
     assert card.is_visible() and "gpu_oom: CUDA out of memory" in card.inner_text()
     assert card.bounding_box()["y"] < 300
     assert "<b>bold</b> words" in page.inner_text("#events"), "text, not markup"
-    assert page.locator("#chart-loss .mark-symbol path").count() >= 1, "the loss that is no number"
+    assert page.locator("#chart-loss .mark-symbol path").count() >= 1, "the NaN loss"
 
 
 def test_a_comparison_of_two_runs(show: Open) -> None:
@@ -332,11 +332,11 @@ def test_on_paper(show: Open) -> None:
     )
     swatch = page.locator("#chart-loss .legend i").first
     assert swatch.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact", (
-        "else a browser leaves its colour out"
+        "otherwise a browser omits its colour"
     )
 
 
-def test_nothing_in_the_page_could_reach_a_network(browser: Any, pages: dict[str, Path]) -> None:
+def test_the_page_cannot_reach_a_network(browser: Any, pages: dict[str, Path]) -> None:
     context = browser.new_context()
     try:
         page = context.new_page()

@@ -1,5 +1,5 @@
-"""The scaling check with real runs of one and two CPU ranks; nothing is left of them, whatever ends
-it."""
+"""The scaling check with real runs of one and two CPU ranks; they leave nothing, however it
+ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Where the measured runs go."""
+    """Folder of the measured runs."""
     folder = tmp_path / "temporary files"
     folder.mkdir()
     return folder
@@ -63,7 +63,7 @@ def start(project: Path, tmp_path: Path, temporary: Path, token: str) -> Start:
 
 
 def left(temporary: Path) -> list[Path]:
-    """Ours: torch keeps a cache of its own beside it."""
+    """Duet's temporary folders; torch keeps a separate cache next to them."""
     return list(temporary.glob("duet-scaling-*"))
 
 
@@ -97,10 +97,10 @@ def test_one_and_two_ranks_are_measured(start: Start, temporary: Path) -> None:
         pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
-def test_stopped_in_the_middle(
+def test_ctrl_c_during_the_check(
     start: Start, temporary: Path, number: signal.Signals, status: int
 ) -> None:
-    """That no process is left is what the token's fixture proves."""
+    """The `token` fixture asserts that no process is left."""
     check = start("--rounds=1", "--steps=100000")
 
     def training() -> bool:
@@ -109,7 +109,7 @@ def test_stopped_in_the_middle(
             for file in temporary.glob("duet-scaling-*/run1/metrics.jsonl")
         )
 
-    wait_until(lambda: training() or check.poll() is not None, 60, "a first run that trains")
+    wait_until(lambda: training() or check.poll() is not None, 60, "the first run to train")
     check.send_signal(number)
     out, err = check.communicate(timeout=60)
     assert (check.returncode, out) == (status, ""), err

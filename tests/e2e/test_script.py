@@ -1,5 +1,4 @@
-"""Anybody's script under the launcher: unchanged, with logs, statuses, failure card, and nothing
-left behind."""
+"""An unchanged user script under the launcher: logs, exit statuses, failure card, no leftovers."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ PEERS = ROOT / ".tools/peers"  # `make peers`
 
 @pytest.fixture
 def script(launch: Launch, tmp_path: Path) -> Callable[..., Launched]:
-    """Start text as a script (or a file that is there) on `ranks` ranks; what follows belongs to
-    the script."""
+    """Starts text as a script (or an existing file) on `ranks` ranks; further arguments are the
+    script's."""
 
     def start(
         body: str | Path,
@@ -61,7 +60,8 @@ Script = Callable[..., Launched]
 
 
 def wait_for_both(run: Launched, text: str) -> None:
-    """The console shows what the first rank says; the other one may be slower."""
+    """Waits for text of both ranks: the console shows only the first one, the other may be
+    slower."""
     logs = [run.run.rank_log(rank) for rank in range(2)]
     wait_until(
         lambda: all(log.exists() and text in log.read_text() for log in logs),
@@ -104,12 +104,12 @@ def test_unchanged_scripts_train(script: Script, tmp_path: Path, name: str, laun
         )
 
 
-def test_a_script_sees_what_python_would_give_it(script: Script, tmp_path: Path) -> None:
+def test_a_script_sees_the_same_environment_as_under_python(script: Script, tmp_path: Path) -> None:
     body = """
 import json, os, pickle, sys
 class Thing: pass
 facts = {"argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0], "stdin": sys.stdin.read(),
-         "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing, "ours": sorted(k for k in os.environ if k.startswith("DUET_"))}
+         "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing, "duet": sorted(k for k in os.environ if k.startswith("DUET_"))}
 facts |= {k: os.environ.get(k) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")}
 print("the result", json.dumps(facts))
 """
@@ -129,7 +129,7 @@ print("the result", json.dumps(facts))
             str(path),
             str(path.parent),
         )
-        assert facts["pickled"] and facts["stdin"] == "" and facts["ours"] == ["DUET_TOKEN"]
+        assert facts["pickled"] and facts["stdin"] == "" and facts["duet"] == ["DUET_TOKEN"]
         assert [
             facts[k]
             for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -165,10 +165,10 @@ def test_an_exception_is_named_with_rank_file_and_line(script: Script, tmp_path:
     ("ending", "cause", "summary", "placed"),
     [
         pytest.param(
-            "sys.exit(7)", "exit_status", "left with status 7", True, marks=pytest.mark.slow
+            "sys.exit(7)", "exit_status", "exited with status 7", True, marks=pytest.mark.slow
         ),
         pytest.param(
-            "os._exit(7)", "exit_status", "left with status 7", False, marks=pytest.mark.slow
+            "os._exit(7)", "exit_status", "exited with status 7", False, marks=pytest.mark.slow
         ),
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL", False),
         ("os.kill(os.getpid(), 11)", "segfault", "killed by SIGSEGV", True),
@@ -195,30 +195,32 @@ from pathlib import Path
 gone = Path(__file__).parent / "gone"
 if os.environ["RANK"] == "1":
     atexit.register(lambda: (gone.touch(), time.sleep(float(sys.argv[1]))))
-    sys.exit(0)
+    sys.exit(int(sys.argv[2]))
 while not gone.exists():
     time.sleep(0.01)
 raise RuntimeError("Connection closed by peer [127.0.0.1]:5006")
 """
 
 
-@pytest.mark.parametrize("teardown_s", [0, 2])  # 2: its process is seen to end after the victim's
-def test_a_rank_that_leaves_with_status_0_in_mid_run_is_named(
-    script: Script, tmp_path: Path, teardown_s: int
+# with 2 s of teardown its exit is seen after that of the victim
+@pytest.mark.parametrize(("teardown_s", "status"), [(0, 0), (2, 0), (2, 75)])
+def test_a_rank_that_leaves_early_without_an_error_is_named(
+    script: Script, tmp_path: Path, teardown_s: int, status: int
 ) -> None:
-    run = script(LEAVES, str(teardown_s))
+    run = script(LEAVES, str(teardown_s), str(status))
     assert run.wait() == 4
-    assert (run.failure["cause"], run.failure["rank"]) == ("exit_status", 1)
-    assert run.failure["where"] == f"{tmp_path}/run0/my script.py:7" and run.failure["status"] == 0
+    failure = run.failure
+    assert (failure["cause"], failure["rank"], failure["status"]) == ("exit_status", 1, status)
+    assert failure["where"] == f"{tmp_path}/run0/my script.py:7"
 
 
 @pytest.mark.parametrize("status", [2, 3])
-def test_a_scripts_own_status_is_not_taken_for_ours(script: Script, status: int) -> None:
+def test_a_scripts_own_status_is_not_mistaken_for_duets(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == 4
 
 
 @pytest.mark.parametrize("status", [75, 130])
-def test_a_script_that_knows_our_statuses_may_use_them(script: Script, status: int) -> None:
+def test_a_script_may_use_duets_statuses(script: Script, status: int) -> None:
     assert script(f"raise SystemExit({status})").wait() == status
 
 
@@ -227,8 +229,8 @@ def test_a_syntax_error_is_named(script: Script, tmp_path: Path) -> None:
     assert run.wait() == 4 and run.failure["where"] == f"{tmp_path}/run0/my script.py:2"
 
 
-def test_an_abort_after_the_end_is_no_failure_of_the_training(script: Script) -> None:
-    """As gloo does it sometimes in a script that never leaves its group; made certain here."""
+def test_an_abort_after_the_end_is_not_a_training_failure(script: Script) -> None:
+    """As gloo sometimes does in a script that never destroys its group; always here."""
     run = script("import atexit, os\natexit.register(os.abort)\nprint('trained')\n")
     assert run.wait() == 134
     assert (
@@ -275,14 +277,14 @@ def test_ctrl_c_once_twice_and_three_times(script: Script) -> None:
     assert deaf.wait(20) == 130
     rude.wait_for("stopping the ranks now")
     rude.process.send_signal(signal.SIGINT)
-    assert rude.wait(20) == 130 and "the ranks are killed" in rude.output
+    assert rude.wait(20) == 130 and "killing the ranks" in rude.output
 
 
 CHILDREN = """
 import os, signal, subprocess, sys, time
 subprocess.Popen(["sleep", "1000"])
-subprocess.Popen(["setsid", "sleep", "1001"])                                     # a session of its own
-subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; (sleep 1002 & ) ; sleep 1003"])   # deaf, and a grandchild
+subprocess.Popen(["setsid", "sleep", "1001"])                                     # in its own session
+subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; (sleep 1002 & ) ; sleep 1003"])   # ignores signals, and a grandchild
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 {}
@@ -299,7 +301,7 @@ print("ready", flush=True)
         pytest.param("ctrl-c twice", marks=pytest.mark.slow),
     ],
 )
-def test_no_orphans_whatever_dies(script: Script, token: str, death: str) -> None:
+def test_no_orphans_after_any_kill(script: Script, token: str, death: str) -> None:
     body = {"end": "", "exception": "raise ValueError"}.get(death, "time.sleep(600)")
     run = script(CHILDREN.format(body))
     run.wait_for("ready")
@@ -313,13 +315,13 @@ def test_no_orphans_whatever_dies(script: Script, token: str, death: str) -> Non
         os.kill(run.pids[1], signal.SIGKILL)
     elif death == "ctrl-c twice":
         run.process.send_signal(signal.SIGINT)
-        run.wait_for("told the script to stop")
+        run.wait_for("asked the script to stop")
         run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == {"end": 0, "kill -9 launcher": -9, "ctrl-c twice": 130}.get(death, 4)
     wait_until(lambda: not processes(token), 8, "everybody gone")
 
 
-def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> None:
+def test_a_program_other_than_a_python_file(script: Script, tmp_path: Path) -> None:
     program = tmp_path / "tool.sh"
     program.write_text('#!/bin/sh\necho "rank $RANK of $WORLD_SIZE: $1"\n')
     program.chmod(0o755)
@@ -343,7 +345,7 @@ def test_a_program_that_is_no_python_file(script: Script, tmp_path: Path) -> Non
     )
 
 
-def test_bad_command_lines_are_answered_together(launch: Launch, tmp_path: Path) -> None:
+def test_all_errors_of_a_command_line_are_reported_together(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("")
     run = launch(
         "./launch_train.sh",
@@ -368,7 +370,7 @@ def test_bad_command_lines_are_answered_together(launch: Launch, tmp_path: Path)
     assert other.wait() == 2 and "--script is for launch_train.sh" in other.output
 
 
-def test_the_active_environment_is_the_scripts(script: Script, tmp_path: Path) -> None:
+def test_a_script_runs_in_the_active_environment(script: Script, tmp_path: Path) -> None:
     fake = tmp_path / "env/bin"
     fake.mkdir(parents=True)
     (fake / "python").symlink_to(sys.executable)

@@ -1,5 +1,5 @@
-"""Somebody's script gets stuck under our launcher: who, where, and soon. One that only takes its
-time is left alone."""
+"""A user script that hangs under the launcher: rank and place are found within seconds; a slow one
+is left alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fault_time(run: Launched) -> float:
 @pytest.mark.parametrize(
     ("fault", "kind", "rank", "where", "how"),
     [
-        ("sleep", "hang", 0, "# the deadlock", r"stands at .* \(stuck_in_a_lock\)"),
+        ("sleep", "hang", 0, "# the deadlock", r"is stuck at .* \(stuck_in_a_lock\)"),
         soak("spin", "hang", 0, "turns += 1", r"spins at .* \(endless_loop\), and holds the GIL"),
         soak("gil", "hang", 0, "ctypes.PyDLL", r"holds the GIL in C, called at .* \(at_fault\)"),
         soak(
@@ -72,18 +72,18 @@ def fault_time(run: Launched) -> float:
             "stopped",
             0,
             "signal.SIGSTOP)",
-            r"is stopped \(SIGSTOP\); go on: kill -CONT \d+",
+            r"is stopped \(SIGSTOP\); resume: kill -CONT \d+",
         ),
         soak(
             "worker",
             "hang",
             0,
             "# the deadlock",
-            r"waits for its data-loader worker \(pid \d+\), which stands at .* \(stuck_in_a_lock\)",
+            r"waits for its data-loader worker \(pid \d+\), which is stuck at .* \(stuck_in_a_lock\)",
         ),
     ],
 )
-def test_who_is_stuck_and_where(
+def test_the_stuck_rank_and_its_place(
     faulty: Faulty, fault: str, kind: str, rank: int, where: str, how: str
 ) -> None:
     run = faulty(fault)
@@ -101,7 +101,7 @@ def test_who_is_stuck_and_where(
     assert verdict["waiting"] == {"1": f"waits in backward at {line('loss.backward()')} (<module>)"}
     assert verdict["time"] - fault_time(run) < (SPIN_LIMIT_S if fault == "spin" else LIMIT_S)
     assert ("an endless loop or long work" in run.output) == (fault == "spin"), (
-        "told before the end"
+        "reported before the end"
     )
     failure = run.failure
     assert (failure["cause"], failure["rank"], failure["where"]) == ("hang", rank, verdict["where"])
@@ -118,12 +118,12 @@ def test_uneven_batches(faulty: Faulty) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: Faulty) -> None:
+def test_a_rank_that_exits_early_is_named_and_not_the_one_that_lost_it(faulty: Faulty) -> None:
     run = faulty("exit0")
     assert run.wait() == 4, run.output[-3000:]
     assert (
         run.failure["rank"] == 0
-        and run.failure["summary"] == "left with status 0 in the middle of the training"
+        and run.failure["summary"] == "exited with status 0 in the middle of the training"
     )
     assert [(v["kind"], v["rank"]) for v in verdicts(run)] == [("died", 0)]
 
@@ -137,15 +137,15 @@ def test_a_rank_that_leaves_early_is_named_and_not_the_one_that_lost_it(faulty: 
         soak("slow_data"),
     ],
 )
-def test_what_takes_its_time_is_left_alone(faulty: Faulty, fault: str) -> None:
+def test_a_slow_script_is_left_alone(faulty: Faulty, fault: str) -> None:
     run = faulty(fault, str(5 * FLOOR_S))
     assert run.wait() == 0, run.output[-3000:]
     assert verdicts(run) == [] and "[WARNING]" not in run.output
 
 
 @pytest.mark.soak
-def test_long_work_before_the_first_step_is_only_warned_about(faulty: Faulty) -> None:
-    """In one Python function, while the other rank waits at a barrier: the same picture as an
+def test_long_work_before_the_first_step_causes_only_a_warning(faulty: Faulty) -> None:
+    """In one Python function, while the other rank waits at a barrier: indistinguishable from an
     endless loop."""
     run = faulty("prepare", "16", hang_timeout=1)
     assert run.wait() == 0, run.output[-3000:]

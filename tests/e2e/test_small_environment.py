@@ -1,5 +1,4 @@
-"""An active environment with torch and the four small packages that every run needs, and nothing
-else."""
+"""An active environment with only torch and the four small packages that every run needs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from tests.e2e.conftest import Launcher
 from training.core.rundir import read_json
 from training.host import packages
 
-# With what torch itself needs.
+# Including the dependencies of torch.
 WANTED = [
     *packages.REQUIRED,
     "typing-extensions",
@@ -48,7 +47,7 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_trains_and_one_line_tells_what_is_off(
+def test_it_trains_and_one_line_lists_disabled_features(
     launch: Launcher, small: Path, tmp_path: Path
 ) -> None:
     env = {"VIRTUAL_ENV": str(small)}
@@ -60,7 +59,7 @@ def test_it_trains_and_one_line_tells_what_is_off(
         report=True,
         use_dummy_wandb=None,
     )
-    assert done.wait() == 2, "a tracker that is asked for by a flag"
+    assert done.wait() == 2, "a tracker requested by a flag"
     assert (
         "tensorboard is not installed" in done.output and "pip install tensorboard==" in done.output
     )

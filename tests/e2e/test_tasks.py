@@ -1,5 +1,5 @@
-"""A task of one's own under the real launcher: the example of the documentation, with workers,
-through many epochs, killed and resumed."""
+"""A user task under the real launcher: the example of the documentation, with workers, over many
+epochs, killed and resumed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def task(launch: Launch) -> Callable[..., Launched]:
     return start
 
 
-def test_the_documentation_shows_the_example_as_it_is() -> None:
+def test_the_documentation_contains_the_example() -> None:
     shown = re.search(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
     assert shown and shown[1] == EXAMPLE.read_text()
     assert len(EXAMPLE.read_text().splitlines()) < 100
 
 
 @pytest.mark.slow
-def test_the_example_trains_as_the_documentation_says(launch: Launch) -> None:
+def test_the_example_trains_as_documented(launch: Launch) -> None:
     command = re.search(
         r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE
     )
@@ -77,7 +77,7 @@ def test_options_come_from_a_config_file_and_stay_when_resumed(
     "persistent",
     [pytest.param(False, marks=pytest.mark.soak), pytest.param(True, marks=pytest.mark.slow)],
 )
-def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(
+def test_a_killed_run_resumes_bit_for_bit(
     task: Callable[..., Launched], launch: Launch, persistent: bool
 ) -> None:
     settings = {
@@ -106,7 +106,7 @@ def test_a_run_that_was_killed_goes_on_as_if_nothing_had_been(
     ],
 )
 def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persistent: bool) -> None:
-    """Each switch ends and starts workers, or goes on with those that are there, on every rank."""
+    """Each switch restarts the workers, or keeps persistent ones, on every rank."""
     run = task(
         ranks,
         points=32 * ranks,
@@ -119,7 +119,7 @@ def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persisten
 
 
 @pytest.mark.slow
-def test_an_error_of_the_task_is_told_with_its_line(
+def test_an_error_of_the_task_is_reported_with_its_line(
     task: Callable[..., Launched], tmp_path: Path
 ) -> None:
     own = tmp_path / "my_task.py"
@@ -135,14 +135,14 @@ def test_an_error_of_the_task_is_told_with_its_line(
 
 
 @pytest.mark.soak
-def test_a_rank_that_draws_nothing_is_named(task: Callable[..., Launched]) -> None:
+def test_a_rank_without_samples_is_named(task: Callable[..., Launched]) -> None:
     run = task(num_iterations=8, inject="empty@rank=1,step=3")
     assert run.wait() == 4
     assert run.failure["rank"] == 1 and "empty batch" in run.failure["summary"]
 
 
 @pytest.mark.soak
-def test_data_that_is_too_small_is_refused_without_a_traceback(
+def test_too_little_data_is_rejected_without_a_traceback(
     task: Callable[..., Launched],
 ) -> None:
     run = task(points=16)
@@ -154,8 +154,8 @@ def test_data_that_is_too_small_is_refused_without_a_traceback(
 
 
 def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., Launched]) -> None:
-    """What was gpt's alone: the memory of the step is measured, the batch chosen by it, and the
-    fault happens in this task."""
+    """Not only for gpt: the memory of the step is measured, the batch is chosen by it, and the
+    fault is injected."""
     run = task(device_batch_size="auto", total_batch_size=64, num_iterations=4)
     assert run.wait() == 0
     plan = read_json(run.run.plan) or {}

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees, through a real pseudo-terminal."""
+"""Terminal output, through a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.core.rundir import RunDir, read_json
 
 
 class Terminal:
-    """A person's terminal with a program on it."""
+    """A terminal with a program on it."""
 
     def __init__(
         self, argv: list[str], cwd: Path, env: dict[str, str], columns: int = 240, rows: int = 50
@@ -30,12 +30,12 @@ class Terminal:
         )
 
     def until(self, text: str) -> None:
-        """Read until the screen shows `text`."""
+        """Reads until the screen shows `text`."""
         while text not in "\n".join(self.screen.display):
             self._feed(self.child.read_nonblocking(65536, timeout=60))
 
     def rest(self) -> int:
-        """Read to the end; the exit status."""
+        """Reads to the end; returns the exit status."""
         while True:
             try:
                 self._feed(self.child.read_nonblocking(65536, timeout=60))
@@ -111,14 +111,14 @@ def test_a_lost_terminal_does_not_end_the_run(
 ) -> None:
     terminal = Terminal(command, project, environment(token))
     terminal.until("loss=")
-    # what a broken ssh connection does: hang-up, and nobody reads any more
+    # as a broken ssh connection: SIGHUP, and no reader
     os.close(terminal.child.fileno())
     terminal.child.closed = True
     (run,) = (RunDir(path) for path in (tmp_path / "experiments").iterdir())
     wait_until(
         lambda: (read_json(run.summary) or {}).get("steps") == steps,
         120,
-        "the run trains to its end",
+        "the run trains to the end",
     )
     wait_until(lambda: not processes(token), 8, "everybody gone")
 

@@ -1,4 +1,4 @@
-"""The main job by every entry, and what it leaves behind."""
+"""The main training with every entry script, and its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_STEP = r"^\[[\d :-]+\] Epoch: 1, Iter: .*$"
 LOG_LINE = re.compile(r"^\[(INFO|SUCCESS|WARNING|ERROR)\] \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S")
 
 
-def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> None:
+def test_the_simple_script_trains_two_ranks_with_complete_output(launch: Launch) -> None:
     run = launch(
         "./train_dual_gpu.sh",
         QUICKSTART,
@@ -71,7 +71,7 @@ def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> N
     )
     assert list(run.run.tensorboard.glob("events.out.tfevents.*"))
     assert {p.name for p in run.run.ranks.iterdir()} >= {"rank0.log", "rank1.log"}
-    assert run.run.rank_log(1).read_text() == "", "other ranks speak only when something is wrong"
+    assert run.run.rank_log(1).read_text() == "", "other ranks print only problems"
 
     (log,) = run.logs.glob("train_dual_gpu_*.log")
     assert re.fullmatch(r"train_dual_gpu_\d{8}_\d{6}\.log", log.name)
@@ -83,7 +83,7 @@ def test_simple_script_trains_two_ranks_and_says_everything(launch: Launch) -> N
 
 
 @pytest.mark.soak
-def test_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launch) -> None:
+def test_the_enhanced_script_makes_the_same_plan_and_reports_resources(launch: Launch) -> None:
     simple = launch("./train_dual_gpu.sh", QUICKSTART, name="a").ok()
     enhanced = launch("./train_dual_gpu_enhanced.sh", f"--config={QUICKSTART}", name="b").ok()
     plans = [json.loads(r.run.plan.read_text()) for r in (simple, enhanced)]
@@ -122,8 +122,8 @@ def test_one_process_has_no_group_and_equals_two(launch: Launch) -> None:
     assert one.losses[0] == pytest.approx(two.losses[0], rel=1e-6), "the same global batch"
 
 
-# AdamW: Muon's arithmetic in bf16 amplifies the order of sums (test_engine.py compares that with
-# its own tolerance).
+# AdamW: Muon's bf16 arithmetic amplifies the different order of sums (test_engine.py compares
+# it with its own tolerance).
 EXACT = {"precision": "fp32", "optimizer": "adamw"}
 
 
@@ -169,12 +169,12 @@ def test_bare_python_and_bare_torchrun(launch: Launch, once: Launch) -> None:
     ).ok()
     assert re.search(r"World size +2", torchrun.output) and torchrun.summary["status"] == "done"
     spawned = once("./launch_train.sh", "2", QUICKSTART)
-    assert torchrun.losses == spawned.losses, "whoever starts the ranks, the training is the same"
+    assert torchrun.losses == spawned.losses, "the training does not depend on the launcher"
     for run in (python, torchrun, spawned):
         log = Path(json.loads(run.run.plan.read_text())["log_file"]).read_text()
         lines = re.findall(r"^\[[\d :-]+\] Epoch: .*$", run.output, re.M)
         assert len(lines) >= 12 and re.findall(r"^\[[\d :-]+\] Epoch: .*$", log, re.M) == lines, (
-            "the log gets what the console gets, once"
+            "the log equals the console, once"
         )
 
 
@@ -198,8 +198,8 @@ def test_torchrun_as_launcher_failure_is_named(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_a_slow_tracker_and_a_long_sample_do_not_fail_a_finished_run(launch: Launch) -> None:
-    """Both take longer than anything may stand still."""
+def test_a_slow_tracker_and_a_slow_sample_do_not_fail_a_finished_run(launch: Launch) -> None:
+    """Both take longer than the hang limit."""
     slow = at_rank(
         0,
         """
@@ -256,11 +256,10 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
 @pytest.mark.soak
 @pytest.mark.skipif(
     re.search(r"[\s'\"]", str(ROOT)) is not None,
-    reason="torch.compile on a CPU can not be in a folder with a space",
+    reason="torch.compile on a CPU does not work in a folder with a space",
 )
 def test_compile_works_on_two_ranks(launch: Launch) -> None:
-    """Compiled blocks inside DDP, with activation checkpointing around them and the loss in
-    parts."""
+    """Compiled blocks inside DDP, with activation checkpointing around them and a chunked loss."""
     # see the next test
     flags = {
         "num_iterations": 4,
@@ -285,9 +284,8 @@ def test_compile_works_on_two_ranks(launch: Launch) -> None:
     assert compiled.losses == pytest.approx(plain.losses, rel=1e-3)
 
 
-def test_compile_where_torch_can_not_is_refused_before_the_start(launch: Launch) -> None:
-    """The project's path has a space and a quote, which torch's generator of CPU code does not
-    survive."""
+def test_unsupported_compile_is_rejected_before_the_start(launch: Launch) -> None:
+    """The project's path has a space and a quote, which break torch's CPU code generator."""
     run = launch("./launch_train.sh", "2", QUICKSTART, env={"TORCH_COMPILE": "1"})
     assert run.wait() == 3
     assert "has a space or quote" in run.output and "--compile=0" in run.output
@@ -311,7 +309,7 @@ def test_wandb_offline_disabled_and_no_login(launch: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> None:
+def test_wandb_without_a_key_degrades_without_stopping_or_leaking(launch: Launch) -> None:
     env = {
         "HOME": "/nonexistent",
         "WANDB_BASE_URL": "http://127.0.0.1:9",
@@ -324,12 +322,12 @@ def test_wandb_without_key_degrades_and_never_stops_or_leaks(launch: Launch) -> 
     assert run.summary["status"] == "done"
     assert "W&B" in run.output and ("offline" in run.output or "is off" in run.output)
     for path in (p for p in run.run.path.parent.parent.rglob("*") if p.is_file()):
-        assert b"k" * 40 not in path.read_bytes(), f"the key stands in {path}"
+        assert b"k" * 40 not in path.read_bytes(), f"the key is in {path}"
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1000)  # one of two workers, on a CPU without bf16
-def test_the_readme_quickstart_as_it_is(launch: Launch) -> None:
+def test_the_readme_quickstart(launch: Launch) -> None:
     run = launch("./train_dual_gpu.sh", QUICKSTART, tiny=False)
     assert run.wait(900) == 0, run.output[-3000:]
     summary = run.summary
@@ -337,7 +335,7 @@ def test_the_readme_quickstart_as_it_is(launch: Launch) -> None:
     assert summary["steps"] == 400
 
 
-def test_help_of_the_entrypoint_needs_no_torch() -> None:
+def test_the_help_of_the_entrypoint_needs_no_torch() -> None:
     out = subprocess.run(
         [sys.executable, "train.py", "--help"],
         cwd=ROOT,

@@ -1,5 +1,4 @@
-"""Real runs of two CPU ranks with a fault on purpose, and how long it took until somebody said what
-it is."""
+"""Real runs of two CPU ranks with an injected fault, and the time from the fault to the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ SECONDS = "fault to verdict"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How long each took (docs/faults.md)."""
+    """Time of each fault (docs/faults.md)."""
     measured = [
         (dict(report.user_properties), report)
         for report in terminalreporter.stats.get("passed", [])
@@ -37,7 +36,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @dataclass
 class Ended:
-    """A run that has ended. `injected`: the fault's own note of its time."""
+    """A run that has ended. `injected`: the time of the fault, recorded by the fault itself."""
 
     run: Launched
     code: int
@@ -53,14 +52,14 @@ class Ended:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """The first: what comes later of the same failure says no more."""
+        """The first verdict: later ones are consequences of the same failure."""
         verdicts = self.of("verdict")
         assert verdicts, self.run.output[-3000:]
         return verdicts[0]
 
     @property
     def seconds(self) -> float:
-        """From the fault to the verdict."""
+        """Seconds from the fault to the verdict."""
         return float(self.verdict["time"] - self.injected["time"])
 
     @property
@@ -84,7 +83,7 @@ def inject(launch: Callable[..., Launched]) -> Callable[..., Ended]:  # noqa: F8
 
 @pytest.fixture
 def epochs(tmp_path: Path) -> dict[str, object]:
-    """Ten steps an epoch, of data that workers read."""
+    """Data of ten steps an epoch, read by workers."""
     text = tmp_path / "small text.txt"
     text.write_bytes((ROOT / "LICENSE").read_bytes()[:1500])
     batch = {"device_batch_size": 2, "total_batch_size": 128}

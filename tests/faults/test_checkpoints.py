@@ -1,4 +1,4 @@
-"""What is saved survives: a flipped bit, a full disk, a kill in the middle of a save."""
+"""Checkpoints survive a flipped bit, a full disk, and a kill in the middle of a save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESUME = ("./launch_train.sh", "2")
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(
+def test_a_checkpoint_with_a_flipped_bit_is_skipped(
     inject: Inject, launch: Callable[..., Launched]
 ) -> None:
     whole = launch(*RUN, num_iterations=20).ok()
@@ -50,7 +50,7 @@ def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
 def test_a_disk_that_stays_full_stops_the_run(
     launch: Callable[..., Launched], tmp_path: Path
 ) -> None:
-    """A small file system of its own, which is filled after the first checkpoint."""
+    """A small file system, filled after the first checkpoint."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no private mount namespace here (unshare -m)")
     (runs := tmp_path / "experiments").mkdir()
@@ -67,14 +67,14 @@ def test_a_disk_that_stays_full_stops_the_run(
     )
     found = checkpoint.latest(tmp_path / "kept")
     assert found and not found.skipped and found.position.step >= 4
-    assert f"the newest checkpoint is that of step {found.position.step} (exit 3)" in run.output
+    assert f"the newest checkpoint is from step {found.position.step} (exit 3)" in run.output
 
 
 @pytest.mark.soak
 def test_killed_in_the_middle_of_a_save(inject: Inject, launch: Callable[..., Launched]) -> None:
     launch(*RUN, name="cut", num_iterations=4).ok()
-    # Then the disk takes nothing any more; a second after the save of step 8 should have begun, the
-    # rank is gone.
+    # Then the disk accepts no more data; the rank is killed a second after the save of step 8
+    # should have started.
     spec = "slow_disk@seconds=60;slow@rank=0,step=9,phase=fetch,seconds=1;kill@rank=0,step=9"
     ended = inject(spec, command=RESUME, tiny=False, resume="cut", num_iterations=12, save_every=4)
     assert ended.code == 4

@@ -1,5 +1,5 @@
-"""kill -9 of anything, at any time, again and again: what comes out is what the untouched run
-gives, bit for bit."""
+"""kill -9 of any process at any time, repeatedly: the result equals that of the undisturbed run,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.crash_report import END, LOST, RESUME, SURVIVORS, TRACE, WEIGHTS
 from tests.conftest import TOKEN
 from tests.e2e.hooks import at_rank
 
-LOOPS = 2  # more kills on demand: python -m benchmarks.crashes --kills=1000
+LOOPS = 2  # for more kills: python -m benchmarks.crashes --kills=1000
 
 
 def crashes(
@@ -65,8 +65,8 @@ def check(status: int, output: str, kills: int) -> None:
     "kills", [pytest.param(10, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.soak)]
 )
 def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kills: int) -> None:
-    """In two loops at once, each of which mostly waits: for a start, or for a moment. Each has its
-    own project and so its own data."""
+    """In two concurrent loops, each of which mostly waits: for a start, or for a moment. Each has
+    its own project and data."""
     copies = [tmp_path / f"user {number}" / "du et" for number in range(LOOPS)]
     for copy in copies:
         shutil.copytree(
@@ -95,10 +95,10 @@ def test_kills_at_random_moments(project: Path, token: str, tmp_path: Path, kill
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
-def test_a_resume_that_forgets_the_optimizer_is_found(
+def test_a_resume_without_the_optimizer_is_detected(
     project: Path, token: str, tmp_path: Path
 ) -> None:
-    """The proof can fail: the classic mistake, on one of the ranks, gives other weights."""
+    """The proof can fail: this classic mistake, on one of the ranks, gives other weights."""
     hook = at_rank(
         0, "from training.tasks import optim\noptim.Optimizers.load_state_dict = lambda *_: None"
     )

@@ -1,8 +1,8 @@
-"""Every fault that can be injected, with what the verdict must say and how soon: measured from the
-fault's own note to the verdict.
+"""Every fault that can be injected, with its verdict and time limit, measured from the fault's own
+record to the verdict.
 
-What is not here: uneven batches can not happen in this trainer; ports, names, missing ranks,
-/dev/shm and whoever dies among the launchers are not faults of a rank and have tests of their own.
+Not covered here: uneven batches cannot happen in this trainer; ports, host names, missing ranks,
+/dev/shm and killed launchers are not faults of a rank and have their own tests.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ STUCK = r"training/trainer/faults/stuck\.py:\d+$"
 
 @dataclass(frozen=True)
 class Row:
-    """`says`: in the verdict; `waiting`: where the other rank waits; `advice`: in one of its
-    lines."""
+    """`text`: pattern of the verdict; `waiting`: where the other rank waits; `advice`: in one of
+    its lines."""
 
     spec: str
     limit_s: float
     kind: str  # of the verdict
-    says: str
+    text: str
     code: int = 5
     cause: str = "hang"
     rank: int | None = 1
@@ -57,7 +57,7 @@ TABLE = {
         "sleep@step=5",
         6,
         "hang",
-        r"^HANG rank 1 in 'step 5: forward' stands at .*\(_stuck_in_a_lock\)",
+        r"^HANG rank 1 in 'step 5: forward' is stuck at .*\(_stuck_in_a_lock\)",
         waiting="backward",
     ),
     "SIGSTOP": Row("stop@step=5", 3, "stopped", "^STOPPED rank 1", waiting="backward"),
@@ -68,7 +68,7 @@ TABLE = {
         "worker_stuck@rank=0,epoch=2",
         6,
         "hang",
-        r"^HANG rank 0 .* waits for its data-loader worker \(pid \d+\), which stands at "
+        r"^HANG rank 0 .* waits for its data-loader worker \(pid \d+\), which is stuck at "
         r".*\(_stuck_in_a_lock\)",
         rank=0,
         phase=r"step \d+: fetch|epoch 2: creating data iterator",
@@ -94,14 +94,14 @@ TABLE = {
     ),
     "exit 0": died(
         "exit@step=5",
-        "^DIED rank 1 .*left with status 0 in the middle of the training",
+        "^DIED rank 1 .*status 0",
         cause="exit_status",
     ),
     "lock, rank 0": Row(
         "sleep@rank=0,step=5",
         6,
         "hang",
-        r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)",
+        r"^HANG rank 0 .* is stuck at .*\(_stuck_in_a_lock\)",
         rank=0,
         waiting="backward",
     ),
@@ -109,7 +109,7 @@ TABLE = {
         "sleep@rank=0,phase=epoch 2: creating data iterator",
         6,
         "hang",
-        r"^HANG rank 0 .* stands at .*\(_stuck_in_a_lock\)",
+        r"^HANG rank 0 .* is stuck at .*\(_stuck_in_a_lock\)",
         rank=0,
         phase="epoch 2: creating data iterator",
         waiting="barrier: before iteration",
@@ -162,8 +162,8 @@ TABLE = {
         "desync_shape@step=5",
         6,
         "desync",
-        r"^DESYNC: rank \d got \d+ bytes where its \w+ awaits \d+, and was aborted by gloo: the "
-        r"ranks do not call the same",
+        r"^DESYNC: rank \d got \d+ bytes where its \w+ expects \d+, and was aborted by gloo: the "
+        r"ranks call different collectives",
         code=4,
         cause="unknown",
         rank=None,
@@ -181,7 +181,7 @@ TABLE = {
     "SIGABRT": died(
         "abort@step=5", "^DIED rank 1 .*killed by SIGABRT", cause="unknown", where=STUCK
     ),
-    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*left with status 7", cause="exit_status"),
+    "exit 7": died("exit@step=5,code=7", "^DIED rank 1 .*status 7", cause="exit_status"),
     "exception": error("raise@step=5", "ValueError: injected on purpose"),
     "NaN": error(
         "nan@step=5",
@@ -209,7 +209,7 @@ TABLE = {
         6,
         where=r"loader\.py:\d+$",
         phase=r"step \d+: fetch",
-        advice="host memory or /dev/shm may be full",
+        advice="host memory or /dev/shm is full",
         epochs=True,
     ),
     "worker without shared memory": error(
@@ -246,10 +246,10 @@ TABLE = {
         rank=0,
         where=r"faults/data\.py:\d+$",
         phase="checkpoint",
-        advice="make room below",
+        advice="free space in",
     ),
 }
-# One row a mechanism of detection: by `make check`, and by CI. All rows: `make soak`.
+# One row for each detection mechanism: by `make check`, and by CI. All rows: `make soak`.
 CHECK = {"lock", "another collective", "exit 0"}
 CI = {
     "SIGSTOP",
@@ -284,7 +284,7 @@ def test_fault_verdict_and_time(
     record_property(SECONDS, ended.seconds)
     verdict, failure = ended.verdict, ended.failure
     assert (verdict["kind"], verdict["rank"]) == (row.kind, row.rank), verdict
-    assert re.search(row.says, verdict["text"]), verdict
+    assert re.search(row.text, verdict["text"]), verdict
     assert ended.seconds <= row.limit_s
     assert ended.code == row.code == failure["exit_code"]
     assert (failure["cause"], failure["kind"], failure["rank"]) == (row.cause, row.kind, row.rank)
@@ -299,7 +299,7 @@ def test_fault_verdict_and_time(
         assert {p.name.split(".")[0] for p in stacks.glob("rank*")} >= {"rank0", "rank1"}
         if row.phase == "step 5: forward":
             assert [failure["phases"][rank].partition(":")[0] for rank in "01"] == ["step 5"] * 2, (
-                "the other one waits"
+                "the other rank waits"
             )
     if row.waiting:
         assert re.search(row.waiting, failure["waiting"][str(1 - (row.rank or 0))])
@@ -314,9 +314,9 @@ def test_every_fault_is_in_this_folder() -> None:
     assert [name for name in faults.TABLE if not re.search(rf"[\";]{name}[@\";]", text)] == []
 
 
-def test_the_documentation_tells_the_same() -> None:
+def test_the_documentation_lists_the_same_faults() -> None:
     text = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
-    assert [(name, spec, float(limit)) for name, spec, _, limit in told] == [
+    listed = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| (\d+) s \|$", text, re.MULTILINE)
+    assert [(name, spec, float(limit)) for name, spec, _, limit in listed] == [
         (name, r.spec, r.limit_s) for name, r in TABLE.items()
     ]

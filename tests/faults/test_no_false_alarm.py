@@ -1,4 +1,4 @@
-"""Slow is no failure: far over the hang floor, and nobody says a word."""
+"""Slow phases far over the hang floor cause no alarm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inject = Callable[..., Ended]
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [
-        # Of each kind of phase one in a run: what is slow once may be slow again.
+        # One phase of each kind in a run: a slow phase may be slow again.
         pytest.param(
             "phase=importing torch; phase=building the model; epoch=1,phase=creating data iterator",
             {},
@@ -78,6 +78,6 @@ def test_wandb_that_hangs_costs_the_training_nothing(inject: Inject, token: str)
         len(records) == 40 and max(r["step_ms"] for step, r in records.items() if step > 2) < 3000
     )
     assert "W&B" in ended.run.output and "left behind" in ended.run.output
-    # The training's last step to the run's end: all that the tracker was waited for.
+    # From the last step of the training to the end of the run: the limit for the tracker.
     assert ended.of("end")[0]["time"] - max(r["time"] for r in records.values()) < 25
     assert not processes(token)

@@ -1,5 +1,5 @@
-"""Whoever kills the launcher leaves nobody behind, also where the ranks can not move: and asked to
-stop twice, it ends such ranks."""
+"""No process survives a killed launcher, even if the ranks are blocked; and a second stop request
+ends such ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULTS = ["stop@step=5", "io@step=5", "gil@step=5", "worker_stuck@call=5"]
 
 
 def faults(in_ci: str) -> pytest.MarkDecorator:
-    """All of them by `make soak`, this one for every change."""
+    """All of them in `make soak`, this one in every check."""
     return pytest.mark.parametrize(
         "spec",
         [
@@ -29,7 +29,7 @@ def faults(in_ci: str) -> pytest.MarkDecorator:
 
 
 def stuck(launch: Callable[..., Launched], spec: str) -> Launched:
-    """A run in which rank 1 can not move; the limit for that is far away."""
+    """A run in which rank 1 is blocked; the limit for that is far away."""
     run = launch(*RUN, inject=spec, hang_timeout=600, num_iterations=100000, num_workers=1)
     wait_until(
         lambda: [e for e in read_records(run.run.events) if e["event"] == "injected"],
@@ -44,7 +44,7 @@ def test_the_launcher_is_killed(launch: Callable[..., Launched], token: str, spe
     run = stuck(launch, spec)
     assert len(processes(token)) >= 3
     run.process.kill()
-    wait_until(lambda: not processes(token), GONE_WITHIN_S, "nobody left")
+    wait_until(lambda: not processes(token), GONE_WITHIN_S, "no process left")
 
 
 @faults("stop@step=5")
@@ -56,5 +56,5 @@ def test_ctrl_c_twice(launch: Callable[..., Launched], token: str, spec: str) ->
     run.process.send_signal(signal.SIGINT)
     assert run.wait(GONE_WITHIN_S) == 130
     wait_until(
-        lambda: not processes(token), asked + GONE_WITHIN_S - time.monotonic(), "nobody left"
+        lambda: not processes(token), asked + GONE_WITHIN_S - time.monotonic(), "no process left"
     )

@@ -121,6 +121,6 @@ refused() {
 @test "a DUET_ variable that is not a field" {
   DUET_DEPHT=3 run --separate-stderr ./train_dual_gpu.sh "$QUICKSTART"
   is "$status" 2
-  has "$stderr" 'DUET_DEPHT is in the environment but sets no field'
+  has "$stderr" 'DUET_DEPHT is set in the environment but matches no field'
   has "$stderr" 'DUET_DEPTH'
 }

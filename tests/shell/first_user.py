@@ -1,4 +1,4 @@
-"""A user who starts a fresh copy of the project."""
+"""First start of a fresh checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A start up to its plan; a dry run would need no environment.
+# A start up to its plan; a dry run alone would need no environment.
 CODE = 'source lib/init.sh; python::find || venv::make; run::plan "$@"'
 START = [
     "bash",
@@ -19,7 +19,7 @@ START = [
     "--device=cpu",
     "--dry_run",
 ]
-# Settings of the developer must not affect the tests.
+# Settings of the developer that must not affect the tests.
 PERSONAL = ("VIRTUAL_ENV", "CONDA_PREFIX", "TORCH_LOCAL_PATH", "PYTHONPATH", "PYTHONHOME")
 
 
@@ -33,7 +33,7 @@ class Done:
 
 @dataclass
 class User:
-    """A user with a fresh copy of the project and a given Python on PATH."""
+    """A fresh checkout, with the Python that is first on PATH."""
 
     folder: Path
     env: dict[str, str]
@@ -64,7 +64,7 @@ class User:
         return Done(process.returncode, out, err, time.monotonic() - begin)
 
     def plan(self, **env: str) -> Done:
-        """A start that must reach its plan."""
+        """Start up to the plan; must succeed."""
         done = self.run(**env)
         assert done.code == 0, done.err
         assert done.out.startswith("Plan (dry run"), done.out

@@ -101,7 +101,7 @@ def test_each_section_holds_what_it_adds_and_torch_comes_without_what_it_brings(
         "# [peers] `make peers` installs these beside .venv",
         "nvitop==1.7",
     ], "colorama as the last section needs it, where the first does"
-    assert run(project).stdout == "requirements.lock: the same as before\n"
+    assert run(project).stdout == "requirements.lock: unchanged\n"
 
 
 def test_the_arguments_of_uv(project: Path) -> None:

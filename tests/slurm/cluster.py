@@ -1,4 +1,4 @@
-"""A private SLURM on loopback: one slurmctld and a slurmd for each node, all of this user, without
+"""A private SLURM on loopback: one slurmctld and a slurmd for each node, all as this user, without
 munge, cgroups or a database."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEARCHED = (
     f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # Debian's daemons are not on a user's path
 )
 UP_WITHIN_S, DOWN_WITHIN_S = 30, 20
-ASK_EVERY_S = 0.2  # each question is a program
+ASK_EVERY_S = 0.2  # each query starts a program
 
 CONFIGURATION = """\
 ClusterName=test
@@ -78,13 +78,13 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     folder: Path
     nodes: int = 2
-    # of the daemons, and of what they start themselves
+    # of the daemons and the processes that they start
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        """For every command that asks this SLURM, and no other that the machine may belong to."""
+        """Environment of commands that use this SLURM rather than another one of the machine."""
         clean = {
             k: v
             for k, v in os.environ.items()
@@ -94,7 +94,7 @@ class Cluster:
 
     def start(self) -> None:
         host, ports = socket.gethostname().split(".")[0], free_ports(1 + self.nodes)
-        # Any numbered device nodes do for GPUs. Where there are none (containers), files do, but
+        # Any numbered device nodes serve as GPUs. Where there are none (containers), files do, but
         # the job does not see numbers.
         folder = (
             Path("/dev")
@@ -140,8 +140,7 @@ class Cluster:
             )
 
     def stop(self) -> None:
-        """Ends what is left of jobs, then the daemons, each by its process; all of them must be
-        gone."""
+        """End the remaining jobs, then the daemons, each by its process; none may be left."""
         try:
             for job in self.ask("squeue", "-h", "-o", "%A").split():
                 self.ask("scancel", job)
@@ -174,7 +173,7 @@ class Cluster:
         )
 
     def facts(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says: JobState, ExitCode, Restarts, NodeList, …"""
+        """Fields of `scontrol show job`: JobState, ExitCode, Restarts, NodeList, …"""
         return dict(
             re.findall(
                 r"(?:^| )([A-Za-z:/]+)=(\S*)", self.ask("scontrol", "show", "job", "-o", job)
@@ -182,7 +181,7 @@ class Cluster:
         )
 
     def wait_state(self, job: str, *states: str, seconds: float = 90) -> dict[str, str]:
-        """`sbatch --wait` looks every 10 s only."""
+        """Faster than `sbatch --wait`, which polls every 10 s."""
         wait_until(
             lambda: self.facts(job).get("JobState") in states,
             seconds,

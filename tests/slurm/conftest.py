@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: a project of its own for each test, submitted from as a user does it."""
+"""Jobs on a real SLURM: a separate project for each test, submitted as by a user."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def whole(slurm: Cluster, project: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """The training of LONG without SLURM and without a stop."""
+    """The training of LONG without SLURM and without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     command = [
         "./launch_train.sh",
@@ -71,7 +71,7 @@ def whole(slurm: Cluster, project: Path, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass
 class User:
-    """Stands in the project and submits."""
+    """A user who submits from the project's folder."""
 
     slurm: Cluster
     project: Path
@@ -93,7 +93,7 @@ class User:
         )
 
     def submit(self, *args: str, ranks: int = 2, flags: tuple[str, ...] = FLAGS, **env: str) -> str:
-        """`./submit_job.sh` for CPU nodes; the number of the job."""
+        """`./submit_job.sh` for CPU nodes; the ID of the job."""
         return self.job(
             self.call(
                 "./submit_job.sh",
@@ -124,13 +124,13 @@ class User:
         return self.jobs[-1]
 
     def end(self, job: str, state: str = "COMPLETED") -> dict[str, str]:
-        """Wait for the end of a job, which must be this one."""
+        """Wait until a job ends, in this state."""
         facts = self.slurm.wait_state(job, *ENDS, seconds=150)
         assert facts["JobState"] == state, f"{facts}\n{self.log(job)}"
         return facts
 
     def log(self, job: str) -> str:
-        """What the job has written to its log in logs/; '' before it is there."""
+        """The log of the job in logs/; '' before it exists."""
         files = list((self.project / "logs").glob(f"*_{job}.log"))
         return files[0].read_text(errors="replace") if files else ""
 
@@ -167,7 +167,7 @@ def losses(run: RunDir) -> dict[int, float]:
 
 @pytest.fixture
 def user(slurm: Cluster, project: Path, tmp_path: Path, token: str) -> Iterator[User]:
-    """A clean clone of the project; texts that another test has prepared stay prepared."""
+    """A clean clone of the project; prepared texts of other tests are kept."""
     copy = tmp_path / "du et"
     kept = ("experiments", "logs", "data")
     shutil.copytree(

@@ -1,5 +1,4 @@
-"""The life of a job on one node: to its end, through the time limit, preemption and
-cancellation."""
+"""A job on one node: to its end, through the time limit, preemption and cancellation."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def test_a_job_trains_to_its_end(user: User) -> None:
 def test_plain_sbatch_from_the_project(user: User) -> None:
     job = user.sbatch("--gres=none", args=("--ranks_per_node=2", CONFIG, *FLAGS))
     user.end(job)
-    assert (user.project / f"logs/duet_{job}.log").is_file(), "as the header says"
+    assert (user.project / f"logs/duet_{job}.log").is_file(), "as in the header"
     assert "training finished" in user.log(job) and sorted(losses(user.run())) == list(range(1, 13))
     assert (user.run().path / "code/submit_job.sh").is_file()
 
@@ -64,7 +63,7 @@ def test_a_copy_of_the_script_elsewhere_finds_the_project_where_it_was_submitted
     assert "training finished" in user.log(job)
 
 
-def test_no_project_is_said(user: User, tmp_path: Path) -> None:
+def test_a_missing_project_is_reported(user: User, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     (copy / "job.sh").write_text((user.project / "submit_job.sh").read_text())
@@ -76,18 +75,18 @@ def test_no_project_is_said(user: User, tmp_path: Path) -> None:
     )
 
 
-def test_plain_sbatch_says_what_is_missing(user: User) -> None:
+def test_plain_sbatch_reports_what_is_missing(user: User) -> None:
     job = user.sbatch("--gres=none", args=(CONFIG, "--device=cpu"))
     assert user.end(job, "FAILED")["ExitCode"] == "2:0"
     assert (
-        "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many ranks a "
-        "node has" in user.log(job)
+        "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and the number of ranks on "
+        "each node is not set" in user.log(job)
     )
     late = user.sbatch(
         "--gres=none", args=("--ranks_per_node=2", "--nodes=2", CONFIG, "--device=cpu")
     )
     user.end(late, "FAILED")
-    assert "--nodes=2 came after submit_job.sh: the job has started without it" in user.log(late)
+    assert "--nodes=2 is after submit_job.sh: the job has started without it" in user.log(late)
     assert user.runs == []
 
 
@@ -99,7 +98,7 @@ def test_the_number_of_gpus_is_the_number_of_ranks(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    "plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["submitted by us", "sbatch"]
+    "plain", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["submit_job.sh", "sbatch"]
 )
 def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(
     user: User, whole: RunDir, plain: bool
@@ -115,7 +114,7 @@ def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(
     assert facts["Restarts"] == "1"
     run, log = user.run(), user.log(job)
     assert log.count("USR1: finishing the current step") == 1, "the supervisor gets it once"
-    assert "is requeued and goes on at step" in log and f"SLURM job {job}, start 2:" in log
+    assert "is requeued and resumes at step" in log and f"SLURM job {job}, start 2:" in log
     assert losses(run) == losses(whole), "bit for bit"
     starts = user.code(run)["starts"]
     assert [s["start"] for s in starts] == [1, 2] and starts[0]["step"] == 0 < starts[1][
@@ -126,7 +125,7 @@ def test_the_signal_before_the_time_limit_saves_requeues_and_resumes_exactly(
 
 @pytest.mark.soak
 def test_the_time_limit_itself(user: User) -> None:
-    """SLURM sends the signal by itself; it looks once a minute or so, hence the long wait."""
+    """SLURM sends the signal itself; it checks about once a minute, hence the long wait."""
     job = user.submit("--time=2", "--signal=USR1@110", flags=ENDLESS)
     user.wait_log(job, "USR1: finishing the current step")
     user.wait_log(job, "start 2:")
@@ -135,15 +134,15 @@ def test_the_time_limit_itself(user: User) -> None:
 
 @pytest.mark.soak
 def test_preemption_requeues_and_resumes_exactly(user: User, whole: RunDir) -> None:
-    """`scontrol requeue` does what preemption with PreemptMode=REQUEUE does: TERM, and SLURM itself
-    starts the job again."""
+    """`scontrol requeue` acts like preemption with PreemptMode=REQUEUE: TERM, and SLURM itself
+    restarts the job."""
     job = user.submit(flags=LONG)
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scontrol", "requeue", job)
     facts = user.end(job)
     log = user.log(job)
     assert facts["Restarts"] == "1" and log.count("TERM: finishing the current step") == 1
-    assert "is requeued and goes on" not in log, "SLURM does that, not we"
+    assert "is requeued and resumes" not in log, "SLURM requeues it itself"
     assert losses(user.run()) == losses(whole)
 
 
@@ -156,10 +155,10 @@ def test_scancel_ends_it_for_good(user: User, token: str) -> None:
     wait_until(lambda: not processes(token), 40, "every process of the job has ended")
     assert user.slurm.ask("squeue", "-h") == ""
     assert user.slurm.facts(job)["Restarts"] == "0"
-    assert "after scancel it does not" in user.log(job) and "checkpoint saved" in user.log(job)
+    assert "not after scancel" in user.log(job) and "checkpoint saved" in user.log(job)
 
 
-def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(
+def test_a_failure_is_not_requeued_and_the_job_has_the_exit_code_of_the_run(
     user: User, tmp_path: Path
 ) -> None:
     (tmp_path / "site").mkdir()
@@ -170,21 +169,21 @@ def test_a_failure_is_not_requeued_and_the_job_has_our_exit_code(
     assert (read_json(user.run().failure) or {})["rank"] == 1
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
     assert (
-        f"go on: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}"
+        f"resume: ./submit_job.sh --gres=none --ranks_per_node=2 --resume={user.run().name}"
         in user.log(job)
     )
 
 
 @pytest.mark.soak
-def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(
+def test_the_resume_command_of_a_job_that_may_not_be_requeued_works(
     user: User, whole: RunDir
 ) -> None:
     job = user.submit("--no-requeue", "--run_name=cut", flags=LONG)
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job, "FAILED")["ExitCode"] == "75:0"
-    assert f"job {job} can not be requeued: it was submitted with --no-requeue" in user.log(job)
-    advice = user.log(job).partition("go on: ")[2].splitlines()[0]
+    assert f"job {job} cannot be requeued: it was submitted with --no-requeue" in user.log(job)
+    advice = user.log(job).partition("resume: ")[2].splitlines()[0]
     again = user.job(user.call("bash", "-c", advice))
     user.end(again)
     assert losses(user.run()) == losses(whole)
@@ -194,8 +193,8 @@ def test_a_job_that_may_not_be_requeued_says_how_to_go_on_and_that_works(
 
 
 @pytest.mark.soak
-def test_no_progress_is_not_repeated_for_ever(user: User) -> None:
-    """A time limit shorter than what the start takes."""
+def test_a_job_without_progress_is_not_requeued_for_ever(user: User) -> None:
+    """A time limit shorter than the start."""
     job = user.submit()
     for count in (1, 2):
         wait_until(
@@ -213,4 +212,4 @@ def test_no_progress_is_not_repeated_for_ever(user: User) -> None:
         )
         user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job, "FAILED")["Restarts"] == "1"
-    assert f"job {job} is not requeued: two starts have not come beyond step 0" in user.log(job)
+    assert f"job {job} is not requeued: two starts did not get past step 0" in user.log(job)

@@ -1,4 +1,4 @@
-"""Two nodes, and the ways to start ranks by srun without submit_job.sh."""
+"""Two nodes, and starts of ranks by srun without submit_job.sh."""
 
 from __future__ import annotations
 
@@ -36,19 +36,17 @@ def test_two_nodes_train_one_run(user: User) -> None:
     )
     assert (
         log.count("] training finished") == 0 and len(re.findall(r"\d training finished", log)) == 1
-    ), "one node speaks for the run"
+    ), "one node reports the end of the run"
     assert sorted(losses(run)) == list(range(1, 13))
 
 
 @pytest.mark.soak
-def test_two_nodes_go_on_exactly_after_the_signal(user: User, whole: RunDir) -> None:
+def test_two_nodes_resume_exactly_after_the_signal(user: User, whole: RunDir) -> None:
     job = user.submit(TWO, ranks=1, flags=LONG)
     user.wait_log(job, "Iter: 5,")
     user.slurm.ask("scancel", "--signal=USR1", job)
     assert user.end(job)["Restarts"] == "1"
-    assert losses(user.run()) == losses(whole), (
-        "nor does it matter that the two ranks are on two nodes"
-    )
+    assert losses(user.run()) == losses(whole), "also with the two ranks on two nodes"
 
 
 @pytest.mark.soak
@@ -73,7 +71,7 @@ def test_a_failure_on_one_node_ends_the_job_with_its_cause(user: User, tmp_path:
         4,
     )
     assert facts["ExitCode"] == "4:0" and facts["Restarts"] == "0", (
-        "srun alone would have told the status of the last victim"
+        "srun alone would report the status of the last victim"
     )
     assert f"SLURM job {job} is not requeued: a rank failed" in user.log(job)
 
@@ -130,16 +128,16 @@ def test_srun_without_submit_job(
     user: User, tasks: tuple[str, ...], command: tuple[str, ...]
 ) -> None:
     done = user.call("srun", "--kill-on-bad-exit=1", *tasks, *command, CONFIG, *FLAGS)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    logged = done.stdout + done.stderr
+    assert done.returncode == 0, logged
     run = user.run()
     plan = read_json(run.plan) or {}
-    assert plan["ranks"] == 2 and sorted(losses(run)) == list(range(1, 13)), said
-    assert "SLURM_STEP_ID" in said, "it says what it goes by"
+    assert plan["ranks"] == 2 and sorted(losses(run)) == list(range(1, 13)), logged
+    assert "SLURM_STEP_ID" in logged, "the variable it uses is reported"
 
 
 @pytest.mark.soak
-def test_srun_tells_a_mistake_once(user: User) -> None:
+def test_srun_reports_a_mistake_once(user: User) -> None:
     done = user.call(
         "srun", "--ntasks=2", ".venv/bin/python", "-u", "train.py", CONFIG, *FLAGS, "--depht=3"
     )

@@ -1,5 +1,5 @@
-"""An option file as a job: frozen with its batch, trained, and the key in it is nowhere in what was
-frozen."""
+"""An option file as a job: frozen with its batch and trained; its key is in none of the frozen
+files."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def test_an_option_file_trains_as_a_job(user: User) -> None:
     for path in (
         p for p in (*run.path.rglob("*"), *(user.project / "logs").rglob("*")) if p.is_file()
     ):
-        assert KEY.encode() not in path.read_bytes(), f"the key stands in {path}"
+        assert KEY.encode() not in path.read_bytes(), f"the key is in {path}"

@@ -1,5 +1,5 @@
-"""What a command line says to sbatch and what to the training; and what follows from the end of a
-step. No SLURM needed."""
+"""Command line of submit_job.sh: options of sbatch and of the training; exit code after a step. No
+SLURM needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.launcher.slurm import code_snapshot, job, options
 SCRIPT = ROOT / options.SCRIPT
 
 
-def test_both_halves_are_told_apart() -> None:
+def test_both_parts_are_separated() -> None:
     typed = [
         "--nodes=2",
         "--time",
@@ -60,9 +60,9 @@ def test_more_options_for_sbatch() -> None:
 @each(
     ("word", "what"),
     [
-        ("--sbatch=-N 2", "--sbatch holds '-N'"),
-        ("--sbatch=--nodes 2", "--sbatch holds '2'"),
-        ("--sbatch=--ntasks=2", "--sbatch holds --ntasks"),
+        ("--sbatch=-N 2", "--sbatch contains '-N'"),
+        ("--sbatch=--nodes 2", "--sbatch contains '2'"),
+        ("--sbatch=--ntasks=2", "--sbatch contains --ntasks"),
         ("--sbatch=--comment='a", '--sbatch is "--comment=\'a": No closing quotation'),
         ("--ranks_per_node=0", "ranks_per_node is '0' (from --ranks_per_node on the command line)"),
         ("--gpus=8", "--gpus is not for submit_job.sh"),
@@ -73,7 +73,7 @@ def test_more_options_for_sbatch() -> None:
         ("--time", "--time has no value"),
     ],
 )
-def test_what_is_refused(word: str, what: str) -> None:
+def test_refused_options(word: str, what: str) -> None:
     (problem,) = options.split([word]).problems
     assert problem.what == what and problem.allowed
 
@@ -91,7 +91,7 @@ def test_a_typing_error_gets_the_nearest_option_of_sbatch(word: str, fix: str) -
     assert problem.fixes == [f"./submit_job.sh --nodes=1 {fix} c.py"]
 
 
-def test_a_typing_error_of_the_other_half_is_the_trainings() -> None:
+def test_a_typing_error_in_a_training_flag_is_reported_by_the_training() -> None:
     line = options.split(["--depht=3", "--max_steps", "5", "c.py"])
     assert (line.problems, line.training) == ([], ["--depht=3", "--max_steps", "5", "c.py"])
 
@@ -135,7 +135,7 @@ def test_nodes_is_one_number(text: str) -> None:
     )
 
 
-def test_the_header_says_everything_once() -> None:
+def test_the_header_has_every_option_once() -> None:
     text = SCRIPT.read_text()
     header = options.header(SCRIPT)
     assert header == {
@@ -159,7 +159,7 @@ def test_there_is_a_folder_for_the_log() -> None:
         ["git", "-C", str(ROOT), "check-ignore", "-q", "logs/.gitkeep"], check=False
     ).returncode
     assert (ROOT / "logs/.gitkeep").is_file() and tracked == 1, (
-        "a fresh clone has it, or SLURM fails without a word"
+        "a fresh clone has it, or SLURM fails without a message"
     )
 
 
@@ -177,30 +177,30 @@ def record(code: int, cause: str = "unknown", age_s: float = 0) -> str:
 
 
 @pytest.mark.parametrize("code", sorted(EXIT_MEANING))
-def test_the_launchers_exit_code_is_the_jobs(run: RunDir, code: Exit) -> None:
+def test_the_job_has_the_exit_code_of_the_launcher(run: RunDir, code: Exit) -> None:
     assert job.run_exit_code(run, start(), int(code)) == code
 
 
 def test_killed_because_another_node_failed(run: RunDir) -> None:
     run.failure.write_text(record(5))
-    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "srun tells the highest status"
+    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "srun reports the highest status"
     run.failure.write_text(record(5, age_s=60))
-    assert job.run_exit_code(run, start(2), 143) == Exit.TRAINING, "that was an earlier start"
+    assert job.run_exit_code(run, start(2), 143) == Exit.TRAINING, "of an earlier start"
     (run.path / "node1").mkdir()
     (run.path / "node1/failure.json").write_text(record(5))
-    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "the first node could not say it"
+    assert job.run_exit_code(run, start(2), 143) == Exit.HANG, "the first node has no record"
 
 
-def test_ranks_that_did_not_save_in_time_go_on_from_the_last_checkpoint(run: RunDir) -> None:
+def test_ranks_that_did_not_save_in_time_resume_from_the_last_checkpoint(run: RunDir) -> None:
     run.failure.write_text(record(4, "preempted"))
     assert job.run_exit_code(run, start(), 4) == Exit.PREEMPTED
 
 
-def test_one_node_was_quicker_to_end_than_the_other(run: RunDir) -> None:
+def test_one_node_ended_before_the_other(run: RunDir) -> None:
     run.summary.write_text(json.dumps({"status": "stopped"}))
     assert job.run_exit_code(run, start(2), 143) == Exit.PREEMPTED
     assert job.run_exit_code(run, {"time": time.time() + 60, "nodes": 2}, 143) == Exit.TRAINING, (
-        "that was an earlier start"
+        "of an earlier start"
     )
 
 
@@ -256,5 +256,5 @@ def test_the_command_line_is_checked_before_anything_is_installed() -> None:
         check=False,
     )
     assert done.returncode == 2 and "--depht is not a known flag" in done.stderr, (
-        "the standard library is enough"
+        "the standard library suffices"
     )

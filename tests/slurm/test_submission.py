@@ -1,4 +1,4 @@
-"""What happens before a job runs: refused in time, frozen as it was, told what to do with it."""
+"""Submission: early refusals, frozen files, next commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listing(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
-def test_mistakes_are_told_together_and_nothing_is_queued(user: User) -> None:
+def test_all_mistakes_are_reported_at_once_and_nothing_is_queued(user: User) -> None:
     done = user.call(
         "./submit_job.sh",
         *CPU,
@@ -36,20 +36,20 @@ def test_mistakes_are_told_together_and_nothing_is_queued(user: User) -> None:
         "--seed=many",
     )
     assert done.returncode == 2 and done.stdout == ""
-    said = without_times(done.stderr)
+    logged = without_times(done.stderr)
     for line in (
         "[ERROR] nodes is 'two' (from --nodes)",
         "[ERROR] --partitoin is not a known flag",
         "    try:     ./submit_job.sh --ranks_per_node=2 --nodes=two --partition=debug --ntasks=4",
         "[ERROR] --ntasks is not for submit_job.sh",
-        "    allowed: one task on each node starts the ranks there: --ranks-per-node=N, or "
-        "--gres=gpu:N for N GPUs on each node",
+        "    allowed: --ranks-per-node=N, or --gres=gpu:N for N GPUs on each node: one task a node "
+        "starts the ranks there",
         "[ERROR] --depht is not a known flag",
         "[ERROR] seed is 'many' (from --seed on the command line)",
         "[ERROR] 5 problems; nothing was submitted (exit 2)",
     ):
-        assert any(one.startswith(line) for one in said), done.stderr
-    assert any("--depth=3" in one for one in said)
+        assert any(one.startswith(line) for one in logged), done.stderr
+    assert any("--depth=3" in one for one in logged)
     assert user.slurm.ask("squeue", "-h") == "" and user.runs == []
 
 
@@ -65,11 +65,11 @@ def test_the_batch_is_divided_by_the_ranks_of_all_nodes(user: User) -> None:
         fixes[0] == f"./submit_job.sh --nodes=2 --ranks_per_node=2 {CONFIG} --device=cpu "
         f"--total_batch_size=8192"
     )
-    # What it advises is accepted.
+    # The suggested command is accepted.
     assert user.call("bash", "-c", f"{fixes[0]} --dry_run").returncode == 0
 
 
-def test_dry_run_shows_and_leaves_nothing(user: User) -> None:
+def test_dry_run_changes_nothing(user: User) -> None:
     before = listing(user.project)
     done = user.call(
         "./submit_job.sh",
@@ -106,13 +106,13 @@ def test_cpu_needs_a_number_of_ranks(user: User) -> None:
     done = user.call("./submit_job.sh", CONFIG, "--device=cpu")
     assert done.returncode == 2
     assert (
-        "device is cpu (from --device on the command line), and nothing says how many ranks a node "
-        "has" in done.stderr
+        "device is cpu (from --device on the command line), and the number of ranks on each "
+        "node is not set" in done.stderr
     )
     assert f"try:     ./submit_job.sh --ranks_per_node=2 {CONFIG} --device=cpu" in done.stderr
 
 
-def test_the_answer_tells_how_to_watch_and_cancel(user: User) -> None:
+def test_the_answer_has_the_commands_to_monitor_and_cancel(user: User) -> None:
     done = user.call("./submit_job.sh", *CPU, "--hold", CONFIG, *FLAGS, "--run_name=queued")
     job = done.stdout.strip()
     user.jobs.append(job)
@@ -130,10 +130,10 @@ def test_the_answer_tells_how_to_watch_and_cancel(user: User) -> None:
     revision = user.call("git", "rev-parse", "HEAD").stdout.strip()
     assert (record["code"]["revision"], record["code"]["changed"]) == (revision, False)
     shown = user.call("./monitor_training.sh", "--run=queued", "--once")
-    assert shown.returncode == 0 and "queued" in shown.stdout, "a run that waits can be looked at"
+    assert shown.returncode == 0 and "queued" in shown.stdout, "a waiting run can be shown"
 
 
-def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
+def test_later_edits_do_not_affect_the_job(user: User) -> None:
     config = user.project / "configs/dual_gpu/mine.py"
     config.write_text((user.project / CONFIG).read_text() + "seed = 4\n")
     flags = [flag for flag in FLAGS if not flag.startswith("--depth")]
@@ -142,7 +142,7 @@ def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
     user.jobs.append(job)
     run = user.run()
     assert user.code(run)["code"]["changed"] is True, "a new file is a local change"
-    # From now on: another seed, and code that would fail at its first line.
+    # From now on: another seed, and code that would fail in its first line.
     config.write_text("seed = 5\nnonsense\n")
     for name in (
         "train.py",
@@ -165,7 +165,7 @@ def test_what_is_edited_later_does_not_reach_the_job(user: User) -> None:
     assert "edited later" not in user.log(job) and "training finished" in user.log(job)
 
 
-def test_the_frozen_code_holds_the_project_and_nothing_else(user: User) -> None:
+def test_the_frozen_code_is_the_project_alone(user: User) -> None:
     (user.project / "training/mine.py").write_text("# not committed yet\n")
     (user.project / "left.bin").write_bytes(b"\0" * (11 << 20))
     (user.project / "train.py").unlink()
@@ -184,7 +184,7 @@ def test_the_frozen_code_holds_the_project_and_nothing_else(user: User) -> None:
     assert os.access(code / "submit_job.sh", os.X_OK)
 
 
-def test_an_allocation_around_it_does_not_limit_the_job(user: User) -> None:
+def test_an_outer_allocation_does_not_limit_the_job(user: User) -> None:
     done = user.call(
         "./submit_job.sh",
         *CPU,
@@ -215,7 +215,9 @@ def test_the_job_has_the_environment_of_its_submission(user: User, tmp_path: Pat
 
 
 @pytest.mark.soak
-def test_the_job_has_the_own_build_of_pytorch_of_its_submission(user: User, tmp_path: Path) -> None:
+def test_the_job_has_the_local_build_of_pytorch_of_its_submission(
+    user: User, tmp_path: Path
+) -> None:
     import torch
 
     (tmp_path / "built").mkdir()
@@ -228,7 +230,7 @@ def test_the_job_has_the_own_build_of_pytorch_of_its_submission(user: User, tmp_
     )
 
 
-def test_an_environment_that_is_gone_is_said(user: User) -> None:
+def test_a_missing_environment_is_reported(user: User) -> None:
     job = user.submit("--hold")
     shutil.rmtree(user.project / ".venv")
     user.slurm.ask("scontrol", "release", job)
@@ -239,7 +241,7 @@ def test_an_environment_that_is_gone_is_said(user: User) -> None:
     )
 
 
-def test_without_slurm_it_says_so(user: User, tmp_path: Path) -> None:
+def test_missing_slurm_is_reported(user: User, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("bash", "dirname", "readlink", "basename", "cksum", "git"):

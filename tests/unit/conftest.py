@@ -1,5 +1,5 @@
-"""Shared by the unit tests: a folder to stand in, the problems of a wrong request, pasting a
-suggested command, a fake driver."""
+"""Fixtures of the unit tests: a working directory, problems of an invalid request, pasting of
+suggested commands, a fake GPU driver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIMPLE, ENHANCED, LAUNCH, TRAIN = (
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's environment without what would configure a run."""
+    """The environment of this process without variables that configure a run."""
     skip = (
         "DUET_",
         "WANDB_",
@@ -57,7 +57,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 def python(
     *args: str, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter; `variables` on top of the clean environment."""
+    """Run this interpreter in the clean environment plus `variables`."""
     return subprocess.run(
         [sys.executable, *args],
         capture_output=True,
@@ -78,7 +78,7 @@ def ask(
 def wrong(
     *args: str, script: str = ENHANCED, env: Mapping[str, str] | None = None
 ) -> list[Problem]:
-    """The problems of a request that must be refused with the configuration's exit code."""
+    """The problems of a request that must be rejected with Exit.CONFIG."""
     with pytest.raises(UserError) as caught:
         ask(*args, script=script, env=env)
     assert caught.value.code == Exit.CONFIG
@@ -92,13 +92,12 @@ def only(problems: list[Problem]) -> Problem:
 
 @dataclass
 class Shell:
-    """A user's shell, standing in a folder where our programs only show what they were called
-    with."""
+    """A shell in a folder where Duet's programs only print their arguments."""
 
     folder: Path
 
     def paste(self, command: str) -> tuple[str, list[str]]:
-        """(script, arguments) that bash makes of a pasted command."""
+        """(script, arguments) of a pasted command, as parsed by bash."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -106,7 +105,7 @@ class Shell:
             capture_output=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command!r} is no command: {done.stderr.decode()}"
+        assert done.returncode == 0, f"invalid command {command!r}: {done.stderr.decode()}"
         script, *args = done.stdout.decode().split("\0")[:-1]
         if script == "python":
             assert args.pop(0) == "train.py"
@@ -114,8 +113,7 @@ class Shell:
         return script, args
 
     def read(self, command: str, env: Mapping[str, str] | None = None) -> request.Request:
-        """Paste it, and check the request that arrives: raises UserError when the advice was
-        wrong."""
+        """The request of a pasted command. Raises UserError if the command is invalid."""
         script, args = self.paste(command)
         return ask(*args, script=script, env=env)
 
@@ -132,8 +130,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def with_flag(args: list[str], flag: str) -> list[str]:
-    """A suggestion that is a flag only, put where a person puts it: in place of the flag that it
-    corrects, or added."""
+    """`args` with a suggested flag, which replaces the flag that it corrects or is added."""
     (word,) = shlex.split(flag)
     name = word.removeprefix("--").partition("=")[0]
     same = {name, f"no_{name}"}
@@ -144,7 +141,7 @@ def with_flag(args: list[str], flag: str) -> list[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of the user, which is also where the project's default folders are."""
+    """The working directory, which also contains the project's default folders."""
     folder = tmp_path / "my work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -168,14 +165,14 @@ def write(home: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def line(write: Callable[..., str]) -> str:
-    """A file with a task of its own, as a user would type it."""
+    """The path of a user task, as a user would type it."""
     write("beside.py", "SLOPE = 2.0\n")
     return write("my line.py", LINE)
 
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """A process that was asked to stop ignores what comes then: not so the next test."""
+    """Restore signal handlers, since a process that is stopping ignores further signals."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
@@ -184,10 +181,10 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the stand-in for NVIDIA's library (see tests/fake_nvml/fake_nvml.c)."""
+    """A folder with a fake NVIDIA library (see tests/fake_nvml/fake_nvml.c)."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
-        pytest.skip("no C compiler for the stand-in of NVIDIA's library")
+        pytest.skip("no C compiler for the fake NVIDIA library")
     folder = tmp_path_factory.mktemp("fake_nvml")
     source = ROOT / "tests/fake_nvml/fake_nvml.c"
     subprocess.run(
@@ -207,8 +204,7 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fake_torch(folder: Path, cuda: str | None = "13.0") -> Path:
-    """A folder with a `torch` that is only looked at: `cuda` is the CUDA that it says it was built
-    for."""
+    """A folder with a fake `torch` that cannot be imported; `cuda`: CUDA version of its build."""
     package = folder / f"torch for {cuda}" / "torch"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text("raise ImportError('only looked at')\n")
@@ -234,8 +230,8 @@ def nvidia(fake_driver: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def on_small_disk(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python with a file system of its own at `tmp_path/disk`: root may write to any folder
-    that is only read-only by mode."""
+    """Run Python with a separate file system at `tmp_path/disk`, since root can write to folders
+    that are read-only by mode."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no private mount namespace here (unshare -m)")
     disk = tmp_path / "disk"
@@ -264,7 +260,7 @@ def made(tmp_path: Path) -> Made:
 
 @pytest.fixture
 def people() -> Iterator[Callable[..., Person]]:
-    """Persons who sit down at terminals; nobody is left sitting there at the end."""
+    """Users at terminals, which are closed at the end."""
     seated: list[Person] = []
 
     def sit_down(*argv: str, **how: Any) -> Person:
@@ -279,14 +275,14 @@ def people() -> Iterator[Callable[..., Person]]:
 
 @pytest.fixture
 def sit(made: Made, people: Callable[..., Person]) -> Callable[..., Person]:
-    """Watches a running run."""
+    """A user who monitors a running run."""
     made.supervisor(os.getpid()).steps(100).beats()
     return lambda *argv, **how: people(f"--run={made.run.path}", "--interval=0.2", *argv, **how)
 
 
 @pytest.fixture
 def copied() -> Callable[[Path], Path]:
-    """The monitor in a project of its own, with runs of its own: copied(folder) → the script."""
+    """Copy the monitor into another project with its own runs: copied(folder) → the script."""
 
     def copy(project: Path) -> Path:
         for name in ("lib", "training"):

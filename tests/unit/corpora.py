@@ -1,4 +1,4 @@
-"""Shared by the tests of prepared data: a corpus prepared, and its documents read back."""
+"""Helpers for tests of prepared data: prepare a corpus, read its documents back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shard(paths: list[Path]) -> list[int]:
 
 
 def documents(tokens: list[int]) -> list[bytes]:
-    """The texts between the separators."""
+    """The texts between separators."""
     parts: list[list[int]] = []
     for token in tokens:
         if token == BOS:
@@ -46,5 +46,5 @@ def refused(data: str, cache: Path, text_field: str = "text") -> Problem:
         made(data, cache, text_field)
     assert caught.value.code == Exit.CONFIG
     (problem,) = caught.value.problems
-    assert not [p for p in cache.iterdir() if p.is_dir()], "no half folder"
+    assert not [p for p in cache.iterdir() if p.is_dir()], "no partial folder"
     return problem

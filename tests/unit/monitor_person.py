@@ -1,4 +1,4 @@
-"""A person at a real pseudo-terminal, watching a run."""
+"""User at a real pseudo-terminal who watches a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGIN, END = terminal.BEGIN.encode(), terminal.END_OF_SCREEN.encode()
 
 
 class Person:
-    """Sits at a terminal of 80 × 24 and sees what a person would see."""
+    """The monitor in a terminal of 80 × 24; `sees` is what is on the screen."""
 
     def __init__(
         self, *argv: str, rows: int = 24, columns: int = 80, command: str = COMMAND, **environ: str
@@ -36,7 +36,7 @@ class Person:
         return "\n".join(self.screen.display)
 
     def _feed(self, chunk: bytes) -> None:
-        """A screen is seen when it is whole, as on a terminal that knows synchronized output."""
+        """Shows only complete screens, as a terminal with synchronized output does."""
         self.raw += chunk
         pending = self._unseen + chunk
         begun = pending.rfind(BEGIN)
@@ -55,13 +55,13 @@ class Person:
     def until(self, condition: Callable[[], bool]) -> None:
         limit = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < limit, f"not seen in time:\n{self.sees}"
+            assert time.monotonic() < limit, f"not shown in time:\n{self.sees}"
             try:
                 chunk = self.child.read_nonblocking(1 << 16, timeout=0.1)
             except pexpect.TIMEOUT:
                 continue
             except pexpect.EOF:
-                assert condition(), f"ended before that was seen:\n{self.sees}"
+                assert condition(), f"ended before it was shown:\n{self.sees}"
                 return
             self._feed(chunk)
 
@@ -70,7 +70,7 @@ class Person:
         self.child.setwinsize(rows, columns)
 
     def left(self) -> tuple[int | None, int | None]:
-        """(exit status, signal) after the end of all output."""
+        """(exit status, signal), once all output is read."""
         while True:
             try:
                 chunk = self.child.read_nonblocking(1 << 16, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Made-up runs for the tests of the monitor, written by the same code that writes real ones."""
+"""Made-up runs for the tests of the monitor, written with the code that writes real runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.monitor.screen import View
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(ROOT / "monitor_training.sh")
-PATIENCE_S = 30.0  # for what takes a fraction of a second on an idle machine
+PATIENCE_S = 30.0  # limit for what takes a fraction of a second on an idle machine
 GIB = 1 << 30
 VIDEO: dict[str, Any] = {
     "name": "video_restoration",
@@ -27,7 +27,7 @@ VIDEO: dict[str, Any] = {
     "file": None,
     "options": {"dataroot_gt": "data/moving", "embed_dim": 16, "gt_size": 64},
 }
-# by the unit: each step's, and per second
+# unit → per step, per second
 PER_STEP = {
     "tokens": (4096, 38000.0),
     "samples": (16, 3.27),
@@ -35,8 +35,8 @@ PER_STEP = {
 
 
 class Made:
-    """A run directory, written with the project's own writers. `at` is when it was planned, `age_s`
-    seconds ago; its hundredth step was five seconds ago."""
+    """A run directory, written with Duet's own writers. `at`: when it was planned, `age_s` seconds
+    ago; its hundredth step was five seconds ago."""
 
     def __init__(self, path: Path, ranks: int = 2, age_s: float = 100.0, **plan: Any) -> None:
         self.run, self.at = RunDir(path), time.time() - age_s
@@ -45,7 +45,7 @@ class Made:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text(
             f"[INFO] 2026-11-21 03:00:00 hello\n[INFO] 2026-11-21 03:00:00 run directory: "
-            f"{path}\nlast words\n"
+            f"{path}\nend of log\n"
         )
         self.run.create()
         self.plan = {
@@ -122,7 +122,7 @@ class Made:
         return self
 
     def restored(self, count: int = 100) -> Made:
-        """Steps of a video task (`task=VIDEO`): no data.json, four scores."""
+        """Steps of a video task (`task=VIDEO`), without data.json and with four scores."""
         rundir.append_json(
             self.run.events,
             {"time": self.at + 1, "event": "start", "step": 0, "total_steps": 300, "world_size": 2},
@@ -170,7 +170,7 @@ class Made:
 
 
 def dead_pid() -> int:
-    """A process that has just ended."""
+    """Pid of a process that has just ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
@@ -191,9 +191,9 @@ def old(path: Path, seconds: float = 200.0) -> None:
 
 def check_size(seen: RunState, width: int, height: int) -> None:
     for colour in (False, True):
-        lines = screen.screen(seen, View(width, height, colour, footer="q leaves"))
+        lines = screen.screen(seen, View(width, height, colour, footer="q quit"))
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
-        assert len(lines) == height and plain[-1] == term_text.cut("q leaves", width)
+        assert len(lines) == height and plain[-1] == term_text.cut("q quit", width)
         assert max(map(term_text.cells, plain)) <= width
         assert colour or plain == lines
 

@@ -1,4 +1,4 @@
-"""A task of a user's own, as text, for tests."""
+"""User task files, as text, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from training.tasks.base import Task
 
 OPTIONS = {"width": 3, "slope": 0.5, "bias": True, "title": "a line"}
-raised = open(__file__ + ".ran", "a").write("x")  # only where it is run
+raised = open(__file__ + ".ran", "a").write("x")  # only when the file is run
 
 
 class Unfinished(Task):
@@ -62,7 +62,7 @@ class Net(nn.Module):
         self.rate = rate
 
     def forward(self, x):
-        return {"found": self.net(x)[:, 0] * self.rate}  # no tensor alone
+        return {"found": self.net(x)[:, 0] * self.rate}  # not a bare tensor
 
 
 class Sized(Task):

@@ -1,4 +1,4 @@
-"""Made-up runs for the tests of the report, and what a page holds."""
+"""Made-up runs for the tests of the report, and a reader of its pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORIGINS = dict.fromkeys(CONFIG, "default") | {
 
 
 def planned(path: Path, **more: Any) -> Made:
-    """A run of two ranks with all that a plan tells."""
+    """A run of two ranks with a complete plan."""
     facts: dict[str, Any] = {
         "config": CONFIG,
         "origins": ORIGINS,
@@ -63,7 +63,8 @@ def planned(path: Path, **more: Any) -> Made:
 
 
 def trained(made: Made, count: int = 120, pace: float = 1.0) -> Made:
-    """Steps, evaluations and events of a whole run; rank 1 needs `pace` times as long as rank 0."""
+    """Steps, evaluations and events of a complete run; rank 1 takes `pace` times as long as
+    rank 0."""
     made.first_step = made.at + 2
     event(made, "start", 1.0, step=0, total_steps=400, world_size=2)
     for step in range(1, count + 1):
@@ -82,8 +83,8 @@ def trained(made: Made, count: int = 120, pace: float = 1.0) -> Made:
 
 
 def restoring(path: Path, **more: Any) -> Made:
-    """A trained run of the video task, as the planner and the trainer write one: no text, no
-    data.json, no estimate of the memory."""
+    """A trained run of the video task, as the planner and the trainer write it: no text, no
+    data.json, no memory estimate."""
     config = {"task": "video_restoration", "num_iterations": 300, "device_batch_size": 8}
     origins = {
         "task": "from --task on the command line",
@@ -110,8 +111,8 @@ def event(made: Made, kind: str, after_s: float, /, **facts: Any) -> None:
     rundir.append_json(made.run.events, {"time": made.at + after_s, "event": kind, **facts})
 
 
-def page_of(made: Made, spoken: str = "en") -> str:
-    return run_page.page(run.read_run(made.run), spoken).html()
+def page_of(made: Made, language: str = "en") -> str:
+    return run_page.page(run.read_run(made.run), language).html()
 
 
 def comparison(*several: Made) -> str:
@@ -119,8 +120,7 @@ def comparison(*several: Made) -> str:
 
 
 class Reader(HTMLParser):
-    """What a browser makes of a page: the elements with what they carry, and the text that can be
-    seen."""
+    """A parsed page: its elements with their attributes, and its visible text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -158,5 +158,5 @@ class Reader(HTMLParser):
 
 def read(page: str) -> Reader:
     reader = Reader(page)
-    assert not reader.open, f"left open: {reader.open}"
+    assert not reader.open, f"unclosed: {reader.open}"
     return reader

@@ -1,5 +1,4 @@
-"""Processes to look at: each is a small Python program in a known state, and is gone when its test
-ends."""
+"""Target processes: small Python programs in a known state, which end with their test."""
 
 from __future__ import annotations
 
@@ -66,8 +65,8 @@ time.sleep(1000)
 def running(
     folder: Path, program: str, *, env: dict[str, str] | None = None
 ) -> Iterator[tuple[int, Path, list[str]]]:
-    """A process that has said 'ready …': its pid, its file, what it said. It and its family are
-    killed at the end."""
+    """A process that has printed 'ready …': its pid, its file, its output. It and its descendants
+    are killed at the end."""
     script = folder / "target.py"
     script.write_text(program)
     process = subprocess.Popen(
@@ -77,10 +76,10 @@ def running(
         env=clean_environment() | (env or {}),
     )
     assert process.stdout
-    said = process.stdout.readline().split()
-    assert said, f"{script} did not start"
+    output = process.stdout.readline().split()
+    assert output, f"{script} did not start"
     try:
-        yield process.pid, script, said
+        yield process.pid, script, output
     finally:
         for pid in [*procfs.family(process.pid), process.pid]:
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +89,7 @@ def running(
 
 
 def asleep(pid: int, function: str = "") -> None:
-    """Wait until its main thread sleeps (in this kernel function)."""
+    """Wait until the main thread sleeps (in this kernel function)."""
     wait_until(
         lambda: (now := procfs.read_process(pid)) and now.state == "S" and function in now.waits_in,
         20,
@@ -106,7 +105,7 @@ def stopped(pid: int) -> None:
 
 
 def line_of(script: Path, text: str, function: str = "") -> int:
-    """The last line of a program (of one of its functions) with this text."""
+    """Number of the last line with this text in a program (in one of its functions)."""
     lines = list(enumerate(script.read_text().splitlines(), 1))
     if function:
         start = next(number for number, line in lines if line.startswith(f"def {function}("))
@@ -122,8 +121,7 @@ def line_of(script: Path, text: str, function: str = "") -> int:
     return max(number for number, line in lines if text in line)
 
 
-# A rank without torch, in a known state. Its collective stands in a file of the name that torch's
-# has.
+# A rank without torch, in a known state. Its collective is in a file with the name of torch's.
 COLLECTIVE = """
 import threading
 
@@ -190,7 +188,7 @@ def writes():
 def saves():
     end, other = os.pipe()
     ready()
-    os.write(other, bytes(1 << 24))  # the kernel counts it when all of it is gone
+    os.write(other, bytes(1 << 24))  # the kernel counts it after all of it is written
 
 def uploads():
     server = socket.socket()
@@ -236,7 +234,7 @@ globals()[sys.argv[1]]()
 
 @contextlib.contextmanager
 def ranks(folder: Path, *roles: str) -> Iterator[tuple[dict[int, int], Path]]:
-    """Ranks 0, 1, … in these roles, all of them there: rank → pid, and their script."""
+    """Ranks 0, 1, … in these roles, all running: rank → pid, and their script."""
     for name, text in {
         "distributed/distributed_c10d.py": COLLECTIVE,
         "utils/data/dataloader.py": LOADER,

@@ -1,4 +1,4 @@
-"""Counts and sizes as messages have them."""
+"""Formatting of counts and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_one_and_many() -> None:
     )
 
 
-def test_nothing_small_becomes_zero() -> None:
+def test_small_values_are_not_rounded_to_zero() -> None:
     assert [size(n) for n in (0, 1, 999, 1500, 512_000, 5_000_000, 34_000_000, 2.5e9)] == [
         *("0 bytes", "1 byte", "999 bytes", "1.5 kB", "512 kB", "5.0 MB", "34 MB", "2.5 GB"),
     ]

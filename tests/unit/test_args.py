@@ -1,4 +1,4 @@
-"""The table-driven command line: how a flag may be written, and what is said of each mistake."""
+"""Table-driven flag parser: spellings of flags, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAGS = {
         ("--kind=slow --kind=slow", {"kind": "slow"}, []),
     ],
 )
-def test_written_in_several_ways(line: str, values: dict[str, object], words: list[str]) -> None:
+def test_accepted_spellings(line: str, values: dict[str, object], words: list[str]) -> None:
     found = parse(line.split(), FLAGS, "do")
     assert (found.values, found.words, found.problems) == (values, words, [])
 
@@ -49,7 +49,7 @@ def test_written_in_several_ways(line: str, values: dict[str, object], words: li
         ("-q", "flag.unknown", ["do --help"]),
     ],
 )
-def test_mistakes_have_a_code_and_a_command(line: str, code: str, fixes: list[str]) -> None:
+def test_errors_have_a_code_and_a_command(line: str, code: str, fixes: list[str]) -> None:
     (problem,) = parse(line.split(), FLAGS, "do").problems
     assert (problem.code, problem.fixes) == (code, fixes)
 
@@ -59,21 +59,21 @@ def test_a_word_in_quotes_stays_quoted() -> None:
     assert problem.fixes == ["do 'two words' --quiet"]
 
 
-def test_all_problems_at_once_and_the_good_values_are_kept() -> None:
+def test_all_problems_are_reported_and_valid_values_kept() -> None:
     found = parse(["--count=0", "--kind=x", "--out=here", "--nothing"], FLAGS, "do")
     assert [p.field for p in found.problems] == ["count", "kind", ""] and found.values[
         "out"
     ] == "here"
 
 
-def test_somebody_elses_flags_stay_among_the_words() -> None:
+def test_foreign_flags_are_passed_through() -> None:
     found = parse(
         ["--lr=1", "--cuont=2", "x"], FLAGS, "do", lambda word: "count" if "cuont" in word else None
     )
     assert found.words == ["--lr=1", "x"] and [p.code for p in found.problems] == ["flag.unknown"]
 
 
-def test_a_command_without_words_takes_an_unknown_flags_value_with_it() -> None:
+def test_without_positionals_an_unknown_flag_consumes_its_value() -> None:
     found = parse(["--frobnicate", "7"], FLAGS, "do", positional=False)
     assert found.words == [] and [p.code for p in found.problems] == ["flag.unknown"]
 

@@ -1,5 +1,5 @@
-"""A command line, config files, variables and a run to resume make one configuration of one task,
-with its own options."""
+"""Merge of command line, config file, variables and resumed run into one configuration, with
+task-specific options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_options_are_flags_with_their_types_and_origins(home: Path, line: str) -
     ]
 
 
-def test_options_and_the_task_may_be_in_a_config(home: Path, line: str, write: Write) -> None:
+def test_a_config_may_set_the_task_and_its_options(home: Path, line: str, write: Write) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 2 * 4\nslope = 1\nbias = False\n")
     for args in ([config], ["--title", "0.5", config], ["--bias", config]):
         found = look(*args)
@@ -62,7 +62,7 @@ def test_options_and_the_task_may_be_in_a_config(home: Path, line: str, write: W
     assert (over.options["width"], over.options["title"]) == (5, "a line")
 
 
-def test_an_option_of_a_wrong_type_is_reported_like_any_field(
+def test_an_option_of_a_wrong_type_is_reported_like_a_field(
     home: Path, line: str, write: Write
 ) -> None:
     config = write("c.py", f"task = {line!r}\nwidth = 'wide'\n")
@@ -75,7 +75,7 @@ def test_an_option_of_a_wrong_type_is_reported_like_any_field(
     assert look(f"--task={line}", "--slope=steep").resolved.options["slope"] == 0.5
 
 
-def test_duets_own_variables_set_no_option(home: Path, write: Write) -> None:
+def test_internal_variables_set_no_option(home: Path, write: Write) -> None:
     """Every script exports DUET_ROOT."""
     task = write(
         "t.py", "OPTIONS = {'root': 'pictures'}\nclass My(Task): model = train_data = loss = 0\n"
@@ -101,22 +101,20 @@ def test_an_unknown_option_gets_the_nearest_of_the_task(
     )
 
 
-def test_what_only_gpt_has_is_refused_and_the_other_way_round(
-    home: Path, line: str, write: Write
-) -> None:
-    gpts = "depth is a field of gpt, which is not the task"
-    assert only(wrong(f"--task={line}", "--depth=3")).what == f"--{gpts}"
+def test_fields_of_another_task_are_rejected(home: Path, line: str, write: Write) -> None:
+    what = "depth is a field of gpt, which is not the task"
+    assert only(wrong(f"--task={line}", "--depth=3")).what == f"--{what}"
     assert (
         only(look(write("c.py", f"task = {line!r}\ndepth = 3\n")).problems).what
-        == f"{gpts} (c.py:2)"
+        == f"{what} (c.py:2)"
     )
     assert only(wrong("--width=7")).what == "--width is not a known flag"
     assert look("--depth=3").problems == [] == look("--depth=3", "--task=gpt").problems
 
 
-def test_an_invalid_task_is_reported_with_all_other_errors(home: Path) -> None:
-    said = [p.what for p in look("--task=gtp", "--seed=x").problems]
-    assert len(said) == 2 and "task is 'gtp'" in said[0] and "seed is 'x'" in said[1]
+def test_a_wrong_task_is_reported_with_all_other_errors(home: Path) -> None:
+    texts = [p.what for p in look("--task=gtp", "--seed=x").problems]
+    assert len(texts) == 2 and "task is 'gtp'" in texts[0] and "seed is 'x'" in texts[1]
 
 
 def make_run(home: Path, line: str) -> rundir.RunDir:
@@ -154,7 +152,7 @@ def test_a_resumed_run_keeps_its_task_and_options(
     )
 
 
-def test_a_request_is_complete(home: Path, line: str) -> None:
+def test_a_request_has_task_and_options(home: Path, line: str) -> None:
     made = ask("2", f"--task={line}", "--width=7", "--device_batch_size=3", script=LAUNCH)
     assert (made.kind.name, made.seq_len, made.source) == ("my line", 1, None)
     assert made.options == {"width": 7, "slope": 0.5, "bias": True, "title": "a line"}
@@ -164,11 +162,11 @@ def test_a_request_is_complete(home: Path, line: str) -> None:
     assert again.resumed["slope"] == (2.0, "resumed run r1")
 
 
-# ── the batch of a task that counts samples
+# ── batch of a task that counts samples
 # ──────────────────────────────────────────────────────────────────────────
 
 
-def test_without_a_total_a_step_is_one_micro_batch_of_all_ranks(home: Path, line: str) -> None:
+def test_default_total_is_one_micro_batch_of_all_ranks(home: Path, line: str) -> None:
     for ranks, total in ((1, 4), (3, 12)):
         made = ask(str(ranks), f"--task={line}", "--device_batch_size=4", script=LAUNCH)
         split = sample_batch.split(made.config, made.origins, ranks)
@@ -180,13 +178,11 @@ def test_without_a_total_a_step_is_one_micro_batch_of_all_ranks(home: Path, line
     assert sample_batch.split(made.config, made.origins, 2) == Batch(4, 1, 2, 3)
 
 
-def test_a_batch_that_does_not_divide_gets_commands_that_do(
-    home: Path, line: str, shell: Shell
-) -> None:
+def test_an_indivisible_batch_gets_valid_suggestions(home: Path, line: str, shell: Shell) -> None:
     args = ["2", f"--task={line}", "--device_batch_size=4", "--total_batch_size=28"]
     problem = only(wrong(*args, script=LAUNCH))
     assert problem.what == (
-        "total_batch_size 28 (from --total_batch_size on the command line) does not divide by "
+        "total_batch_size 28 (from --total_batch_size on the command line) is not divisible by "
         "device_batch_size 4 (from --device_batch_size on the command line) × 2 ranks = 8"
     )
     assert problem.allowed == "a multiple of 8 samples"
@@ -197,7 +193,7 @@ def test_a_batch_that_does_not_divide_gets_commands_that_do(
     assert sizes == [(4, 24), (4, 32), (2, 28)]
 
 
-def test_the_plan_finds_a_batch_that_fits_the_memory(home: Path, line: str, shell: Shell) -> None:
+def test_an_automatic_batch_is_left_to_the_plan(home: Path, line: str, shell: Shell) -> None:
     auto = ("2", f"--task={line}", "--device_batch_size=auto")
     assert [
         ask(*auto, *more, script=LAUNCH).batch for more in ((), ("--total_batch_size=12",))

@@ -1,4 +1,4 @@
-"""The crash test's own judgement: a proof that can not fail proves nothing."""
+"""The checks of the crash benchmark must find every kind of damage."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def whole(tmp_path: Path) -> proof.Reference:
 
 
 def test_the_same_run_has_nothing_wrong(run: RunDir, whole: proof.Reference) -> None:
-    record(run, 3)  # of a start that was killed
+    record(run, 3)  # from a start that was killed
     assert proof.damaged(run, whole) == proof.wrong_end(run, whole) == []
     assert (whole.steps, whole.every, proof.newest(run)) == (10, 5, 10)
 
@@ -86,17 +86,17 @@ def test_every_damage_of_a_checkpoint_is_found(run: RunDir, whole: proof.Referen
     assert proof.damaged(run, whole) == ["step_00000010: state.pt does not match its checksum"]
     (newest / "state.pt").unlink()
     assert proof.damaged(run, whole) == [
-        "step_00000010: state.pt can not be read: No such file or directory"
+        "step_00000010: cannot read state.pt: No such file or directory"
     ]
     (newest / "manifest.json").unlink()
     assert proof.damaged(run, whole) == ["step_00000010: manifest.json is missing or damaged"]
     shutil.rmtree(newest)
-    checkpoint(run, 10, b"whole, but of another training")
+    checkpoint(run, 10, b"complete, but from another training")
     assert proof.damaged(run, whole) == ["step_00000010: other weights than the uninterrupted run"]
     assert any("other weights" in text for text in proof.wrong_end(run, whole))
 
 
-def test_any_other_number_ever_written_is_found(run: RunDir, whole: proof.Reference) -> None:
+def test_any_different_metric_is_found(run: RunDir, whole: proof.Reference) -> None:
     record(run, 3, loss=1 / 3 + 1e-16)
     assert len(proof.wrong_records(list(proof.read_records(run.metrics)), whole)) == 1
     lines = run.metrics.read_text().splitlines()
@@ -108,7 +108,7 @@ def test_any_other_number_ever_written_is_found(run: RunDir, whole: proof.Refere
     ]
 
 
-def test_what_is_left_at_the_end_is_found(run: RunDir, whole: proof.Reference) -> None:
+def test_leftovers_of_a_finished_run_are_found(run: RunDir, whole: proof.Reference) -> None:
     write_json(run.failure, {})
     (run.checkpoints / ".writing-abc").mkdir()
     write_json(run.summary, dict.fromkeys(proof.SAME, 1) | {"steps": 10, "sample": "other"})
@@ -116,12 +116,12 @@ def test_what_is_left_at_the_end_is_found(run: RunDir, whole: proof.Reference) -
     assert proof.wrong_end(run, whole) == [
         "the last checkpoint is of step 5, not 10",
         "summary.json: sample is 'other', not 1",
-        "failure.json is left after the end",
-        f"half a checkpoint is left in {run.checkpoints}",
+        "failure.json is left over",
+        f"a partial checkpoint is left in {run.checkpoints}",
     ]
 
 
-def test_a_start_goes_on_from_the_newest_and_what_was_announced_is_there(tmp_path: Path) -> None:
+def test_a_start_continues_from_the_newest_and_announced_checkpoint(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     follows = proof.Continuity(run)
     for kind, step in (("start", 0), ("checkpoint", 5)):
@@ -130,15 +130,15 @@ def test_a_start_goes_on_from_the_newest_and_what_was_announced_is_there(tmp_pat
     run.event("start", step=10)
     assert follows.problems(10) == []
     run.event("start", step=5)
-    assert follows.problems(10) == ["started at step 5, the newest checkpoint was of step 10"]
+    assert follows.problems(10) == ["started at step 5, but the newest checkpoint was of step 10"]
     for kind, step in (("start", 10), ("checkpoint", 15)):
         run.event(kind, step=step)
     assert follows.problems(10) == [
-        "step 15 was announced as saved, the newest checkpoint is of step 10"
+        "step 15 was announced as saved, but the newest checkpoint is of step 10"
     ]
 
 
-def test_a_start_that_was_killed_before_it_said_anything_changes_nothing(tmp_path: Path) -> None:
+def test_a_start_killed_before_its_first_event_changes_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     follows = proof.Continuity(run)
     assert follows.problems(0) == follows.problems(0) == []
@@ -151,7 +151,7 @@ def test_steps_lost(whole: proof.Reference) -> None:
     assert proof.most_lost(whole) == 10
 
 
-def test_every_round_has_every_victim_and_the_script_dies_only_before_the_supervisor() -> None:
+def test_every_round_has_every_victim_and_the_script_only_before_the_supervisor() -> None:
     dealer = moments.Dealer(random.Random(1), 2)
     victims = Counter(
         dealer.draw(supervised=False, training=False).victim.split()[0]
@@ -162,7 +162,7 @@ def test_every_round_has_every_victim_and_the_script_dies_only_before_the_superv
     assert moments.LAUNCHER not in drawn and {"rank 0", "rank 1", moments.SUPERVISOR} <= set(drawn)
 
 
-def test_phases_that_were_seldom_hit_come_first() -> None:
+def test_phases_with_few_hits_come_first() -> None:
     dealer = moments.Dealer(random.Random(1), 2)
     dealer.hit.update(dict.fromkeys(moments.PHASES, 100))
     dealer.hit["gather state"] = dealer.hit["reduce"] = 0
@@ -185,11 +185,11 @@ def test_phases_that_were_seldom_hit_come_first() -> None:
         ("forward", 3, moments.STEPS, 0),
     ],
 )
-def test_where_a_moment_comes_first(phase: str, steps_on: int, origin: int, first: int) -> None:
+def test_first_step_of_a_moment(phase: str, steps_on: int, origin: int, first: int) -> None:
     assert moments.Moment("rank 0", 0, phase, steps_on, 0).first_step(origin) == first
 
 
-def test_a_moment_that_was_missed_is_now_or_later() -> None:
+def test_a_missed_moment_is_now_or_recurs() -> None:
     model = moments.Moment("rank 0", 0, "waiting for data", 1, 0)
     assert not model.now("importing torch", 0, 0, False)
     assert model.now("waiting for data", 0, 0, False) and model.now(
@@ -197,8 +197,8 @@ def test_a_moment_that_was_missed_is_now_or_later() -> None:
     )
     forward = moments.Moment("rank 0", 0, "forward", 1, 0)
     assert not forward.now("forward", 4, 5, False) and forward.now("forward", 5, 5, False)
-    assert not forward.now("backward", 5, 5, False), "it comes again"
-    assert forward.now("sample", 48, 5, False), "it does not come again"
+    assert not forward.now("backward", 5, 5, False), "it recurs"
+    assert forward.now("sample", 48, 5, False), "it does not recur"
     writing = moments.Moment("rank 0", 0, moments.WRITING, 1, 0)
     assert writing.now("forward", 6, 5, True) and not writing.now("forward", 6, 5, False)
 

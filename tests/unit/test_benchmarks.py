@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic; a wrong ratio would be believed."""
+"""Arithmetic of the benchmarks."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def shard(tmp_path: Path) -> Path:
     return tmp_path / "train.bin"
 
 
-def test_warm_steps_are_left_out() -> None:
+def test_warm_up_steps_are_skipped() -> None:
     stamps = [float(n) for n in range(peers.WARM_STEPS)] + [9.1, 9.2, 9.6]
     found = peers.sample(stamps, 300.0, 2.5)
     assert found.median_ms == pytest.approx(100) and found.mean_ms == pytest.approx(200)
 
 
-def test_ratios_are_of_the_same_round() -> None:
+def test_ratios_are_within_a_round() -> None:
     samples = {peers.BARE: [peers.Sample(10, 10, 100, 1), peers.Sample(20, 20, 100, 1)]}
-    samples[peers.OURS] = [peers.Sample(11, 12, 110, 1), peers.Sample(22, 24, 110, 1)]
-    *_, bare, ours = peers.table(samples)
+    samples[peers.DUET] = [peers.Sample(11, 12, 110, 1), peers.Sample(22, 24, 110, 1)]
+    *_, bare, duet = peers.table(samples)
     assert bare.removeprefix(peers.BARE).split()[3:6] == ["1.000", "1.00–1.00", "1.000"]
-    assert ours.removeprefix(peers.OURS).split() == [
+    assert duet.removeprefix(peers.DUET).split() == [
         "16.50",
         "11.00",
         "22.00",
@@ -62,15 +62,15 @@ def test_ratios_are_of_the_same_round() -> None:
     ]
 
 
-def test_other_work_is_told() -> None:
-    samples = {peers.BARE: [peers.Sample(1, 1, 1, 3.0)], peers.OURS: [peers.Sample(1, 1, 1, 9.0)]}
+def test_different_losses_are_reported() -> None:
+    samples = {peers.BARE: [peers.Sample(1, 1, 1, 3.0)], peers.DUET: [peers.Sample(1, 1, 1, 9.0)]}
     assert "3.0000" in peers.same_work(samples)
     assert peers.same_work(samples | {"accelerate": [peers.Sample(1, 1, 1, 3.1)]}).startswith(
         "NOT THE SAME WORK"
     )
 
 
-def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS", tmp_path)
     (tmp_path / "accelerate").mkdir()
     monkeypatch.setattr(sys, "argv", ["peers"])
@@ -80,17 +80,17 @@ def test_peers_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.Monkey
         peers.arguments()
 
 
-def test_every_contender_has_its_file_and_its_pin() -> None:
+def test_every_contender_has_a_file_and_a_pin() -> None:
     pins = packages.locked("peers")
     for module, package in peers.CONTENDERS.values():
         assert not module or (ROOT / f"benchmarks/contenders/{module}.py").exists()
         assert not package or [pin for pin in pins if pin.startswith(f"{package}==")]
     assert not [line for line in pins if line.startswith(("torch==", "triton==", "nvidia-"))], (
-        "torch is .venv's"
+        "torch comes from .venv"
     )
 
 
-def test_batches_are_whole_sequences_with_their_next_tokens(shard: Path) -> None:
+def test_batches_are_complete_sequences_with_their_next_tokens(shard: Path) -> None:
     batches = list(parts.Steps(job(shard)))
     assert len(batches) == 3
     for inputs, targets in batches:
@@ -111,7 +111,7 @@ def test_the_bare_loop_trains(shard: Path) -> None:
     assert len(trace.stamps) == 20 and sorted(trace.stamps) == trace.stamps and trace.loss < 5.7
 
 
-def test_the_baseline_has_our_size() -> None:
+def test_the_baseline_has_the_size_of_duets_model() -> None:
     sizes = [
         sum(p.numel() for p in m.parameters())
         for m in (gpt2.GPT2(4, 256, 320, 256), GPT(ModelDims(4, 320, 256)))
@@ -120,7 +120,7 @@ def test_the_baseline_has_our_size() -> None:
     assert [gpt2.share(step, 600) for step in (0, 29, 599)] == pytest.approx([1 / 30, 1, 0.1])
 
 
-def test_the_baseline_writes_what_we_read(shard: Path, tmp_path: Path) -> None:
+def test_the_records_of_the_baseline_can_be_read(shard: Path, tmp_path: Path) -> None:
     out = tmp_path / "records.jsonl"
     facts = {
         "depth": 1,
@@ -153,10 +153,10 @@ def test_the_shortest_run_that_reaches_the_target() -> None:
         def __init__(self) -> None:
             self.asked: list[int] = []
 
-        def ours(self, seed: int, steps: int) -> target.Curve:
+        def duet(self, seed: int, steps: int) -> target.Curve:
             self.asked.append(steps)
             return target.Curve(
-                "ours", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100}
+                "duet", seed, [1.0] * steps, [1.0] * steps, {steps: 3.0 - steps / 100}
             )
 
     played = Played()

@@ -1,5 +1,4 @@
-"""Every code that the sources use is in the register, and every entry there is used; docs/codes.md
-is the register."""
+"""The codes in the source, in training.core.codes and in docs/codes.md are the same."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from training.core import codes, failure_kinds
 from training.watchdog import hang_report
 
 ROOT = Path(__file__).parents[2]
-# What passes on somebody else's problem keeps its code; a failed check has its own.
+# A forwarded problem keeps its code; a failed check has its own.
 PASSED_ON = {"problem.code", "p.code", "self.code"}
 CALLS = [
     (path, node)
@@ -102,5 +101,5 @@ def test_a_check_has_a_code() -> None:
 def test_the_documentation_has_the_tables() -> None:
     text = (ROOT / "docs/codes.md").read_text(encoding="utf-8")
     assert "\n".join(codes.table()) in text, (
-        "python lib/run_module.py training.core.codes prints them"
+        "regenerate it: python lib/run_module.py training.core.codes"
     )

@@ -1,5 +1,4 @@
-"""`python -m training.X`: help, packages that are not installed, and pipes that nobody reads any
-more (training/host/program.py)."""
+"""`python -m training.X`: help, missing packages and closed pipes (training/host/program.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 from tests.cases import each
 from tests.conftest import ROOT
 
-# Every program of the package; -S: nothing is installed.
+# Every program of the package; -S simulates an empty installation.
 PROGRAMS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for path in (ROOT / "training").rglob("*.py")
@@ -45,14 +44,14 @@ def test_there_are_programs() -> None:
 
 
 @each("program", PROGRAMS)
-def test_help_of_every_program(program: str) -> None:
+def test_every_program_has_help(program: str) -> None:
     done = bare(program, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
 
 
 @pytest.mark.parametrize("words", [("training.cli.scaling",), ("training.cli.communication", "2")])
-def test_packages_that_are_not_installed(words: tuple[str, ...]) -> None:
+def test_missing_packages(words: tuple[str, ...]) -> None:
     done = bare(*words)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert (
@@ -93,7 +92,7 @@ def test_train_py_without_packages() -> None:
         ("lib/run_module.py", "training.cli.scaling.__main__", "--help"),
     ],
 )
-def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_closed_pipe(words: tuple[str, ...], tmp_path: Path) -> None:
     code = f"{shlex.join([sys.executable, *words])} 2>{tmp_path / 'err'} | true"
     subprocess.run(
         ["bash", "-c", f"set -o pipefail; sleep 0; {code}"], cwd=ROOT, check=False, timeout=120
@@ -101,7 +100,7 @@ def test_a_pipe_that_is_closed(words: tuple[str, ...], tmp_path: Path) -> None:
     assert (tmp_path / "err").read_text() == ""
 
 
-def test_a_word_that_is_no_command_of_slurm() -> None:
+def test_an_unknown_slurm_command() -> None:
     done = bare("training.cli.submit", "sumbit")
     assert (
         done.returncode == 2

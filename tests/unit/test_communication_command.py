@@ -89,7 +89,7 @@ def test_missing_gpus_are_exit_3(nvidia: Callable[..., dict[str, Any]]) -> None:
     assert (done.returncode, done.stdout) == (3, "")
     assert (
         "3 GPUs are needed, 2 visible: 2 on this machine" in done.stderr
-        and "training.cli.communication 3 --device=cpu" in done.stderr
+        and "./duet communication 3 --device=cpu" in done.stderr
     )
 
 
@@ -122,7 +122,7 @@ show()
     ) and "NCCL_P2P_DISABLE" not in variables
     assert (
         remembered
-        == f"remembered in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
-        f"by themselves"
+        == f"cached in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
+        f"automatically"
     )
     assert json.loads(second)[2] == variables | {"NCCL_P2P_DISABLE": "1"}

@@ -79,8 +79,8 @@ def test_every_stage_of_a_rank_is_known() -> None:
 def test_a_rank_that_never_arrives() -> None:
     found = find(hung("meeting", "import of torch"))
     text = (
-        "rank 1 never arrived at the meeting: after 20 s it was in the import of torch; rank 0 "
-        "came to the meeting"
+        "rank 1 never reached the meeting: after 20 s it was in the import of torch; rank 0 "
+        "reached the meeting"
     )
     assert (found.kind, found.guilty, found.stage, found.text) == (
         "hang",
@@ -93,8 +93,8 @@ def test_a_rank_that_never_arrives() -> None:
 def test_a_rank_stuck_in_its_start_misses_the_rendezvous() -> None:
     found = find(hung("start of Python", "import of torch", "start of Python", "import of torch"))
     text = (
-        "ranks 0 and 2 never arrived at the meeting: after 20 s they were in the start of "
-        "Python; ranks 1 and 3 came to the import of torch"
+        "ranks 0 and 2 never reached the meeting: after 20 s they were in the start of "
+        "Python; ranks 1 and 3 reached the import of torch"
     )
     assert (found.guilty, found.text) == ([0, 2], text)
 
@@ -103,7 +103,7 @@ def test_a_rank_that_is_late_to_a_collective() -> None:
     found = find(hung("all_reduce of 8 MiB", "all_reduce of 8 MiB", "broadcast of 1 KiB"))
     assert found.guilty == [2]
     assert found.text.startswith(
-        "rank 2 never arrived at the all_reduce of 8 MiB: after 20 s it was in the broadcast of 1 "
+        "rank 2 never reached the all_reduce of 8 MiB: after 20 s it was in the broadcast of 1 "
         "KiB; ranks 0 and 1"
     )
 
@@ -150,14 +150,14 @@ def test_no_verdict_while_all_ranks_import() -> None:
         "disk, or a hang"
     )
     assert CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes == [
-        f"{command(2, 'cpu')} --limit=60   # when the machine is only slow"
+        f"{command(2, 'cpu')} --limit=60   # if the machine is only slow"
     ]
 
 
 def test_ranks_that_still_move_do_not_hang() -> None:
     found = find(hung("all_reduce of 1 KiB", LARGE, since_s={0: 1.9, 1: 0.1}))
     text = (
-        "not finished after 20 s, but no hang: rank 0 had come to the all_reduce of 1 KiB 1.9 "
+        "not finished after 20 s, but not a hang: rank 0 entered the all_reduce of 1 KiB 1.9 "
         "s "
         "before; a slow or busy machine"
     )
@@ -165,7 +165,7 @@ def test_ranks_that_still_move_do_not_hang() -> None:
     (check,) = CommunicationResult(2, "cuda", "nccl", found).checks()
     assert (check.status, check.fixes) == (
         "error",
-        [f"{command(2, 'cuda')} --limit=60   # when the machine is only slow"],
+        [f"{command(2, 'cuda')} --limit=60   # if the machine is only slow"],
     )
     assert not p2p_may_help(found)
     assert find(hung("import of torch", "meeting", since_s={0: 1.0, 1: 0.5})).kind == "hang", (
@@ -177,8 +177,8 @@ def test_a_rank_that_does_not_answer() -> None:
     found = find(hung(LARGE, LARGE, LARGE, stacks={0: [TORCH], 1: [], 2: [OWN]}))
     assert found.guilty == [1]
     assert found.text == (
-        "after 20 s rank 1 hangs in the all_reduce of 8 MiB, without an answer (stopped, or "
-        "waiting in the kernel); "
+        "after 20 s rank 1 hangs in the all_reduce of 8 MiB, unresponsive (stopped, or "
+        "blocked in the kernel); "
         "ranks 0 and 2 wait for it"
     )
 
@@ -190,8 +190,8 @@ def test_a_rank_that_does_not_end_after_the_others_have() -> None:
     assert found.guilty == [1]
     assert (
         found.text
-        == "rank 1 never arrived at the exit: after 20 s it was in the end of the test; rank 0 "
-        "came to the exit"
+        == "rank 1 never reached the exit: after 20 s it was in the end of the test; rank 0 "
+        "reached the exit"
     )
 
 
@@ -229,14 +229,14 @@ def test_a_killed_rank_could_not_write_when_that_was() -> None:
     )
     assert (
         CommunicationResult(2, "cpu", "gloo", found).checks()[0].fixes[0]
-        == "sudo dmesg | tail   # 'Killed process': the host memory was full"
+        == "sudo dmesg | tail   # 'Killed process': out of host memory"
     )
 
 
 def test_a_rank_that_exits_silently_has_failed() -> None:
     outcome = ended(0, records={0: {}})
     outcome.ranks = 2
-    assert find(outcome).text == "rank 0 ended with status 0 in the all_reduce of 8 MiB"
+    assert find(outcome).text == "rank 0 exited with status 0 in the all_reduce of 8 MiB"
 
 
 def test_a_victim_that_torch_aborts_is_not_the_first() -> None:
@@ -247,8 +247,8 @@ def test_a_victim_that_torch_aborts_is_not_the_first() -> None:
 def test_a_rank_that_cannot_be_killed() -> None:
     found = find(hung(LARGE, LARGE, stuck={1: 4711}))
     assert found.lines == [
-        "rank 1 (pid 4711) can not be killed: it waits in the kernel, most likely for a driver; "
-        "only a restart frees it"
+        "rank 1 (pid 4711) cannot be killed: blocked in the kernel, most likely by a driver; "
+        "only a reboot frees it"
     ]
 
 
@@ -348,7 +348,7 @@ def test_gpus_that_hang_get_advice() -> None:
     assert check.status == "error"
     assert check.fixes == [
         "export NCCL_P2P_DISABLE=1",
-        f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do",
+        f"NCCL_DEBUG=INFO {again}   # its last lines show what NCCL was about to do",
         *HARDWARE,
     ]
     (check,) = CommunicationResult(
@@ -356,7 +356,7 @@ def test_gpus_that_hang_get_advice() -> None:
     ).checks()
     assert (
         check.text
-        == "after 20 s all ranks hang in the all_reduce of 8 MiB; so it is with NCCL_P2P_DISABLE=1"
+        == "after 20 s all ranks hang in the all_reduce of 8 MiB; the same with NCCL_P2P_DISABLE=1"
     )
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
     (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
@@ -390,8 +390,8 @@ def test_the_interface_that_a_user_has_chosen_is_named() -> None:
         2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}
     ).checks()
     assert check.fixes == [
-        "unset GLOO_SOCKET_IFNAME   # it is 'eth7'; the ranks of one machine talk over 'lo'",
-        "ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it",
+        "unset GLOO_SOCKET_IFNAME   # it is 'eth7'; ranks of one machine communicate over 'lo'",
+        "ip addr show lo   # must be UP with 127.0.0.1, without a firewall",
         f"TORCH_CPP_LOG_LEVEL=INFO {command(2, 'cpu')}",
     ]
     assert (

@@ -27,7 +27,7 @@ def test_a_verdict_is_remembered(file: Path) -> None:
     assert remembered(GPUS, *HERE) == {}
     assert (
         remember(GPUS, *HERE, "2.27.3")
-        == f"remembered in {file}: later starts on these GPUs set it by themselves"
+        == f"cached in {file}: later starts on these GPUs set it automatically"
     )
     assert remembered(GPUS, *HERE) == SET
     (one,) = json.loads(file.read_text())["verdicts"]
@@ -40,9 +40,9 @@ def test_a_plan_gets_it_with_its_reason(file: Path) -> None:
     (variable,) = p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": ""})
     assert (variable.name, variable.value, variable.origin) == ("NCCL_P2P_DISABLE", "1", "set here")
     assert variable.why == (
-        "the GPUs hang or get wrong data with peer-to-peer copies and work without, says a "
+        "the GPUs hang or corrupt data with peer-to-peer copies and work without, found by a "
         "communication test "
-        f"({file}); NCCL_P2P_DISABLE=0 with --check tries again"
+        f"({file}); NCCL_P2P_DISABLE=0 with --check repeats it"
     )
     assert p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], (
         "the user's own value stays"
@@ -65,7 +65,7 @@ def test_verdicts_of_other_gpus_stay(file: Path) -> None:
     remember(GPUS, *HERE, "-")
     remember(GPUS, *HERE, "-")
     assert len(json.loads(file.read_text())["verdicts"]) == 2, "one for each set of GPUs"
-    assert forget(GPUS, *HERE).startswith("forgotten, since they work now")
+    assert forget(GPUS, *HERE).startswith("peer-to-peer copies work now")
     assert (remembered(GPUS, *HERE), remembered(("GPU-x", "GPU-y"), *HERE)) == ({}, SET)
     assert forget(GPUS, *HERE) == "", "nothing is known any more"
 
@@ -97,16 +97,14 @@ def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: bytes) -> N
 
 def test_an_unwritable_folder_is_reported(file: Path) -> None:
     file.parent.parent.write_text("a file where the folder should be")
-    assert (
-        remember(GPUS, *HERE, "-") == f"not remembered: {file} can not be written (Not a directory)"
-    )
+    assert remember(GPUS, *HERE, "-") == f"not cached: cannot write {file} (Not a directory)"
     assert remembered(GPUS, *HERE) == {} and forget(GPUS, *HERE) == ""
 
 
 def test_gpus_without_a_name_are_not_remembered(file: Path) -> None:
-    assert remember(("-", "-"), *HERE, "-") == "not remembered: the driver does not name the GPUs"
-    assert remember(GPUS, None, "2.13.0", "-").startswith("not remembered")
-    assert remember((), *HERE, "-").startswith("not remembered")
+    assert remember(("-", "-"), *HERE, "-") == "not cached: the driver does not report GPU UUIDs"
+    assert remember(GPUS, None, "2.13.0", "-").startswith("not cached")
+    assert remember((), *HERE, "-").startswith("not cached")
     assert not file.exists()
 
 
@@ -128,4 +126,4 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")),
     )
     assert (p2p_cache.path(), remembered(GPUS, *HERE)) == (None, {})
-    assert remember(GPUS, *HERE, "-") == "not remembered: there is no home folder"
+    assert remember(GPUS, *HERE, "-") == "not cached: no home folder"

@@ -1,4 +1,4 @@
-"""Batch arithmetic: what divides, and the nearest that does."""
+"""Batch arithmetic: divisible batches and the nearest ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from training.config.batch import Batch, device_choices, divisors, repairs, split
 
 
-def test_the_origin_s_batches_need_no_accumulation_on_two_gpus() -> None:
+def test_shipped_batches_need_no_accumulation_on_two_gpus() -> None:
     for device, seq, total in ((8, 1536, 24576), (12, 2048, 49152), (14, 3072, 86016)):
         assert split(device, seq, 2, total) == Batch(device, seq, 2, 1)
 
@@ -29,7 +29,7 @@ def test_the_sizes_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("total", [0, 1, 24575, 24577, 12288, 36864])
-def test_what_does_not_divide_is_no_batch(total: int) -> None:
+def test_an_indivisible_total_has_no_batch(total: int) -> None:
     assert split(8, 1536, 2, total) is None
 
 
@@ -51,12 +51,12 @@ def test_device_choices_are_exactly_the_sizes_that_divide() -> None:
         assert device_choices(1536, 2, total) == expected
 
 
-def test_repairs_of_the_usual_mistakes() -> None:
-    # The original authors' own command: device batch 16 with a total made for 12.
+def test_repairs_of_common_mistakes() -> None:
+    # Device batch 16 with a total for 12.
     assert repairs(16, 2048, 2, 49152) == [("total_batch_size", 65536), ("device_batch_size", 12)]
     # 5 ranks.
     assert repairs(8, 1536, 5, 24576) == [("total_batch_size", 61440)]
-    # As near below as above: the smaller first.
+    # Equally near below and above: the smaller first.
     assert repairs(4, 8, 1, 48) == [
         ("total_batch_size", 32),
         ("total_batch_size", 64),
@@ -64,7 +64,7 @@ def test_repairs_of_the_usual_mistakes() -> None:
     ]
 
 
-def test_repairs_always_divide_nearest_first() -> None:
+def test_repairs_are_divisible_and_nearest_first() -> None:
     chance = random.Random(7)
     seen = 0
     for _ in range(3000):
@@ -83,11 +83,11 @@ def test_repairs_always_divide_nearest_first() -> None:
         assert found == [("total_batch_size", t) for t in totals] + [
             ("device_batch_size", d) for d in devices
         ]
-        assert totals, "there is always a total that divides"
+        assert totals, "a divisible total always exists"
         assert all(t > 0 and split(device, seq, ranks, t) for t in totals)
         distances = [abs(t - total) for t in totals]
         assert distances == sorted(distances)
-        # No total in between would do.
+        # No divisible total in between.
         micro = device * seq * ranks
         assert distances[0] == min(abs(k * micro - total) for k in range(1, total // micro + 2))
         assert all(split(d, seq, ranks, total) for d in devices)

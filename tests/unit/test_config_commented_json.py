@@ -1,5 +1,5 @@
-"""JSON with comments: the same values as json.loads, the line of every key, and an answer to
-everything that is no JSON."""
+"""JSON with comments: the same values as json.loads, the line of every key, and an error for any
+invalid text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = [
     "a",
     "x//y",
     "https://host/p",
-    'say "no"',
+    'not "no"',
     "back\\slash",
     "// all",
     "é 漢字",
@@ -41,8 +41,8 @@ WORDS = [
 
 
 class Writer:
-    """Writes a value with blanks, new lines and comments wherever JSON allows them, and notes where
-    every key begins."""
+    """Writer of JSON with blanks, line breaks and comments wherever they are allowed; records the
+    line of every key."""
 
     def __init__(self, random: random.Random) -> None:
         self.random, self.text, self.lines = random, "", dict[Keys, int]()
@@ -108,7 +108,7 @@ def made(random: random.Random, depth: int = 0) -> Any:
 
 
 @each("seed", range(200))
-def test_what_is_written_is_read_with_the_line_of_every_key(seed: int) -> None:
+def test_values_and_lines_of_all_keys_are_parsed(seed: int) -> None:
     value = made(random.Random(seed))
     writer = Writer(random.Random(seed))
     writer.value(value, ())
@@ -120,9 +120,9 @@ def test_what_is_written_is_read_with_the_line_of_every_key(seed: int) -> None:
 
 
 @each("seed", range(200))
-def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
-    """Cut, with a character too many or too few: an answer, and the same as json's to the question
-    whether it is JSON."""
+def test_invalid_json_is_rejected(seed: int) -> None:
+    """Truncated, or with a character added or removed: rejected exactly if json.loads rejects
+    it."""
     source = random.Random(seed)
     text = json.dumps(made(source), indent=source.choice([None, 1]))
     for _ in range(20):
@@ -146,12 +146,12 @@ def test_a_damaged_text_is_refused_where_json_refuses_it(seed: int) -> None:
         else:
             try:
                 assert parse(damaged).value == expected
-            except JsoncError as wrong:  # digits that were put in
+            except JsoncError as wrong:  # inserted digits
                 assert wrong.message == "the number is too large"
 
 
 @each("path", KAIR, ids=lambda p: p.stem)
-def test_kairs_own_files_as_kair_reads_them(path: Path) -> None:
+def test_files_of_kair_parse_as_in_kair(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     document = parse(text)
     assert document.value == json.loads(
@@ -162,7 +162,7 @@ def test_kairs_own_files_as_kair_reads_them(path: Path) -> None:
     assert len(document.lines) > 80
 
 
-def test_two_slashes_within_quotes_are_no_comment() -> None:
+def test_slashes_within_quotes_are_kept() -> None:
     text = '{"url": "https://a//b", // "c"\n "path": "//x/y" //, "no": 1\n, "q": "\\"//" }'
     assert parse(text).value == {"url": "https://a//b", "path": "//x/y", "q": '"//'}
 
@@ -170,55 +170,50 @@ def test_two_slashes_within_quotes_are_no_comment() -> None:
 @each(
     ("text", "line", "column", "message"),
     [
-        ("", 1, 1, "nothing is in it"),
-        ("// only a comment", 1, 18, "nothing is in it"),
-        ('{\n  "a": 1\n  "b": 2\n}', 3, 3, "a comma or } is missing before this"),
-        ('{\n  "a": 1,\n}', 3, 1, "a comma too many, or something missing, before this"),
-        ('{"a": [1,,2]}', 1, 10, "a comma too many, or something missing, before this"),
-        ('{\n "a": {"b": 1\n', 3, 1, "the { of line 2 is never closed: } is missing"),
-        ('{"a": [1, 2', 1, 12, "the [ of line 1 is never closed: ] is missing"),
-        ('{"a" 1}', 1, 6, "a colon is missing after the key"),
-        ("{a: 1}", 1, 2, "a key in double quotes is expected"),
-        ('{"a": True}', 1, 7, "true, false and null are written in small letters (null, not None)"),
-        ('{"a": None}', 1, 7, "true, false and null are written in small letters (null, not None)"),
-        ('{"a": NaN}', 1, 7, "NaN and Infinity are no numbers of JSON"),
-        ('{"a": -Infinity}', 1, 7, "NaN and Infinity are no numbers of JSON"),
-        ('{"a": 1e999}', 1, 7, "the number is too large"),
-        ('{"a": ' + "9" * 5000 + "}", 1, 7, "the number is too large"),
-        ('{"a": 01}', 1, 7, "not a number as JSON writes them (12, 0.5, 1e-4)"),
-        ('{"a": .5}', 1, 7, "not a number as JSON writes them (12, 0.5, 1e-4)"),
-        ("{\"a\": 'x'}", 1, 7, "text stands in double quotes"),
-        ('{"a": x/y}', 1, 7, "text stands in double quotes"),
-        ('{"a": /* no */ 1}', 1, 7, "comments begin with //"),
-        ('# no\n{"a": 1}', 1, 1, "comments begin with //"),
-        ('{"a": }', 1, 7, "a value is missing"),
-        (
-            '{"a": "x\n"}',
-            1,
-            7,
-            "this text does not end: a double quote is missing, or a tab or another control "
-            "character is in it",
-        ),
-        ('{"a": "\\q"}', 1, 8, "a backslash begins something that JSON does not know"),
-        ('{"a": "\\ud800"}', 1, 7, "half a character (a lone surrogate) is in this text"),
-        ('{"a": 1}}', 1, 9, "something stands after the end"),
+        ("", 1, 1, "empty"),
+        ("// only a comment", 1, 18, "empty"),
+        ('{\n  "a": 1\n  "b": 2\n}', 3, 3, "comma or }"),
+        ('{\n  "a": 1,\n}', 3, 1, "comma"),
+        ('{"a": [1,,2]}', 1, 10, "comma"),
+        ('{\n "a": {"b": 1\n', 3, 1, "} for the { in line 2"),
+        ('{"a": [1, 2', 1, 12, "] for the [ in line 1"),
+        ('{"a" 1}', 1, 6, "colon"),
+        ("{a: 1}", 1, 2, "key in double quotes"),
+        ('{"a": True}', 1, 7, "lower-case"),
+        ('{"a": None}', 1, 7, "lower-case"),
+        ('{"a": NaN}', 1, 7, "NaN"),
+        ('{"a": -Infinity}', 1, 7, "NaN"),
+        ('{"a": 1e999}', 1, 7, "too large"),
+        ('{"a": ' + "9" * 5000 + "}", 1, 7, "too large"),
+        ('{"a": 01}', 1, 7, "JSON number"),
+        ('{"a": .5}', 1, 7, "JSON number"),
+        ("{\"a\": 'x'}", 1, 7, "in double quotes"),
+        ('{"a": x/y}', 1, 7, "in double quotes"),
+        ('{"a": /* no */ 1}', 1, 7, "begin with //"),
+        ('# no\n{"a": 1}', 1, 1, "begin with //"),
+        ('{"a": }', 1, 7, "missing value"),
+        ('{"a": "x\n"}', 1, 7, "unterminated"),
+        ('{"a": "\\q"}', 1, 8, "escape sequence"),
+        ('{"a": "\\ud800"}', 1, 7, "surrogate"),
+        ('{"a": 1}}', 1, 9, "after the end"),
         ("[" * 100_000, 1, MAX_DEPTH + 1, f"nested deeper than {MAX_DEPTH}"),
         ('{"a":' * 100_000, 1, 5 * MAX_DEPTH + 1, f"nested deeper than {MAX_DEPTH}"),
     ],
 )
-def test_what_is_no_json(text: str, line: int, column: int, message: str) -> None:
+def test_syntax_errors(text: str, line: int, column: int, message: str) -> None:
     with pytest.raises(JsoncError) as caught:
         parse(text)
-    assert (caught.value.line, caught.value.column, caught.value.message) == (line, column, message)
+    assert (caught.value.line, caught.value.column) == (line, column)
+    assert message in caught.value.message
 
 
-def test_a_key_that_is_given_twice() -> None:
+def test_duplicate_keys() -> None:
     document = parse('{"a": 1,\n "b": {"c": 1,\n "c": 2},\n "a": 3, "l": [{"x": 1,\n "x": 2}]}')
     assert document.value == {"a": 3, "b": {"c": 2}, "l": [{"x": 2}]}
     assert document.twice == [(("b", "c"), 2, 3), (("a",), 1, 4), (("x",), 4, 5)]
 
 
-def test_a_large_file_is_read_in_no_time() -> None:
+def test_a_large_file() -> None:
     text = (
         "{"
         + "".join(

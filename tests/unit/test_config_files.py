@@ -1,5 +1,4 @@
-"""Config files are data: what they may hold, what is refused with file and line, and that nothing
-of them ever runs."""
+"""Config files: allowed contents, errors with file and line, and no execution."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ MARK = "open('marker', 'w')"
         "depth = 1 < 2",
     ],
 )
-def test_anything_else_is_refused_with_file_and_line_and_never_run(
+def test_other_statements_are_rejected_with_file_and_line(
     line: str, write: Write, home: Path
 ) -> None:
     found, problems = load(Path(write("c.py", f"# first line\n{line}\nseed = 3\n")))
@@ -135,16 +134,16 @@ def test_anything_else_is_refused_with_file_and_line_and_never_run(
         else problem.what.startswith("c.py:2: ")
     )
     assert "depth = 12" in problem.allowed or "numbers, text" in problem.allowed
-    # The rest of the file is read all the same: all problems at once.
+    # The rest of the file is still parsed: all problems are reported at once.
     assert found["seed"][0] == 3
 
 
-def test_an_annotation_is_not_run_either(write: Write, home: Path) -> None:
+def test_annotations_are_not_executed(write: Write, home: Path) -> None:
     load(Path(write("c.py", f"depth: {MARK} = 3\n")))
     assert not (home / "marker").exists()
 
 
-def test_every_bad_line_is_told(write: Write) -> None:
+def test_every_bad_line_is_reported(write: Write) -> None:
     _, problems = load(Path(write("c.py", "import os\ndepth = f()\nseed = 2 ** 3\n")))
     assert [p.what.split(" ")[0] for p in problems] == ["c.py:1:", "c.py:2:", "c.py:3:"]
     assert "'import os'" in problems[0].what
@@ -162,7 +161,7 @@ def test_every_bad_line_is_told(write: Write) -> None:
         ("depth = 0x\n", 1, "depth = 0x"),
     ],
 )
-def test_a_syntax_error_tells_file_and_line(text: str, line: int, shown: str, write: Write) -> None:
+def test_a_syntax_error_has_file_and_line(text: str, line: int, shown: str, write: Write) -> None:
     problem = refused(write("c.py", text))
     assert problem.what.startswith(f"c.py:{line}: ")
     assert shown in problem.what
@@ -175,7 +174,7 @@ def test_a_syntax_error_tells_file_and_line(text: str, line: int, shown: str, wr
         "depth = " + "(" * 500 + "1" + ")" * 500,
         "depth = " + "-" * 5000 + "1",
         "depth = 1" + " + 1" * 5000,
-        # Python can parse these, but they are too deep for a recursive evaluation.
+        # Python parses these, but they are too deep for a recursive evaluation.
         "depth = " + "-" * 2000 + "1",
         "depth = 1" + " + 1" * 2000,
         "depth = " + "1" * 5000,
@@ -190,12 +189,12 @@ def test_a_syntax_error_tells_file_and_line(text: str, line: int, shown: str, wr
         "digits",
     ],
 )
-def test_what_is_too_much_for_python(text: str, write: Write) -> None:
+def test_expressions_beyond_the_limits_of_python(text: str, write: Write) -> None:
     assert refused(write("c.py", text)).what.startswith("c.py:1: ")
 
 
-def test_no_line_can_make_a_number_that_fills_the_memory(write: Write) -> None:
-    # Squaring again and again: 40 such lines would need a terabyte.
+def test_huge_numbers_are_rejected(write: Write) -> None:
+    # Repeated squaring: 40 such lines would need a terabyte.
     start = time.monotonic()
     _, problems = load(Path(write("c.py", "depth = 10\n" + "depth = depth * depth\n" * 16)))
     assert problems
@@ -224,28 +223,28 @@ def test_json(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"depth": 12,\n "seed": }', "c.json:2:10: "),
         ("", "c.json:1:1: "),
         ("{'depth': 12}", "c.json:1:2: "),
         ('{"depth": 12', "c.json:1:"),
-        ("[12]", "holds a list"),
-        ("12", "holds a int"),
-        ("null", "holds a NoneType"),
-        ('"depth"', "holds a str"),
+        ("[12]", "a list instead of"),
+        ("12", "a number instead of"),
+        ("null", "null instead of"),
+        ('"depth"', "text instead of"),
         ("[" * 200_000, "nested too deep"),
         ('{"depth": ' + "1" * 5000 + "}", "c.json"),
     ],
     ids=["comma", "empty", "quotes", "cut", "list", "number", "null", "text", "deep", "digits"],
 )
-def test_json_that_is_no_flat_object(text: str, said: str, write: Write) -> None:
+def test_json_must_be_a_flat_object(text: str, expected: str, write: Write) -> None:
     problem = refused(write("c.json", text))
-    assert said in problem.what
+    assert expected in problem.what
     assert '{"depth": 12}' in problem.allowed
 
 
-def test_json_as_editors_accept_it_with_comments_and_a_trailing_comma(write: Write) -> None:
+def test_json_with_comments_and_trailing_commas(write: Write) -> None:
     text = (
         '{\n  // why, with a "quote"\n  "data": "http://x,]", // here, too\n  "seed": 4, // '
         "the "
@@ -259,7 +258,7 @@ def test_json_as_editors_accept_it_with_comments_and_a_trailing_comma(write: Wri
     assert "c.json:4:1: " in refused(write("c.json", '{\n"seed": 4,\n"depth": 12,,\n}')).what
 
 
-def test_json_keys_given_twice(write: Write) -> None:
+def test_duplicate_json_keys(write: Write) -> None:
     _, problems = load(Path(write("c.json", '{"depth": 1, "seed": 2, "depth": 3, "seed": 2}')))
     assert [p.what for p in problems] == [
         "c.json: 'depth' is given twice",
@@ -267,45 +266,45 @@ def test_json_keys_given_twice(write: Write) -> None:
     ]
 
 
-def test_files_that_are_none(write: Write, home: Path) -> None:
+def test_unusable_files(write: Write, home: Path) -> None:
     (home / "folder.py").mkdir()
     write("folder.py/inside.py", "depth = 1\n")
     (home / "dangling.py").symlink_to("nowhere")
     write("text.txt", "depth = 1\n")
     write("latin.py", b"# caf\xe9\ndepth = 1\n")
     write("latin.json", b'{"data": "caf\xe9"}')
-    said = {
+    expected = {
         "missing.py": "does not exist",
         "dangling.py": "does not exist",
         "text.txt/c.py": "does not exist",
         "folder.py": "is a directory",
         "text.txt": "is neither .py nor .json",
-        "latin.py": "can not be read",
-        "latin.json": "can not be read",
+        "latin.py": "cannot be read",
+        "latin.json": "cannot be read",
     }
-    for name, words in said.items():
+    for name, words in expected.items():
         problem = refused(name)
         assert f"config {name} {words}" in problem.what
         assert problem.allowed
     assert "folder.py/inside.py" in refused("folder.py").fixes[0]
 
 
-def test_a_name_longer_than_any_file_s(home: Path) -> None:
+def test_a_name_beyond_the_limit_of_the_file_system(home: Path) -> None:
     assert "does not exist" in refused("x" * 300 + ".py").what
 
 
-def test_a_file_that_may_not_be_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("c.py", "depth = 1\n")
 
     def denied(*args: object, **kwargs: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    # Tests may run as root, who may read everything.
+    # Tests may run as root, which can read everything.
     monkeypatch.setattr(Path, "read_text", denied)
-    assert "config c.py can not be read: [Errno 13] Permission denied" in refused(path).what
+    assert "config c.py cannot be read: [Errno 13] Permission denied" in refused(path).what
 
 
-def test_the_ready_configs_are_offered_instead_of_a_missing_one(write: Write) -> None:
+def test_provided_configs_are_suggested_for_a_missing_one(write: Write) -> None:
     write("configs/dual_gpu/balanced.py", "depth = 16\n")
     write("configs/dual_gpu/__init__.py", "")
     (fix,) = refused("configs/dual_gpu/balancd.py").fixes
@@ -313,6 +312,6 @@ def test_the_ready_configs_are_offered_instead_of_a_missing_one(write: Write) ->
     assert "__init__" not in fix
 
 
-def test_reading_leaves_no_compiled_file_behind(write: Write, home: Path) -> None:
+def test_reading_creates_no_compiled_file(write: Write, home: Path) -> None:
     values(write("c.py", "depth = 1\n"))
     assert os.listdir(home) == ["c.py"]

@@ -1,4 +1,4 @@
-"""Every way to write a flag, and the names that are none."""
+"""Spellings of flags, and unknown names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def texts(*argv: str) -> dict[str, str]:
         ["--max-seq_len", "64"],
     ],
 )
-def test_ways_to_give_a_value(argv: list[str]) -> None:
+def test_spellings_of_a_value(argv: list[str]) -> None:
     line = good(*argv)
     assert {n: t for n, (t, _) in line.flags.items()} == {"max_seq_len": "64"}
     assert line.flags["max_seq_len"][1] == argv[0].partition("=")[0]
@@ -53,7 +53,7 @@ def test_ways_to_give_a_value(argv: list[str]) -> None:
         (["--persistent_workers", "--depth=2"], "true"),
     ],
 )
-def test_ways_to_switch(argv: list[str], text: str) -> None:
+def test_spellings_of_a_switch(argv: list[str], text: str) -> None:
     assert texts(*argv)["persistent_workers"] == text
 
 
@@ -67,20 +67,20 @@ def test_words_for_true_and_false(word: str, other: str, value: bool) -> None:
     assert resolved.config.debug is value
 
 
-def test_a_switch_does_not_take_the_config_for_its_value() -> None:
+def test_a_switch_does_not_consume_the_config() -> None:
     line = good("--debug", "a.py")
     assert (line.positional, line.on("debug")) == (["a.py"], True)
     line = good("--dry_run", "2", "a.py")
     assert (line.positional, line.on("dry_run")) == (["2", "a.py"], True)
 
 
-def test_a_switch_does_not_take_the_number_of_processes_for_its_value() -> None:
+def test_a_switch_does_not_consume_the_number_of_processes() -> None:
     # ./launch_train.sh --dry_run 1 a.py
     line = good("--dry_run", "1", "a.py")
     assert (line.positional, line.on("dry_run")) == (["1", "a.py"], True)
 
 
-def test_actions_are_off_unless_said() -> None:
+def test_actions_are_off_by_default() -> None:
     assert not good().on("dry_run")
     assert good("--dry_run").on("dry_run")
     assert good("--dry-run").on("dry_run")
@@ -93,7 +93,7 @@ def test_positional_arguments_keep_their_order_among_flags() -> None:
     assert line.positional == ["2", "a b.py", "c.py"]
 
 
-def test_odd_values_arrive_as_they_are() -> None:
+def test_unusual_values_are_kept() -> None:
     assert texts("--data=a=b c\nd")["data"] == "a=b c\nd"
     assert texts("--run_name", "-x")["run_name"] == "-x"
     assert texts("--run_name=")["run_name"] == ""
@@ -113,7 +113,7 @@ def test_odd_values_arrive_as_they_are() -> None:
         ("--dryrun", "--dry_run"),
     ],
 )
-def test_the_nearest_name_is_offered_first(typed: str, fix: str) -> None:
+def test_the_nearest_name_is_suggested_first(typed: str, fix: str) -> None:
     line = parse([typed])
     assert line.problems == [] and [one.typed for one in line.unknown] == [typed.partition("=")[0]]
     found = meant.name(line.unknown[0].name, line.unknown[0].text, FIELDS, actions=SWITCHES)
@@ -125,7 +125,7 @@ def test_the_nearest_name_is_offered_first(typed: str, fix: str) -> None:
     "typed",
     ["qqqqqq=1", "vocab=3", "block_siz=12", "n_heads=4", "dept=twelve", "seed_=first", "eval=x"],
 )
-def test_a_name_that_is_like_none_or_whose_value_does_not_fit(typed: str) -> None:
+def test_no_suggestion_without_a_similar_name_and_valid_value(typed: str) -> None:
     name, _, text = typed.partition("=")
     found = meant.name(name, text, FIELDS, actions=SWITCHES).changes
     assert not any("vocab_size" in changes or "depth" in changes for changes in found)
@@ -136,7 +136,7 @@ def test_a_secret_is_not_repeated() -> None:
     assert meant.name("wandb_api_key", "abc", FIELDS).changes == ()
 
 
-def test_unknown_flags_know_their_words() -> None:
+def test_unknown_flags_have_their_position() -> None:
     line = parse(["2", "--max_steps", "100", "c.py", "--fp16", "d.py", "-depth=3"])
     assert [(one.typed, one.text, one.start, one.stop) for one in line.unknown] == [
         ("--max_steps", "100", 1, 3),
@@ -146,14 +146,14 @@ def test_unknown_flags_know_their_words() -> None:
     assert (line.positional, line.positional_at) == (["2", "c.py", "d.py"], [0, 3, 5])
 
 
-def test_an_unknown_flag_takes_its_value_with_it() -> None:
+def test_an_unknown_flag_consumes_its_value() -> None:
     assert parse(["--depht", "12", "a.py"]).positional == ["a.py"]
     assert parse(["--depht", "a.py"]).positional == ["a.py"]
     assert parse(["--depht=12", "a.py"]).positional == ["a.py"]
 
 
 @pytest.mark.parametrize("word", ["-x", "-depth=12", "-5"])
-def test_one_dash_is_no_flag(word: str) -> None:
+def test_a_single_dash_is_not_a_flag(word: str) -> None:
     problem = only(wrong(word))
     assert word.partition("=")[0] in problem.what
     assert "--depth=12" in problem.allowed

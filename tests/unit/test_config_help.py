@@ -1,4 +1,4 @@
-"""The option list of --help: complete, and fast."""
+"""The option list of --help is complete and fast."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_how_values_are_shown() -> None:
     assert line_of("run_name").endswith("(default '')")
 
 
-def test_it_needs_the_standard_library_only() -> None:
-    # As the shell calls it before anything is installed.
+def test_help_needs_only_the_standard_library() -> None:
+    # Called like this by the shell before anything is installed.
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import training.plan.option_help as h; "
         "print('\\n'.join(h.option_lines()))"

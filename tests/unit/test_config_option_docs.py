@@ -1,11 +1,8 @@
-"""docs/option_files.md says of every key what the code does with it."""
+"""Every key of the option files is in one table of docs/option_files.md (made by docs/tables.py)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
+from tests.conftest import ROOT
 from training.tasks.video_restoration.kair.keys import (
     AGREE,
     KEYS,
@@ -13,72 +10,9 @@ from training.tasks.video_restoration.kair.keys import (
     SAME_AS_TRAIN,
     UNUSED,
     Key,
-    leaf,
 )
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/option_files.md").read_text(encoding="utf-8")
-
-
-def used() -> list[str]:
-    """Keys that have another name here, or a remark."""
-    lines = ["| key | sets | |", "|---|---|---|"]
-    for name, key in KEYS.items():
-        absent = "" if key.absent is None else f"not there: {str(key.absent).lower()}"
-        if key.field and (key.why or absent or leaf(name) != key.field):
-            lines.append(f"| `{name}` | `{key.field}` | {key.why or absent} |")
-    return lines
-
-
-def same() -> list[str]:
-    """Keys that are called the same here."""
-    sections: dict[str, list[str]] = {}
-    for name, key in KEYS.items():
-        if leaf(name) == key.field and not key.why and key.absent is None:
-            sections.setdefault(name.rpartition(".")[0], []).append(f"`{key.field}`")
-    return ["| section | keys |", "|---|---|"] + [
-        f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()
-    ]
-
-
-def told() -> list[str]:
-    lines = ["| key | |", "|---|---|"]
-    return lines + [
-        f"| `{name}` | {key.why} |"
-        for name, key in KEYS.items()
-        if key.why and not key.field and key.harmless is None
-    ]
-
-
-def lacks() -> list[str]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, key in KEYS.items():
-        if key.harmless is not None:
-            section, _, word = name.rpartition(".")
-            both = all(f"datasets.{part}.{word}" in KEYS for part in ("train", "test"))
-            names = groups.setdefault(
-                ("datasets.*" if both and section.startswith("datasets") else section, key.why), []
-            )
-            names += [f"`{word}`"] if f"`{word}`" not in names else []
-    rows = [
-        f"| `{section}`: {', '.join(names)} | {why} |" for (section, why), names in groups.items()
-    ]
-    return ["| keys | |", "|---|---|", *rows]
-
-
-def unused() -> list[str]:
-    sections: dict[str, list[str]] = {}
-    for name, key in KEYS.items():
-        if key == UNUSED:
-            sections.setdefault(name.rpartition(".")[0], []).append(f"`{leaf(name)}`")
-    return ["| section | keys |", "|---|---|"] + [
-        f"| {f'`{s}`' if s else 'at the top'} | {', '.join(n)} |" for s, n in sections.items()
-    ]
-
-
-@pytest.mark.parametrize("table", [used, same, told, lacks, unused])
-def test_the_page_has_the_tables_of_the_code(table: object) -> None:
-    lines = table()  # type: ignore[operator]
-    assert "\n".join(lines) in PAGE, "the page should have:\n" + "\n".join(lines)
+PAGE = (ROOT / "docs/option_files.md").read_text(encoding="utf-8")
 
 
 def test_every_key_is_in_one_table() -> None:

@@ -1,4 +1,4 @@
-"""A key in an option file: given out by its own function alone, and never shown."""
+"""Secrets in an option file: returned by one function only and never shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import only
-from tests.unit.test_config_option_file import KEY, KNOWN, read, said, small
+from tests.unit.option_files import KEY, KNOWN, read, small, visible
 from training.config import resolve
 from training.config.flags import CommandLine
 from training.tasks.video_restoration.kair import keys
@@ -20,7 +20,7 @@ from training.tasks.video_restoration.kair.loader import api_key, load
 # Secrets.
 
 
-def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
+def test_only_one_function_returns_the_key(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(
         json.dumps(small(logging__use_wandb=True, logging__wandb_api_key=f" {KEY} ")) + "// end",
@@ -29,29 +29,29 @@ def test_a_key_is_given_out_by_its_own_function_alone(tmp_path: Path) -> None:
     loaded = load(path, path.read_text(encoding="utf-8"))
     assert loaded.problems == []
     assert api_key(path) == KEY
-    assert KEY not in said(loaded)
-    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used and written nowhere")
+    assert KEY not in visible(loaded)
+    assert only(loaded.notes).startswith(f"the W&B key in {path}:1 is used but never written")
 
 
 @pytest.mark.parametrize("held", ["", "  ", None, 5, {"a": KEY}, [KEY]])
-def test_what_is_no_key_is_none(held: Any, tmp_path: Path) -> None:
+def test_invalid_keys_are_none(held: Any, tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     tree = small(logging__wandb_api_key=held)
     path.write_text(json.dumps(tree), encoding="utf-8")
     assert api_key(path) is None
     loaded = read(tree)
-    assert KEY not in said(loaded)
+    assert KEY not in visible(loaded)
     assert len(loaded.problems) == (held is not None and not isinstance(held, str))
 
 
-def test_no_key_of_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_has_no_key(tmp_path: Path) -> None:
     assert api_key(tmp_path / "none.json") is None
     for content in (b"{", b"\xff\xfe", b"[1]", b'{"logging": 5}', b""):
         (tmp_path / "o.json").write_bytes(content)
         assert api_key(tmp_path / "o.json") is None
 
 
-PLAIN = "correct-horse-battery"  # a key that no pattern would know
+PLAIN = "correct-horse-battery"  # a key that matches no pattern
 
 
 @each("secret", [KEY, PLAIN])
@@ -78,9 +78,9 @@ PLAIN = "correct-horse-battery"  # a key that no pattern would know
         '{"logging": [{"wandb_api_key": "SECRET"}]}',
     ],
 )
-def test_a_key_is_never_shown_whatever_is_wrong_with_it(text: str, secret: str) -> None:
+def test_a_key_is_never_shown_in_errors(text: str, secret: str) -> None:
     loaded = read(text.replace("SECRET", secret))
-    assert secret not in said(loaded)
+    assert secret not in visible(loaded)
 
 
 ODD = [
@@ -102,9 +102,8 @@ ODD = [
 
 
 @each("dotted", [*sorted(KEYS), *sorted(keys.SECTIONS), "duet.device", "unknown"])
-def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
-    """No crash, nothing that a screen takes for a command, and nothing of what is within
-    objects."""
+def test_any_value_of_any_key_is_handled(dotted: str) -> None:
+    """No crash, no escape sequences, and no contents of objects in a message."""
     for odd in ODD:
         for also in (
             {},
@@ -117,11 +116,11 @@ def test_any_value_of_any_key_has_an_answer(dotted: str) -> None:
         ):
             loaded = read(small(**also | {dotted.replace(".", "__"): odd}))
             resolved = resolve.resolve(CommandLine(), loaded.values, {}, fields=KNOWN)
-            told = [line for problem in loaded.problems for line in problem.lines()] + [
+            texts = [line for problem in loaded.problems for line in problem.lines()] + [
                 *loaded.notes,
                 loaded.title,
             ]
-            assert all(line.isprintable() for line in told)
-            assert PLAIN not in said(loaded)
+            assert all(line.isprintable() for line in texts)
+            assert PLAIN not in visible(loaded)
             assert set(loaded.values) <= set(KNOWN)
             assert all(problem.what for problem in resolved.problems)

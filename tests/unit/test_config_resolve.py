@@ -1,4 +1,4 @@
-"""Which source wins, and that every value is of its type and in its range."""
+"""Precedence of sources, and the type and range of every value."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_flag_over_environment_over_resumed_run_over_file_over_default() -> None
         assert (accepted(resolved).seed, resolved.origins["seed"]) == (value, origin)
 
 
-def test_the_origin_of_a_flag_is_as_it_was_typed() -> None:
+def test_the_origin_of_a_flag_is_its_spelling() -> None:
     resolved = merge("--max-seq-len=64", "--no-tensorboard")
     assert resolved.origins["max_seq_len"] == "from --max-seq-len on the command line"
     assert resolved.origins["tensorboard"] == "from --no-tensorboard on the command line"
@@ -82,7 +82,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         other = 0.25 if name in ("warmup_ratio", "warmdown_ratio") else other
     else:
         other = "something"
-    # Its condition; the other fields stay as they are.
+    # Its precondition; other fields keep their values.
     more = {"num_workers": "1"} if name == "persistent_workers" else {}
     extra = [f"--{n}={v}" for n, v in more.items()]
     assert getattr(accepted(merge(f"--{name}={other}", *extra)), name) == other
@@ -111,7 +111,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         ("device_batch_size", "AUTO"),
         ("total_batch_size", "0"),
         ("total_batch_size", "-24576"),
-        # The divisors of the largest total are looked for one by one.
+        # The search for divisors of the largest total is linear.
         ("total_batch_size", str(10**18)),
         ("device_batch_size", str(10**18)),
         ("total_batch_size", "24_576 tokens"),
@@ -141,12 +141,12 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         ("hang_timeout", "-1"),
         ("hang_timeout", "10m"),
         ("retries", "101"),
-        # A variable that is not set: --data=$TEXT. It would mean the current folder.
+        # An unset variable, as in --data=$TEXT, would mean the current folder.
         ("data", ""),
         ("out_dir", ""),
     ],
 )
-def test_text_that_is_no_value(name: str, text: str) -> None:
+def test_invalid_text(name: str, text: str) -> None:
     sources = {
         f"from --{name} on the command line": merge(f"--{name}={text}"),
         f"from DUET_{name.upper()} in the environment": merge(env={f"DUET_{name.upper()}": text})
@@ -154,18 +154,18 @@ def test_text_that_is_no_value(name: str, text: str) -> None:
         else None,
     }
     for origin, resolved in sources.items():
-        if resolved is None:  # an empty variable is an unset one
+        if resolved is None:  # an empty variable counts as unset
             continue
         problem = refused(resolved)
         assert problem.what.startswith(f"{name} is {text[:50]!r}"[:50])
         assert origin in problem.what
         assert problem.allowed
-        # The rest of the checks works on a sound value.
+        # The other checks use a valid value.
         assert getattr(resolved.config, name) == FIELDS[name].default
 
 
 @each(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [
         ("depth", "12", "a str"),
         ("depth", True, "a bool"),
@@ -204,16 +204,14 @@ def test_text_that_is_no_value(name: str, text: str) -> None:
         ("run_name", None, "a NoneType"),
     ],
 )
-def test_values_of_a_file_that_have_the_wrong_type_or_range(
-    name: str, value: object, said: str
-) -> None:
+def test_file_values_of_wrong_type_or_range(name: str, value: object, expected: str) -> None:
     resolved = merge(file={name: value})
     problem = refused(resolved)
     assert problem.what.startswith(
         f"{name} is {str(value)[:20]}" if isinstance(value, int) else f"{name} is {value!r}"
     )
     assert "(from c.py:1)" in problem.what
-    assert said in "\n".join(problem.lines())
+    assert expected in "\n".join(problem.lines())
     assert getattr(resolved.config, name) == FIELDS[name].default
 
 
@@ -246,20 +244,20 @@ def test_text_at_the_limits(name: str, text: str, value: object) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
-def test_files_may_say_numbers_and_switches_naturally() -> None:
+def test_compile_may_be_a_number_or_bool_in_a_file() -> None:
     config = accepted(merge(file={"matrix_lr": 1, "compile": True, "device_batch_size": "auto"}))
     assert (config.matrix_lr, config.compile, config.device_batch_size) == (1.0, "1", "auto")
     assert type(config.matrix_lr) is float
     assert accepted(merge(file={"compile": False})).compile == "0"
 
 
-def test_unknown_names_of_a_file_with_the_nearest() -> None:
+def test_unknown_names_in_a_file_get_suggestions() -> None:
     problem = refused(merge(file={"depht": 12}))
     assert problem.what == "depht is not a known field (c.py:1)"
     assert problem.fixes == ["depth = 12   # c.py:1"]
     assert refused(merge(file={"qqqqqq": 12})).fixes == []
     assert refused(merge(file={"depht": "twelve"})).fixes == [], "the value must fit"
-    # Actions are flags only.
+    # Actions are not allowed in files.
     assert "dry_run" in refused(merge(file={"dry_run": True})).what
 
 
@@ -279,7 +277,7 @@ def test_variables_of_other_tools() -> None:
         refused(merge(env={"TORCH_COMPILE": "yes"})).what
         == "compile is 'yes' (from TORCH_COMPILE in the environment)"
     )
-    # Ours is the more particular.
+    # The DUET_ variable is more specific.
     assert accepted(merge(env={"TORCH_COMPILE": "0", "DUET_COMPILE": "1"})).compile == "1"
     assert accepted(merge("--wandb_mode=disabled", env=env)).wandb_mode == "disabled"
 
@@ -295,9 +293,9 @@ def test_an_empty_variable_is_an_unset_one() -> None:
     assert accepted(merge(env={"DUET_DEPTH": "", "TORCH_COMPILE": ""})) == Config()
 
 
-def test_a_variable_of_ours_with_a_typing_error() -> None:
+def test_a_misspelled_variable() -> None:
     problem = refused(merge(env={"DUET_DEPHT": "12", "HOME": "/root", "duet_depth": "3"}))
-    assert problem.what == "DUET_DEPHT is in the environment but sets no field"
+    assert problem.what == "DUET_DEPHT is set in the environment but matches no field"
     assert (problem.fixes[0], problem.fixes[-1]) == (
         "unset DUET_DEPHT; export DUET_DEPTH=12",
         "unset DUET_DEPHT",
@@ -305,7 +303,7 @@ def test_a_variable_of_ours_with_a_typing_error() -> None:
     assert refused(merge(env={"DUET_DRY_RUN": "1"})).fixes[-1] == "unset DUET_DRY_RUN"
 
 
-def test_variables_by_which_our_own_parts_talk_are_no_mistake() -> None:
+def test_internal_variables_are_accepted() -> None:
     names = ["ROOT", "RUN_DIR", "LOG_FILE", "SCRIPT"]
     assert accepted(merge(env={f"DUET_{n}": "x" for n in names})) == Config()
 
@@ -333,13 +331,13 @@ def test_all_problems_of_all_sources_at_once() -> None:
         env={"DUET_TYPO": "1", "TORCH_COMPILE": "x", "DUET_DEVICE": "tpu"},
         old={"retries": (-1, "resumed run r1")},
     )
-    told = [p.what.split(" ")[0] for p in resolved.problems]
-    assert sorted(told) == sorted(
+    found = [p.what.split(" ")[0] for p in resolved.problems]
+    assert sorted(found) == sorted(
         ["nonsense", "DUET_TYPO", "depth", "matrix_lr", "seed", "compile", "device", "retries"]
     )
 
 
-def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
+def test_checkpointing_more_blocks_than_the_model_has() -> None:
     assert (
         accepted(merge("--depth=4", "--activation_checkpointing=4")).activation_checkpointing == 4
     )
@@ -352,7 +350,7 @@ def test_no_more_blocks_are_checkpointed_than_there_are() -> None:
     assert problem.fixes == ["--activation_checkpointing=4", "--activation_checkpointing=auto"]
 
 
-def test_a_command_that_holds_a_secret_is_refused_without_showing_it() -> None:
+def test_a_secret_in_a_command_is_rejected_and_not_shown() -> None:
     for resolved in (
         merge("--notify=curl -u me:geheim https://host/"),
         merge(env={"DUET_NOTIFY": "curl https://me:geheim@host/"}),

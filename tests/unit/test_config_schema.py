@@ -1,4 +1,4 @@
-"""The surface: field names and defaults that scripts and saved runs depend on."""
+"""Public interface: field names and defaults that scripts and saved runs depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.config.schema import FIELDS, GROUPS, Config, describe, kind
 
 CONFIGS = ROOT / "configs/dual_gpu"
 
-# A rename or a removal breaks somebody's script: it has to be made here too, on purpose.
+# A rename or removal breaks user scripts, so it must be repeated here on purpose.
 SURFACE = """
     task depth max_seq_len dropout device_batch_size total_batch_size activation_checkpointing loss_chunks num_iterations
     num_epochs eval_every eval_tokens log_every sample_tokens optimizer matrix_lr embedding_lr unembedding_lr
@@ -23,7 +23,7 @@ SURFACE = """
 """
 ACTIONS = ["config", "dry_run", "explain", "check", "json", "script", "save_config", "help"]
 
-# Promised from the start; unlike the rest of SURFACE they may never change.
+# Unlike the rest of SURFACE, these must never change.
 FIXED = """
     depth device_batch_size total_batch_size max_seq_len num_iterations num_epochs eval_every save_every resume run_name
     device precision seed data num_workers persistent_workers find_unused_parameters use_static_graph hang_timeout
@@ -58,7 +58,7 @@ def values(name: str) -> dict[str, object]:
         ("aggressive", 20, 14, 86016, 3072),
     ],
 )
-def test_the_origin_s_configs(
+def test_values_of_the_shipped_configs(
     name: str, depth: int, device_batch_size: int, total_batch_size: int, max_seq_len: int
 ) -> None:
     assert values(name) == {
@@ -69,14 +69,14 @@ def test_the_origin_s_configs(
     }
 
 
-def test_quickstart_suits_any_machine() -> None:
+def test_quickstart_fits_any_machine() -> None:
     found = values("quickstart")
     assert (found["device"], found["data"]) == ("auto", "stdlib")
     # Two ranks, no accumulation.
     assert found["total_batch_size"] == 2 * found["device_batch_size"] * found["max_seq_len"]  # type: ignore[operator]
 
 
-def test_there_are_these_four_configs() -> None:
+def test_the_shipped_configs() -> None:
     assert sorted(p.stem for p in CONFIGS.glob("*.py")) == [
         "__init__",
         "aggressive",
@@ -87,7 +87,7 @@ def test_there_are_these_four_configs() -> None:
     assert loader.load(CONFIGS / "__init__.py") == ({}, [])
 
 
-def test_the_defaults_are_those_of_conservative() -> None:
+def test_the_defaults_match_conservative() -> None:
     default = vars(Config())
     assert {n: default[n] for n in values("conservative")} == values("conservative")
 
@@ -122,7 +122,7 @@ def test_every_field_is_described_and_its_default_allowed(name: str) -> None:
     if meta["high"] is not None and field.default not in meta["words"]:
         assert field.default <= meta["high"]
     if kind(name) in ("int", "float"):
-        assert meta["low"] is not None, "a number without a lower limit accepts nonsense"
+        assert meta["low"] is not None, "a number needs a lower limit"
 
 
 def test_every_group_is_used() -> None:
@@ -140,10 +140,10 @@ def test_every_group_is_used() -> None:
         ("run_name", "text"),
     ],
 )
-def test_what_is_allowed_in_words(name: str, text: str) -> None:
+def test_descriptions_of_allowed_values(name: str, text: str) -> None:
     assert describe(name) == text
 
 
-def test_auto_is_said_where_it_is_allowed() -> None:
+def test_auto_is_described_where_allowed() -> None:
     assert describe("device_batch_size").endswith(", or auto (sequences per rank)")
     assert "auto" not in describe("depth")

@@ -1,4 +1,5 @@
-"""Which commands would put a secret into plan.json, the log and the list of processes."""
+"""Detection of secrets in commands, which would appear in plan.json, the log and the process
+list."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ CLEAN = [
     "curl https://api.telegram.org/bot$TELEGRAM_TOKEN/sendMessage",
     'mail -s "$DUET_TITLE" me@example.com',
     'notify-send "the key changed now" "$DUET_TEXT"',
-    "python ~/tools/tell_everybody_that_a_run_has_ended.py --key-file=/home/me/.key",
-    "TOKEN=`cat ~/.token` ~/bin/tell",
+    "python ~/tools/post_the_result.py --key-file=/home/me/.key",
+    "TOKEN=`cat ~/.token` ~/bin/post",
 ]
 SECRET = [
     'curl -H "Authorization: Bearer tk_geheim1234" https://host/',
@@ -37,31 +38,31 @@ SECRET = [
     "curl https://open.feishu.cn/open-apis/bot/v2/hook/geheim-bbbb-cccc",
     "curl https://api.telegram.org/bot123456:geheimgeheim/sendMessage",
     "curl https://hc-ping.com/aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee",
-    "tell --token geheim123456 now",
-    "tell --api-key=geheim123456",
+    "post --token geheim123456 now",
+    "post --api-key=geheim123456",
     "curl https://api.day.app/geheimGEHEIM/title",
     "curl https://maker.ifttt.com/trigger/run/with/key/geheim0123",
     "curl --oauth2-bearer geheim0123 https://host/",
     "sshpass -p geheim ssh host",
-    "MY_TOKEN=geheim12 tell",
-    "tell " + "a1" * 20,
+    "MY_TOKEN=geheim12 post",
+    "post " + "a1" * 20,
 ]
 
 
 @each("command", CLEAN)
-def test_what_the_shell_fills_in_is_no_secret(command: str) -> None:
+def test_shell_expansions_are_not_secrets(command: str) -> None:
     assert first(command) == ""
     assert problems(command, "default") == []
 
 
 @each("command", SECRET)
-def test_a_secret_is_refused_without_being_shown(command: str) -> None:
+def test_a_secret_is_rejected_and_not_shown(command: str) -> None:
     (problem,) = problems(command, "from --notify on the command line")
     text = "\n".join(problem.lines())
-    assert "notify (from --notify on the command line) holds what looks like a secret" in text
+    assert "notify (from --notify on the command line) contains what looks like a secret" in text
     assert "$NTFY_TOKEN" in text and "single quotes" in text
     assert "geheim" not in text and "a1a1" not in text
 
 
-def test_nothing_is_asked_of_an_empty_command() -> None:
+def test_an_empty_command_is_accepted() -> None:
     assert first("") == ""

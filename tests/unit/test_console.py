@@ -1,4 +1,4 @@
-"""Messages: the same words on the console and in the log, colours only where a person sees them."""
+"""Console log: equal text on the console and in the log file, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("say", "level"),
+    ("write", "level"),
     [
         (console.info, "INFO"),
         (console.success, "SUCCESS"),
@@ -41,23 +41,23 @@ class Terminal(io.StringIO):
     ],
 )
 def test_the_format_on_standard_error_only(
-    say: object, level: str, capsys: pytest.CaptureFixture[str]
+    write: object, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    say("a message")  # type: ignore[operator]
+    write("a message")  # type: ignore[operator]
     out, err = capsys.readouterr()
     assert re.fullmatch(LINE.format(level=level, text="a message"), err)
     assert out == ""
 
 
-def test_the_log_gets_what_the_console_gets_and_keeps_what_was_there(
+def test_the_log_matches_the_console_and_is_appended_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "x.log"
-    log.write_text("said by the shell\n")
+    log.write_text("logged by the shell\n")
     console.open_log(log)
     console.info("one\ntwo")
     console.raw("| a table |\n")
-    assert log.read_text() == "said by the shell\n" + capsys.readouterr().err
+    assert log.read_text() == "logged by the shell\n" + capsys.readouterr().err
 
 
 def test_colours_on_a_terminal_never_in_the_log(
@@ -80,7 +80,7 @@ def test_colours_on_a_terminal_never_in_the_log(
 @pytest.mark.parametrize(
     "variables", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}]
 )
-def test_no_colours_when_not_wanted(
+def test_no_colours_with_no_color_or_a_dumb_terminal(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal()
@@ -91,7 +91,7 @@ def test_no_colours_when_not_wanted(
     assert terminal.getvalue().startswith("[INFO] ")
 
 
-def test_the_log_shows_what_a_terminal_shows_in_the_end(
+def test_the_log_has_the_final_state_of_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console.open_log(tmp_path / "x.log")
@@ -100,18 +100,18 @@ def test_the_log_shows_what_a_terminal_shows_in_the_end(
     assert capsys.readouterr().err == ""
 
 
-def test_a_full_disk_is_said_once_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     console.open_log("/dev/full")
     for n in range(3):
         console.info(f"message {n}")
     err = capsys.readouterr().err
-    assert err.count("can not be written any more") == 1
+    assert err.count("any more: ") == 1
     assert [f"message {n}\n" in err for n in range(3)] == [True] * 3
 
 
-def test_a_closed_terminal_stops_nothing_and_the_log_goes_on(
+def test_the_log_continues_after_the_terminal_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(io.StringIO):
@@ -124,13 +124,13 @@ def test_a_closed_terminal_stops_nothing_and_the_log_goes_on(
     assert "still here" in (tmp_path / "x.log").read_text()
 
 
-def test_text_that_is_no_unicode_does_not_stop_a_message(tmp_path: Path) -> None:
+def test_text_with_invalid_unicode_is_logged(tmp_path: Path) -> None:
     console.open_log(tmp_path / "x.log")
     console.info("caf\udce9.txt")
     assert "caf?.txt" in (tmp_path / "x.log").read_text()
 
 
-def test_a_log_that_can_not_be_opened_raises(tmp_path: Path) -> None:
+def test_an_unwritable_log_raises(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         console.open_log(tmp_path / "missing" / "x.log")
 
@@ -155,7 +155,7 @@ def test_a_report_shows_every_problem_with_its_fix(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith("1 problem; stopped (exit 3)\n")
 
 
-def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(
+def test_a_message_starts_on_a_new_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console.left_open(b"Epoch: 1, Iter: 5")
@@ -165,7 +165,7 @@ def test_a_message_does_not_stand_at_the_end_of_a_ranks_unfinished_line(
     assert before == "" and first.endswith("first") and second.startswith("[INFO]")
 
 
-def test_a_progress_bar_makes_room_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_replaces_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     master, terminal = os.openpty()
     with os.fdopen(terminal, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)

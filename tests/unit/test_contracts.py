@@ -1,5 +1,4 @@
-"""The records that stages hand to each other: as they are declared, as older versions wrote them,
-and that nothing untyped comes back."""
+"""Records in the run directory: their declarations, older versions, and no untyped dicts."""
 
 from __future__ import annotations
 
@@ -28,26 +27,26 @@ from training.tasks.gpt.memory import Estimate
 from training.trainer.checkpoint import TrainProgress
 
 UNTYPED = re.compile(r"\bdict\[str, Any\]")
-# What may hold anything, and why; everything else is a record with a type of its own.
+# Files with untyped dicts, with the reason; everything else is a typed record.
 ALLOWED = {
     "core/rundir.py": "reads a file that any version of Duet may have written",
-    "core/jsonl.py": "the name of that: Record",
-    "core/args.py": "values of flags, each of the type that its Flag reads",
-    "core/contracts/kinds.py": "values of configuration fields: their types stand in the schema",
-    "core/contracts/metrics.py": "figures that a task names itself",
-    "core/contracts/run_files.py": "shape and data of a task's model: the task knows what they are",
-    "core/contracts/state.py": "summary.json and failure.json as they are",
+    "core/jsonl.py": "defines Record",
+    "core/args.py": "values of flags, typed by their Flag",
+    "core/contracts/kinds.py": "values of configuration fields: their types are in the schema",
+    "core/contracts/metrics.py": "task-specific metrics",
+    "core/contracts/run_files.py": "task-specific shape and data",
+    "core/contracts/state.py": "summary.json and failure.json, unchanged",
     "data/loader.py": "torch's loader and its iterator",
     "tasks/optim.py": "torch's parameter groups",
-    "trainer/checkpoint.py": "what torch.save() takes",
+    "trainer/checkpoint.py": "arguments of torch.save()",
     "trainer/tracking.py": "arguments of wandb.init()",
-    "monitor/report/charts.py": "JSON of Vega-Lite",
-    "inspector/transformers.py": "what a model of the user's takes",
+    "monitor/report/chart_types.py": "JSON of Vega-Lite",
+    "inspector/transformers.py": "inputs of a user model",
 }
 
 
 def declared(record: Any) -> set[str]:
-    """Of a TypedDict, with what it inherits."""
+    """The fields of a TypedDict, including inherited ones."""
     return set(record.__annotations__)
 
 
@@ -74,17 +73,15 @@ def of(made_from: Any) -> set[str]:
         (events.StartFacts, TrainingLength, {"step", "world_size"}),
     ],
 )
-def test_a_record_has_the_fields_of_what_it_is_made_from(
-    record: Any, made_from: Any, more: set[str]
-) -> None:
-    """asdict() is cast to the record, so mypy does not compare them."""
+def test_records_match_their_dataclasses(record: Any, made_from: Any, more: set[str]) -> None:
+    """mypy does not compare them, since asdict() is cast to the record."""
     left_out = {name.removeprefix("-") for name in more if name.startswith("-")}
     assert declared(record) == (of(made_from) - left_out) | (
         more - {f"-{name}" for name in left_out}
     )
 
 
-def test_an_estimate_and_a_position_have_the_fields_of_their_records() -> None:
+def test_estimate_and_progress_match_their_records() -> None:
     none = Estimate(0, 0, 0, 0, 0, 0, 0, 0)
     assert declared(plan.MemoryRecord) == set(none.record())
     assert set(TrainProgress().record()) <= declared(run_files.ManifestRecord)
@@ -92,7 +89,7 @@ def test_an_estimate_and_a_position_have_the_fields_of_their_records() -> None:
     assert declared(state.HealthRow) >= {"rank", "pid", "phase"}
 
 
-def test_kinds_are_those_that_have_a_meaning() -> None:
+def test_every_kind_has_a_meaning() -> None:
     assert set(get_args(events.EventKind)) == codes.EVENTS.keys()
     assert set(get_args(kinds.HangKind)) | set(get_args(kinds.PeerKind)) <= codes.VERDICTS.keys()
 
@@ -114,7 +111,7 @@ def written(tmp_path: Path, **facts: object) -> rundir.RunDir:
 
 
 @pytest.mark.parametrize("version", [{}, {"schema_version": 1}])
-def test_a_plan_of_this_version_and_of_a_job_that_has_not_started_are_read(
+def test_plans_of_this_version_and_of_pending_jobs_are_read(
     tmp_path: Path, version: dict[str, int]
 ) -> None:
     known = standing.read_plan(written(tmp_path, **version))
@@ -122,7 +119,7 @@ def test_a_plan_of_this_version_and_of_a_job_that_has_not_started_are_read(
     assert (known["ranks"], known["config"]) == (2, {"depth": 3})
 
 
-def test_names_of_an_older_version_are_read_as_today_s(tmp_path: Path) -> None:
+def test_old_field_names_are_renamed(tmp_path: Path) -> None:
     run = written(
         tmp_path,
         schema_version=1,
@@ -147,7 +144,7 @@ def test_names_of_an_older_version_are_read_as_today_s(tmp_path: Path) -> None:
         ({"schema_version": 0}, "another version of Duet"),
     ],
 )
-def test_a_plan_of_a_later_version_is_refused_with_who_wrote_it(
+def test_a_plan_of_a_later_version_is_rejected_with_its_writer(
     tmp_path: Path, facts: dict[str, object], by: str
 ) -> None:
     run = written(tmp_path, **facts)
@@ -164,7 +161,7 @@ def test_a_plan_of_a_later_version_is_refused_with_who_wrote_it(
         assert part in problem.what
 
 
-def test_a_plan_that_is_missing_or_cut_is_none(tmp_path: Path) -> None:
+def test_a_missing_or_incomplete_plan_is_none(tmp_path: Path) -> None:
     run = written(tmp_path)
     run.plan.write_text('{"created": 1')
     assert run_reader.read_plan(run.plan) is None
@@ -172,7 +169,7 @@ def test_a_plan_that_is_missing_or_cut_is_none(tmp_path: Path) -> None:
     assert run_reader.read_plan(run.plan) is None
 
 
-def test_only_what_may_hold_anything_is_untyped() -> None:
+def test_untyped_dicts_are_listed() -> None:
     found = {
         str(path.relative_to(ROOT / "training")): f"{path.relative_to(ROOT)}:{number}"
         for path in sorted((ROOT / "training").rglob("*.py"))

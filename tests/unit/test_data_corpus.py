@@ -1,4 +1,4 @@
-"""Which files a `data` value means, and what is said when it means none."""
+"""Files behind a `data` value, and the problem if there are none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refused(data: str) -> Problem:
     return problem
 
 
-def test_the_standard_library_is_there_and_without_tests() -> None:
+def test_the_standard_library_is_found_without_its_tests() -> None:
     source = found("stdlib")
     assert source.name == "stdlib"
     assert source.total_bytes == sum(f.stat().st_size for f in source.files) > 1 << 20
@@ -59,7 +59,7 @@ def test_one_file(write: Write) -> None:
         assert found(write(name, "x")).name == "book"
 
 
-def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(
+def test_a_folder_is_listed_in_a_fixed_order_without_hidden_and_other_files(
     write: Write, home: Path
 ) -> None:
     for name in (
@@ -86,7 +86,7 @@ def test_a_folder_in_a_fixed_order_without_what_is_hidden_or_not_text(
     assert [str(f) for f in found("many").files] == sorted(names)
 
 
-def test_where_the_user_is_at_home(
+def test_the_home_folder_is_expanded(
     write: Write, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("a.txt", "x")
@@ -94,7 +94,7 @@ def test_where_the_user_is_at_home(
     assert found("~/a.txt").files == (home / "a.txt",)
 
 
-def test_what_is_no_corpus(write: Write, home: Path) -> None:
+def test_values_that_are_not_a_corpus(write: Write, home: Path) -> None:
     write("a.csv", "x")
     write("a.txt.bz2", "x")
     write("b.gz", "x")
@@ -103,7 +103,7 @@ def test_what_is_no_corpus(write: Write, home: Path) -> None:
     write("other/a.md", "x")
     (home / "none").mkdir()
     (home / "link.txt").symlink_to("nowhere")
-    said = {
+    message = {
         "missing.txt": "no such file or folder",
         "link.txt": "no such file or folder",
         "a.csv/x.txt": "no such file or folder",
@@ -116,24 +116,24 @@ def test_what_is_no_corpus(write: Write, home: Path) -> None:
         "other": f"no {corpus.NAMED} file in this folder",
         "/dev/null": f"not a {corpus.NAMED} file",
     }
-    for data, words in said.items():
+    for data, words in message.items():
         problem = refused(data)
         assert problem.what.endswith(words)
         assert problem.allowed
-        assert not [fix for fix in problem.fixes if "--data" in fix], "other data is no answer"
+        assert not [fix for fix in problem.fixes if "--data" in fix], "other data is not a fix"
 
 
-def test_a_file_of_the_folder_that_can_not_be_read(write: Write, home: Path) -> None:
+def test_an_unreadable_file_in_the_folder(write: Write, home: Path) -> None:
     write("corpus/a.txt", "x")
     (home / "corpus/b c.txt").symlink_to("nowhere")
     problem = refused("corpus")
-    assert problem.what.endswith("corpus/b c.txt can not be read: No such file or directory")
-    # Whatever is advised is one command with one file name.
+    assert problem.what.endswith("corpus/b c.txt cannot be read: No such file or directory")
+    # Every fix is one command with one file name.
     for fix in (f for f in problem.fixes if f.startswith("chmod")):
         assert "'corpus/b c.txt'" in fix
 
 
-def test_a_named_pipe_in_the_folder_is_not_waited_for(write: Write, home: Path) -> None:
+def test_a_named_pipe_in_the_folder_is_ignored(write: Write, home: Path) -> None:
     write("corpus/a.txt", "x")
     os.mkfifo(home / "corpus/pipe.txt")
     # Held open at both ends, so that a reader does not block for ever and the test can fail.
@@ -144,15 +144,15 @@ def test_a_named_pipe_in_the_folder_is_not_waited_for(write: Write, home: Path) 
         os.close(handle)
 
 
-def test_a_python_without_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_library_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     source, problem = find("stdlib")
     assert source is None
     assert problem
-    assert f"{tmp_path} holds only 0 bytes of sources" in problem.what
+    assert f"{tmp_path} contains only 0 bytes of source code" in problem.what
 
 
-def test_the_advice_works(home: Path, write: Write) -> None:
+def test_the_suggested_fix_works(home: Path, write: Write) -> None:
     write("texts/shakespeare.txt", "x")
     (problem,) = wrong("--data=texts/shakespear.txt", "--seed=2")
     done = subprocess.run(

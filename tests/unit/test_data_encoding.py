@@ -1,5 +1,4 @@
-"""Text that is not UTF-8 is refused with its file and encoding, or decoded where --encoding names
-it."""
+"""Text that is not UTF-8 is refused with file and encoding, or decoded with --encoding."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def refused(data: str, name: str = "") -> list[Problem]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_encoding_is_named_and_decoded(name: str, write: Write) -> None:
+def test_every_encoding_is_detected_and_decoded(name: str, write: Write) -> None:
     path = write("a.txt", (TEXTS[name] * 3).encode(name))
     (problem,) = refused(path)
     assert problem.what.startswith(
@@ -59,7 +58,7 @@ def test_every_encoding_is_named_and_decoded(name: str, write: Write) -> None:
     assert b"".join(texts(path, name)) == (TEXTS[name] * 3).encode()
 
 
-def test_the_command_converts(write: Write) -> None:
+def test_the_suggested_command_converts_files(write: Write) -> None:
     text = TEXTS["gbk"] * 3
     for path, content in (
         ("my texts/a b.txt", text.encode("gbk")),
@@ -76,16 +75,16 @@ def test_the_command_converts(write: Write) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["bytes", "bpe"])
-def test_no_tokenizer_takes_it(chosen: str, write: Write, tmp_path: Path) -> None:
+def test_every_tokenizer_rejects_it(chosen: str, write: Write, tmp_path: Path) -> None:
     source, _ = find(write("a.txt", (TEXTS["latin-1"] * 30).encode("latin-1")))
     assert source
     with pytest.raises(UserError, match=r"a\.txt: not UTF-8, looks like latin-1"):
         ensure(source, "text", tmp_path / "cache", chosen=chosen, vocab_size=300)
 
 
-def test_all_files_are_told_by_encoding(write: Write) -> None:
+def test_files_are_reported_by_encoding(write: Write) -> None:
     write("d/a.txt", "plain\n")
-    # not at its beginning
+    # non-ASCII text not at its beginning
     write("d/b.txt", ("x\n" * 200_000).encode() + TEXTS["gbk"].encode("gbk") * 3)
     write("d/c.TXT", TEXTS["gbk"].encode("gbk") * 3)
     write("d/d.jsonl", b'{"text": "' + TEXTS["latin-1"].strip().encode("latin-1") + b'"}\n')
@@ -95,7 +94,7 @@ def test_all_files_are_told_by_encoding(write: Write) -> None:
     assert second.what.startswith("d/d.jsonl: not UTF-8, looks like latin-1")
 
 
-def test_files_in_utf8_stay_what_they_are(write: Write, tmp_path: Path) -> None:
+def test_utf8_files_are_not_decoded(write: Write, tmp_path: Path) -> None:
     """GBK would decode them too, to other characters."""
     write("d/a.txt", TEXTS["gbk"].encode())
     write("d/b.TXT", TEXTS["gbk"].encode("gbk"))
@@ -117,7 +116,7 @@ def test_a_wrong_encoding_and_a_damaged_file(write: Write) -> None:
     assert problem.what.startswith("c.jsonl:2: not UTF-8") and problem.allowed
 
 
-def test_what_is_no_encoding() -> None:
+def test_values_that_are_not_an_encoding() -> None:
     for name in ("gbkk", "base64", ""):
         (problem,) = encoding.check(name, "from --encoding on the command line")
         assert (

@@ -1,4 +1,4 @@
-"""How long a run is, and what is advised when the text is too short for one step."""
+"""Length of a run, and the suggestion if the text is too short for one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def length(tokens: int, batch: Batch, **config: Any) -> TrainingLength:
     return of_text(Config(**config), batch, data(tokens))
 
 
-BATCH = Batch(device_sequences=4, seq_len=10, world_size=2, accumulation=3)  # 240 tokens a step
+BATCH = Batch(device_sequences=4, seq_len=10, world_size=2, accumulation=3)  # 240 tokens per step
 
 
 def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
@@ -50,12 +50,12 @@ def test_steps_per_epoch_count_whole_steps_of_all_ranks() -> None:
         ({"num_iterations": 150, "num_epochs": 2}, 150),
     ],
 )
-def test_whichever_comes_first(config: dict[str, int], total: int) -> None:
+def test_iterations_or_epochs_whichever_ends_first(config: dict[str, int], total: int) -> None:
     assert length(24_001, BATCH, **config) == TrainingLength(total, 100, -(-total // 100))
 
 
 @pytest.mark.parametrize(("total", "epochs"), [(1, 1), (100, 1), (101, 2), (300, 3)])
-def test_epochs_that_are_begun(total: int, epochs: int) -> None:
+def test_started_epochs_are_counted(total: int, epochs: int) -> None:
     assert length(24_001, BATCH, num_iterations=total).epochs == epochs
 
 
@@ -63,10 +63,12 @@ def test_epochs_that_are_begun(total: int, epochs: int) -> None:
 @each(
     "config", [{"num_epochs": 3}, {"num_epochs": 3, "num_iterations": 280}, {"num_iterations": 300}]
 )
-def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, int]) -> None:
+def test_a_resume_with_the_same_batch_has_the_same_length(
+    step: int, config: dict[str, int]
+) -> None:
     whole = length(24_001, BATCH, **config)
     epoch, done = divmod(step, 100)
-    # the end of one is the beginning of the next
+    # the end of one epoch is the start of the next
     at = [(epoch, done)] + ([(epoch - 1, 100)] if epoch and not done else [])
     for number, steps in at:
         found = of_text(
@@ -90,7 +92,7 @@ def test_a_resume_with_the_same_batch_is_as_long(step: int, config: dict[str, in
         ),
         (1, 3, 24_001, 170 + 200),
         (2, 3, 48_001, 185 + 200),  # more text
-        (2, 3, 3_601, 15),  # less than was used already: only the epoch that follows
+        (2, 3, 3_601, 15),  # less than already used: only the next epoch
     ],
 )
 def test_a_resume_with_another_batch_or_text_trains_the_rest(
@@ -102,13 +104,13 @@ def test_a_resume_with_another_batch_or_text_trains_the_rest(
     again = of_text(
         Config(num_epochs=2, num_iterations=20), batch, data(tokens), step=15, epoch=0, used=15 * 24
     )
-    assert again.total_steps == 20, "steps are counted as they were"
+    assert again.total_steps == 20, "completed steps are kept"
     over = of_text(Config(num_epochs=1), batch, data(tokens), step=15, epoch=1, used=0)
     assert over.total_steps == 15, "nothing is left"
 
 
 def test_samples_of_any_kind() -> None:
-    # 24 samples a step
+    # 24 samples per step
     pictures = Batch(device_sequences=4, seq_len=1, world_size=2, accumulation=3)
     assert plan_length(Config(), pictures, 23) is None
     assert plan_length(Config(num_epochs=2), pictures, 50) == TrainingLength(4, 2, 2)
@@ -127,7 +129,9 @@ def test_too_few_tokens_for_one_step(tokens: int) -> None:
     assert "more text" in problem.allowed
 
 
-def test_the_advice_for_a_short_text_is_accepted_and_enough(home: Path, shell: Shell) -> None:
+def test_the_suggestion_for_a_short_text_is_accepted_and_sufficient(
+    home: Path, shell: Shell
+) -> None:
     chance, seen = random.Random(9), 0
     for _ in range(200):
         batch = Batch(chance.randint(1, 32), chance.choice([8, 64, 1536]), 2, chance.randint(1, 8))

@@ -1,5 +1,5 @@
-"""Batches: the same samples in every step whatever the number of ranks, workers or shards, and
-exact after a resume."""
+"""Batches: every step has the same samples for any number of ranks, workers or shards, and after a
+resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEQ = 8
 
 
 def shards(folder: Path, tokens: int, size: int = 1 << 20, kind: str = "<u2") -> list[Path]:
-    """Tokens that say where they stand, in shards of `size`."""
+    """Tokens that encode their position, in shards of `size`."""
     values, paths = np.arange(tokens).astype(kind), []
     for number, start in enumerate(range(0, tokens, size)):
         paths.append(folder / f"train_{number:05d}.bin")
@@ -39,7 +39,7 @@ def shards(folder: Path, tokens: int, size: int = 1 << 20, kind: str = "<u2") ->
 
 @pytest.fixture
 def data(tmp_path: Path) -> TokenDataset:
-    """103 tokens: 12 sequences of 8, and a rest."""
+    """103 tokens: 12 sequences of 8, and a remainder."""
     return TokenDataset(shards(tmp_path, 103), SEQ)
 
 
@@ -99,7 +99,7 @@ def test_a_sequence_may_cross_shards(size: int, data: TokenDataset, tmp_path: Pa
 
 @each(("tokens", "sequences"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2)])
 @each("size", [5, 100])
-def test_the_last_target_must_be_there_too(
+def test_the_last_sequence_needs_its_target(
     tokens: int, sequences: int, size: int, tmp_path: Path
 ) -> None:
     data = TokenDataset(shards(tmp_path, tokens, size), SEQ)
@@ -109,7 +109,7 @@ def test_the_last_target_must_be_there_too(
         assert len(inputs) == len(targets) == SEQ
 
 
-def test_tokens_are_not_signed(tmp_path: Path) -> None:
+def test_tokens_are_unsigned(tmp_path: Path) -> None:
     np.full(9, 65535, "<u2").tofile(tmp_path / "two.bin")
     assert TokenDataset([tmp_path / "two.bin"], SEQ)[0][0].tolist() == [65535] * 8
     np.full(9, (1 << 32) - 1, "<u4").tofile(tmp_path / "four.bin")
@@ -143,7 +143,7 @@ def test_a_shard_of_another_size_is_named(damage: str, tmp_path: Path) -> None:
         assert "not 100" in problem.what
 
 
-def test_any_loader_of_torch_takes_it(data: TokenDataset) -> None:
+def test_it_works_with_torch_data_loaders(data: TokenDataset) -> None:
     inputs, targets = next(iter(DataLoader(data, batch_size=3)))
     assert torch.equal(inputs, data.batch([0, 1, 2])[0]) and torch.equal(
         targets, data.batch([0, 1, 2])[1]
@@ -174,7 +174,7 @@ def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -
                 for rank in range(world)
             ]
             assert {len(part) for part in parts} == {5 * micro}, (
-                "the same number for all: nobody waits for ever"
+                "the same number for all: no rank waits for ever"
             )
             for step in range(5):
                 taken = [part[step * micro + m] for m in range(micro) for part in parts]
@@ -182,7 +182,7 @@ def test_a_step_has_the_same_samples_for_every_number_of_ranks(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None:
+def test_indices_match_the_samples_of_a_step(workers: int, tmp_path: Path) -> None:
     data = TokenDataset(shards(tmp_path, 24 * 3 * SEQ + 1), SEQ)
     parts = [
         batches(data, rank=rank, world=3, size=2, micro=4, workers=workers) for rank in range(3)
@@ -190,11 +190,11 @@ def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None
     for rank, part in enumerate(parts):
         found = firsts(part, 1)
         for step in range(3):
-            said = part.indices(1, step * 24)
+            taken = part.indices(1, step * 24)
             assert [
                 index for one in found[4 * step : 4 * step + 4] for index in one
-            ] == said.tolist()
-            assert parts[0].indices(1, step * 24, rank).tolist() == said.tolist()
+            ] == taken.tolist()
+            assert parts[0].indices(1, step * 24, rank).tolist() == taken.tolist()
     for used in (0, 24, 48):
         shares = [digest(part.indices(1, used)) for part in parts]
         assert (
@@ -205,13 +205,15 @@ def test_indices_say_what_a_step_will_take(workers: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_epoch_goes_on_exactly_where_it_stopped(workers: int, data: TokenDataset) -> None:
+def test_a_resumed_epoch_continues_exactly_where_it_stopped(
+    workers: int, data: TokenDataset
+) -> None:
     whole = firsts(batches(data, micro=2), 4)
     for step in range(4):
         assert firsts(batches(data, micro=2, workers=workers), 4, step * 4) == whole[2 * step :]
 
 
-def test_after_a_resume_with_another_total_batch_nothing_is_taken_twice(data: TokenDataset) -> None:
+def test_a_resume_with_another_total_batch_repeats_no_samples(data: TokenDataset) -> None:
     order = EpochPermutation(12, 3, 0).indices(0, 12).tolist()
     assert [i for one in firsts(batches(data, size=3), 0, 4) for i in one] == order[4:10]
     assert (
@@ -222,7 +224,7 @@ def test_after_a_resume_with_another_total_batch_nothing_is_taken_twice(data: To
     )
 
 
-def test_a_part_of_a_step_is_left_out(data: TokenDataset) -> None:
+def test_an_incomplete_step_is_skipped(data: TokenDataset) -> None:
     assert [len(one) for one in firsts(batches(data, size=5))] == [5, 5]
     assert firsts(batches(data, size=13)) == []
 
@@ -232,7 +234,7 @@ def test_epochs_differ(data: TokenDataset) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_change_nothing(persistent: bool, data: TokenDataset) -> None:
+def test_workers_do_not_change_the_batches(persistent: bool, data: TokenDataset) -> None:
     found = batches(data, workers=2, persistent=persistent)
     plain = batches(data)
     for epoch in range(3):
@@ -241,14 +243,14 @@ def test_workers_change_nothing(persistent: bool, data: TokenDataset) -> None:
             assert one[0].dtype == torch.int64
 
 
-def test_an_epoch_that_is_left_early_does_not_spoil_the_next(data: TokenDataset) -> None:
+def test_an_abandoned_epoch_does_not_affect_the_next(data: TokenDataset) -> None:
     for workers, persistent in ((0, False), (2, False), (2, True)):
         found = batches(data, workers=workers, persistent=persistent)
         next(found.epoch(0, 0))
         assert firsts(found, 1) == firsts(batches(data), 1)
 
 
-def test_many_blocks_of_one_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = TokenDataset(shards(tmp_path, 1000 * SEQ + 1), SEQ)
     whole = firsts(batches(data, size=4, micro=2))
     monkeypatch.setattr("training.data.loader.BLOCK", 24)
@@ -258,7 +260,7 @@ def test_many_blocks_of_one_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ).tolist()
 
 
-def test_nothing_global_is_touched(data: TokenDataset) -> None:
+def test_global_random_state_is_unchanged(data: TokenDataset) -> None:
     state, threads = torch.get_rng_state(), set(threading.enumerate())
     found = batches(data).epoch(0, 0)
     next(found)
@@ -268,9 +270,9 @@ def test_nothing_global_is_touched(data: TokenDataset) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_worker_whose_rank_died_while_it_was_forked_ends_at_once() -> None:
-    """torch's own watch compares with the parent that a worker has when it starts: then one that
-    will never end."""
+def test_a_worker_whose_rank_died_during_the_fork_exits_at_once() -> None:
+    """torch compares with the parent that a worker has at its start; if that is not the rank, the
+    worker would never end."""
     code = (
         "import os; from training.data.loader import start_worker; start_worker(os.getpid(), "
         "0); print('still here')"
@@ -299,14 +301,14 @@ print("end", flush=True)
 
 
 @pytest.mark.parametrize("kind", ["persistent", pytest.param("not", marks=pytest.mark.slow)])
-def test_a_program_with_living_workers_ends(kind: str, tmp_path: Path) -> None:
+def test_a_program_with_running_workers_ends(kind: str, tmp_path: Path) -> None:
     (path,) = shards(tmp_path, 1000)
     done = python("-c", ENDING, str(path), kind)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> None:
+def test_closed_batches_return_nothing(workers: int, data: TokenDataset) -> None:
     found = batches(data, workers=workers)
     epoch = found.epoch(0, 0)
     next(epoch)
@@ -317,9 +319,9 @@ def test_closed_batches_give_nothing_more(workers: int, data: TokenDataset) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_travel_whole_and_are_parted_on_the_device(workers: int, data: TokenDataset) -> None:
-    """Parts of rows have gaps between them: a GPU would get them through pageable memory. A device
-    without memory shows the strides."""
+def test_rows_are_copied_whole_and_split_on_the_device(workers: int, data: TokenDataset) -> None:
+    """Slices of rows are not contiguous: a GPU would get them through pageable memory. The meta
+    device shows the strides."""
     to_meta = functools.partial(arrive, device=torch.device("meta"))
     found = Batches(
         data, Batch(2, SEQ, 1, 1), rank=0, seed=3, workers=workers, persistent=False, arrive=to_meta

@@ -1,4 +1,4 @@
-"""The order of an epoch: every sequence once, well mixed, and at once for any length."""
+"""Order of an epoch: every sequence once, well mixed, available at once for any length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_sequence_once(count: int) -> None:
         assert sorted(whole(count, seed, epoch)) == list(range(count))
 
 
-def test_nothing_of_nothing() -> None:
+def test_an_empty_epoch() -> None:
     assert whole(0) == []
 
 
@@ -33,10 +33,10 @@ def test_more_sequences_than_fit_32_bits(count: int) -> None:
     assert found.dtype == np.int64
     assert len(set(found.tolist())) == 50_000
     assert found.min() >= 0 and found.max() < count
-    assert found.max() > count * 0.99, "all of them take part"
+    assert found.max() > count * 0.99, "the whole range is used"
 
 
-def test_any_part_is_a_part_of_the_whole() -> None:
+def test_any_range_matches_the_whole_order() -> None:
     order = EpochPermutation(1000, 5, 2)
     everything = order.indices(0, 1000)
     assert order.indices(17, 423).tolist() == everything[17:423].tolist()
@@ -53,13 +53,13 @@ def test_it_depends_on_seed_epoch_and_count_only() -> None:
         assert sum(a == b for a, b in zip(first, other, strict=True)) < 15  # 1 by chance
 
 
-def test_this_very_order_stays() -> None:
-    # A run that is resumed with a newer version must see the same.
+def test_the_order_is_stable_between_versions() -> None:
+    # A run resumed with a newer version must see the same order.
     assert whole(10, 1337) == [4, 5, 6, 8, 2, 3, 1, 0, 7, 9]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_all_orders_of_a_few_are_equally_likely(count: int) -> None:
+def test_all_orders_of_few_sequences_are_equally_likely(count: int) -> None:
     rounds, ways = 6000, math.factorial(count)
     found = Counter(tuple(whole(count, seed)) for seed in range(rounds))
     chi2 = sum((found[way] - rounds / ways) ** 2 / (rounds / ways) for way in found)
@@ -69,19 +69,19 @@ def test_all_orders_of_a_few_are_equally_likely(count: int) -> None:
 
 @each("count", [1000, 10_000, 99_991, 1 << 18])
 @each("seed", [0, 1, 2])
-def test_neighbours_are_strangers(count: int, seed: int) -> None:
+def test_neighbours_are_separated(count: int, seed: int) -> None:
     order, places = np.array(whole(count, seed)), np.arange(count)
     limit = 5 / math.sqrt(count)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < limit
     assert abs(np.corrcoef(order, places)[0, 1]) < limit
     assert (np.abs(np.diff(order)) == 1).sum() < 15  # 2 by chance
     assert (order == places).sum() < 12  # 1 by chance
-    assert max(Counter(np.diff(order).tolist()).values()) < 20, "no step that comes again and again"
+    assert max(Counter(np.diff(order).tolist()).values()) < 20, "no step size is frequent"
     assert abs(np.corrcoef(order, whole(count, seed, epoch=1))[0, 1]) < limit
 
 
-def test_each_batch_is_drawn_from_everywhere() -> None:
-    # 256 batches of 256 from 16 parts of the data: as even as by chance.
+def test_each_batch_is_drawn_from_the_whole_data() -> None:
+    # 256 batches of 256 from 16 parts of the data: as even as random.
     parts = np.array(whole(1 << 16)).reshape(256, 256) // (1 << 12)
     counts = np.stack([np.bincount(row, minlength=16) for row in parts])
     chi2 = ((counts - 16) ** 2 / 16).sum()
@@ -89,7 +89,7 @@ def test_each_batch_is_drawn_from_everywhere() -> None:
     assert abs(chi2 - freedom) < 6 * math.sqrt(2 * freedom)
 
 
-def test_fifty_millions_start_at_once() -> None:
+def test_fifty_million_sequences_start_at_once() -> None:
     started = time.process_time()
     EpochPermutation(50_000_000, 1, 0).indices(25_000_000, 25_004_096)
     assert time.process_time() - started < 0.1  # a permutation takes seconds
@@ -104,5 +104,5 @@ def test_digests_prove_that_parts_are_disjoint_and_complete() -> None:
     twice = order.copy()
     twice[0] = twice[1]
     assert digest(twice) != total
-    assert digest([1, 4]) != digest([2, 3]), "no plain sum"
+    assert digest([1, 4]) != digest([2, 3]), "not a plain sum"
     assert digest(order.reshape(50, 100)) == total

@@ -1,4 +1,4 @@
-"""Text to shards: once, whole or not at all, and every byte of it."""
+"""Text to shards: complete or not at all, with every byte of the text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_byte_of_every_document_is_in_one_of_the_two_shards(
     assert data.documents == 300
     assert (data.train_tokens, data.val_tokens) == (len(shard(data.train)), len(shard(data.val)))
     assert data.train_tokens + data.val_tokens == sum(map(len, texts)) + 300
-    # Whole documents, in their order.
+    # Whole documents, in order.
     order = {t: n for n, t in enumerate(texts)}
     for part in (train, val):
         positions = [order[t] for t in part if len(t) > 8]
@@ -47,7 +47,7 @@ def test_every_byte_of_every_document_is_in_one_of_the_two_shards(
 
 
 @pytest.mark.parametrize("text", ["训练 🙂\r\n".encode(), b"\n", b"\0" * 50])
-def test_one_odd_file(text: bytes, write: Write, cache: Path) -> None:
+def test_one_unusual_file(text: bytes, write: Write, cache: Path) -> None:
     data = made(write("a.txt", text * 20), cache)
     assert documents(shard(data.train) + shard(data.val)) == [text * 20]
 
@@ -76,7 +76,7 @@ def test_a_sensible_share_is_for_validation(
 def test_one_huge_document_among_small_ones_does_not_become_the_validation_part(
     write: Write, cache: Path
 ) -> None:
-    # Whichever position it has.
+    # At any position.
     for position in range(12):
         for n in range(12):
             write(f"corpus{position}/{n:02}.txt", "x" * (100_000 if n == position else 10))
@@ -84,7 +84,7 @@ def test_one_huge_document_among_small_ones_does_not_become_the_validation_part(
         assert 0.01 <= data.val_tokens / (data.train_tokens + data.val_tokens) <= 0.20
 
 
-def test_a_tiny_text(write: Write, cache: Path) -> None:
+def test_a_very_short_text(write: Write, cache: Path) -> None:
     data = made(write("a.txt", "hi"), cache)
     assert (data.train_tokens, data.val_tokens, data.documents) == (3, 0, 1)
     assert shard(data.val) == []
@@ -110,39 +110,37 @@ def test_another_field(write: Write, cache: Path) -> None:
     assert made(name, cache).folder != data.folder
 
 
-# ── text that can not be used
+# ── unusable text
 # ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"{not json", "not JSON"),
         (b'{"text": "cut', "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"body": "x"}', "no text under 'text'"),
-        (b'{"text": 5}', "no text under 'text'"),
-        (b'{"text": null}', "no text under 'text'"),
-        (b'{"text": ["x"]}', "no text under 'text'"),
-        (b'["text"]', "no text under 'text'"),
-        (b"12", "no text under 'text'"),
-        (b'"text"', "no text under 'text'"),
+        (b'{"body": "x"}', "no text in field 'text'"),
+        (b'{"text": 5}', "no text in field 'text'"),
+        (b'{"text": null}', "no text in field 'text'"),
+        (b'{"text": ["x"]}', "no text in field 'text'"),
+        (b'["text"]', "no text in field 'text'"),
+        (b"12", "no text in field 'text'"),
+        (b'"text"', "no text in field 'text'"),
     ],
     ids=["word", "cut", "deep", "key", "number", "null", "list", "array", "12", "string"],
 )
-def test_a_bad_line_is_told_with_file_and_line(
-    line: bytes, said: str, write: Write, cache: Path
+def test_a_bad_line_is_reported_with_file_and_line(
+    line: bytes, message: str, write: Write, cache: Path
 ) -> None:
     write("corpus/a.jsonl", b'{"text": "fine"}\n')
     write("corpus/b.jsonl", b'{"text": "fine"}\n\n' + line + b'\n{"text": "fine"}\n')
     problem = refused("corpus", cache)
-    assert problem.what.startswith(f"corpus/b.jsonl:3: {said}")
+    assert problem.what.startswith(f"corpus/b.jsonl:3: {message}")
     assert "JSON object" in problem.allowed
 
 
-def test_the_field_that_may_be_meant_is_offered(
-    write: Write, cache: Path, home: Path, shell: Shell
-) -> None:
+def test_text_fields_are_suggested(write: Write, cache: Path, home: Path, shell: Shell) -> None:
     name = write("a.jsonl", '{"id": 7, "my body": "x", "title": "y"}\n')
     problem = refused(name, cache)
     assert len(problem.fixes) == 2
@@ -152,16 +150,16 @@ def test_the_field_that_may_be_meant_is_offered(
         assert made(name, cache, asked.config.text_field).documents == 1
 
 
-def test_nothing_but_blank_lines(write: Write, cache: Path) -> None:
+def test_only_blank_lines(write: Write, cache: Path) -> None:
     assert "no text" in refused(write("a.jsonl", "\n \n"), cache).what
 
 
-def test_a_name_as_long_as_names_may_be(write: Write, cache: Path) -> None:
+def test_a_file_name_of_maximum_length(write: Write, cache: Path) -> None:
     name = write("x" * 251 + ".txt", "some text")
     ask(f"--data={name}")
     assert made(name, cache).train_tokens == 10
 
 
-def test_a_name_that_is_no_utf8(write: Write, cache: Path) -> None:
+def test_a_file_name_that_is_not_utf8(write: Write, cache: Path) -> None:
     name = write(os.fsdecode(b"caf\xe9.txt"), "some text")
     assert made(name, cache).train_tokens == 10

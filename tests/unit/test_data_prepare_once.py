@@ -1,4 +1,4 @@
-"""Shards are made once, whole, by one; and made again when they are damaged."""
+"""Shards are prepared once, completely, by one process; and again if they are damaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_second_time_it_is_found(write: Write, cache: Path) -> None:
+def test_prepared_data_is_reused(write: Write, cache: Path) -> None:
     name = write("a.txt", "some text" * 100)
     first, seen = made(name, cache), []
     assert ensure(source(name), "text", cache, lambda what, done, total: seen.append(what)) == first
@@ -35,7 +35,7 @@ def test_the_second_time_it_is_found(write: Write, cache: Path) -> None:
     assert Path(first.folder).name.startswith("a-")
 
 
-def test_progress_ends_at_the_whole(write: Write, cache: Path) -> None:
+def test_progress_ends_at_the_total(write: Write, cache: Path) -> None:
     for n in range(5):
         write(f"corpus/{n}.txt", "x" * 100)
     seen: list[tuple[int, int]] = []
@@ -50,7 +50,7 @@ def test_progress_ends_at_the_whole(write: Write, cache: Path) -> None:
     assert seen == [(100 * n, 500) for n in range(1, 6)]
 
 
-def test_the_folder_appears_whole_by_a_rename(write: Write, cache: Path) -> None:
+def test_the_folder_appears_complete_by_a_rename(write: Write, cache: Path) -> None:
     name, inside = write("a.txt", "some text"), []
 
     def look(what: str, done: int, total: int) -> None:
@@ -65,7 +65,7 @@ def test_the_folder_appears_whole_by_a_rename(write: Write, cache: Path) -> None
 def test_a_changed_corpus_is_prepared_again(write: Write, cache: Path, home: Path) -> None:
     name = write("a.txt", "first")
     first = made(name, cache)
-    write("a.txt", "other")  # the same size
+    write("a.txt", "other")  # of the same size
     os.utime(home / "a.txt", (1, 1))
     second = made(name, cache)
     assert second.folder != first.folder
@@ -74,7 +74,7 @@ def test_a_changed_corpus_is_prepared_again(write: Write, cache: Path, home: Pat
     assert made("b/a.txt", cache).folder not in (first.folder, second.folder)
 
 
-def test_what_is_beside_the_shards(write: Write, cache: Path) -> None:
+def test_files_beside_the_shards(write: Write, cache: Path) -> None:
     import hashlib
 
     data = made(write("a.txt", "some text" * 100), cache)
@@ -111,11 +111,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "lost": (
         lambda f: (f / "val_00000.bin").unlink(),
-        "val_00000.bin can not be read: No such file",
+        "val_00000.bin cannot be read: No such file",
     ),
     "bit": (
         lambda f: flip(f / "train_00002.bin"),
-        "train_00002.bin is not what was written (sha256 ",
+        "train_00002.bin was changed (sha256 ",
     ),
     "index": (
         lambda f: (f / "index.json").write_text('{"format": 2, "na'),
@@ -131,7 +131,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_is_named_and_made_again(
+def test_a_damaged_folder_is_reported_and_prepared_again(
     damage: str,
     write: Write,
     cache: Path,
@@ -144,18 +144,18 @@ def test_a_damaged_folder_is_named_and_made_again(
     whole = [p.read_bytes() for p in (*first.train, *first.val)]
     assert len(whole) > 4
     assert made(name, cache) == first and capsys.readouterr().err == ""
-    do, said = DAMAGES[damage]
+    do, message = DAMAGES[damage]
     do(Path(first.folder))
     second = made(name, cache)
     assert second == first
     assert [p.read_bytes() for p in (*second.train, *second.val)] == whole
     (line,) = capsys.readouterr().err.splitlines()
-    assert "[WARNING]" in line and f"{first.folder} is damaged: {said}" in line
+    assert "[WARNING]" in line and f"{first.folder} is damaged: {message}" in line
 
 
 @pytest.mark.parametrize("limit", [7, 100, 1000, 1001])
 @pytest.mark.parametrize("count", [1, 50])
-def test_shards_of_any_size_hold_the_same(
+def test_shards_of_any_size_have_the_same_content(
     limit: int, count: int, write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(count):
@@ -176,7 +176,7 @@ def test_shards_of_any_size_hold_the_same(
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, OSError(28, "No space left on device"), MemoryError]
 )
-def test_an_interrupted_preparation_leaves_nothing_and_is_done_again(
+def test_an_interrupted_preparation_leaves_nothing_and_is_repeated(
     error: BaseException, write: Write, cache: Path
 ) -> None:
     for n in range(5):
@@ -213,7 +213,7 @@ def preparing(data: str, cache: Path, after: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(
+def test_a_killed_preparation_leaves_no_partial_folder_and_is_repeated(
     write: Write, cache: Path
 ) -> None:
     for n in range(5):
@@ -226,24 +226,24 @@ def test_a_killed_preparation_leaves_no_half_folder_and_is_done_again(
     assert not [p for p in cache.iterdir() if p.is_dir() and not p.name.startswith(".")]
     data = made("corpus", cache)
     assert data.documents == 5
-    # What the killed one had written is gone too: a large corpus would fill the disk bit by bit.
+    # Files of the killed process are removed too: otherwise a large corpus would slowly fill the disk.
     assert [p for p in cache.iterdir() if p.is_dir()] == [Path(data.folder)]
 
 
 def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
-    """A waiting process stands in /proc/locks as '7: -> FLOCK ADVISORY WRITE <pid> …'."""
+    """A waiting process appears in /proc/locks as '7: -> FLOCK ADVISORY WRITE <pid> …'."""
     return any(
         line.split()[1:2] == ["->"] and str(process.pid) in line.split()
         for line in Path("/proc/locks").read_text().splitlines()
     )
 
 
-def test_two_at_once_make_one(write: Write, cache: Path) -> None:
+def test_two_processes_prepare_one_folder(write: Write, cache: Path) -> None:
     for n in range(3):
         write(f"corpus/{n}.txt", "x" * 100)
     with preparing("corpus", cache, "sys.stdin.readline()") as first:
         assert first.stdout and first.stdin
-        assert first.stdout.readline() == "100\n"  # it has the lock and waits for us
+        assert first.stdout.readline() == "100\n"  # it has the lock and waits for the test
         with preparing("corpus", cache, "pass") as second:
             locks = Path("/proc/locks")
             if locks.exists():
@@ -256,10 +256,10 @@ def test_two_at_once_make_one(write: Write, cache: Path) -> None:
             first.stdin.flush()
             lines = [first.communicate()[0].splitlines(), second.communicate()[0].splitlines()]
     assert lines[0][:-1] == ["200", "300"]
-    assert lines[1] == [lines[0][-1]], "the second makes nothing"
+    assert lines[1] == [lines[0][-1]], "the second prepares nothing"
     assert lines[1][0].startswith("made ")
     assert [p.name for p in cache.iterdir()] == [Path(lines[1][0].removeprefix("made ")).name], (
-        "and no lock file stays"
+        "and no lock file is left"
     )
 
 
@@ -277,5 +277,5 @@ def test_a_full_disk_leaves_nothing(
     assert done.stdout == "No space left on device []\n", done.stderr
 
 
-def test_the_share_is_what_it_says() -> None:
+def test_the_validation_share() -> None:
     assert prepare.SENSIBLE_SHARE[0] < 1 / prepare.VALIDATION_ONE_IN < prepare.SENSIBLE_SHARE[1]

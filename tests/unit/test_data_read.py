@@ -1,4 +1,4 @@
-"""Every input form gives the same documents, whole, or a problem that says where it is damaged."""
+"""Every input format gives the same complete documents, or a problem with the damaged place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = ["one", "", "zwölf\nLinien\n", "训练 🙂", "x" * 1000, "long line\n"
 def squeeze(name: str, content: bytes) -> bytes:
     if name.endswith(".gz"):
         return gzip.compress(content)
-    if name.endswith(".zst"):  # with a checksum, as the command zstd writes it
+    if name.endswith(".zst"):  # with a checksum, like the zstd command
         return bytes(
             import_module("zstandard").ZstdCompressor(write_checksum=True).compress(content)
         )
@@ -33,7 +33,7 @@ def squeeze(name: str, content: bytes) -> bytes:
 
 
 def put(write: Write, home: Path, name: str, texts: list[str], field: str = "text") -> str:
-    """Files of this form that hold the texts."""
+    """Files in this format with these texts."""
     if name.endswith(".parquet"):
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         parquet.write_table(
@@ -72,7 +72,7 @@ def test_every_form_gives_the_same(suffix: str, write: Write, home: Path) -> Non
     documents: list[bytes] = []
     for content, first, _ in found:
         assert len(content) <= readers.PIECE
-        content.decode()  # no character is cut
+        content.decode()  # no character is split
         documents[-1:] = (
             [content]
             if first and not documents
@@ -97,7 +97,7 @@ def test_a_folder_of_all_forms(write: Write, home: Path, tmp_path: Path) -> None
     assert data.train_tokens + data.val_tokens == 10 * data.documents
 
 
-def test_frames_one_after_the_other(write: Write) -> None:
+def test_consecutive_frames(write: Write) -> None:
     for name in ("a.txt.gz", "a.txt.zst"):
         write(name, squeeze(name, b"one ") + squeeze(name, b"two"))
         assert b"".join(p.content for p in pieces(name)) == b"one two"
@@ -105,7 +105,7 @@ def test_frames_one_after_the_other(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.txt.zst"])
 @pytest.mark.parametrize("damage", ["cut", "other", "middle"])
-def test_a_damaged_file_is_told(name: str, damage: str, write: Write) -> None:
+def test_a_damaged_file_is_reported(name: str, damage: str, write: Write) -> None:
     lines = b"".join(b'{"text": "document %d %x"}\n' % (n, n**9) for n in range(20_000))
     whole = squeeze(name, lines)
     content = {
@@ -122,10 +122,10 @@ def test_a_damaged_file_is_told(name: str, damage: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.parquet"])
-def test_a_compressed_file_of_nothing_is_damaged(name: str, write: Write) -> None:
+def test_an_empty_compressed_file_is_damaged(name: str, write: Write) -> None:
     write("corpus/0.txt", "fine")
     write(f"corpus/{name}", b"")
-    assert refused("corpus").what.startswith(f"corpus/{name}: damaged file: it is empty")
+    assert refused("corpus").what.startswith(f"corpus/{name}: damaged file: an empty ")
 
 
 def test_a_damaged_parquet_file(write: Write, home: Path) -> None:
@@ -135,25 +135,25 @@ def test_a_damaged_parquet_file(write: Write, home: Path) -> None:
         assert refused(write("b.parquet", content)).what.startswith("b.parquet: damaged ")
 
 
-def test_columns_that_would_do_are_offered(write: Write, home: Path) -> None:
+def test_text_columns_are_suggested(write: Write, home: Path) -> None:
     put(write, home, "a.parquet", ["x"], field="my body")
     problem = refused("a.parquet")
     assert problem.what == "a.parquet: no column 'text'; its columns: id (int64), my body (string)"
     assert problem.fixes == ["--text_field='my body'"]
     assert [p.content for p in pieces("a.parquet", "my body")] == [b"x"]
-    assert "column 'id' holds int64, not text" in refused("a.parquet", "id").what
+    assert "column 'id' has type int64, not text" in refused("a.parquet", "id").what
 
 
 def test_a_row_without_text_is_named(write: Write, home: Path) -> None:
     put(write, home, "a.parquet", ["x", None, "y"])  # type: ignore[list-item]
-    assert refused("a.parquet").what == "a.parquet: row 2: no text under 'text'"
+    assert refused("a.parquet").what == "a.parquet: row 2: no text in column 'text'"
 
 
-def test_a_line_without_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "MAX_LINE", 100)
     assert (
         refused(write("a.jsonl", '{"text": "a"}\n{"text": "' + "x" * 100 + '"}')).what
-        == "a.jsonl:2: a line of more than 100 bytes"
+        == "a.jsonl:2: line longer than 100 bytes"
     )
 
 
@@ -192,12 +192,12 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(optional_deps.importlib.util, "find_spec", lambda name: None)
     files = [Path("a.txt"), Path("b.parquet"), Path("c.parquet"), Path("d.jsonl.zst")]
     (problem,) = optional_deps.missing(files, "bpe")
-    for said in (
+    for message in (
         "b.parquet needs pyarrow",
         "d.jsonl.zst needs zstandard",
         "--tokenizer=bpe needs tokenizers",
     ):
-        assert said in problem.what
+        assert message in problem.what
     assert "c.parquet" not in problem.what
     assert problem.fixes == ["make extras"]
     monkeypatch.setattr(optional_deps.packages.sys, "prefix", "/an/environment/of/mine")
@@ -218,7 +218,7 @@ def test_missing_packages_are_one_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert optional_deps.missing([Path("a.txt"), Path("b.jsonl.gz")], "bytes") == []
 
 
-def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
+def test_nothing_is_missing_and_nothing_is_imported() -> None:
     code = (
         "import sys; from pathlib import Path; from training.data import optional_deps;"
         "print(optional_deps.missing([Path('a.parquet'), Path('a.txt.zst')], 'bpe'), "
@@ -229,7 +229,7 @@ def test_nothing_is_missing_here_and_nothing_is_imported() -> None:
     assert python("-c", code).stdout == "[] [] []\n"
 
 
-def test_before_the_installation_nobody_is_told_to_install(write: Write, home: Path) -> None:
+def test_nothing_is_reported_missing_before_the_installation(write: Write, home: Path) -> None:
     write("a.parquet", "x")
     code = (
         "import sys; from training.cli import check_request; sys.argv[1:] = "

@@ -1,5 +1,4 @@
-"""The data of a run: prepared by one process, published for the others, and its failure published
-too."""
+"""Data of a run: prepared by one process and published for the others, as is a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
-    """As much of a plan as the data needs: two ranks, one sequence each."""
+    """The part of a plan that data preparation needs: two ranks, one sequence each."""
     return {
         "config": vars(Config(data=data, **config)),
         "origins": dict.fromkeys(FIELDS, "from --data on the command line"),
@@ -37,20 +36,18 @@ def plan(data: str, seq_len: int = 8, **config: Any) -> dict[str, Any]:
     }
 
 
-def test_what_one_prepares_the_others_find(write: Write, run: RunDir, tmp_path: Path) -> None:
+def test_published_data_is_found_by_the_others(write: Write, run: RunDir, tmp_path: Path) -> None:
     asked = plan(write("a.txt", "some text" * 100), num_epochs=2)
     assert prepared_cache.published(run) is None
     data = prepared_cache.prepare(run, asked, tmp_path / "cache")
     assert prepared_cache.published(run) == data
     assert Path(data.folder).parent == tmp_path / "cache"
     facts = json.loads(run.data.read_text())
-    assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2  # sequences of a step
+    assert facts["steps_per_epoch"] == (data.train_tokens - 1) // 8 // 2  # sequences per step
     assert (facts["total_steps"], facts["epochs"]) == (2 * facts["steps_per_epoch"], 2)
 
 
-def test_the_text_field_of_the_configuration_counts(
-    write: Write, run: RunDir, tmp_path: Path
-) -> None:
+def test_the_configured_text_field_is_used(write: Write, run: RunDir, tmp_path: Path) -> None:
     name = write("a.jsonl", '{"body": "some text"}\n' * 30)
     assert (
         prepared_cache.prepare(run, plan(name, text_field="body"), tmp_path / "cache").documents
@@ -59,7 +56,7 @@ def test_the_text_field_of_the_configuration_counts(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (
             "missing.txt",
@@ -70,21 +67,27 @@ def test_the_text_field_of_the_configuration_counts(
         ("a.txt", "short", "data a has 6 training tokens; one step needs 17"),
     ],
 )
-def test_a_failure_is_told_and_published(
-    name: str, content: str | None, said: str, write: Write, run: RunDir, home: Path, tmp_path: Path
+def test_a_failure_is_reported_and_published(
+    name: str,
+    content: str | None,
+    message: str,
+    write: Write,
+    run: RunDir,
+    home: Path,
+    tmp_path: Path,
 ) -> None:
     if content is not None:
         write(name, content)
     with pytest.raises(UserError) as caught:
         prepared_cache.prepare(run, plan(name), tmp_path / "cache")
-    assert caught.value.problems[0].what.startswith(said)
-    # The others end with the same code and say nothing: it has been said.
+    assert caught.value.problems[0].what.startswith(message)
+    # The others exit with the same code and report nothing, since it has been reported.
     with pytest.raises(UserError) as other:
         prepared_cache.published(run)
     assert (other.value.code, other.value.problems) == (Exit.CONFIG, [])
 
 
-def test_a_folder_for_the_shards_that_can_not_be_written(
+def test_an_unwritable_folder_for_shards(
     write: Write, run: RunDir, home: Path, tmp_path: Path
 ) -> None:
     # A resource is missing: a message and exit 3, no traceback; and the other ranks must not wait
@@ -101,11 +104,11 @@ def test_a_folder_for_the_shards_that_can_not_be_written(
     assert other.value.code == Exit.RESOURCES
 
 
-def test_the_shards_are_kept_in_the_project() -> None:
+def test_shards_are_stored_in_the_project() -> None:
     assert ROOT / "data" == prepared_cache.CACHE
 
 
-def test_a_long_preparation_says_how_far_it_is(
+def test_a_long_preparation_logs_progress(
     write: Write,
     run: RunDir,
     tmp_path: Path,
@@ -114,7 +117,7 @@ def test_a_long_preparation_says_how_far_it_is(
 ) -> None:
     for n in range(10):
         write(f"corpus/{n}.txt", "x" * 100_000)
-    clock = iter(range(0, 1000, 2))  # two seconds a document
+    clock = iter(range(0, 1000, 2))  # two seconds per document
     monkeypatch.setattr(prepared_cache.time, "monotonic", lambda: float(next(clock)))
     prepared_cache.prepare(run, plan("corpus"), tmp_path / "cache")
     lines = capsys.readouterr().err.splitlines()
@@ -123,14 +126,14 @@ def test_a_long_preparation_says_how_far_it_is(
     assert lines[-1].endswith("preparing data corpus: 900 kB of 1.0 MB (90 %)")
 
 
-def test_a_short_one_says_nothing(
+def test_a_short_preparation_logs_nothing(
     write: Write, run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared_cache.prepare(run, plan(write("a.txt", "some text" * 100)), tmp_path / "cache")
     assert capsys.readouterr().err == ""
 
 
-def test_the_published_length_is_that_of_the_rest_of_a_resumed_run(
+def test_the_published_length_of_a_resumed_run_is_the_remaining_one(
     write: Write, run: RunDir, tmp_path: Path
 ) -> None:
     name = write("a.txt", "some text" * 100)

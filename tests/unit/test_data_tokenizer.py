@@ -1,4 +1,4 @@
-"""Tokenizers: whatever goes in comes out, and every byte of it is counted once."""
+"""Tokenizers: text is decoded unchanged, and every byte is counted once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def words(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     return tokenizer.load(str(ranks(tmp_path)) if request.param == "tiktoken" else "bytes")
 
 
-def test_text_comes_back_and_every_byte_counts_once(words: Tokenizer) -> None:
+def test_text_is_decoded_unchanged_and_every_byte_counts_once(words: Tokenizer) -> None:
     lengths = words.byte_lengths()
     assert lengths.shape == (words.vocab,) and lengths[words.bos] == 0
     for text, ids in zip(TEXTS, words.encode_documents(TEXTS), strict=True):
@@ -67,7 +67,7 @@ def test_text_comes_back_and_every_byte_counts_once(words: Tokenizer) -> None:
         assert ids.dtype == np.dtype("<u2")
 
 
-def test_pieces_have_one_separator_for_each_document(words: Tokenizer) -> None:
+def test_pieces_have_one_separator_per_document(words: Tokenizer) -> None:
     pieces = [
         DocumentPart(b"one\n"),
         DocumentPart(b"two\n", first=False),
@@ -84,7 +84,7 @@ def test_ids_beyond_the_vocabulary_and_separators_are_dropped(words: Tokenizer) 
     assert words.decode([words.padded_vocab - 1, *ids.tolist(), words.bos]) == "hi"
 
 
-def test_any_bytes_come_back_from_bytes() -> None:
+def test_the_byte_tokenizer_decodes_any_bytes_unchanged() -> None:
     chance = random.Random(1)
     for text in (b"", b"\0", bytes(range(256)), chance.randbytes(10_000)):
         (ids,) = Bytes().encode_documents([text])
@@ -98,7 +98,9 @@ def test_any_bytes_come_back_from_bytes() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["bytes", "bpe", "json", "tiktoken"])
-def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, home: Path) -> None:
+def test_a_prepared_folder_is_sufficient(
+    chosen: str, write: Write, tmp_path: Path, home: Path
+) -> None:
     write("a.txt", "\n".join(TEXTS) * 20)
     if chosen == "json":
         bpe.train(TEXTS, 300, home)
@@ -122,7 +124,7 @@ def test_a_prepared_folder_is_enough(chosen: str, write: Write, tmp_path: Path, 
 def test_a_short_text_gives_a_small_model(tmp_path: Path) -> None:
     words = bpe.train(["the cat sat on the mat"] * 9, 200_000, tmp_path)
     assert words.vocab < 320 and words.padded_vocab == tokenizer_base.padded(words.vocab) == 320
-    assert tokenizer.vocab_of("bpe", 200_000) == 200_000, "the most that it may be"
+    assert tokenizer.vocab_of("bpe", 200_000) == 200_000, "the maximum"
     assert "--vocab_size is 200000" in tokenizer.fewer("bpe", 200_000, words.padded_vocab)
     assert not tokenizer.fewer("bpe", 320, 320) and not tokenizer.fewer("bytes", 8192, 320)
 
@@ -132,35 +134,35 @@ def test_a_short_text_gives_a_small_model(tmp_path: Path) -> None:
     ["abc" * 100_000, "训练模型" * 70_000, "+-*/" * 70_000, " " * 300_000],
     ids=["letters", "han", "signs", "spaces"],
 )
-def test_one_line_without_words_is_learned_in_time(text: str, tmp_path: Path) -> None:
+def test_a_line_without_words_is_learned_in_time(text: str, tmp_path: Path) -> None:
     words = bpe.train([text], 300, tmp_path)
     (ids,) = words.encode_documents([text])
     assert words.decode(ids.tolist()) == text and len(ids) < len(text.encode())
 
 
-def test_merging_is_no_silence(write: Write, tmp_path: Path) -> None:
-    chance, told = random.Random(1), []
+def test_merging_reports_progress(write: Write, tmp_path: Path) -> None:
+    chance, calls = random.Random(1), []
     source, _ = find(write("a.txt", "".join(chance.choices("abcdefgh", k=200_000))))
     assert source
     ensure(
         source,
         "text",
         tmp_path / "cache",
-        lambda what, done, total: told.append((what, done, total)),
+        lambda what, done, total: calls.append((what, done, total)),
         chosen="bpe",
         vocab_size=300,
     )
-    assert (MERGING, 200_000, 200_000) in told
+    assert (MERGING, 200_000, 200_000) in calls
 
 
-def test_the_planned_vocabulary_is_the_one_that_is_made(tmp_path: Path, home: Path) -> None:
+def test_the_planned_vocabulary_matches_the_trained_one(tmp_path: Path, home: Path) -> None:
     assert tokenizer.vocab_of("bytes", 0) == Bytes().padded_vocab
     bpe.train(["too short"], 5000, home)
     for path in (home / "tokenizer.json", ranks(home)):
         assert tokenizer.vocab_of(str(path), 0) == tokenizer.load(str(path)).padded_vocab
 
 
-def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
+def test_a_tokenizer_json_from_elsewhere(tmp_path: Path) -> None:
     bpe.train(TEXTS, 300, tmp_path)
     path = tmp_path / "tokenizer.json"
     made = json.loads(path.read_text())
@@ -196,22 +198,22 @@ WRONG = {
     "missing.json": (None, "no such file"),
     "a.model": ("x", "not a .json or .tiktoken file"),
     "a.json": ('{"cut', "not a tokenizer.json of Hugging Face"),
-    "b.json": ('{"model": {}}', "no vocabulary in it"),
-    "c.json": ("[1]", "no vocabulary in it"),
+    "b.json": ('{"model": {}}', "it has no vocabulary"),
+    "c.json": ("[1]", "it has no vocabulary"),
     "a.tiktoken": ("YQ== 0\nno\n", "line 2 is not 'base64 rank': 'no'"),
-    "b.tiktoken": ("", "it is empty"),
+    "b.tiktoken": ("", "empty file"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_tokenizer(name: str, write: Write) -> None:
-    content, said = WRONG[name]
+def test_values_that_are_not_a_tokenizer(name: str, write: Write) -> None:
+    content, message = WRONG[name]
     if content is not None:
         write(name, content)
     (problem,) = tokenizer.check(name, "from --tokenizer on the command line")
     assert (
         problem.what.startswith(f"tokenizer is {name!r} (from --tokenizer on the command line): ")
-        and said in problem.what
+        and message in problem.what
     )
     assert problem.allowed and problem.fixes
     with pytest.raises(UserError):
@@ -219,33 +221,33 @@ def test_what_is_no_tokenizer(name: str, write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("YQ== 0\n", "255 of the 256 single bytes"),
         ("YQ== 0\nYQ== 1\n", "line 2"),
         ("YQ== 0\nYg== 0\n", "line 2"),
     ],
 )
-def test_ranks_that_can_not_be_used(content: str, said: str, write: Write) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_ranks(content: str, message: str, write: Write) -> None:
+    with pytest.raises(UserError, match=message):
         tokenizer.load(write("a.tiktoken", content))
 
 
-def test_a_folder_with_a_tokenizer_is_offered(write: Write, home: Path) -> None:
+def test_the_tokenizer_in_a_folder_is_suggested(write: Write, home: Path) -> None:
     write("my model/tokenizer.json", "{}")
     (problem,) = tokenizer.check("my model")
     assert problem.fixes == ["--tokenizer='my model/tokenizer.json'"]
     assert tokenizer.check("bytes") == tokenizer.check("bpe") == []
 
 
-def test_a_bad_line_ends_the_learning_with_its_place(write: Write, tmp_path: Path) -> None:
+def test_a_bad_line_ends_training_with_its_position(write: Write, tmp_path: Path) -> None:
     source, _ = find(write("a.jsonl", '{"text": "fine"}\nbad\n'))
     assert source
     with pytest.raises(UserError, match=r"a\.jsonl:2: not JSON"):
         ensure(source, "text", tmp_path / "cache", chosen="bpe", vocab_size=300)
 
 
-def test_a_resumed_run_is_planned_with_the_tokens_that_it_found(tmp_path: Path) -> None:
+def test_a_resumed_run_is_planned_with_its_own_vocabulary(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step_00000004"
     folder.mkdir(parents=True)
     manifest.write(

@@ -1,5 +1,5 @@
-"""The catalogue of failures: every entry can be found, read in both languages and traced to its
-source, and has a log of its own."""
+"""The catalogue of failures: every entry matches its samples, has texts in both languages, a source
+and a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.diagnose.advice import advice, filled
 from training.diagnose.signatures import EVIDENCE, NONE, ROLES, UNKNOWN, LocalizedText, Signature
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "logs"
-# As the issue trackers and scripts of people know them; an id that is gone breaks them.
+# Users' scripts and issue trackers rely on these ids.
 IDS = set(json.loads((LOGS / "causes.json").read_text()))
 HEALTHY = "\n".join(
     f"[2025-11-06 10:00:{i % 60:02d}] Epoch: {i // 9}, Iter: {i}, Loss: 0.{i:04d}, error: 0.023, "
@@ -44,16 +44,16 @@ def names(text: LocalizedText) -> set[str]:
 each_entry = each("entry", ALL, ids=lambda entry: entry.id)
 
 
-def test_the_causes_are_those_that_others_rely_on() -> None:
+def test_the_cause_ids_are_stable() -> None:
     assert sorted(signatures.causes()) == sorted(IDS)
 
 
-def test_every_id_exists_once() -> None:
+def test_every_id_is_unique() -> None:
     assert len({entry.id for entry in ALL}) == len(ALL) > 350
 
 
 @each_entry
-def test_an_entry_is_whole(entry: Signature) -> None:
+def test_an_entry_is_complete(entry: Signature) -> None:
     assert (
         entry.cause in signatures.causes()
         and entry.role in ROLES
@@ -75,13 +75,13 @@ def test_every_pattern_has_a_sample_and_every_sample_a_pattern(entry: Signature)
 
 
 @each_entry
-def test_a_text_asks_only_for_values_that_a_pattern_brings(entry: Signature) -> None:
+def test_a_text_uses_only_values_that_a_pattern_captures(entry: Signature) -> None:
     groups = {group for pattern in entry.patterns for group in re2.compile(pattern).groupindex}
     assert names(entry.says) | names(entry.advice) <= groups
 
 
 @each_entry
-def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
+def test_an_entry_always_has_a_summary_or_a_title(entry: Signature) -> None:
     for sample in entry.samples:
         known = next(m.groupdict() for p in entry.patterns if (m := re2.search(p, sample)))
         values = {name: value for name, value in known.items() if value is not None}
@@ -91,17 +91,17 @@ def test_an_entry_always_has_something_to_say(entry: Signature) -> None:
 
 
 @each_entry
-def test_a_sample_is_recognised_as_its_own(entry: Signature) -> None:
+def test_a_sample_is_recognised_as_its_entry(entry: Signature) -> None:
     for sample in entry.samples:
         assert entry.id in [known.id for known in scan.recognised(sample)]
 
 
-def test_no_pattern_asks_for_a_second_look_at_a_healthy_log() -> None:
+def test_no_pattern_is_a_candidate_for_a_healthy_log() -> None:
     assert scan.known().candidates(HEALTHY.encode()) == []
 
 
 @each_entry
-def test_without_re2_the_same_is_found(entry: Signature) -> None:
+def test_python_re_finds_the_same_as_re2(entry: Signature) -> None:
     slow = patterns.Slow([(entry.id, pattern) for pattern in entry.patterns])
     assert all(
         {key for key, _ in slow.found(sample.encode())} == {entry.id} for sample in entry.samples
@@ -112,7 +112,7 @@ def test_without_re2_the_same_is_found(entry: Signature) -> None:
 
 
 @each("cause", sorted(IDS))
-def test_every_cause_has_words_and_a_log(cause: str) -> None:
+def test_every_cause_has_texts_and_a_log(cause: str) -> None:
     known = signatures.causes()[cause]
     assert known.title.en and known.title.zh and known.source
     assert len(known.advice.en) == len(known.advice.zh) and len(known.ours.en) == len(known.ours.zh)
@@ -122,7 +122,7 @@ def test_every_cause_has_words_and_a_log(cause: str) -> None:
     assert any(name.startswith(f"{cause}/") for name in expected)
 
 
-def test_every_cause_but_the_last_ones_has_a_text() -> None:
+def test_every_cause_has_a_signature_unless_the_supervisor_sees_it() -> None:
     seen_by_the_supervisor = {"exit_status", "segfault", "killed"}
     assert IDS - {entry.cause for entry in ALL} <= {NONE, UNKNOWN} | seen_by_the_supervisor
 
@@ -132,12 +132,12 @@ def words(sentence: str) -> set[str]:
 
 
 def like(one: str, other: str) -> float:
-    """The part of their words that two sentences share."""
+    """The share of common words of two sentences."""
     return len(words(one) & words(other)) / max(1, min(len(words(one)), len(words(other))))
 
 
 @pytest.mark.parametrize("language", signatures.LANGUAGES)
-def test_no_advice_comes_twice_in_other_words(language: str) -> None:
+def test_no_advice_is_repeated_in_other_words(language: str) -> None:
     twice = []
     for cause in signatures.causes():
         for entry in [None, *(e for e in ALL if e.cause == cause)]:
@@ -163,7 +163,7 @@ def test_no_advice_comes_twice_in_other_words(language: str) -> None:
         ("training.dataloader.killed", "dmesg"),
     ],
 )
-def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
+def test_a_topic_occurs_once(entry: str, topic: str, language: str) -> None:
     known = next(e for e in ALL if e.id == entry)
     run = {
         "resume_command": "./launch_train.sh 2 --resume=run",
@@ -175,8 +175,8 @@ def test_a_topic_comes_once(entry: str, topic: str, language: str) -> None:
 
 
 @each("cause", [c for c in signatures.causes().values() if c.same], ids=lambda c: c.id)
-def test_a_topic_is_one_of_both(cause: signatures.Cause) -> None:
-    """Of the advice for a run of the product, and of a text's: otherwise it leaves nothing out."""
+def test_a_topic_matches_advice_of_both_kinds(cause: signatures.Cause) -> None:
+    """Advice for a Duet run and a signature's advice; otherwise the topic has no effect."""
     values = {
         name: f"./launch_train.sh 2 --resume=run --{name}=1 --num_workers=1"
         for name in names(cause.ours)
@@ -194,16 +194,18 @@ def test_a_topic_is_one_of_both(cause: signatures.Cause) -> None:
             ), topic
 
 
-def test_kinds_have_words_in_both_languages() -> None:
+def test_kinds_have_advice_in_both_languages() -> None:
     assert set(signatures.kinds()) == {"silent", "desync", "uneven", "torn_down"}
     assert all(len(text.en) == len(text.zh) > 0 for text in signatures.kinds().values())
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", [patterns.Fast, patterns.Slow], ids=["RE2", "re"])
-def test_no_text_makes_a_pattern_run_away(kind: type[patterns.Fast] | type[patterns.Slow]) -> None:
-    """Beginnings of what it looks for, over and over in one line, and never its end: exponential or
-    cubic matching would not come back."""
+def test_no_text_makes_a_pattern_take_exponential_time(
+    kind: type[patterns.Fast] | type[patterns.Slow],
+) -> None:
+    """Repeated prefixes of a match in one line, without its end: exponential or cubic matching
+    would not finish within the time limit."""
     found = 0
     for entry in ALL:
         finder = kind([(entry.id, pattern) for pattern in entry.patterns])

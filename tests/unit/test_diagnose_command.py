@@ -1,4 +1,4 @@
-"""`./duet diagnose`: what it prints, what it refuses, and what it gives to strangers."""
+"""`./duet diagnose`: its output, its errors and its bug-report bundle."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def asked(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, env=os.environ | env, check=False)
 
 
-def test_the_object_that_programs_read() -> None:
+def test_json_output() -> None:
     done = asked(str(LOGS / "gpu_oom" / "01.log"), "--json")
     record = json.loads(done.stdout)
     assert done.returncode == 0 and done.stderr == ""
@@ -83,14 +83,14 @@ def test_the_object_that_programs_read() -> None:
     ) and isinstance(record["advice"], list)
 
 
-def test_a_card_for_people_in_their_language() -> None:
+def test_the_card_is_in_the_language_of_the_locale() -> None:
     log = str(LOGS / "gpu_oom" / "01.log")
     english, chinese = (
         asked(log, LC_ALL="C.UTF-8").stdout,
         asked(log, LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout,
     )
     assert (
-        "  Cause      gpu_oom: a GPU has no memory left\n" in english
+        "  Cause      gpu_oom: a GPU is out of memory\n" in english
         and "  Who        rank 1\n" in english
         and "  Try        " in english
     )
@@ -98,11 +98,11 @@ def test_a_card_for_people_in_their_language() -> None:
     assert asked(log, "--lang=zh", LC_ALL="C.UTF-8", PYTHONIOENCODING="utf-8").stdout == chinese
 
 
-def test_healthy_is_said_in_a_line() -> None:
+def test_a_healthy_log_gets_one_line() -> None:
     done = asked(str(LOGS / "none" / "01.log"), LC_ALL="C.UTF-8")
     assert (
         done.returncode == 0
-        and done.stdout.startswith("  nothing is wrong")
+        and done.stdout.startswith("  no failure found")
         and done.stdout.count("\n") == 1
     )
 
@@ -123,52 +123,55 @@ def test_standard_input_is_a_log() -> None:
     "content",
     [b"", b"\n\n", b"\0\1\2\xff" * 100, b"no line end, no words", "只有中文".encode("gbk")],
 )
-def test_what_is_no_log_is_neither_a_failure_nor_healthy(content: bytes, tmp_path: Path) -> None:
+def test_other_content_is_neither_a_failure_nor_healthy(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
     record = result.diagnose([path], "en")
     assert (record["cause"], record["confidence"]) == ("unknown", "low")
 
 
-def test_all_that_can_not_be_read_is_said_at_once(
+def test_all_unreadable_paths_are_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([str(tmp_path / "a.log"), str(tmp_path / "b.log")]) == 2
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert (
-        f"{tmp_path / 'a.log'} does not exist" in said
-        and f"{tmp_path / 'b.log'} does not exist" in said
-        and "Traceback" not in said
+        f"{tmp_path / 'a.log'} does not exist" in error
+        and f"{tmp_path / 'b.log'} does not exist" in error
+        and "Traceback" not in error
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")]
+    ("words", "part"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")]
 )
-def test_a_wrong_option_is_said(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_option_is_reported(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(words) == 2
-    assert said in capsys.readouterr().err
+    assert part in capsys.readouterr().err
 
 
-def test_a_broken_gzip_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_gzip_file_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "log.gz").write_bytes(b"\x1f\x8b broken")
     assert command.main([str(tmp_path / "log.gz")]) == 2
-    assert "log.gz cannot be read: it is packed with gzip, and broken" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "log.gz" in error and "damaged gzip file" in error
 
 
-def test_a_gzip_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_is_read_up_to_its_end(tmp_path: Path) -> None:
     packed = gzip.compress(OOM.encode() + os.urandom(100_000))
     (tmp_path / "log.gz").write_bytes(packed[:-50_000])
     assert result.diagnose([tmp_path / "log.gz"], "en")["cause"] == "gpu_oom"
 
 
-# ── runs of ours
+# ── Duet runs
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_advice_for_a_run_of_ours_has_its_numbers(run: RunDir) -> None:
+def test_advice_for_a_duet_run_has_its_values(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     record = result.diagnose([run.path], "en")
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
@@ -179,7 +182,7 @@ def test_advice_for_a_run_of_ours_has_its_numbers(run: RunDir) -> None:
     assert record["advice"][1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
-def test_a_log_in_a_run_of_ours_gets_its_numbers_too(run: RunDir) -> None:
+def test_advice_for_a_log_of_a_duet_run_has_its_values(run: RunDir) -> None:
     run.rank_log(1).write_text(
         "RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n"
     )
@@ -190,12 +193,12 @@ def test_a_log_in_a_run_of_ours_gets_its_numbers_too(run: RunDir) -> None:
     )
 
 
-def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
+def test_the_verdict_of_the_run_precedes_its_logs(run: RunDir) -> None:
     run.rank_log(0).write_text(OOM)
     failure = {
         "cause": "hang",
         "rank": 1,
-        "summary": "stands at model.py:12, since 3.2 s",
+        "summary": "stuck at model.py:12",
         "where": "model.py:12",
         "evidence": ["model.py:12 (forward)"],
     }
@@ -206,8 +209,8 @@ def test_the_verdict_of_the_run_comes_before_its_texts(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "ranks", "ranks/rank0.log"])
-def test_a_verdict_without_a_known_cause_decides_too(run: RunDir, inside: str) -> None:
-    """Who was killed has said nothing, and the others' last words are of their loss."""
+def test_a_verdict_without_a_known_cause_precedes_the_logs_too(run: RunDir, inside: str) -> None:
+    """A killed rank logs nothing, and the others log only its loss."""
     run.rank_log(0).write_text(
         "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
     )
@@ -229,27 +232,38 @@ def test_a_verdict_without_a_known_cause_decides_too(run: RunDir, inside: str) -
     assert "dmesg" in record["advice"][0]
 
 
-def test_a_run_that_has_finished_has_no_cause(run: RunDir) -> None:
+def test_a_finished_script_that_trained_on_nan_is_found(run: RunDir) -> None:
+    write_json(run.plan, plan() | {"script": {"path": "main.py"}})
+    write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
+    steps = [f"step {n}/30 loss {'nan' if n > 3 else 2.0} lr 0.1\n" for n in range(30)]
+    run.rank_log(0).write_text("".join(steps))
+    found = result.diagnose([run.path], "en")
+    assert (found["cause"], found["line"]) == ("nan_loss", 5)
+    run.rank_log(0).write_text("".join(steps[:4]))
+    assert result.diagnose([run.path], "en")["cause"] == "none"
+
+
+def test_a_finished_run_has_no_cause(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     run.event("restart", cause="gpu_oom")
     write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
     record = result.diagnose([run.path], "en")
     assert (record["cause"], record["summary"], record["advice"]) == (
         "none",
-        "the run has finished after 1 restart",
+        "the run finished after 1 restart",
         [],
     )
 
 
 @pytest.mark.parametrize(("code", "cause"), [(130, "interrupted"), (75, "preempted")])
-def test_a_run_that_was_stopped_says_so(run: RunDir, code: int, cause: str) -> None:
+def test_a_stopped_run_has_the_cause_of_its_exit_code(run: RunDir, code: int, cause: str) -> None:
     write_json(run.summary, {"status": "stopped", "exit_code": code, "steps": 4, "time": 2.0})
     assert result.diagnose([run.path], "en")["cause"] == cause
 
 
 @pytest.mark.parametrize("spoken", ["en", "zh"])
 @pytest.mark.parametrize("cause", ["gpu_oom", "unknown"])
-def test_our_own_card_in_a_console_is_understood(tmp_path: Path, spoken: str, cause: str) -> None:
+def test_a_card_in_a_console_log_is_parsed(tmp_path: Path, spoken: str, cause: str) -> None:
     record = {
         "cause": cause,
         "kind": "died",
@@ -276,7 +290,7 @@ def test_our_own_card_in_a_console_is_understood(tmp_path: Path, spoken: str, ca
     assert (found["cause"], found["rank"], found["summary"]) == (cause, 1, "killed by SIGKILL")
 
 
-def test_a_console_of_ours_leads_to_its_run(run: RunDir, tmp_path: Path) -> None:
+def test_a_console_log_leads_to_its_run(run: RunDir, tmp_path: Path) -> None:
     console = tmp_path / "redirected.log"
     console.write_text(f"[INFO] 2025-11-06 10:00:00 run directory: {run.path}\n{OOM}")
     assert (
@@ -290,16 +304,18 @@ def test_a_folder_of_runs_is_not_one_run(run: RunDir, capsys: pytest.CaptureFixt
     other.create()
     write_json(other.plan, plan())
     assert command.main([str(run.path.parent)]) == 2
-    assert "holds 2 runs" in capsys.readouterr().err
+    assert "contains 2 runs" in capsys.readouterr().err
 
 
-def test_a_folder_without_logs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_logs_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "weights.pt").write_bytes(b"\0\1")
     assert command.main([str(tmp_path)]) == 2
-    assert f"there is no log in {tmp_path}" in capsys.readouterr().err
+    assert f"no log in {tmp_path}" in capsys.readouterr().err
 
 
-def test_a_run_that_has_vanished_is_told_by_its_heartbeats(run: RunDir) -> None:
+def test_a_vanished_run_is_described_by_its_heartbeats(run: RunDir) -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
         capture_output=True,
@@ -315,17 +331,14 @@ def test_a_run_that_has_vanished_is_told_by_its_heartbeats(run: RunDir) -> None:
     writer.beat("backward")
     run.rank_log(1).write_text("step 11 | loss: 3.1\n")
     record = result.diagnose([run.path], "en")
-    assert (
-        record["cause"] == "unknown"
-        and "every rank are gone. Last signs: rank 1: step 12: backward" in record["summary"]
-    )
+    assert record["cause"] == "unknown" and "rank 1: step 12: backward" in record["summary"]
     write_json(
         run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
     )
     assert result.diagnose([run.path], "en")["cause"] == "none", "it is alive"
 
 
-def test_what_a_rank_reported_comes_before_what_others_logged(run: RunDir) -> None:
+def test_the_report_of_a_rank_precedes_the_logs_of_others(run: RunDir) -> None:
     run.rank_log(0).write_text(
         "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
     )
@@ -341,7 +354,7 @@ def test_what_a_rank_reported_comes_before_what_others_logged(run: RunDir) -> No
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1) and "peer_died" in record["also"]
 
 
-def test_an_error_file_of_torch_is_read(tmp_path: Path) -> None:
+def test_torch_error_files_are_read(tmp_path: Path) -> None:
     """torch/distributed/elastic/multiprocessing/errors/error_handler.py writes it."""
     folder = tmp_path / "attempt_0" / "1"
     folder.mkdir(parents=True)
@@ -355,15 +368,15 @@ def test_an_error_file_of_torch_is_read(tmp_path: Path) -> None:
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
 
 
-# ── for strangers
+# ── bug-report bundle
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bundle_tells_all_and_betrays_nothing(
+def test_a_bundle_is_complete_and_redacted(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("USER", "somebody")
-    home = tmp_path / "home" / "somebody"
+    monkeypatch.setenv("USER", "jdoe1970")
+    home = tmp_path / "home" / "jdoe1970"
     monkeypatch.setenv("HOME", str(home))
     secrets = (
         f"WANDB_API_KEY={KEY}\nhf_token: hf_abcdefghijklmnopqrstuvwx\nAuthorization: Bearer "
@@ -374,7 +387,7 @@ def test_a_bundle_tells_all_and_betrays_nothing(
         "me@example.com 10.3.2.1\n"
     )
     secrets += "post to https://hooks.slack.com/services/T0/B0/xyz\n"
-    run.rank_log(1).write_text(f"{secrets}reading {home}/data by somebody\n{OOM}")
+    run.rank_log(1).write_text(f"{secrets}reading {home}/data by jdoe1970\n{OOM}")
     run.event("restart", cause="gpu_oom")
     assert command.main([str(run.path), f"--report-issue={tmp_path / 'bundle.tar.gz'}"]) == 0
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
@@ -396,7 +409,7 @@ def test_a_bundle_tells_all_and_betrays_nothing(
         "abcdef123456789",
         "me:word",
         str(home),
-        "somebody",
+        "jdoe1970",
         "hunter42",
         "AKIAABCD",
     ]
@@ -419,11 +432,11 @@ def test_a_bundle_never_replaces_a_file(
     target = tmp_path / "bundle.tar.gz"
     target.write_text("mine")
     assert command.main([str(run.path), f"--report-issue={target}"]) == 2
-    assert "is there already" in capsys.readouterr().err and target.read_text() == "mine"
+    assert "already exists" in capsys.readouterr().err and target.read_text() == "mine"
 
 
 def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
-    """Somebody's log on somebody's machine: a bare Python and a clone are enough."""
+    """A bare Python and a clone are enough to read a log on any machine."""
     bare = shutil.which("python3", path=os.defpath) or sys.executable
     code = (
         "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
@@ -445,7 +458,7 @@ def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
     assert (json.loads(done.stdout)["cause"], json.loads(done.stdout)["rank"]) == ("gpu_oom", 1)
 
 
-def test_words_stand_in_two_columns_whatever_their_width() -> None:
+def test_card_rows_have_two_columns_for_any_character_width() -> None:
     assert (
         card.row("cause", "x", "en") == "Cause      x"
         and card.row("cause", "x", "zh") == "原因       x"

@@ -1,6 +1,5 @@
-"""Whole logs: of two ranks that really failed here, and of GPUs, NCCL, SLURM and W&B as their
-programs print them, with all that stands around the cause. expected.json says what an expert would
-answer."""
+"""Diagnosis of whole logs: of two ranks that really failed, and of GPUs, NCCL, SLURM and W&B as
+their programs print them. expected.json contains an expert's answers."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ FILES = sorted(name for name in EXPECTED if name.endswith(".log"))
 FAILING = [name for name in FILES if not name.startswith("none/")]
 
 
-def told(name: str) -> dict[str, Any]:
+def diagnosed(name: str) -> dict[str, Any]:
     return diagnose([LOGS / name], "en")
 
 
@@ -28,8 +27,8 @@ def right(record: dict[str, Any], name: str) -> bool:
 
 
 @each("name", sorted(EXPECTED))
-def test_the_root_is_found(name: str) -> None:
-    record, expected = told(name), EXPECTED[name]
+def test_the_root_cause_is_found(name: str) -> None:
+    record, expected = diagnosed(name), EXPECTED[name]
     assert right(record, name), (record["cause"], record["evidence"])
     assert record["rank"] in (expected["rank"], *expected.get("or_rank", []))
     if expected["line"] != "any":
@@ -39,7 +38,7 @@ def test_the_root_is_found(name: str) -> None:
         assert record["evidence"] or (LOGS / name).stat().st_size == 0
 
 
-def test_every_log_is_expected_and_there() -> None:
+def test_every_log_has_an_expected_answer_and_exists() -> None:
     assert {
         str(p.relative_to(LOGS)) for p in LOGS.rglob("*.log") if p.parent.parent == LOGS
     } == set(FILES)
@@ -68,7 +67,7 @@ def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path)
             ).encode()
         )
     record = diagnose([path], "en")
-    assert right(record, name) and record["line"] == told(name)["line"]
+    assert right(record, name) and record["line"] == diagnosed(name)["line"]
 
 
 def decoded(data: bytes) -> str:
@@ -83,11 +82,11 @@ def decoded(data: bytes) -> str:
 
 
 @each("name", FAILING[::12])
-def test_a_log_that_ends_anywhere_is_read(name: str, tmp_path: Path) -> None:
-    """Also one that ends before its failure: nothing is made up. In the middle of a line anything
-    may be cut off: it is read, though."""
+def test_a_truncated_log_is_read(name: str, tmp_path: Path) -> None:
+    """A log that ends before its failure gets no invented cause; one that ends in the middle of a
+    line is at least read."""
     data = (LOGS / name).read_bytes()
-    whole = told(name)
+    whole = diagnosed(name)
     right = {
         whole["cause"],
         "none",
@@ -115,10 +114,10 @@ def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> No
     path.write_bytes(healthy.encode() + decoded((LOGS / name).read_bytes()).encode())
     record = diagnose([path], "en")
     assert right(record, name)
-    assert record["line"] == 30_000 + told(name)["line"]
+    assert record["line"] == 30_000 + diagnosed(name)["line"]
 
 
-def test_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
+def test_the_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text(
         "[rank0]: RuntimeError: Connection closed by peer [127.0.0.1]:5006.\n"
     )

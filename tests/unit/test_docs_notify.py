@@ -1,4 +1,4 @@
-"""docs/notify.md: every command is valid and does what the page claims."""
+"""docs/notify.md: every recipe is valid and sends title and text of the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leaves(value: object) -> list[object]:
     )
 
 
-def test_recipes_are_found_and_contain_no_secret() -> None:
+def test_recipes_contain_no_secret() -> None:
     assert len(RECIPES) >= 10
     for recipe in RECIPES:
         assert first(recipe) == "", recipe
@@ -38,7 +38,7 @@ def test_recipes_are_found_and_contain_no_secret() -> None:
 
 @each("recipe", RECIPES)
 def test_a_recipe_sends_what_happened(recipe: str, tmp_path: Path) -> None:
-    """With programs in place of curl, mail and notify-send that show what they were given."""
+    """curl, mail and notify-send are replaced by programs that record their input."""
     (word,) = shlex.split(recipe)
     command = word.removeprefix("--notify=")
     if "jq" in command and not shutil.which("jq"):

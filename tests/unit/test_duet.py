@@ -1,4 +1,4 @@
-"""The command ./duet."""
+"""The ./duet command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_command_has_help_from_any_folder(name: str, tmp_path: Path) -> No
     assert by_flag.stdout == by_name.stdout != ""
 
 
-def test_duet_train_is_the_same_as_its_script(tmp_path: Path) -> None:
+def test_a_script_behaves_as_under_its_own_name(tmp_path: Path) -> None:
     words = ["--depht=3", f"--out_dir={tmp_path}"]
     direct = subprocess.run(
         [str(ROOT / "train_dual_gpu.sh"), *words],
@@ -104,7 +104,7 @@ def test_bash_completes(words: str, expected: list[str]) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
-def test_zsh_reads_it() -> None:
+def test_zsh_accepts_the_completion() -> None:
     code = (
         f"autoload -U +X compinit && compinit -u; source <('{ROOT}/duet' completion zsh) && "
         f"whence _duet"

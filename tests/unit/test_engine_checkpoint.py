@@ -71,7 +71,7 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: Parts) -> None:
+def test_any_flipped_bit_is_detected(tmp_path: Path, parts: Parts) -> None:
     save(tmp_path, 1, parts)
     state = save(tmp_path, 2, parts) / "state.pt"
     good = state.read_bytes()
@@ -88,7 +88,9 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path, parts: Parts) -> None:
 @pytest.mark.parametrize(
     "damage", ["truncated", "no state", "no manifest", "half a manifest", "another format"]
 )
-def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: Parts, damage: str) -> None:
+def test_damage_is_reported_and_the_previous_checkpoint_used(
+    tmp_path: Path, parts: Parts, damage: str
+) -> None:
     save(tmp_path, 1, parts)
     newest = save(tmp_path, 2, parts)
     if damage == "truncated":
@@ -105,21 +107,21 @@ def test_damage_is_named_and_the_one_before_used(tmp_path: Path, parts: Parts, d
     assert loaded and loaded.position.step == 1 and len(loaded.skipped) == 1
 
 
-def test_all_damaged_is_an_error_and_no_fresh_start(tmp_path: Path, parts: Parts) -> None:
+def test_only_damaged_checkpoints_are_an_error(tmp_path: Path, parts: Parts) -> None:
     (save(tmp_path, 1, parts) / "state.pt").write_bytes(b"")
     with pytest.raises(UserError, match="every checkpoint"):
         checkpoint.latest(tmp_path)
 
 
 @pytest.mark.parametrize("keep", range(1, 8))
-def test_old_ones_are_pruned_after_the_new_one_is_there(tmp_path: Path, keep: int) -> None:
+def test_old_checkpoints_are_pruned_after_the_new_one_is_saved(tmp_path: Path, keep: int) -> None:
     for step in range(1, 9):
         checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(step), {}, FACTS), keep)
         kept = range(max(1, step - keep + 1), step + 1)
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{n:08d}" for n in kept]
 
 
-def test_what_a_user_has_put_there_stays(tmp_path: Path, parts: Parts) -> None:
+def test_files_of_the_user_are_kept(tmp_path: Path, parts: Parts) -> None:
     copy = shutil.copytree(save(tmp_path, 1, parts), tmp_path / "step_00000001.mine")
     (tmp_path / "step_00000002.tar").touch()
     (tmp_path / "step_00000003").touch()
@@ -135,30 +137,30 @@ def test_what_a_user_has_put_there_stays(tmp_path: Path, parts: Parts) -> None:
     assert loaded and loaded.position.step == 5 and not loaded.skipped
 
 
-def test_a_large_state_reaches_the_disk_little_by_little(
+def test_a_large_state_is_synced_in_parts(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it at once, at the end, could take longer than a rank may be silent in a save; one
-    tensor can be most of it."""
-    told: list[str] = []
+    """Synced all at once at the end, it could exceed the hang timeout of a save; one tensor can be
+    most of it."""
+    events: list[str] = []
     sync = os.fdatasync
     monkeypatch.setattr(checkpoint, "SYNCED", 4096)
-    monkeypatch.setattr(os, "fdatasync", lambda file: (told.append("on the disk"), sync(file)))
+    monkeypatch.setattr(os, "fdatasync", lambda file: (events.append("on the disk"), sync(file)))
     state = {"weights": torch.arange(10_000, dtype=torch.float32)}
-    path = checkpoint.save(tmp_path, TrainProgress(1), state, FACTS, lambda: told.append("moved"))
-    assert told.count("on the disk") >= 9, "of 40 kB"
-    assert all(told[i + 1] == "moved" for i, what in enumerate(told) if what == "on the disk")
+    path = checkpoint.save(tmp_path, TrainProgress(1), state, FACTS, lambda: events.append("moved"))
+    assert events.count("on the disk") >= 9, "of 40 kB"
+    assert all(events[i + 1] == "moved" for i, what in enumerate(events) if what == "on the disk")
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.path == path and torch.equal(loaded.state["weights"], state["weights"])
 
 
-def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, parts: Parts) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_reported(tmp_path: Path, parts: Parts) -> None:
     elsewhere = save(tmp_path, 1, parts).rename(tmp_path / "elsewhere")
-    (tmp_path / "step_00000001").symlink_to(elsewhere)  # which rmtree refuses
+    (tmp_path / "step_00000001").symlink_to(elsewhere)  # rejected by rmtree
     save(tmp_path, 2, parts, keep=9)
-    said = checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS), 1)
+    text = checkpoint.prune(checkpoint.save(tmp_path, TrainProgress(3), {}, FACTS), 1)
     assert (
-        said == f"old checkpoints can not be removed: {tmp_path / 'step_00000001'}: a symbolic link"
+        text == f"old checkpoints cannot be removed: {tmp_path / 'step_00000001'}: a symbolic link"
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "elsewhere",
@@ -167,11 +169,9 @@ def test_what_can_not_be_removed_is_said_and_the_others_are(tmp_path: Path, part
     ]
 
 
-def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(
-    tmp_path: Path, parts: Parts
-) -> None:
-    """The kernel itself refuses, in the middle of torch.save: which hides the reason in an error of
-    its own."""
+def test_a_file_that_cannot_grow_is_reported_as_a_disk_error(tmp_path: Path, parts: Parts) -> None:
+    """The kernel refuses in the middle of torch.save, which hides the reason in an error of its
+    own."""
     save(tmp_path, 1, parts)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
@@ -184,13 +184,13 @@ def test_a_file_that_can_not_grow_is_the_disk_s_error_and_no_other(
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 
-def test_an_error_of_torch_itself_is_not_the_disk_s(tmp_path: Path) -> None:
+def test_an_error_of_torch_is_not_reported_as_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises((RuntimeError, AttributeError, TypeError)):
         checkpoint.save(tmp_path, TrainProgress(1), {"w": threading.Lock()}, FACTS)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(
+def test_files_are_synced_before_the_folder_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[tuple[int, bool]] = []
@@ -205,7 +205,7 @@ def test_the_files_names_are_on_the_disk_before_the_folder_has_its_own(
     assert (path.stat().st_ino, False) in synced and synced[-1] == (tmp_path.stat().st_ino, True)
 
 
-def test_failed_save_leaves_the_earlier_ones_and_nothing_half(
+def test_a_failed_save_keeps_earlier_checkpoints_and_leaves_nothing(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, parts)
@@ -227,12 +227,12 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path, parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("act", ["prune", "save again"])
-def test_killed_while_it_removes_one_it_leaves_none_that_is_half(
+def test_a_kill_during_removal_leaves_no_partial_checkpoint(
     tmp_path: Path, parts: Parts, act: str
 ) -> None:
     paths = [save(tmp_path, step, parts) for step in (1, 2, 3)]
     child = os.fork()
-    if not child:  # from here on a process of its own, which dies at the first file that it removes
+    if not child:  # a separate process, which dies at the first file it removes
         real = os.unlink
 
         def last(*args: Any, **more: Any) -> None:
@@ -258,27 +258,27 @@ def test_killed_while_it_removes_one_it_leaves_none_that_is_half(
     assert sorted(tmp_path.iterdir()) == left
 
 
-def test_leftover_of_a_killed_save_is_ignored(tmp_path: Path, parts: Parts) -> None:
+def test_leftovers_of_a_killed_save_are_ignored(tmp_path: Path, parts: Parts) -> None:
     whole = save(tmp_path, 1, parts)
     shutil.copytree(whole, tmp_path / ".writing-abc")
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.path == whole
 
 
-def test_what_the_disk_does_not_give_back_is_no_checkpoint(
+def test_data_that_reads_back_differently_is_not_a_checkpoint(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ones before stay, all of them: pruning waits until the new one is verified."""
+    """All earlier checkpoints are kept: pruning waits until the new one is verified."""
     for step in (1, 2):
         save(tmp_path, step, parts, keep=2)
     monkeypatch.setattr(checkpoint, "_sha256", lambda *args: "something else")
-    with pytest.raises(OSError, match="does not give back"):
+    with pytest.raises(OSError, match="differs from what was written"):
         save(tmp_path, 3, parts, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
 
 
 @pytest.mark.parametrize("change", ["step", "used", "sha256", "lost key", "another folder"])
-def test_a_changed_manifest_is_noticed(tmp_path: Path, parts: Parts, change: str) -> None:
+def test_a_changed_manifest_is_detected(tmp_path: Path, parts: Parts, change: str) -> None:
     save(tmp_path, 1, parts)
     newest = save(tmp_path, 2, parts)
     facts = json.loads((newest / "manifest.json").read_text())
@@ -294,7 +294,7 @@ def test_a_changed_manifest_is_noticed(tmp_path: Path, parts: Parts, change: str
     assert loaded and loaded.position.step == 1 and len(loaded.skipped) == 1
 
 
-def test_a_new_one_is_never_pruned_and_what_lies_after_it_is(tmp_path: Path, parts: Parts) -> None:
+def test_a_new_checkpoint_is_kept_and_later_ones_are_pruned(tmp_path: Path, parts: Parts) -> None:
     """A resume from step 2, since step 9 was damaged."""
     for step in (1, 2, 9):
         save(tmp_path, step, parts)

@@ -1,4 +1,4 @@
-"""Validation of any task: every sample counts once, whatever the batch and the number of ranks."""
+"""Validation of any task: every sample counts once, for any batch and number of ranks."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ def session(count: int, size: int, rank: int = 0, ranks: int = 1, **config: Any)
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])
-def test_each_sample_counts_once_whatever_the_batch(size: int) -> None:
+def test_each_sample_counts_once_for_any_batch(size: int) -> None:
     made = session(10, size)
     assert evaluate(made) == {"plain": 4.5, "square": 28.5} and made.raw.training, (
-        "training goes on"
+        "training mode is restored"
     )
     made.task.eval_batch = 2
     assert evaluate(made) == {"plain": 4.5, "square": 28.5}
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(10, 3), (2, 4), (1, 2)])
-def test_ranks_share_them_and_one_without_any_adds_nothing(
+def test_ranks_share_samples_and_a_rank_without_any_adds_nothing(
     count: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All add up as many figures, also a rank that has no sample: the reduction is a collective."""
-    told: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: told.append(total.clone()))
+    """All ranks sum the same number of figures, since the reduction is a collective."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: sent.append(total.clone()))
     for rank in range(ranks):
         evaluate_alone(session(count, 2, rank, ranks))
     numbers = torch.arange(count, dtype=torch.float64)
-    assert [len(sums) for sums in told] == [3] * ranks
-    assert torch.stack(told).sum(0).tolist() == [
+    assert [len(sums) for sums in sent] == [3] * ranks
+    assert torch.stack(sent).sum(0).tolist() == [
         numbers.sum().item(),
         (numbers**2).sum().item(),
         count,
@@ -81,15 +81,15 @@ def test_ranks_share_them_and_one_without_any_adds_nothing(
 
 
 def evaluate_alone(made: Any) -> Scores | None:
-    """A rank without samples has sums of zero until the others' are added: nothing to divide by."""
+    """A rank without samples has zero sums until the others' are added, so it cannot divide."""
     made.task.scores = dict
     return evaluate(made)
 
 
-def test_no_validation_says_why() -> None:
+def test_missing_validation_is_explained() -> None:
     assert why_not(session(10, 2)) == "" == why_not(session(0, 2, eval_every=0))
     assert (
-        why_not(session(0, 2)) == "no validation: its data is empty"
+        why_not(session(0, 2)) == "no validation: the validation data is empty"
         and evaluate(session(0, 2)) is None
     )
     made = session(10, 2)
@@ -97,7 +97,7 @@ def test_no_validation_says_why() -> None:
     assert evaluate(made) is None and why_not(made) == ""
 
 
-def test_without_metrics_the_loss_is_what_is_validated() -> None:
+def test_without_metrics_the_loss_is_validated() -> None:
     made = session(10, 5)
     made.task.metrics = lambda model, batch: Task.metrics(made.task, model, batch)
     assert evaluate(made) == {"loss": pytest.approx((6 + 51) / 2)}

@@ -1,4 +1,4 @@
-"""What share of the GPUs' arithmetic a training uses."""
+"""MFU: the share of the GPUs' peak arithmetic that a training uses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from training.trainer.progress import _speed_at_peak
 
 
 @pytest.mark.parametrize("shape", [ModelDims(2, 256, 64), ModelDims(4, 500, 96)])
-def test_the_formula_is_what_torch_counts(shape: ModelDims) -> None:
-    """Multiplications of matrices in a forward and a backward pass, attention not split into
+def test_the_formula_matches_torchs_count(shape: ModelDims) -> None:
+    """Matrix multiplications in a forward and a backward pass, with attention not split into
     tiles."""
     model, sequences = GPT(shape), 3
     tokens = torch.randint(shape.vocab, (sequences, shape.max_seq_len))
@@ -30,7 +30,7 @@ def test_the_formula_is_what_torch_counts(shape: ModelDims) -> None:
     assert counted == pytest.approx(flops_per_token(shape), rel=0.01)
 
 
-def test_the_embedding_is_looked_up_and_not_multiplied() -> None:
+def test_the_embedding_is_not_counted() -> None:
     small, large = ModelDims(2, 256, 64), ModelDims(2, 512, 64)
     assert flops_per_token(large) - flops_per_token(small) == 6 * 256 * small.width, (
         "the head alone"
@@ -73,11 +73,11 @@ def test_known_gpus(name: str, tera: float) -> None:
         *("Tesla V100-SXM2-32GB", "Tesla T4", "AMD Instinct MI300X", "", "-"),
     ],
 )
-def test_of_others_nothing_is_claimed(name: str) -> None:
+def test_other_gpus_have_no_known_peak(name: str) -> None:
     assert flops.peak(name) is None
 
 
-def test_all_ranks_gpus_together_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelDims(12, 8192, 1536)
 
     def session(device: str) -> Any:

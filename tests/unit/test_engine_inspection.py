@@ -59,7 +59,7 @@ def test_a_good_step_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "kind", "said"),
+    ("bad", "kind", "message"),
     [
         (
             RankStep(7, 4, float("nan"), NO_CHECKSUM),
@@ -83,13 +83,13 @@ def test_a_good_step_passes() -> None:
         ),
     ],
 )
-def test_a_bad_share_is_named(bad: RankStep, kind: type[Exception], said: str) -> None:
+def test_a_bad_share_is_named(bad: RankStep, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:
         look(GOOD, bad)
-    assert said in str(caught.value) and caught.value.rank == 1  # type: ignore[attr-defined]
+    assert message in str(caught.value) and caught.value.rank == 1  # type: ignore[attr-defined]
 
 
-def test_a_gradient_that_is_not_finite_is_nobodys_loss() -> None:
+def test_a_gradient_norm_that_is_not_finite_names_no_rank() -> None:
     with pytest.raises(sanity_checks.NotFinite, match="gradient norm is inf at step 7") as caught:
         look(GOOD, norm=float("inf"))
     assert caught.value.rank is None
@@ -103,15 +103,15 @@ def test_the_rank_against_the_majority_is_named() -> None:
     assert caught.value.rank == 2
 
 
-def test_among_two_ranks_nobody_is_blamed() -> None:
+def test_with_two_ranks_no_rank_is_blamed() -> None:
     with pytest.raises(
-        sanity_checks.ParametersDiffer, match="ranks 0, 1 among each other"
+        sanity_checks.ParametersDiffer, match=r"ranks 0, 1 \(no majority\)"
     ) as caught:
         look(RankStep(7, 4, 2.5, 5.0), RankStep(7, 4, 2.5, 6.0))
     assert caught.value.rank is None
 
 
-def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
+def test_the_checksum_depends_on_every_bit_and_the_order_of_parameters() -> None:
     model, other = gpt(), gpt()
     assert checksum.checksum(model) == checksum.checksum(other)
     with torch.no_grad():
@@ -134,7 +134,9 @@ def test_checksum_sees_every_bit_and_the_order_of_parameters() -> None:
 @pytest.mark.parametrize(
     "change", ["rows reversed", "two rows", "two signs", "two values far apart", "moved by one"]
 )
-def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checksum_depends_on_the_position_of_a_value(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same values in other places have the same plain sum."""
     monkeypatch.setattr(checksum, "PIECE", 1000)  # so that a matrix has several pieces
     checksum._factors.cache_clear()
@@ -148,13 +150,13 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
             weight[[3, 100]] = old[[100, 3]]
         elif change == "moved by one":
             weight.copy_(old.flatten().roll(1).view_as(old))
-        elif change == "two signs":  # differ in the uppermost bit only
+        elif change == "two signs":  # differ only in the highest bit
             for model_, places in ((model, (5, 7)), (other, (7, 5))):
                 flat = model_.blocks[0].up.weight.view(-1)
                 flat[places[0]], flat[places[1]] = 0.25, -0.25
         else:
             flat = weight.view(-1)
-            # the same place in different pieces
+            # the same position in different pieces
             flat[1], flat[5001] = (
                 old.view(-1)[5001],
                 old.view(-1)[1],
@@ -167,7 +169,7 @@ def test_checksum_sees_where_a_value_is(change: str, monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_exchange_of_a_single_rank() -> None:
+def test_the_exchange_of_a_single_rank() -> None:
     exchange = StepAllReduce(WORLD)
     exchange.start(3, LocalStep(torch.tensor(1.5), 8, 2.25), None, 0)
     report = exchange.finish()
@@ -194,8 +196,8 @@ def test_exchange_of_a_single_rank() -> None:
     )
 
 
-def test_the_peak_of_a_gpu_is_asked_for_at_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking takes some ten microseconds; the first answer knows nothing of the optimizer yet."""
+def test_the_gpu_memory_peak_is_read_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it takes some ten microseconds; the first value does not include the optimizer."""
     asked: list[int] = []
     monkeypatch.setattr(
         torch.cuda,
@@ -206,7 +208,7 @@ def test_the_peak_of_a_gpu_is_asked_for_at_few_steps(monkeypatch: pytest.MonkeyP
     assert [memory.now() for _ in range(12)] == [101, *[102] * 9, 103, 103]
 
 
-def test_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_memory_use_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError("/proc")))
     exchange = StepAllReduce(WORLD)
     assert exchange._memory.now() == NO_MEMORY
@@ -214,9 +216,9 @@ def test_memory_that_nobody_tells_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
     assert exchange.finish().shares[0].memory is None
 
 
-def test_interruption_wins_over_preemption() -> None:
+def test_an_interruption_takes_precedence_over_preemption() -> None:
     exchange = StepAllReduce(WORLD)
     exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, Exit.INTERRUPTED)
-    exchange._values[-2] = 1.0  # what another rank added
+    exchange._values[-2] = 1.0  # added by another rank
     assert exchange.finish().stop == Exit.INTERRUPTED
     assert StopRequest().code == Exit.DONE

@@ -10,7 +10,7 @@ from training.config.schema import Config
 from training.tasks import optim
 
 
-def test_schedule_warms_up_stays_and_decays() -> None:
+def test_the_schedule_warms_up_stays_constant_and_decays() -> None:
     config = Config(warmup_ratio=0.1, warmdown_ratio=0.4, final_lr_frac=0.05)
     rates = [optim.multiplier(step, 100, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0

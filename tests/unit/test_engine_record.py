@@ -16,7 +16,7 @@ from training.trainer.tracking import End
 
 
 class Sink:
-    """A tracker that keeps what it gets; `gate` holds it up."""
+    """A tracker that keeps what it gets; `gate` blocks it."""
 
     def __init__(self, gate: threading.Event | None = None, fail: bool = False) -> None:
         self.got: list[dict[str, object]] = []
@@ -48,7 +48,7 @@ def recorder(run: RunDir, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> Metric
     return MetricsWriter(run, Config(use_dummy_wandb=True))
 
 
-def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(
+def test_metrics_are_on_disk_at_once_and_the_tracker_gets_all_of_them(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Sink()
@@ -62,10 +62,10 @@ def test_metrics_are_on_the_disk_at_once_and_the_tracker_gets_all(
     assert sink.end == End(0, {"steps": 3})
 
 
-def test_stuck_tracker_delays_nothing(
+def test_a_stuck_tracker_delays_nothing(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its queue is full after five records; each further step takes no longer than one without a
+    """Its queue is full after five records; each further step takes no longer than without a
     tracker."""
     monkeypatch.setattr(tracking, "QUEUE_LENGTH", 5)
     monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
@@ -80,23 +80,23 @@ def test_stuck_tracker_delays_nothing(
     begun = time.monotonic()
     writer.close({}, 0)
     assert time.monotonic() - begun < 3
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        "TensorBoard did not finish within 0.5 s and is left behind; metrics.jsonl has everything"
-        in said
+        "TensorBoard did not finish within 0.5 s and was abandoned; metrics.jsonl has everything"
+        in output
     )
     assert (
-        "44 records did not reach the trackers" in said
-        or "45 records did not reach the trackers" in said
+        "44 records did not reach the trackers" in output
+        or "45 records did not reach the trackers" in output
     )
     gate.set()
 
 
-def test_slow_tracker_is_told_the_end_before_it_has_everything(
+def test_a_slow_tracker_gets_the_end_before_it_has_all_records(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is still in the queue after half of the limit is given up: W&B must know how the run has
-    ended."""
+    """Records still queued after half of the limit are dropped: W&B must get the end of the
+    run."""
     monkeypatch.setattr(tracking, "CLOSE_S", 1.0)
     sink = Sink()
     monkeypatch.setattr(sink, "write", lambda one: (time.sleep(0.02), sink.got.append(one)))
@@ -106,18 +106,18 @@ def test_slow_tracker_is_told_the_end_before_it_has_everything(
     writer.close({"steps": 1000}, 0)
     assert sink.end == End(0, {"steps": 1000})
     assert 0 < len(sink.got) < 100
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        f"{1000 - len(sink.got)} records did not reach the trackers" in said
-        and "left behind" not in said
+        f"{1000 - len(sink.got)} records did not reach the trackers" in output
+        and "abandoned" not in output
     )
 
 
 def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As W&B does that tries the network first: what is known of the run must not depend on how
-    long that takes."""
+    """For example W&B while it tries the network: what it records must not depend on how long that
+    takes."""
     monkeypatch.setattr(tracking, "CLOSE_S", 0.5)
     sink = Sink()
 
@@ -129,10 +129,10 @@ def test_a_short_run_waits_for_a_tracker_that_is_still_starting(
     writer = MetricsWriter(run, Config(use_dummy_wandb=True))
     writer.write({"step": 1})
     writer.close({"steps": 1}, 0)
-    assert sink.end == End(0, {"steps": 1}) and "left behind" not in capsys.readouterr().err
+    assert sink.end == End(0, {"steps": 1}) and "abandoned" not in capsys.readouterr().err
 
 
-def test_a_rank_that_fails_tells_its_trackers_and_does_not_wait_long(
+def test_a_failing_rank_closes_its_trackers_with_a_short_wait(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sink = Sink()
@@ -140,7 +140,7 @@ def test_a_rank_that_fails_tells_its_trackers_and_does_not_wait_long(
     writer.write({"step": 1})
     metrics_writer.failed(1)
     assert sink.end == End(1)
-    metrics_writer.failed(1)  # it is closed: nothing more happens
+    metrics_writer.failed(1)  # already closed: no effect
 
     monkeypatch.setattr(tracking, "FAILED_S", 0.2)
     gate = threading.Event()
@@ -152,11 +152,11 @@ def test_a_rank_that_fails_tells_its_trackers_and_does_not_wait_long(
     gate.set()
 
 
-def test_a_rank_without_a_recorder_has_nothing_to_tell() -> None:
+def test_a_failing_rank_without_a_recorder() -> None:
     metrics_writer.failed(1)
 
 
-def test_trackers_are_told_what_has_happened_since_the_last_start(
+def test_trackers_get_the_events_since_the_last_start(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for event in (
@@ -178,7 +178,7 @@ def test_trackers_are_told_what_has_happened_since_the_last_start(
     ]
 
 
-def test_failing_tracker_is_off_after_one_warning(
+def test_a_failing_tracker_is_disabled_after_one_warning(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = recorder(run, Sink(fail=True), monkeypatch)

@@ -57,7 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def test_later_changes_do_not_reach_a_save_that_is_under_way(
+def test_later_changes_do_not_affect_a_save_in_progress(
     tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event
 ) -> None:
     state = {
@@ -76,11 +76,11 @@ def test_later_changes_do_not_reach_a_save_that_is_under_way(
     assert loaded.state["optimizer"][0]["param_groups"][0]["betas"] == (0.9, 0.95)
 
 
-def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(
+def test_a_step_does_not_wait_for_the_disk_but_a_second_save_does(
     saver: AsyncCheckpointer, log: Log, gate: threading.Event
 ) -> None:
     with saver:
-        # returns, though nothing is written
+        # returns although nothing is written
         saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
         assert log.saved == []
         second = threading.Thread(
@@ -90,20 +90,20 @@ def test_the_step_path_does_not_wait_for_the_disk_but_a_second_save_does(
         )
         second.start()
         second.join(0.2)
-        assert second.is_alive(), "at most one copy lives"
+        assert second.is_alive(), "at most one copy exists"
         gate.set()
         second.join(30)
         assert 1 in log.saved
     assert log.saved == [1, 2]
 
 
-def test_required_means_on_the_disk(tmp_path: Path, saver: AsyncCheckpointer) -> None:
+def test_a_required_save_is_on_disk(tmp_path: Path, saver: AsyncCheckpointer) -> None:
     with saver:
         saver.save(TrainProgress(4), {"w": torch.zeros(3)}, FACTS, required=True)
         assert (tmp_path / "step_00000004/manifest.json").exists()
 
 
-def test_full_disk_is_told_and_the_next_save_succeeds(
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(
     tmp_path: Path, saver: AsyncCheckpointer, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = checkpoint.save
@@ -118,7 +118,7 @@ def test_full_disk_is_told_and_the_next_save_succeeds(
         assert "step 1 was not saved" in log.missed[0] and "No space" in log.missed[0]
         monkeypatch.setattr(checkpoint, "save", real)
         saver.save(TrainProgress(3), {"w": torch.zeros(3)}, FACTS, required=False)
-        assert log.saved == [3], "the save after a failed one is waited for"
+        assert log.saved == [3], "a save after a failed one is synchronous"
         monkeypatch.setattr(checkpoint, "save", full)
         with pytest.raises(OSError, match="No space"):
             saver.save(TrainProgress(4), {"w": torch.zeros(3)}, FACTS, required=True)
@@ -156,7 +156,7 @@ def test_the_second_failure_in_a_row_stops_the_run(
     assert problem.fixes[0] == f"df -h {tmp_path}" and problem.fixes[-1].startswith(
         "./launch_train.sh 2 --resume=x "
     )
-    assert caught.value.closing == "stopped at step 6, the newest checkpoint is that of step 2"
+    assert caught.value.closing == "stopped at step 6, the newest checkpoint is from step 2"
     loaded = checkpoint.latest(tmp_path)
     assert loaded and loaded.position.step == 2
 
@@ -172,7 +172,7 @@ def test_any_other_error_ends_the_training(
         saver.save(TrainProgress(1), {"w": torch.zeros(3)}, FACTS, required=False)
 
 
-def test_a_failing_training_still_finishes_the_save_under_way(
+def test_a_failing_training_still_finishes_a_save_in_progress(
     tmp_path: Path, saver: AsyncCheckpointer
 ) -> None:
     with pytest.raises(RuntimeError, match="training"), saver:
@@ -189,7 +189,7 @@ def test_leftovers_of_a_killed_process_are_removed(
         assert not list(tmp_path.iterdir())
 
 
-def test_memory_of_the_copy_is_used_again(saver: AsyncCheckpointer) -> None:
+def test_the_memory_of_the_copy_is_reused(saver: AsyncCheckpointer) -> None:
     state = {"w": torch.zeros(1000)}
     with saver:
         saver.save(TrainProgress(1), state, FACTS, required=True)
@@ -198,10 +198,10 @@ def test_memory_of_the_copy_is_used_again(saver: AsyncCheckpointer) -> None:
         assert saver._copy["w"].data_ptr() == first
 
 
-def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(
+def test_a_really_full_disk_is_reported_and_training_continues(
     tmp_path: Path, saver: AsyncCheckpointer, log: Log
 ) -> None:
-    """No stand-in: the kernel lets no file grow beyond the limit."""
+    """Not simulated: the kernel lets no file grow beyond the limit."""
     state, limit = {"w": torch.zeros(100_000)}, resource.getrlimit(resource.RLIMIT_FSIZE)
     with saver:
         saver.save(TrainProgress(1), state, FACTS, required=True)
@@ -218,7 +218,7 @@ def test_a_disk_that_is_really_full_is_told_and_the_training_goes_on(
     assert log.saved == [1, 4] and len(log.missed) == 1
 
 
-def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(
+def test_a_checkpoint_is_saved_although_pruning_fails(
     tmp_path: Path, saver: AsyncCheckpointer, log: Log
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -227,16 +227,16 @@ def test_a_whole_checkpoint_is_saved_whatever_pruning_meets(
         for step in (2, 3):
             saver.save(TrainProgress(step), {"w": torch.zeros(3)}, FACTS, required=True)
     assert log.saved == [2, 3]
-    assert len(log.missed) == 1 and log.missed[0].startswith("old checkpoints can not be removed: ")
+    assert len(log.missed) == 1 and log.missed[0].startswith("old checkpoints cannot be removed: ")
 
 
-def test_who_waits_for_a_slow_disk_shows_that_it_moves(
+def test_a_wait_for_a_slow_disk_shows_progress(
     tmp_path: Path, saver: AsyncCheckpointer, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat changes with each piece that is written, and not while nothing is: that is a
+    """The heartbeat changes with each piece that is written, and not otherwise: no writes are a
     hang."""
     heartbeat.start(tmp_path / "beat.bin", 0)
-    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # restored afterwards
     monkeypatch.setattr("training.trainer.async_checkpoint.POLL_S", 0.005)
 
     def beats() -> int:
@@ -255,4 +255,4 @@ def test_who_waits_for_a_slow_disk_shows_that_it_moves(
             wait_until(lambda before=before: beats() > before, 30)  # type: ignore[misc]
         gate.set()
         waiting.join(30)
-    assert saver._pieces > 6, "the writing itself says so, too"
+    assert saver._pieces > 6, "written pieces are counted too"

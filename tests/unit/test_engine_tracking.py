@@ -1,4 +1,4 @@
-"""What trackers get, by the real ones: TensorBoard's files, and W&B's client with a server on
+"""Records received by real trackers: TensorBoard's files, and W&B's client with a server on
 loopback."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP = {
     "compute_ms": [1.5, 2.5],
     "memory_bytes": [10, None],
 }
-# A rank 0 that has trained a few steps; what it is told comes after it: how to end.
+# A rank 0 that has trained a few steps; how it ends is appended.
 RANK_0 = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -41,7 +41,7 @@ from training.core.rundir import RunDir
 run, mode, first, last = RunDir(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 run.create()
 tracking.WANDB_INIT_S = 3.0
-recorder = MetricsWriter(run, Config(wandb_mode=mode, tensorboard=False, notify="tell me"))
+recorder = MetricsWriter(run, Config(wandb_mode=mode, tensorboard=False, notify="my command"))
 took = []
 for step in range(first, last + 1):
     begun = time.perf_counter()
@@ -50,7 +50,7 @@ for step in range(first, last + 1):
 recorder.write({"step": last, "val_bpb": 1.25})
 """
 FAILED = """
-while recorder._trackers._queue.qsize():  # it had started long before
+while recorder._trackers._queue.qsize():  # it started long before
     time.sleep(0.01)
 metrics_writer.failed(1)
 """
@@ -78,7 +78,7 @@ def train(
     last: int = 20,
     **variables: str,
 ) -> str:
-    """What it has said."""
+    """Train in a subprocess and return its standard error."""
     env = clean_environment(HOME=str(home), **{TOKEN: token}, **variables)
     command = [
         sys.executable,
@@ -99,7 +99,7 @@ def train(
 
 def identity(run: RunDir) -> str:
     known = read_json(run.wandb_id)
-    assert known and list(known) == ["id"], "the number of the run and nothing else"
+    assert known and list(known) == ["id"], "the id of the run and nothing else"
     return str(known["id"])
 
 
@@ -107,14 +107,14 @@ def assert_nowhere(key: str, *folders: Path) -> None:
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
-        assert key.encode() not in path.read_bytes(), f"the key stands in {path}"
+        assert key.encode() not in path.read_bytes(), f"the key is in {path}"
 
 
-# ── the form of a record
+# ── format of a record
 # ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_lists_are_numbers_of_the_ranks() -> None:
+def test_lists_become_one_number_per_rank() -> None:
     assert dict(figures(STEP)) == {
         "epoch": 1,
         "loss": 2.5,
@@ -127,7 +127,7 @@ def test_lists_are_numbers_of_the_ranks() -> None:
 def test_tensorboard_shows_each_number(run: RunDir) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for first, last in ((1, 6), (5, 8)):  # the second start goes on from a checkpoint at step 4
+    for first, last in ((1, 6), (5, 8)):  # the second start continues from a checkpoint at step 4
         board = TensorBoard(run, first)
         if first > 1:
             board.note("restart: rank 1 was killed", first)
@@ -153,25 +153,25 @@ def test_tensorboard_shows_each_number(run: RunDir) -> None:
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
         *((step, 100.0 + step) for step in range(1, 5)),
         *((step, 500.0 + step) for step in range(5, 9)),
-    ], "what the first start did after the checkpoint is shown no more"
+    ], "steps of the first start after the checkpoint are hidden"
     assert events.Tags()["tensors"] == ["event/text_summary"]
 
 
-def test_what_wandb_is_told_of_the_configuration() -> None:
-    told = public(vars(Config(notify="curl $X", run_name="a", data="https://me:geheim@host/text")))
-    assert "notify" not in told and told["depth"] == 12 and told["keep_checkpoints"] == 2
-    assert told["data"] == "set, not shown" and "geheim" not in json.dumps(told)
+def test_secrets_in_the_configuration_are_not_sent_to_wandb() -> None:
+    sent = public(vars(Config(notify="curl $X", run_name="a", data="https://me:geheim@host/text")))
+    assert "notify" not in sent and sent["depth"] == 12 and sent["keep_checkpoints"] == 2
+    assert sent["data"] == "set, not shown" and "geheim" not in json.dumps(sent)
 
 
 # ── W&B ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
-def test_offline_and_later_sent_by_wandb_sync(
+def test_an_offline_run_is_sent_by_wandb_sync(
     run: RunDir, tmp_path: Path, token: str, server: WandbServer
 ) -> None:
-    """Two starts of one run become one run on the server, with every record, also of the steps that
-    were done twice."""
+    """Two starts of one run become one run on the server, with every record, including those of
+    repeated steps."""
     train(run, "offline", FAILED, tmp_path, token, WANDB_API_KEY=KEY)
     append_json(run.events, {"event": "start"})
     append_json(
@@ -211,7 +211,7 @@ def test_offline_and_later_sent_by_wandb_sync(
         (FINISHED, 0),
         (FAILED, 1),
         ('recorder.close({"steps": last, "status": "stopped"}, 75)', 75),
-        # Ctrl-C: nothing has failed
+        # Ctrl-C is not a failure
         (
             'recorder.close({"steps": last, "status": "stopped"}, 130)',
             0,
@@ -219,24 +219,24 @@ def test_offline_and_later_sent_by_wandb_sync(
     ],
     ids=["finished", "failed", "preempted", "stopped"],
 )
-def test_online_it_is_known_how_the_run_has_ended(
+def test_the_end_of_an_online_run_is_recorded(
     run: RunDir, tmp_path: Path, token: str, server: WandbServer, end: str, code: int
 ) -> None:
-    """`wandb sync` and the live client speak the same protocol; the exit status decides what W&B
-    calls the run."""
-    said = train(
+    """`wandb sync` and the live client use the same protocol; the exit status decides the state
+    that W&B shows."""
+    output = train(
         run, "online", end, tmp_path, token, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.address
     )
     got = server.run(identity(run))
-    assert got.exit_codes == [code], said
+    assert got.exit_codes == [code], output
     assert got.losses == {step: 10 / step for step in range(1, 21)}
     assert_nowhere(KEY, tmp_path)
 
 
-def test_online_without_a_network_it_is_offline_and_the_key_is_nowhere(
+def test_without_a_network_wandb_is_offline_and_the_key_is_not_written(
     run: RunDir, tmp_path: Path, token: str
 ) -> None:
-    said = train(
+    output = train(
         run,
         "online",
         FINISHED,
@@ -245,31 +245,35 @@ def test_online_without_a_network_it_is_offline_and_the_key_is_nowhere(
         WANDB_API_KEY=KEY,
         WANDB_BASE_URL="http://127.0.0.1:9",
     )
-    assert "W&B online did not start" in said and "going on offline" in said and KEY not in said
+    assert (
+        "W&B online did not start" in output
+        and "continuing offline" in output
+        and KEY not in output
+    )
     assert len(list(run.wandb.glob("offline-run-*/*.wandb"))) == 1
     assert_nowhere(KEY, tmp_path)
 
 
-def test_a_tracker_costs_a_step_next_to_nothing(run: RunDir, tmp_path: Path, token: str) -> None:
-    """The real client, while it starts and while it works: what a step waits for is a write into a
-    file and a queue."""
+def test_a_tracker_adds_almost_no_time_to_a_step(run: RunDir, tmp_path: Path, token: str) -> None:
+    """The real client, while it starts and while it works: a step only waits for a write to a file
+    and a queue."""
     code = (
         "import statistics; print(statistics.median(took) * 1e6, max(took) * 1e6, "
         "file=sys.stderr)\n" + FINISHED
     )
-    said = train(run, "offline", code, tmp_path, token, last=400)
-    median, _ = (float(word) for word in said.splitlines()[0].split())
+    output = train(run, "offline", code, tmp_path, token, last=400)
+    median, _ = (float(word) for word in output.splitlines()[0].split())
     assert median < 2000, "microseconds"
 
 
-def test_an_id_that_is_damaged_is_made_anew(run: RunDir) -> None:
+def test_a_damaged_id_is_replaced(run: RunDir) -> None:
     run.create()
     run.wandb_id.write_text('{"id": "../../etc"}')
     made = tracking._wandb_id(run)
     assert made.isalnum() and tracking._wandb_id(run) == made
 
 
-def test_no_torch_and_no_wandb_before_the_first_record() -> None:
+def test_torch_and_wandb_are_not_imported_before_the_first_record() -> None:
     code = (
         "import sys, training.trainer.metrics_writer; print([m for m in ('torch', 'wandb', "
         "'tensorboard') if m in sys.modules])"

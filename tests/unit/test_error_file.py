@@ -1,4 +1,4 @@
-"""The last words of a rank whose data-loader worker was killed: torch's own, and whole."""
+"""Error file of a rank whose data-loader worker was killed: torch's exception, complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
 
 def handler(number: int, frame: FrameType | None) -> None:
-    """As torch.utils.data has it."""
+    """The handler of torch.utils.data."""
     raise RuntimeError(KILLED)
 
 
@@ -28,22 +28,24 @@ def torchs_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("torchs_handler")
-def test_a_broken_connection_waits_for_who_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_connection_waits_for_the_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
-        os.kill(os.getpid(), signal.SIGCHLD)  # the worker is noticed while the rank waits
+        os.kill(
+            os.getpid(), signal.SIGCHLD
+        )  # the death of the worker is noticed while the rank waits
 
     monkeypatch.setattr(error_file.time, "sleep", sleep)
     lost = ConnectionResetError(104, "Connection reset by peer")
-    told = error_file._last_word(lost)
-    assert (str(told), told.__context__, waited) == (KILLED, lost, [error_file.SIGCHLD_S])
+    found = error_file._last_word(lost)
+    assert (str(found), found.__context__, waited) == (KILLED, lost, [error_file.SIGCHLD_S])
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("torchs_handler")
-def test_nothing_is_raised_in_the_middle_of_what_is_written() -> None:
+def test_the_handler_is_removed_while_the_error_is_written() -> None:
     error = ValueError("planted")
     assert error_file._last_word(error) is error
     assert subprocess.run(["true"], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Exit codes that callers rely on, and how a problem looks."""
+"""Stable exit codes, and the text of a problem."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_the_exit_codes_are_fixed() -> None:
         "INTERRUPTED": 130,
     }
     assert set(EXIT_MEANING) == set(Exit)
-    # A rank's own statuses: no exit code of ours.
+    # Statuses of a rank, distinct from Duet's exit codes.
     assert (RANK_FAILED, RANK_DISK_FULL) == (1, 74)
     assert not {RANK_FAILED, RANK_DISK_FULL} & set(Exit)
     assert all(EXIT_MEANING.values())
 
 
-def test_a_problem_says_what_allowed_and_the_fixes_best_first() -> None:
+def test_a_problem_has_allowed_values_and_fixes() -> None:
     assert Problem("field.value", "depth is 0", "from 1", ["first", "second", "third"]).lines() == [
         "depth is 0",
         "    allowed: from 1",
@@ -46,7 +46,7 @@ def test_one_problem_or_many_with_their_exit_code() -> None:
     assert str(both) == "a; b"
 
 
-def test_the_module_imports_nothing_of_the_project() -> None:
+def test_the_module_imports_no_other_module() -> None:
     tree = ast.parse((ROOT / "training/core/errors.py").read_text())
     modules = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     modules += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]

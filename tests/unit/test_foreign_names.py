@@ -1,5 +1,4 @@
-"""Names of other tools: every row of the table leads to a command, a line or a variable that Duet
-accepts."""
+"""Names of other tools: every row of the table gives a valid command, config line or variable."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ CONFIG = (
 
 @pytest.fixture
 def small(home: Path, write: Write) -> str:
-    """A config, a run to resume, and the files that examples name."""
+    """A config, a run to resume, and the files used in examples."""
     write("a.txt", "some text")
     write("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
     plan = {
@@ -45,7 +44,7 @@ def flag(name: str, row: Foreign) -> str:
 
 
 @each("row", ROWS, ids=lambda row: row.names[0])
-def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shell: Shell) -> None:
+def test_suggestions_for_a_flag_are_valid(row: Foreign, small: str, shell: Shell) -> None:
     for name in row.names:
         others = ["--num_workers=1"] if "workers" in name else []
         problem = only(wrong("2", small, *others, flag(name, row), script=LAUNCH))
@@ -57,7 +56,7 @@ def test_what_is_suggested_for_a_flag_is_accepted(row: Foreign, small: str, shel
             if fix == f"./{LAUNCH} --help":
                 assert (
                     row.translate is foreign_names.none or row.note or name == "tokenizer_name"
-                ), "nothing to suggest needs a reason"
+                ), "a flag without suggestions needs a note"
                 continue
             found = shell.read(
                 fix.partition(" ./")[1].strip() + fix.partition(" ./")[2]
@@ -86,7 +85,7 @@ def test_the_same_for_a_variable_and_a_key(
             wrong(corrected)
         except pytest.fail.Exception:
             continue
-        # a batch that divides, a run of that config
+        # a divisible batch, a run of that config
         of_others = (
             "total_batch_size",
             "device_batch_size",
@@ -99,8 +98,8 @@ def test_the_same_for_a_variable_and_a_key(
 def test_every_target_is_a_field() -> None:
     assert {target for row in ROWS for target in row.to} <= {*FIELDS, RANKS}
     names = [name for row in ROWS for name in row.names]
-    assert len(names) == len(set(names)), "a name has one meaning"
-    assert not set(names) & set(FIELDS), "a field of ours is no foreign name"
+    assert len(names) == len(set(names)), "names are unique"
+    assert not set(names) & set(FIELDS), "a Duet field is not a foreign name"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +146,13 @@ def test_a_number_of_processes(small: str, shell: Shell) -> None:
     assert both == [f"CUDA_VISIBLE_DEVICES=0,3 ./{SIMPLE} {small}"]
 
 
-def test_there_is_no_limit_by_time(small: str) -> None:
+def test_a_time_limit_is_not_supported(small: str) -> None:
     problem = only(wrong(small, "--max_time=01:00:00", script=SIMPLE))
-    assert "no limit by time" in problem.what and "--num_iterations" in problem.what
+    assert "no time limit" in problem.what and "--num_iterations" in problem.what
     assert problem.fixes == [f"./{SIMPLE} --help"]
 
 
-def test_all_of_them_are_corrected_in_one_command(small: str, shell: Shell) -> None:
+def test_all_flags_are_corrected_in_one_command(small: str, shell: Shell) -> None:
     problems = wrong(
         small,
         "--max_steps=9",
@@ -206,13 +205,13 @@ def test_a_value_in_a_file(home: Path, write: Write) -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    text = (ROOT / "docs/launching.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/names.md").read_text(encoding="utf-8")
     assert "\n".join(foreign_names.table()) in text, (
-        "python -m training.config.foreign_names prints it"
+        "regenerate it: python -m training.config.foreign_names"
     )
 
 
-def test_near_is_near() -> None:
+def test_similar_names() -> None:
     known = list(FIELDS)
     for far in (
         "block_size",
@@ -228,6 +227,6 @@ def test_near_is_near() -> None:
         assert suggest.suggest(far, known) == [], far
 
 
-def test_the_table_prints_itself() -> None:
+def test_the_module_prints_the_table() -> None:
     done = python("-m", "training.config.foreign_names", cwd=ROOT)
     assert done.returncode == 0 and done.stdout.startswith("| name elsewhere |")

@@ -13,20 +13,20 @@ from training.tasks.gpt.model_dims import ModelDims
 def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
     torch.manual_seed(seed)
     model = GPT(ModelDims(depth, vocab, length))
-    with torch.no_grad():  # the zero start hides mistakes in the attention
+    with torch.no_grad():  # zero initial weights hide errors in the attention
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
-def test_first_loss_is_that_of_a_guess(depth: int) -> None:
+def test_the_first_loss_is_that_of_a_guess(depth: int) -> None:
     model = GPT(ModelDims(depth, 320, 8))
     tokens = torch.randint(0, 320, (2, 8))
     assert model(tokens, tokens).item() == pytest.approx(math.log(320), abs=1e-5)
 
 
-def test_number_of_parameters_is_the_estimates() -> None:
+def test_the_number_of_parameters_matches_the_estimate() -> None:
     model = GPT(ModelDims(3, 320, 8))
     assert sum(p.numel() for p in model.parameters()) == ModelDims(3, 320, 8).weights
 
@@ -48,7 +48,7 @@ def test_position_matters() -> None:
     assert not torch.allclose(model(tokens)[0, -1], model(swapped)[0, -1], atol=1e-5)
 
 
-def test_uncounted_targets() -> None:
+def test_ignored_targets() -> None:
     model, tokens = gpt(), torch.randint(0, 64, (2, 16))
     targets = tokens.clone()
     targets[:, 8:] = -1
@@ -74,7 +74,7 @@ def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
 
 
 def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
-    torch.manual_seed(5)  # of the dropout
+    torch.manual_seed(5)  # for the dropout
     model.zero_grad()
     loss = model(tokens, tokens)
     loss.backward()
@@ -111,7 +111,7 @@ def test_saving_memory_does_not_change_the_arithmetic(
 
 
 def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:
-    """Bytes that the forward pass keeps for the backward pass, weights left out."""
+    """Bytes that the forward pass keeps for the backward pass, without weights."""
     weights, kept = {p.data_ptr() for p in model.parameters()}, {}
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:
     return sum(kept.values())
 
 
-def test_saving_memory_does_save_memory() -> None:
+def test_memory_settings_save_memory() -> None:
     model, tokens = gpt(depth=4, vocab=4096), torch.randint(0, 64, (4, 16))
     plain = saved_bytes(model, tokens)
     model.frugal = MemorySavings(0, 8)
@@ -147,8 +147,8 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert model(tokens, tokens).item() == model(tokens, tokens).item()
 
 
-def test_each_token_of_a_sample_is_told() -> None:
-    told: list[int] = []
+def test_a_callback_runs_before_each_token_of_a_sample() -> None:
+    calls: list[int] = []
     model = GPT(ModelDims(1, 64, 8))
-    model.generate([1], 5, 1.0, torch.Generator(), lambda: told.append(1))
-    assert len(told) == 5
+    model.generate([1], 5, 1.0, torch.Generator(), lambda: calls.append(1))
+    assert len(calls) == 5

@@ -43,12 +43,12 @@ def test_every_weight_is_in_one_group_with_its_rate(name: str) -> None:
     assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(wanted)
 
 
-def test_a_given_rate_wins() -> None:
+def test_an_explicit_rate_is_used() -> None:
     assert optim.build(gpt(), Config(matrix_lr=0.5)).schedule(0, 1.0) == 0.5
 
 
 @pytest.mark.parametrize("name", [pytest.param("muon", marks=pytest.mark.slow), "adamw"])
-def test_state_makes_the_same_next_steps(name: str) -> None:
+def test_a_restored_state_gives_the_same_next_steps(name: str) -> None:
     model, config = gpt(), Config(optimizer=name)
     optimizer = optim.build(model, config)
     trained(model, optimizer, range(3))
@@ -84,8 +84,8 @@ def test_a_resumed_run_uses_its_own_rates() -> None:
     assert restored.schedule(2, 1.0) == 0.3 and restored.param_groups[0]["weight_decay"] == 0.7
 
 
-def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
-    """Its update is nearly orthogonal, however steep the gradient's singular values fall."""
+def test_muon_updates_all_directions_of_a_matrix_equally() -> None:
+    """Its update is nearly orthogonal, for any decay of the gradient's singular values."""
     torch.manual_seed(0)
     model = GPT(ModelDims(2, 64, 32))
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
     values = torch.linalg.svdvals(model.blocks[0].up.weight.detach() - before) / (
         optim.MATRIX_LR["muon"] * (model.shape.inner / model.shape.width) ** 0.5
     )
-    # In fp32 the flattest directions need more iterations; bf16 fills them with its rounding.
+    # In fp32 the smallest directions need more iterations; in bf16 rounding fills them.
     alike = (
         int((slopes > slopes.norm() / 100).sum())
         if any(isinstance(p, Fp32Muon) for p in optimizer.parts)
@@ -117,7 +117,7 @@ def test_muon_moves_all_directions_of_a_matrix_alike() -> None:
 
 
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48)])
-def test_muon_in_fp32_is_torchs_but_for_the_rounding(shape: tuple[int, int]) -> None:
+def test_muon_in_fp32_equals_torchs_except_for_rounding(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     start = torch.randn(shape)
     gradients = [torch.randn(shape) for _ in range(3)]

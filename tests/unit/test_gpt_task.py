@@ -1,4 +1,4 @@
-"""A language model's validation: bits per byte, over its share of the sequences."""
+"""Validation of a language model: bits per byte over its share of the sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 
 
 def corpus(folder: Path, tokens: list[int]) -> PreparedCorpus:
-    """These tokens as prepared text for the validation."""
+    """These tokens as prepared text for validation."""
     data = PreparedCorpus(str(folder), "text", 1, 0, len(tokens))
     np.array(tokens, "<u2").tofile(data.val[0])
     write_json(folder / "index.json", {"tokenizer_file": ""})
@@ -93,7 +93,7 @@ def test_separators_are_not_predicted(tmp_path: Path) -> None:
 
 
 def test_bits_count_per_byte_and_not_per_token(tmp_path: Path) -> None:
-    """A tokenizer whose tokens stand for three bytes each."""
+    """A tokenizer with three bytes per token."""
     data = corpus(tmp_path, [i % 200 for i in range(97)])
     three = SimpleNamespace(byte_lengths=lambda: np.full(320, 3))
     one, found = score(gpt(), data), score(gpt(), data, tokenizer=three)
@@ -106,7 +106,7 @@ def test_batch_size_does_not_matter(tmp_path: Path) -> None:
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
-def test_only_so_many_tokens_are_looked_at(tmp_path: Path) -> None:
+def test_the_number_of_evaluated_tokens_is_limited(tmp_path: Path) -> None:
     data = corpus(tmp_path, torch.randint(0, 256, (20 * 8 + 1,)).tolist())
     first, whole = score(gpt(), data, tokens=16), score(gpt(), data)
     inputs, targets = task_of(data).val_data().batch([0, 1])
@@ -116,31 +116,30 @@ def test_only_so_many_tokens_are_looked_at(tmp_path: Path) -> None:
     )
 
 
-def test_too_little_text_is_no_score(tmp_path: Path) -> None:
+def test_too_little_text_gives_no_score(tmp_path: Path) -> None:
     assert evaluate(session_of(gpt(), corpus(tmp_path, [1, 2, 3]))) is None
 
 
-def test_a_run_without_validation_says_why(tmp_path: Path) -> None:
+def test_missing_validation_is_explained(tmp_path: Path) -> None:
     two = World(0, 0, 2, torch.device("cpu"), "gloo", "-")
     one_sequence = corpus(tmp_path, list(range(12)))
     assert why_not(session_of(gpt(), one_sequence)) == ""
     assert why_not(session_of(gpt(), one_sequence, world=two)) == (
-        "no validation: the text for it makes 1 sequence of 8 tokens, fewer than one for each of 2 "
-        "ranks; "
-        "more text, or a smaller --max_seq_len"
+        "no validation: the validation text has 1 sequence of 8 tokens, fewer than one for each "
+        "of 2 ranks; use more text or a smaller --max_seq_len"
     )
     assert why_not(session_of(gpt(), one_sequence, world=two, eval_every=0)) == "", (
-        "nobody wants it"
+        "validation is disabled"
     )
     assert "0 sequences of 8 tokens, fewer than one;" in why_not(
         session_of(gpt(), corpus(tmp_path, [1, 2]))
     )
 
 
-def test_a_long_evaluation_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heartbeat tells each micro-batch."""
+def test_a_long_evaluation_is_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat changes with each micro-batch."""
     heartbeat.start(tmp_path / "beat.bin", 0)
-    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # put back afterwards
+    monkeypatch.setattr(heartbeat, "current", heartbeat.current)  # restored afterwards
     heartbeat.current.beat("evaluation")
     score(gpt(), corpus(tmp_path, list(range(97))), batch=4)
     beat = heartbeat.read(tmp_path / "beat.bin")

@@ -1,4 +1,4 @@
-"""The heartbeat file: what a rank does right now, readable at any moment and after its end."""
+"""Heartbeat file: the current phase of a rank, readable at any time and after its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.core import heartbeat
 from training.core.heartbeat import STEP_PHASES, Heartbeat
 
 
-def test_a_beat_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_beat_is_read_as_written(tmp_path: Path) -> None:
     writer = Heartbeat(tmp_path / "rank7.bin", 7)
     writer.epoch, writer.step = 2, 397
     before = time.monotonic_ns(), time.time()
@@ -57,12 +57,12 @@ def test_the_age_grows_from_the_last_beat(tmp_path: Path, monkeypatch: pytest.Mo
     assert beat is not None
     monkeypatch.setattr(time, "monotonic_ns", lambda: beat.monotonic_ns + 2_500_000_000)
     assert beat.age_s == 2.5
-    # Another boot's clock must not give a negative age.
+    # The clock of another boot must not give a negative age.
     monkeypatch.setattr(time, "monotonic_ns", lambda: beat.monotonic_ns - 10**12)
     assert beat.age_s == 0.0
 
 
-def test_a_long_phase_is_cut_and_does_not_spill(tmp_path: Path) -> None:
+def test_a_long_phase_is_truncated(tmp_path: Path) -> None:
     writer = Heartbeat(tmp_path / "rank0.bin", 0)
     writer.beat("é" * 100)
     assert heartbeat.read(tmp_path / "rank0.bin").phase == "é" * 48  # type: ignore[union-attr]
@@ -74,21 +74,20 @@ def test_a_long_phase_is_cut_and_does_not_spill(tmp_path: Path) -> None:
     "content",
     [None, b"", b"DUET", b"\0" * 200, b"TEUD\2\0" + b"\1" * 200, b"DUET\1\0" + b"\1" * 200],
 )
-def test_no_beat_yet_or_not_ours(content: bytes | None, tmp_path: Path) -> None:
+def test_empty_or_foreign_files_have_no_beat(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "rank0.bin").write_bytes(content)
     assert heartbeat.read(tmp_path / "rank0.bin") is None
 
 
-def test_a_started_rank_that_never_beat_reads_as_none(tmp_path: Path) -> None:
+def test_a_rank_before_its_first_beat_is_none(tmp_path: Path) -> None:
     Heartbeat(tmp_path / "rank0.bin", 0)
     assert heartbeat.read(tmp_path / "rank0.bin") is None
 
 
 @pytest.mark.parametrize("at", [64, 256])
 def test_a_record_that_is_being_written_is_not_read(at: int, tmp_path: Path) -> None:
-    """Also for as long as its writer is stopped, and for ever where it was killed: there is always
-    a whole one."""
+    """A complete record always exists, even if the writer is stopped or killed while writing."""
     path = tmp_path / "rank0.bin"
     writer = Heartbeat(path, 0)
     writer.beat("forward")
@@ -105,7 +104,7 @@ def test_a_record_that_is_being_written_is_not_read(at: int, tmp_path: Path) -> 
         assert beat and (beat.phase, beat.beats) == {64: ("forward", 1), 256: ("backward", 2)}[at]
 
 
-def test_a_reading_in_which_both_records_changed_is_taken_again(
+def test_a_read_with_two_torn_records_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rank0.bin"
@@ -124,7 +123,7 @@ def test_a_reading_in_which_both_records_changed_is_taken_again(
     assert heartbeat.read(path) is None
 
 
-def test_a_rank_that_was_seen_is_kept(tmp_path: Path) -> None:
+def test_the_last_beat_is_kept_when_unreadable(tmp_path: Path) -> None:
     readings = heartbeat.Readings(tmp_path, range(2))
     assert readings.read() == []
     for rank in range(2):
@@ -134,7 +133,7 @@ def test_a_rank_that_was_seen_is_kept(tmp_path: Path) -> None:
     assert [b.rank for b in readings.read()] == [0, 1] and readings.unread == {1}
 
 
-def test_no_reading_is_torn_while_writers_are_preempted(tmp_path: Path) -> None:
+def test_no_torn_reads_while_writers_are_preempted(tmp_path: Path) -> None:
     found = heartbeats.measured(tmp_path, beats=100_000, busy=4)
     assert (heartbeats.wrong(found), found["beats"]) == (0, 100_000), found
     assert found["readings"] > 100
@@ -148,10 +147,8 @@ def test_all_ranks_in_order(tmp_path: Path) -> None:
     assert heartbeat.read_all(tmp_path / "missing") == []
 
 
-def test_a_disk_that_does_not_answer_has_no_beats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It must not end a run whose ranks are all well."""
+def test_a_hung_disk_has_no_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end a healthy run."""
     for rank in range(3):
         Heartbeat(tmp_path / f"rank{rank}.bin", rank).beat("forward")
 
@@ -160,14 +157,14 @@ def test_a_disk_that_does_not_answer_has_no_beats(
 
     monkeypatch.setattr(Path, "glob", fails)
     assert [b.rank for b in heartbeat.read_all(tmp_path, range(1, 3))] == [1, 2], (
-        "ranks that are known need no look at the folder"
+        "known ranks are read without listing the folder"
     )
     assert heartbeat.read_all(tmp_path) == []
     monkeypatch.setattr(Path, "open", fails)
     assert heartbeat.read_all(tmp_path, range(1, 3)) == []
 
 
-def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
+def test_the_last_phase_of_a_killed_rank(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from training.core import heartbeat;"
         "heartbeat.start(Path(sys.argv[1]), 1); heartbeat.current.step = 5; "
@@ -183,7 +180,7 @@ def test_it_tells_where_a_killed_rank_was(tmp_path: Path) -> None:
     assert (str(beat), beat.pid) == ("step 5: reduce", process.pid)
 
 
-def test_a_full_disk_is_an_error_and_no_bus_error(
+def test_a_full_disk_raises_an_error_not_sigbus(
     on_small_disk: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = (
@@ -200,7 +197,7 @@ def test_a_full_disk_is_an_error_and_no_bus_error(
     assert (done.returncode, done.stdout) == (0, "No space left on device\n"), done.stderr
 
 
-def test_without_a_run_directory_beats_go_nowhere(
+def test_beats_without_a_run_directory_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "current", heartbeat.NoHeartbeat())
@@ -211,7 +208,7 @@ def test_without_a_run_directory_beats_go_nowhere(
     assert str(heartbeat.read(tmp_path / "rank0.bin")) == "meeting the other ranks"
 
 
-def test_how_long_each_kind_of_phase_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durations_per_kind_of_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [10**9]
     monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
     writer = Heartbeat(tmp_path / "rank0.bin", 0)
@@ -223,16 +220,14 @@ def test_how_long_each_kind_of_phase_took(tmp_path: Path, monkeypatch: pytest.Mo
     kinds = heartbeat.durations(tmp_path / "rank0.bin")
     assert set(kinds) == {"epoch #: creating data iterator", "forward"}
     creating = kinds["epoch #: creating data iterator"]
-    assert sum(creating) == 100 and sum(kinds["forward"]) == 99, (
-        "the present phase has no length yet"
-    )
+    assert sum(creating) == 100 and sum(kinds["forward"]) == 99, "the current phase is not counted"
     usual, longest = heartbeat.quantile_s(creating, 0.99), heartbeat.quantile_s(creating, 1.0)
     assert usual is not None and 0.030 <= usual <= 0.030 * 1.25
     assert longest is not None and 0.9 <= longest <= 0.9 * 1.25
     assert heartbeat.quantile_s((), 0.99) is None
 
 
-def test_more_kinds_of_phases_than_there_is_room_for_share_the_last(tmp_path: Path) -> None:
+def test_excess_kinds_of_phases_share_the_last_slot(tmp_path: Path) -> None:
     writer = Heartbeat(tmp_path / "rank0.bin", 0)
     for letter in range(60):
         writer.beat("phase " + chr(ord("A") + letter))
@@ -240,7 +235,7 @@ def test_more_kinds_of_phases_than_there_is_room_for_share_the_last(tmp_path: Pa
     assert len(kinds) == 24 and sum(map(sum, kinds.values())) == 59
 
 
-def test_the_place_in_a_step_is_counted_from_its_beginning(tmp_path: Path) -> None:
+def test_the_place_is_counted_from_the_start_of_the_step(tmp_path: Path) -> None:
     writer = Heartbeat(tmp_path / "rank0.bin", 0)
     writer.beat("building the model")
     for step in (41, 42):
@@ -251,7 +246,7 @@ def test_the_place_in_a_step_is_counted_from_its_beginning(tmp_path: Path) -> No
     assert beat and (beat.step, beat.place, beat.first_step) == (42, 5, 41)
 
 
-def test_again_is_the_same_phase_once_more(tmp_path: Path) -> None:
+def test_again_repeats_the_phase(tmp_path: Path) -> None:
     writer = heartbeat.Heartbeat(tmp_path / "rank0.bin", 0)
     writer.beat("evaluation")
     first = heartbeat.read(tmp_path / "rank0.bin")

@@ -1,5 +1,4 @@
-"""Freed memory stays with the process: seen by the page faults of touching the same amount
-again."""
+"""Freed memory is kept by the process, measured by page faults of a second allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.unit.conftest import ROOT, clean_environment
 
-# Blocks below 32 MiB, all freed at once, as the activations of a step are.
+# Blocks below 32 MiB, all freed at once like the activations of a step.
 CODE = """
 import resource, sys
 import numpy as np
@@ -36,7 +35,7 @@ def faults(how: str, **more: str) -> tuple[str, int]:
     return said, int(count)
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     said, kept = faults("keep")
     if said != "True":
         pytest.skip("not the C library of GNU")
@@ -44,5 +43,5 @@ def test_freed_memory_is_used_again() -> None:
     assert kept < given_back / 10
 
 
-def test_the_users_own_settings_stay() -> None:
+def test_settings_of_the_user_are_kept() -> None:
     assert faults("keep", MALLOC_ARENA_MAX="2")[0] == "False"

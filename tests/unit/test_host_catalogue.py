@@ -1,5 +1,5 @@
-"""The table of environment variables: real names, one line each, and what is said of the ones that
-do nothing or do not exist."""
+"""Catalogue of environment variables: real names, one line each, and replacements for ineffective
+or unknown ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = json.loads(env_catalog.TABLE.read_text(encoding="utf-8"))
 HEADERS = ROOT / ".venv/lib"
 
 
-def test_each_name_is_explained_once_in_a_line() -> None:
+def test_each_name_has_one_description() -> None:
     seen: set[str] = set()
     for group in TABLE["groups"]:
         names = [*group["variables"], *group["undocumented"]]
@@ -31,7 +31,7 @@ def test_each_name_is_explained_once_in_a_line() -> None:
     assert len(seen) > 350
 
 
-def test_what_the_product_sets_or_reads_is_explained() -> None:
+def test_variables_set_or_read_by_duet_are_described() -> None:
     for name in (
         *(
             "PYTHONUNBUFFERED",
@@ -72,7 +72,7 @@ def test_what_the_product_sets_or_reads_is_explained() -> None:
 
 
 def torch_names() -> set[str]:
-    """What torch's own headers read."""
+    """Variables read by the headers of torch."""
     found: set[str] = set()
     for header in HEADERS.glob(
         "python3*/site-packages/torch/include/torch/csrc/distributed/c10d/*.hpp"
@@ -85,47 +85,47 @@ def torch_names() -> set[str]:
     return found
 
 
-def test_every_name_in_the_headers_of_the_installed_torch_is_known() -> None:
+def test_all_names_in_the_headers_of_torch_are_known() -> None:
     names = torch_names()
     if not names:
         pytest.skip("no headers of torch here")
     assert names - set(env_catalog.known()) == set()
 
 
-def test_unknown_names_of_nccl_and_what_was_meant() -> None:
+def test_unknown_names_get_suggestions() -> None:
     assert (
         env_catalog.unknown("NCCL_SOCKET_IFNAM")
-        == "is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"
+        == "is unknown to NCCL; did you mean NCCL_SOCKET_IFNAME?"
     )
     assert (
         env_catalog.unknown("TORCH_NCCL_ENABLE_TIMINGS")
-        == "is not a variable torch knows, did you mean TORCH_NCCL_ENABLE_TIMING?"
+        == "is unknown to torch; did you mean TORCH_NCCL_ENABLE_TIMING?"
     )
-    assert env_catalog.unknown("NCCL_NOTHING_LIKE_IT") == "is not a variable NCCL knows"
+    assert env_catalog.unknown("NCCL_NOTHING_LIKE_IT") == "is unknown to NCCL"
     assert env_catalog.unknown("NCCL_DEBUG") == ""
-    assert env_catalog.unknown("CUDA_WHATEVER") == "", "anybody may use other names"
+    assert env_catalog.unknown("CUDA_WHATEVER") == "", "names without a reserved prefix are allowed"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [
-        ("NCCL_TIMEOUT", "1800", "instead: --hang_timeout=1800"),
-        ("NCCL_TIMEOUT", "half an hour", "instead: --hang_timeout=VALUE"),
-        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "9", "instead: TORCH_FR_BUFFER_SIZE=9"),
-        ("NCCL_BLOCKING_WAIT", "1", "instead: TORCH_NCCL_BLOCKING_WAIT=1"),
+        ("NCCL_TIMEOUT", "1800", "; use --hang_timeout=1800"),
+        ("NCCL_TIMEOUT", "half an hour", "; use --hang_timeout=VALUE"),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "9", "; use TORCH_FR_BUFFER_SIZE=9"),
+        ("NCCL_BLOCKING_WAIT", "1", "; use TORCH_NCCL_BLOCKING_WAIT=1"),
     ],
 )
-def test_what_to_use_instead(name: str, value: str, said: str) -> None:
-    assert explain(name, value, "cuda").endswith(said)
+def test_replacements(name: str, value: str, expected: str) -> None:
+    assert explain(name, value, "cuda").endswith(expected)
 
 
-def test_what_only_a_gpu_run_reads() -> None:
-    assert explain("NCCL_DEBUG", "INFO", "cpu").endswith(" (nothing reads it on a CPU)")
-    assert "nothing reads it" not in explain("NCCL_DEBUG", "INFO", "cuda")
-    assert "nothing reads it" not in explain("OMP_NUM_THREADS", "1", "cpu")
+def test_variables_without_effect_on_a_cpu() -> None:
+    assert explain("NCCL_DEBUG", "INFO", "cpu").endswith(" (unused on a CPU)")
+    assert "unused" not in explain("NCCL_DEBUG", "INFO", "cuda")
+    assert "unused" not in explain("OMP_NUM_THREADS", "1", "cpu")
 
 
-def test_what_of_an_environment_matters() -> None:
+def test_relevant_variables() -> None:
     environ = {
         "PATH": "/bin",
         "NCCL_ZZZ": "1",

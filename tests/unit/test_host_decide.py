@@ -1,4 +1,4 @@
-"""Decisions of the plan, each with its reason."""
+"""Decisions of the plan with their reasons."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def config(**values: Any) -> Config:
     return Config(**values)
 
 
-def test_the_device_as_asked() -> None:
+def test_a_requested_device() -> None:
     assert decisions.device(config(device="cpu"), 2, machine(32, 32), TORCH).record() == {
         "value": "cpu",
         "reason": "as asked",
     }
-    # Without a GPU too: the check of the resources says so, and nothing is changed behind the
-    # user's back.
+    # Also without a GPU: the resource check reports it, and the explicit value is not
+    # overridden.
     assert decisions.device(config(device="cuda"), 2, machine(), CPU_TORCH).value == "cuda"
 
 
@@ -59,13 +59,13 @@ def test_the_device_as_asked() -> None:
         (1, 0, "cpu", "0 GPUs for 1 rank (0 on this machine)"),
     ],
 )
-def test_the_device_by_itself(ranks: int, gpus: int, value: str, reason: str) -> None:
-    for torch in (TORCH, None):  # None: a torch that does not say what it was built for
+def test_an_automatic_device(ranks: int, gpus: int, value: str, reason: str) -> None:
+    for torch in (TORCH, None):  # None: a torch of unknown build
         found = decisions.device(config(device="auto"), ranks, machine(*[32] * gpus), torch)
         assert found.record() == {"value": value, "reason": reason}
 
 
-def test_gpus_are_of_no_use_to_a_torch_for_the_cpu() -> None:
+def test_gpus_with_a_cpu_build_of_torch() -> None:
     found = decisions.device(config(device="auto"), 2, machine(32, 32), CPU_TORCH)
     assert found.value == "cpu"
     assert (
@@ -98,7 +98,7 @@ def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.precision(config(), "cpu", 2, machine()).value == "fp32"
 
 
-def test_a_gpu_that_is_not_used_does_not_decide() -> None:
+def test_unused_gpus_are_ignored() -> None:
     mixed = GpuInventory(
         (*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine"
     )
@@ -130,7 +130,7 @@ def test_compile() -> None:
     }
 
 
-def test_a_static_graph_only_where_torch_can_do_it() -> None:
+def test_a_static_graph_is_used_only_where_it_works() -> None:
     assert decisions.static_graph(config(), 1).value is False
     assert decisions.static_graph(config(use_static_graph=True), 1).record() == {
         "value": True,
@@ -141,7 +141,7 @@ def test_a_static_graph_only_where_torch_can_do_it() -> None:
     assert "here 4 steps" in several.reason
 
 
-def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_budget_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decisions.budget("cuda", 2, machine(30, 20)) == 20 * GIB
     assert decisions.budget("cuda", 1, machine(30, 20)) == 30 * GIB
     assert decisions.budget("cuda", 2, machine(None, 20)) == 20 * GIB
@@ -151,18 +151,20 @@ def test_the_room_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "ranks", "asked", "value", "said"),
+    ("script", "ranks", "asked", "value", "expected"),
     [
         ("train_dual_gpu.sh", 2, "auto", "spawn", "faster than torchrun"),
         ("train_dual_gpu.sh", 2, "torchrun", "torchrun", "as asked"),
         ("launch_train.sh", 1, "auto", "spawn", "no process group"),
-        ("train.py", 2, "auto", "env", "started already"),
+        ("train.py", 2, "auto", "env", "already started"),
         ("train.py", 1, "auto", "env", "plain python"),
-        ("launch_train.sh", 2, "auto", "env", "started already"),
+        ("launch_train.sh", 2, "auto", "env", "already started"),
     ],
 )
-def test_who_starts_the_ranks(script: str, ranks: int, asked: str, value: str, said: str) -> None:
-    kind = RANK if "started" in said else LOCAL
-    choice = decisions.launcher(config(launcher=asked), Topology(kind, "nobody", ""), script, ranks)
+def test_who_starts_the_ranks(
+    script: str, ranks: int, asked: str, value: str, expected: str
+) -> None:
+    kind = RANK if "started" in expected else LOCAL
+    choice = decisions.launcher(config(launcher=asked), Topology(kind, "flags", ""), script, ranks)
     assert choice.value == value
-    assert said in choice.reason
+    assert expected in choice.reason

@@ -1,4 +1,4 @@
-"""What the plan chooses so that a step fits, and what it advises when nothing does."""
+"""Memory-saving choices of the plan, and its advice if no choice fits."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def test_the_three_configs_fit_two_cards_of_32_gb(name: str, vocab: int, compile
     assert found.load.extra_time < 0.34
 
 
-def test_nothing_is_computed_again_where_nothing_has_to_be() -> None:
+def test_no_recomputation_without_need() -> None:
     for gib in (10.0, 31.0, 500.0):
         found = chosen(ready("conservative"), gib)
         assert (found.load.blocks, found.load.chunks) == (0, 1)
         assert (
             found.sentence()
-            == f"activation checkpointing: none: not needed, 8 sequences fit {gib:.1f} GiB free"
+            == f"activation checkpointing: none: not needed, 8 sequences fit in {gib:.1f} GiB free"
         )
 
 
-def test_as_little_as_possible_is_computed_again() -> None:
+def test_as_little_recomputation_as_possible() -> None:
     config = ready("aggressive")
     for gib in range(16, 64, 3):
         found = chosen(config, gib)
@@ -72,24 +72,24 @@ def test_as_little_as_possible_is_computed_again() -> None:
             assert estimate(found.load).tight <= gib * GIB
 
 
-def test_the_sentence_says_how_much_and_why() -> None:
+def test_the_reason_has_amounts() -> None:
     found = chosen(ready("aggressive"), 31, 65536)
     blocks, chunks = found.load.blocks, found.load.chunks
     assert 0 < blocks < 20 and chunks > 1
     cost = round(100 * found.load.extra_time)
     assert found.sentence() == (
-        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: so that 14 "
-        f"sequences fit 31.0 GiB free; "
+        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: needed to fit 14 "
+        f"sequences in 31.0 GiB free; "
         f"costs about {cost} % time"
     )
     assert found.blocks.record() == {
         "value": blocks,
-        "reason": "so that 14 sequences fit 31.0 GiB free",
+        "reason": "needed to fit 14 sequences in 31.0 GiB free",
     }
     assert found.chunks.value == chunks
 
 
-def test_values_of_the_user_are_obeyed() -> None:
+def test_explicit_values_are_kept() -> None:
     found = chosen(ready("aggressive", activation_checkpointing=3, loss_chunks=5), 31)
     assert (found.load.blocks, found.load.chunks) == (3, 5)
     assert (found.blocks.reason, found.chunks.reason) == ("as asked", "as asked")
@@ -105,9 +105,9 @@ def test_unknown_free_memory_decides_nothing() -> None:
     assert "unknown" in found.blocks.reason
 
 
-def test_too_little_for_anything_is_said() -> None:
+def test_insufficient_memory_is_reported() -> None:
     found = chosen(ready("aggressive"), 3)
-    assert "14 sequences do not fit 3.0 GiB" in found.blocks.reason
+    assert "14 sequences do not fit in 3.0 GiB" in found.blocks.reason
     least = min(
         estimate(replace(found.load, blocks=b, chunks=c)).total
         for b in range(21)
@@ -132,7 +132,7 @@ def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int)
         assert found.sequences.reason == f"the largest of {len(sizes)} that divide and fit"
 
 
-def test_an_impossible_or_hopeless_device_batch() -> None:
+def test_an_invalid_or_oversized_device_batch() -> None:
     config = ready("balanced", device_batch_size="auto")
     hopeless = chosen(config, 1)
     assert (hopeless.load.sequences, "does not fit" in hopeless.sequences.reason) == (1, True)
@@ -155,9 +155,7 @@ def test_an_impossible_or_hopeless_device_batch() -> None:
 )
 @each("name", NAMES)
 @each("vocab", [320, 65536])
-def test_what_is_suggested_fits_and_divides(
-    name: str, more: dict[str, Any], gib: int, vocab: int
-) -> None:
+def test_suggestions_fit_and_divide(name: str, more: dict[str, Any], gib: int, vocab: int) -> None:
     config = ready(name, **more)
     found = chosen(config, gib, vocab)
     if estimate(found.load).needed <= gib * GIB:
@@ -174,8 +172,8 @@ def test_what_is_suggested_fits_and_divides(
         assert changed != config
 
 
-def test_a_smaller_micro_batch_pays_for_accumulating() -> None:
-    """Half the sequences are another copy of the gradients: what is chosen fits with it."""
+def test_a_smaller_micro_batch_includes_the_cost_of_accumulation() -> None:
+    """A smaller micro-batch adds a copy of the gradients, which must fit too."""
     config = ready("conservative", device_batch_size="auto")
     load = replace(load_of(config), ranks=2, total_tokens=config.total_batch_size)
     for gib in (5, 8, 12, 31):

@@ -1,5 +1,4 @@
-"""The state of GPUs and their links through the real NVML client code, and the kernels of an
-installed torch."""
+"""State of GPUs and their links through the real NVML client, and kernels of an installed torch."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ QUICKSTART = "configs/dual_gpu/quickstart.py"
 
 
 def checks(variables: dict[str, str]) -> list[dict[str, Any]]:
-    """What is said of the GPUs that a process with this environment sees."""
+    """Health checks of the GPUs visible to a process with this environment."""
     code = (
         "import json; from training.host import gpus; from training.plan.preflight import "
         "gpu_health;"
@@ -54,12 +53,12 @@ def test_healthy_gpus_are_fine(nvidia: Nvidia) -> None:
 
 
 @pytest.mark.parametrize("reasons", [0, 1, 2, 4, 1 | 2 | 4 | 16 | 256])
-def test_clocks_that_are_low_for_a_good_reason(reasons: int, nvidia: Nvidia) -> None:
+def test_clocks_that_are_low_for_normal_reasons(reasons: int, nvidia: Nvidia) -> None:
     assert checks(nvidia(REASONS=reasons))[0]["status"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said", "fix"),
+    ("reasons", "expected", "fix"),
     [
         (8, "slowed down by the hardware", "check its power cables and the power supply"),
         (32, "slowed down for heat (driver)", "improve its cooling: fans, dust, room temperature"),
@@ -80,19 +79,19 @@ def test_clocks_that_are_low_for_a_good_reason(reasons: int, nvidia: Nvidia) -> 
         ),
     ],
 )
-def test_clocks_that_are_low_for_a_bad_one(
-    reasons: int, said: str, fix: str, nvidia: Nvidia
+def test_clocks_that_are_low_for_abnormal_reasons(
+    reasons: int, expected: str, fix: str, nvidia: Nvidia
 ) -> None:
     first, second, _ = checks(nvidia(REASONS=f"{reasons},1"))
     assert (first["status"], second["status"]) == ("warning", "ok")
-    assert first["text"].startswith(f"{said}; no memory errors")
+    assert first["text"].startswith(f"{expected}; no memory errors")
     assert first["fixes"] == [
         fix,
         "nvidia-smi -i 0 -q -d PERFORMANCE,TEMPERATURE,POWER   # details",
     ]
 
 
-def test_the_hardware_s_own_bit_is_said_when_nothing_says_why() -> None:
+def test_the_generic_hardware_bit_is_the_last_resort() -> None:
     assert slowdowns(8) == ("slowed down by the hardware",)
     assert slowdowns(8 | 64 | 128) == (
         "slowed down for heat (hardware)",
@@ -102,7 +101,7 @@ def test_the_hardware_s_own_bit_is_said_when_nothing_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said", "fix"),
+    ("values", "expected", "fix"),
     [
         (
             {"ECC": "0,3"},
@@ -137,14 +136,14 @@ def test_the_hardware_s_own_bit_is_said_when_nothing_says_why() -> None:
     ],
     ids=str,
 )
-def test_hardware_in_trouble(values: dict[str, str], said: str, fix: str, nvidia: Nvidia) -> None:
+def test_hardware_problems(values: dict[str, str], expected: str, fix: str, nvidia: Nvidia) -> None:
     first, second, _ = checks(nvidia(**values))
     assert (first["status"], second["status"]) == ("ok", "warning")
-    assert second["text"].startswith(f"{said}; ")
+    assert second["text"].startswith(f"{expected}; ")
     assert second["fixes"][0].startswith(fix)
 
 
-def test_a_link_of_the_width_that_the_slot_can_do_is_fine(nvidia: Nvidia) -> None:
+def test_a_link_with_the_width_of_the_slot(nvidia: Nvidia) -> None:
     first = checks(nvidia(WIDTH=8, WIDTH_MOST=8, GENERATION=1, GENERATION_MOST=5))[0]
     assert (first["status"], first["text"].split("; ")[2]) == (
         "ok",
@@ -152,12 +151,12 @@ def test_a_link_of_the_width_that_the_slot_can_do_is_fine(nvidia: Nvidia) -> Non
     )
 
 
-def test_persistence_mode_is_only_told(nvidia: Nvidia) -> None:
+def test_persistence_mode_is_informational(nvidia: Nvidia) -> None:
     first = checks(nvidia(PERSISTENCE=0))[0]
     assert (first["status"], first["text"].split("; ")[-1]) == ("ok", "persistence mode off")
 
 
-def test_a_driver_that_says_nothing_is_no_trouble(nvidia: Nvidia) -> None:
+def test_a_driver_without_information(nvidia: Nvidia) -> None:
     first, second, links = checks(nvidia(NOT_SUPPORTED=1))
     assert first == {
         "code": "preflight.gpu_state",
@@ -169,9 +168,7 @@ def test_a_driver_that_says_nothing_is_no_trouble(nvidia: Nvidia) -> None:
     assert (second["status"], links["status"], links["text"]) == ("ok", "ok", "-")
 
 
-def test_a_driver_that_does_not_know_the_newer_calls(
-    fake_driver: Path, tmp_path: Path, nvidia: Nvidia
-) -> None:
+def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia: Nvidia) -> None:
     source = ROOT / "tests/fake_nvml/fake_nvml.c"
     subprocess.run(
         ["cc", "-DOLD_DRIVER", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source],
@@ -186,7 +183,7 @@ def test_a_driver_that_does_not_know_the_newer_calls(
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"NVLINKS": "4"}, "NVLink; NVLinks up: 4 on GPU 0, 4 on GPU 1"),
         ({"NVLINKS": "4,0"}, "over the CPU's PCIe root, direct copies; NVLinks up: 4 on GPU 0"),
@@ -197,9 +194,9 @@ def test_a_driver_that_does_not_know_the_newer_calls(
     ids=str,
 )
 def test_how_two_gpus_reach_each_other(
-    values: dict[str, object], said: str, nvidia: Nvidia
+    values: dict[str, object], expected: str, nvidia: Nvidia
 ) -> None:
-    assert checks(nvidia(**values))[2]["text"] == said
+    assert checks(nvidia(**values))[2]["text"] == expected
 
 
 def test_four_gpus_of_which_two_have_a_bridge() -> None:
@@ -216,7 +213,7 @@ def test_one_gpu_has_no_links(nvidia: Nvidia) -> None:
     assert [c["name"] for c in checks(nvidia(COUNT=1))] == ["GPU 0 state"]
 
 
-def test_a_driver_that_stopped_answering(nvidia: Nvidia) -> None:
+def test_a_driver_that_stopped_responding(nvidia: Nvidia) -> None:
     code = (
         "from training.host.gpus import Gpu; from training.plan.preflight import gpu_health;"
         "print(gpu_health.checks([Gpu(0, 'GPU-0', 'x', None, None, None, None, None)]))"
@@ -225,7 +222,7 @@ def test_a_driver_that_stopped_answering(nvidia: Nvidia) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-def test_all_that_is_unknown_is_left_out() -> None:
+def test_unknown_facts_are_omitted() -> None:
     state = State(3, None, 0, None, None, None, None, None, 5, None, None)
     assert gpu_health.health(state).text == "no memory errors; PCIe generation - now, 5 at most"
 
@@ -265,12 +262,12 @@ def test_which_kernels_run_where(capability: tuple[int, int], built: str, works:
         (b"", []),
     ],
 )
-def test_what_a_torch_was_built_for(content: bytes, built: list[str], tmp_path: Path) -> None:
+def test_architectures_of_a_torch_build(content: bytes, built: list[str], tmp_path: Path) -> None:
     (tmp_path / "lib").write_bytes(content)
     assert gpu_health.architectures(tmp_path / "lib") == built
 
 
-def test_where_it_can_not_be_known_nothing_is_said(tmp_path: Path) -> None:
+def test_unknown_architectures_are_not_reported(tmp_path: Path) -> None:
     assert gpu_health.architectures(tmp_path / "not there") == []
     card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, (9, 0))
     request = ask(QUICKSTART, script=SIMPLE)
@@ -278,9 +275,7 @@ def test_where_it_can_not_be_known_nothing_is_said(tmp_path: Path) -> None:
         assert list(gpu_health.kernels([card], torch, request)) == []
 
 
-def test_kernels_that_are_missing_are_an_error_of_the_whole_check(
-    nvidia: Nvidia, tmp_path: Path
-) -> None:
+def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:
     variables = nvidia(CAPABILITY="7.0")
     package = fake_torch(tmp_path) / "torch"
     (package / "lib").mkdir()

@@ -1,4 +1,4 @@
-"""GPUs through the real NVML client code, against a stand-in for the driver's library."""
+"""GPU inventory through the real NVML client, with a fake driver library."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dry_run(variables: dict[str, str], *args: str) -> subprocess.CompletedProces
 BALANCED, QUICKSTART = "configs/dual_gpu/balanced.py", "configs/dual_gpu/quickstart.py"
 
 
-def test_two_gpus_with_all_that_is_shown(nvidia: Nvidia) -> None:
+def test_two_gpus_with_all_facts(nvidia: Nvidia) -> None:
     machine = look(nvidia(COUNT=2, FREE_GIB="31,5", CAPABILITY="9.0"))
     assert (machine.reason, machine.driver, machine.cuda) == (
         "2 on this machine",
@@ -94,7 +94,7 @@ def test_cuda_visible_devices_as_cuda_reads_it(selection: str, indices: list[int
 @pytest.mark.parametrize(
     ("selection", "indices"), [(UUID.format(1), [1]), ("", []), ("1,0", [1, 0])]
 )
-def test_the_choice_is_applied_although_nvml_ignores_it(
+def test_cuda_visible_devices_is_applied(
     selection: str, indices: list[int], nvidia: Nvidia
 ) -> None:
     machine = look(nvidia(CUDA_VISIBLE_DEVICES=selection))
@@ -102,7 +102,7 @@ def test_the_choice_is_applied_although_nvml_ignores_it(
     assert repr(selection) in machine.reason
 
 
-def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
+def test_unreported_facts_are_none_and_shown_as_a_dash(nvidia: Nvidia) -> None:
     gpu = look(nvidia(NOT_SUPPORTED=1)).gpus[0]
     assert gpu.name == "Fake GPU 0"
     assert {
@@ -121,14 +121,14 @@ def test_what_the_driver_does_not_say_is_none_and_shown_as_a_dash(nvidia: Nvidia
 
 
 def test_no_driver(tmp_path: Path) -> None:
-    # An empty folder before the system's: what a machine without the library does, on any machine.
+    # An empty folder before the system libraries simulates a machine without the driver.
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     assert look({"LD_LIBRARY_PATH": str(tmp_path)}) == GpuInventory(
         (), "no NVIDIA driver on this machine"
     )
 
 
-def test_a_driver_that_does_not_answer(nvidia: Nvidia) -> None:
+def test_a_driver_that_does_not_respond(nvidia: Nvidia) -> None:
     machine = look(nvidia(INIT=9))
     assert machine.gpus == ()
     assert machine.reason == "the NVIDIA driver does not answer: Driver Not Loaded"
@@ -139,15 +139,15 @@ def test_a_driver_without_gpus(nvidia: Nvidia) -> None:
     assert (machine.gpus, machine.reason) == ((), "0 on this machine")
 
 
-def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "a stranger's training"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as stranger:
-        variables = nvidia(PID=stranger.pid, FREE_GIB="31")
-        # Popen returns after the exec, so the command line is already the program's.
+def test_processes_on_a_busy_gpu(nvidia: Nvidia) -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "another user's training"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as other:
+        variables = nvidia(PID=other.pid, FREE_GIB="31")
+        # Popen returns after exec, so the command line is that of the program.
         process = look(variables).gpus[0].processes[0]
         facts = process if isinstance(process, dict) else vars(process)
         assert (facts["pid"], facts["used_bytes"], facts["user"]) == (
-            stranger.pid,
+            other.pid,
             GIB,
             getpass.getuser(),
         )
@@ -155,29 +155,29 @@ def test_who_is_on_a_busy_gpu(nvidia: Nvidia) -> None:
         shown = dry_run(variables, BALANCED)
         assert shown.returncode == 0
         assert (
-            f"occupied by pid {stranger.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c"
+            f"occupied by pid {other.pid} ({getpass.getuser()}, 1.0 GiB): {sys.executable} -c"
             in shown.stdout
         )
-        full = dry_run(nvidia(PID=stranger.pid, FREE_GIB="3,31"), BALANCED)
+        full = dry_run(nvidia(PID=other.pid, FREE_GIB="3,31"), BALANCED)
         assert full.returncode == 3
-        assert f"or:  kill {stranger.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
-        stranger.stdin.close()  # type: ignore[union-attr]
+        assert f"or:  kill {other.pid}   # if it is yours: {sys.executable}"[:60] in full.stdout
+        other.stdin.close()  # type: ignore[union-attr]
 
 
-def test_a_stranger_s_command_line_is_one_harmless_line(nvidia: Nvidia) -> None:
-    # It stands in a line to paste: a line break in it would be a command of its own, an escape
+def test_command_lines_of_other_processes_are_escaped(nvidia: Nvidia) -> None:
+    # It is part of a line to paste: a line break would start another command, an escape sequence
     # would move the cursor.
     command = [sys.executable, "-c", "import sys\nsys.stdin.read()", "\x1b[2J", "\r\n rm"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as stranger:
-        (process,) = look(nvidia(PID=stranger.pid)).gpus[0].processes
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment()) as other:
+        (process,) = look(nvidia(PID=other.pid)).gpus[0].processes
         facts = process if isinstance(process, dict) else vars(process)
-        stranger.stdin.close()  # type: ignore[union-attr]
+        other.stdin.close()  # type: ignore[union-attr]
     assert facts["command"].startswith(sys.executable)
     assert facts["command"].isprintable()
 
 
 def test_a_process_of_another_container_is_shown_by_its_pid(nvidia: Nvidia) -> None:
-    pid = int(Path("/proc/sys/kernel/pid_max").read_text())  # no process has it
+    pid = int(Path("/proc/sys/kernel/pid_max").read_text())  # an unused PID
     (process,) = look(nvidia(PID=pid)).gpus[0].processes
     facts = process if isinstance(process, dict) else vars(process)
     assert (facts["pid"], facts["user"], facts["command"]) == (pid, "-", "-")
@@ -189,7 +189,7 @@ def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
     assert "device cuda: as asked" in done.stdout
     assert "torch 2.99.0, CUDA 13.0" in done.stdout
     assert "precision bf16: the GPU has bf16 matrix units; compile on: " in done.stdout
-    assert "the original authors promise 20–22 GB of 32 GB" in done.stdout
+    assert "the original authors report 20–22 GB of 32 GB" in done.stdout
     assert "2 visible, 2 used; driver 580.65.06, CUDA up to 13.0" in done.stdout
     assert "Fake GPU 1, 31.0 GiB free of 32.0 GiB" in done.stdout
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID   set here" in done.stdout
@@ -221,7 +221,7 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"COUNT": 1}, "2 GPUs are needed, 1 visible: 1 on this machine"),
         ({"COUNT": 0}, "2 GPUs are needed, 0 visible: 0 on this machine"),
@@ -239,21 +239,21 @@ def test_auto_takes_two_gpus_and_falls_back_to_the_cpu_with_the_reason(nvidia: N
     ],
     ids=str,
 )
-def test_too_little_gpu_ends_with_exit_3_and_what_to_do(
-    values: dict[str, object], said: str, nvidia: Nvidia, tmp_path: Path
+def test_insufficient_gpus_exit_with_3_and_advice(
+    values: dict[str, object], expected: str, nvidia: Nvidia, tmp_path: Path
 ) -> None:
     folders = [f"--out_dir={tmp_path}/runs", f"--log_dir={tmp_path}/logs"]
     done = python(
         "-m", "training.cli.plan", SIMPLE, BALANCED, *folders, cwd=ROOT, **nvidia(**values)
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert said in done.stderr
+    assert expected in done.stderr
     assert "    try:     " in done.stderr
     assert "nothing was launched (exit 3)" in done.stderr
     assert os.listdir(tmp_path) == []
 
 
-def test_a_gpu_that_no_program_may_use(nvidia: Nvidia) -> None:
+def test_a_gpu_in_prohibited_mode(nvidia: Nvidia) -> None:
     assert [g.compute_mode for g in look(nvidia(COMPUTE_MODE="0,3")).gpus] == [
         "default",
         "exclusive process",
@@ -267,25 +267,25 @@ def test_a_gpu_that_no_program_may_use(nvidia: Nvidia) -> None:
     assert "try: sudo nvidia-smi -i 1 -c DEFAULT" in done.stdout
 
 
-def test_a_gpu_for_one_process_is_fine_until_another_one_has_it(nvidia: Nvidia) -> None:
+def test_a_gpu_in_exclusive_mode(nvidia: Nvidia) -> None:
     assert dry_run(nvidia(COMPUTE_MODE="3"), BALANCED).returncode == 0
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment()
-    ) as stranger:
-        done = dry_run(nvidia(COMPUTE_MODE="3", PID=stranger.pid), BALANCED)
-        stranger.stdin.close()  # type: ignore[union-attr]
+    ) as other:
+        done = dry_run(nvidia(COMPUTE_MODE="3", PID=other.pid), BALANCED)
+        other.stdin.close()  # type: ignore[union-attr]
     assert done.returncode == 3
     assert (
         "its compute mode is 'exclusive process', only one process may use it; occupied by pid"
         in done.stdout
     )
-    assert f"try: kill {stranger.pid}   # if it is yours: " in done.stdout
+    assert f"try: kill {other.pid}   # if it is yours: " in done.stdout
     assert "or:  sudo nvidia-smi -i 0 -c DEFAULT" in done.stdout
 
 
-def test_a_gpu_that_is_split_is_a_warning(nvidia: Nvidia) -> None:
+def test_a_gpu_in_mig_mode_is_a_warning(nvidia: Nvidia) -> None:
     assert [g.mig for g in look(nvidia(MIG="0,1")).gpus] == [False, True]
-    assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards can not be split"
+    assert [g.mig for g in look(nvidia()).gpus] == [None, None], "most cards have no MIG"
     done = dry_run(nvidia(MIG="0,1"), BALANCED)
     assert done.returncode == 0
     assert (
@@ -295,7 +295,7 @@ def test_a_gpu_that_is_split_is_a_warning(nvidia: Nvidia) -> None:
     assert "try: sudo nvidia-smi -i 1 -mig 0" in done.stdout
 
 
-def test_parts_of_a_gpu_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
+def test_mig_instances_are_not_counted_as_gpus(nvidia: Nvidia) -> None:
     done = dry_run(nvidia(CUDA_VISIBLE_DEVICES="MIG-4711"), BALANCED)
     assert done.returncode == 3
     assert (
@@ -309,7 +309,7 @@ def test_a_tight_fit_is_a_warning(nvidia: Nvidia) -> None:
     assert "tight, the run may need 24.2 GiB" in done.stdout
 
 
-def test_the_cpu_does_not_ask_the_driver(nvidia: Nvidia) -> None:
+def test_the_driver_is_not_queried_on_the_cpu(nvidia: Nvidia) -> None:
     assert dry_run(nvidia(INIT=9), QUICKSTART, "--device=cpu").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Data that can be read and data that can not, and what will happen with W&B."""
+"""Checks of data files and of W&B."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(folder: Path, **files: bytes) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_files_that_begin_as_their_names_say(tmp_path: Path) -> None:
+def test_files_with_the_expected_header(tmp_path: Path) -> None:
     skippable = b"\x50\x2a\x4d\x18\x00\x00\x00\x00"
     files = made(
         tmp_path,
@@ -40,7 +40,7 @@ def test_files_that_begin_as_their_names_say(tmp_path: Path) -> None:
     assert data(files[:1], "texts/").text == "1 file, all readable"
 
 
-def test_all_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
+def test_all_unreadable_files_are_reported(tmp_path: Path) -> None:
     files = made(
         tmp_path,
         a_txt=b"x",
@@ -60,14 +60,14 @@ def test_all_files_that_can_not_be_read_are_told(tmp_path: Path) -> None:
     assert found.fixes == ["recreate them, or remove them from texts/"]
 
 
-def test_a_file_that_opens_but_can_not_be_read(tmp_path: Path) -> None:
-    (tmp_path / "memory.txt").symlink_to("/proc/self/mem")  # its first page is nobody's
+def test_a_file_that_opens_but_fails_to_read(tmp_path: Path) -> None:
+    (tmp_path / "memory.txt").symlink_to("/proc/self/mem")  # its first page is not mapped
     found = data([tmp_path / "memory.txt"], "memory.txt")
     assert (found.status, found.fixes) == (ERROR, ["recreate it, or remove it from memory.txt"])
     assert found.text == f"1 of 1 file cannot be read: {tmp_path}/memory.txt: Input/output error"
 
 
-def test_too_many_files_for_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_for_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = made(tmp_path, a_txt=b"x", b_txt=b"x", c_txt=b"x")
     times = iter([0.0, 0.1, 0.5])
     monkeypatch.setattr(data_checks.time, "monotonic", lambda: next(times))
@@ -78,13 +78,13 @@ def test_too_many_files_for_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_name_that_would_act_on_the_terminal(tmp_path: Path) -> None:
+def test_escape_sequences_in_a_name(tmp_path: Path) -> None:
     assert "\n" not in data([tmp_path / "a\n\x1b[2J.txt"], "x").text
 
 
 @pytest.fixture
 def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a login, and a W&B that is installed."""
+    """A home folder without a login, with W&B installed."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -112,7 +112,7 @@ def test_wandb_without_a_login(no_login: Path) -> None:
     assert state(wandb_mode="online") == (WARNING, text, ["wandb login", "--wandb_mode=offline"])
 
 
-def test_wandb_with_a_login_never_shows_it(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wandb_login_is_never_shown(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (no_login / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
     (no_login / ".netrc").chmod(0o600)
     assert state() == (OK, "online, project duet, login in ~/.netrc", [])
@@ -125,9 +125,9 @@ def test_wandb_with_a_login_never_shows_it(no_login: Path, monkeypatch: pytest.M
     assert KEY not in json.dumps(wandb(Config()).record())
 
 
-def test_wandb_that_is_not_installed(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wandb(no_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert state()[0] == OK, "nobody asked for it"
+    assert state()[0] == OK, "not requested"
     assert state(wandb_mode="offline") == (
         WARNING,
         "offline (as asked), but wandb is not installed: disabled",

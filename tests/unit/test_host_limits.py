@@ -1,4 +1,4 @@
-"""Limits of control groups, version 1 and 2, nested, and where there are none; open files."""
+"""Limits of control groups, version 1 and 2, nested and absent; open files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Groups = Callable[..., None]
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    """groups('0::/a/b', {'a/cpu.max': 'max 100000'}): this process is in that group, and the files
-    of all groups are these."""
+    """groups('0::/a/b', {'a/cpu.max': 'max 100000'}): the group of this process, and the files of
+    all groups."""
 
     def make(own: str, files: dict[str, str]) -> None:
         for name, text in files.items():
@@ -52,12 +52,12 @@ def test_no_limit_anywhere(groups: Groups) -> None:
     assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
 
 
-def test_a_system_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "OWN", tmp_path / "not there")
     assert (cgroups.cpu_quota(), cgroups.memory()) == (None, None)
 
 
-def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> None:
+def test_version_2_uses_the_tightest_ancestor(groups: Groups) -> None:
     groups(
         "0::/machine/job/step",
         {
@@ -72,7 +72,7 @@ def test_version_2_the_tightest_of_the_groups_above_counts(groups: Groups) -> No
         },
     )
     assert cgroups.cpu_quota() == 1.5
-    # Files that were read some time ago are counted by the kernel, but given back at once.
+    # The kernel counts inactive file cache as used, but reclaims it at once.
     assert cgroups.memory() == cgroups.CgroupMemory(16 * GIB, 4 * GIB)
 
 
@@ -93,14 +93,14 @@ def test_version_1(groups: Groups) -> None:
 
 
 @pytest.mark.parametrize("path", ["/docker/4711", "/../.."])
-def test_a_container_that_sees_its_host_s_path(path: str, groups: Groups) -> None:
+def test_a_container_that_sees_the_path_of_its_host(path: str, groups: Groups) -> None:
     groups(
         f"0::{path}", {"cpu.max": "200000 100000", "memory.max": str(GIB), "memory.current": "0"}
     )
     assert (cgroups.cpu_quota(), cgroups.memory()) == (2.0, cgroups.CgroupMemory(GIB, 0))
 
 
-def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
+def test_use_above_the_limit_leaves_no_room(groups: Groups) -> None:
     groups("0::/", {"memory.max": "100", "memory.current": "150"})
     found = cgroups.memory()
     assert found is not None
@@ -111,7 +111,7 @@ def test_more_used_than_allowed_is_no_room(groups: Groups) -> None:
     ("quota", "cores"),
     [("50000 100000", 1), ("150000 100000", 2), ("6400000 100000", 8), ("max 100000", 8)],
 )
-def test_cores_are_not_more_than_the_time_that_is_given(
+def test_cores_are_limited_by_the_cpu_quota(
     quota: str, cores: int, groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups("0::/", {"cpu.max": quota})
@@ -119,7 +119,7 @@ def test_cores_are_not_more_than_the_time_that_is_given(
     assert env_vars.cpu_count() == cores
 
 
-def test_what_is_there_is_the_lesser_and_who_says_so(
+def test_the_lower_limit_counts_and_is_named(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "machine_memory", lambda: 8 * GIB)
@@ -140,7 +140,7 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cgroups.open_files() == (1024, cgroups.UNLIMITED)
 
 
-def test_the_kernels_count_of_processes_it_ended_for_memory(
+def test_the_oom_kill_count_of_the_kernel(
     groups: Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = tmp_path / "vmstat"

@@ -1,5 +1,5 @@
-"""The memory formula against the model itself: its weights, and its peak by fake tensors; real
-runs: benchmarks/memory.py."""
+"""Memory formula compared with the model: its weights, and its peak with fake tensors. Real runs:
+benchmarks/memory.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = StepWorkload(4, 4, 128, 320, bf16=True, compiled=True, cuda=False)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_the_number_of_weights_is_the_model_s(depth: int) -> None:
+def test_the_number_of_weights_matches_the_model(depth: int) -> None:
     from training.tasks.gpt.model import GPT
 
     model = GPT(ModelDims(depth, 320, 16))
@@ -59,7 +59,7 @@ def soak(load: StepWorkload) -> object:
         f"parts{one.chunks}"
     ),
 )
-def test_the_formula_is_the_peak_of_our_model(load: StepWorkload) -> None:
+def test_the_formula_matches_the_peak_of_the_model(load: StepWorkload) -> None:
     from training.tasks.gpt.fake_memory import peak
 
     assert estimate(load).total == pytest.approx(peak(load), rel=0.05)
@@ -75,7 +75,7 @@ def test_the_margins() -> None:
         12 * GIB,
     )
     assert found.sentence().startswith("10.0 GiB per rank (parameters 10.0 GiB, ")
-    assert found.sentence().endswith("12.0 GiB with the margin that decides")
+    assert found.sentence().endswith("12.0 GiB with safety margin")
 
 
 def test_the_fixed_parts() -> None:
@@ -90,7 +90,7 @@ def test_the_fixed_parts() -> None:
 
 
 def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
-    """Beside DDP's buckets, which stay: proven on the real thing below."""
+    """In addition to the buckets of DDP; verified with DDP below."""
     weights, micro = SMALL.shape.weights, SMALL.tokens
     for ranks, total, copies in (
         (1, 8 * micro, 1),
@@ -110,7 +110,7 @@ def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
     )
 
 
-def test_ddp_holds_the_gradients_twice_while_it_accumulates() -> None:
+def test_ddp_holds_the_gradients_twice_during_accumulation() -> None:
     code = """
 import os, tempfile, torch
 import torch.distributed as dist
@@ -155,7 +155,7 @@ def test_rank_0_of_a_cpu_training_copies_its_checkpoints() -> None:
     assert two.saved == alone.saved + 2 * matrices, "half of Muon's state comes from the other rank"
 
 
-def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
+def test_the_measurement_includes_memory_outside_the_step() -> None:
     from training.tasks.gpt.fake_memory import peak
 
     load = replace(SMALL, compiled=False, ranks=2)
@@ -163,7 +163,7 @@ def test_the_measurement_counts_what_lies_beside_a_step_too() -> None:
     assert peak(more) - peak(load) == estimate(more).total - estimate(load).total > 0
 
 
-def test_the_benchmark_compiles_what_the_engine_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_and_engine_compile_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import memory
     from training.tasks.gpt.model import GPT
 
@@ -176,7 +176,7 @@ def test_the_benchmark_compiles_what_the_engine_compiles(monkeypatch: pytest.Mon
     assert len(compiled) == 1
 
 
-def test_what_costs_more() -> None:
+def test_settings_that_need_more_memory() -> None:
     small = estimate(SMALL)
     assert estimate(replace(SMALL, sequences=8)).activations == 2 * small.activations
     assert estimate(replace(SMALL, seq_len=256)).activations == 2 * small.activations
@@ -194,11 +194,11 @@ def test_what_costs_more() -> None:
     assert estimate(replace(SMALL, blocks=2)).activations < small.activations
 
 
-def test_the_time_of_computing_again() -> None:
+def test_the_time_of_recomputation() -> None:
     assert SMALL.extra_time == 0
     everything = replace(SMALL, blocks=4, chunks=2).extra_time
     assert everything == pytest.approx(1 / 3), (
-        "one more forward pass, beside one forward and two backward"
+        "one more forward pass in addition to one forward and two backward"
     )
     assert 0 < replace(SMALL, chunks=2).extra_time == replace(SMALL, chunks=64).extra_time
     assert replace(SMALL, blocks=2).extra_time == pytest.approx(
@@ -206,7 +206,7 @@ def test_the_time_of_computing_again() -> None:
     )
 
 
-def test_bytes_for_people() -> None:
+def test_formatted_bytes() -> None:
     assert [gib(n) for n in (None, GIB, int(31.96 * GIB))] == ["-", "1.0 GiB", "32.0 GiB"]
 
 

@@ -1,5 +1,4 @@
-"""Which interface reaches a meeting point: this machine's own addresses, loopback names, names that
-nobody knows."""
+"""Interface towards a rendezvous address: own addresses, loopback names, unknown names."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from training.host import network
 
 
 def real() -> tuple[str, str]:
-    """(interface, IPv4 address) of this machine that is not the loopback."""
+    """(interface, IPv4 address) of this machine except loopback."""
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family == socket.AF_INET and not entry.address.startswith("127."):
@@ -21,10 +20,10 @@ def real() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_loopback_name_says_nothing_of_the_network(name: str) -> None:
+def test_a_loopback_name_has_no_interface(name: str) -> None:
     assert network.interface_towards(name) is None
     assert network.own_address(name) == "", (
-        "the others know this machine by another address: listen everywhere"
+        "the others use another address: listen on all interfaces"
     )
 
 
@@ -36,13 +35,13 @@ def test_an_unknown_name() -> None:
     )
 
 
-def test_an_own_address_is_not_reached_by_the_loopback() -> None:
+def test_the_interface_of_an_own_address() -> None:
     name, address = real()
     assert network.interface_towards(address) == (name, address)
-    assert network.own_address(address) == address, "node 0 listens there alone"
+    assert network.own_address(address) == address, "node 0 listens only there"
 
 
 def test_another_machine() -> None:
-    found = network.interface_towards("192.0.2.1")  # TEST-NET-1: an address that nobody has
+    found = network.interface_towards("192.0.2.1")  # TEST-NET-1: an unassigned address
     assert found is None or found[0] in psutil.net_if_addrs()
     assert network.own_address("192.0.2.1") == ""

@@ -1,5 +1,4 @@
-"""Required and optional packages (training/host/packages.py), and what is off without the optional
-ones."""
+"""Required and optional packages, and the effects of missing ones (training/host/packages.py)."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def test_every_direct_requirement_is_required_or_optional() -> None:
     )
 
 
-def test_the_command_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     locked = re.search(r"^py-spy==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert locked
     assert (
@@ -57,7 +56,7 @@ def test_the_command_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages.missing_text([]) == ""
 
 
-def test_a_tracker_that_is_asked_for_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selected_tracker_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "found", lambda module: module not in ("wandb", "tensorboard"))
     config = Config(tensorboard=True, wandb_mode="online")
     asked = {
@@ -69,11 +68,11 @@ def test_a_tracker_that_is_asked_for_and_not_installed(monkeypatch: pytest.Monke
     assert (
         request.not_trackable(config, {"tensorboard": "default", "wandb_mode": "from my.py:3"})
         == []
-    ), "a note says that they are off"
+    ), "reported by a note"
     assert request.not_trackable(Config(tensorboard=False, use_dummy_wandb=True), asked) == []
 
 
-def test_another_re2_is_not_taken_for_google_re2(tmp_path: Path) -> None:
+def test_another_re2_is_not_google_re2(tmp_path: Path) -> None:
     from tests.unit.conftest import python
 
     (tmp_path / "re2.py").write_text("def compile(pattern): ...\n")

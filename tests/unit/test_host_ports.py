@@ -1,4 +1,4 @@
-"""Ports: who holds one, and the next that is free. Real sockets."""
+"""Ports: owner and next free port, with real sockets."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_free_and_taken(taken: int) -> None:
     assert ports.is_free(port)
 
 
-def test_a_listener_on_all_addresses_takes_it_too() -> None:
+def test_a_listener_on_all_addresses_occupies_the_port() -> None:
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
         listener.listen()
         assert not ports.is_free(listener.getsockname()[1])
 
 
-def test_a_port_of_a_connection_that_was_closed_is_free() -> None:
-    # TIME_WAIT: the real listener could bind, so the check must not refuse.
+def test_a_port_in_time_wait_is_free() -> None:
+    # TIME_WAIT: the real listener can bind, so the check must accept it.
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def test_a_port_of_a_connection_that_was_closed_is_free() -> None:
     assert ports.is_free(port)
 
 
-def test_asking_does_not_take_it(taken: int) -> None:
+def test_the_check_does_not_occupy_the_port(taken: int) -> None:
     free = ports.next_free(taken)
     assert free is not None
     assert ports.is_free(free)
@@ -86,7 +86,7 @@ def test_the_owner_of_a_port(taken: int) -> None:
     assert ports.owner(port) == "an unknown process"
 
 
-def test_an_owner_that_may_not_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
     def denied(kind: str) -> None:
@@ -96,7 +96,7 @@ def test_an_owner_that_may_not_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports.owner(80) == "an unknown process"
 
 
-def test_the_check_takes_the_next_one_and_says_whose_the_wanted_one_is(taken: int) -> None:
+def test_the_check_suggests_the_next_port_and_names_the_owner(taken: int) -> None:
     used, check = preflight.port(taken)
     assert check is not None
     assert used != taken and ports.is_free(used)
@@ -105,7 +105,7 @@ def test_the_check_takes_the_next_one_and_says_whose_the_wanted_one_is(taken: in
     assert check.text.endswith(f"; using {used}")
 
 
-def test_the_check_of_a_free_port_or_of_none() -> None:
+def test_the_check_of_a_free_port_or_no_port() -> None:
     assert preflight.port(0) == (0, None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-"""The resource report, and the checks of every start: folders, disk, shared memory, cores, open
-files. Those of GPUs and memory are in test_plan.py and test_host_gpus.py, those of `--check` in
-test_host_gpu_health.py, test_host_inputs.py, test_host_surroundings.py."""
+"""Resource report and checks at every start: folders, disk, shared memory, cores, open files. GPUs
+and memory: test_plan.py, test_host_gpus.py; `--check`: test_host_gpu_health.py,
+test_host_inputs.py, test_host_surroundings.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(path: Path, needed: int = 1 << 20) -> Check:
     return folder("run", path, "out_dir", needed, "from --out_dir on the command line")
 
 
-def test_a_folder_that_takes_files_or_will_be_made(tmp_path: Path) -> None:
+def test_a_writable_folder_or_one_to_create(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "new" / "deep"):
         found = check(path)
         assert (found.name, found.status) == ("run folder", OK)
@@ -40,7 +40,7 @@ def test_a_folder_that_takes_files_or_will_be_made(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [], "the check leaves nothing behind"
 
 
-def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         found = check(path)
@@ -58,7 +58,7 @@ def test_a_link_to_nowhere(tmp_path: Path) -> None:
         assert check(path).status == ERROR
 
 
-def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(9 * GIB, 6 * GIB, 3 * GIB))
     assert check(tmp_path, 3 * GIB).status == OK
     found = check(tmp_path, 4 * GIB)
@@ -98,7 +98,7 @@ def test_a_full_disk(
     ), done.stderr
 
 
-def test_shared_memory_only_matters_with_workers_or_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_checked_with_workers_or_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert preflight.shared_memory(0, 2) is None
     assert preflight.shared_memory(0, 1, nccl=True) is None
     monkeypatch.setattr(os.path, "isdir", lambda path: True)
@@ -161,7 +161,7 @@ def test_cores(
     )
 
 
-def test_cores_of_a_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_with_a_cpu_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert startup_checks.cpu(0, 2, str).text == "2 of 64 cores for 2 ranks"
@@ -180,7 +180,7 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit(256, 300).fixes == ["raise nofile in /etc/security/limits.conf, then log in again"]
 
 
-def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files(tmp_path: Path) -> None:
     command = 'ulimit -n 128; exec "$@"'
     plan = [
         "-m",
@@ -201,24 +201,24 @@ def test_a_process_that_may_open_few_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "  warning  open files   128 per process, 256 may be needed\n" in done.stdout
     assert " try: ulimit -n 4096\n" in done.stdout or " try: raise nofile " in done.stdout
-    assert "note: open files" not in done.stdout, "it stands in the report already"
+    assert "note: open files" not in done.stdout, "it is already in the report"
 
 
 def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = memory.Estimate(GIB, 0, 2 * GIB, 0, 0, 0, 0, 0)
     monkeypatch.setattr(startup_checks.cgroups, "available_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(startup_checks.cgroups, "says_who", lambda: " (said)")
+    monkeypatch.setattr(startup_checks.cgroups, "says_who", lambda: " (limited)")
     assert startup_checks.ram_beside_gpus(estimate, None, 2) == Check(
         "host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs"
     )
     tight = startup_checks.ram_beside_gpus(estimate, None, 3)
     assert (tight.status, tight.text) == (
         WARNING,
-        "8.0 GiB free, about 9.0 GiB needed beside the GPUs (said)",
+        "8.0 GiB free, about 9.0 GiB needed beside the GPUs (limited)",
     )
 
 
-def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_rank(
+def test_a_control_group_with_too_little_memory_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(cgroups, "memory", lambda: cgroups.CgroupMemory(6 * GIB, GIB))
@@ -233,7 +233,7 @@ def test_a_control_group_that_is_too_small_is_refused_before_the_kernel_kills_a_
         shell.read(command)
 
 
-def test_the_report_is_a_line_a_check() -> None:
+def test_the_report_has_one_line_per_check() -> None:
     records = [
         Check("GPUs", OK, "fine").record(),
         Check("run folder", ERROR, "no").record(),
@@ -245,7 +245,7 @@ def test_the_report_is_a_line_a_check() -> None:
     )
 
 
-def test_what_to_do_stands_below_a_line_and_once() -> None:
+def test_fixes_are_listed_once_below_their_line() -> None:
     checks = [
         Check("a", WARNING, "hm", ["x", "y"]),
         Check("long", ERROR, "no", ["y", "z"]),
@@ -277,7 +277,7 @@ def test_the_report_as_a_program(tmp_path: Path) -> None:
     assert log.read_text() == done.stderr
 
 
-def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
+def test_a_failed_check_is_a_problem_with_fixes() -> None:
     problem = Check("GPUs", ERROR, "none", ["do this"]).problem()
     assert (problem.code, problem.what) == ("preflight.gpus", "none")
     assert problem.fixes == ["do this"]
@@ -291,7 +291,7 @@ def test_a_check_that_fails_is_a_problem_with_its_fixes() -> None:
     assert clean_environment()["PYTHONPATH"]
 
 
-def test_more_ranks_than_cores_with_a_command_that_has_fewer(
+def test_more_ranks_than_cores_suggests_fewer(
     home: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(startup_checks.env_vars, "cpu_count", lambda: 2)
@@ -301,7 +301,7 @@ def test_more_ranks_than_cores_with_a_command_that_has_fewer(
     assert shell.read(found.fixes[0]).ranks == 2
 
 
-def test_nothing_that_fits_is_said_too() -> None:
+def test_no_fitting_batch_is_reported() -> None:
     request = ask("--device=cpu", "--depth=1")
     estimate = memory.Estimate(GIB, 0, 0, 0, 0, 0, 0, 0)
     found = startup_checks.host_memory(GIB, estimate, request, [])
@@ -324,7 +324,7 @@ def test_all_checks_together_take_less_than_a_second_and_a_half(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_normal_start_asks_neither_the_network_nor_every_file(
+def test_a_normal_start_checks_neither_network_nor_all_files(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""A child dies with its parent, whatever kills that."""
+"""Children die with their parent, however it ends; no process outlives a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A parent and the pid of its child, which has run `tie` and then waits for ever."""
+    """A parent and the PID of its child, which has executed `tie` and waits forever."""
     begin = "import os, signal; from training.host import process; parent = os.getppid()"
     child = f"{begin}; {tie}; print(os.getpid(), flush=True); signal.pause()"
     code = (
@@ -50,7 +50,7 @@ def parent_and_child(tie: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.parametrize("tie", ["process.die_with_parent()", "process.die_with_parent(parent)"])
-def test_a_killed_parent_takes_its_child_along(tie: str) -> None:
+def test_a_child_dies_with_its_killed_parent(tie: str) -> None:
     with parent_and_child(tie) as (parent, child):
         assert alive(child)
         parent.kill()
@@ -58,7 +58,7 @@ def test_a_killed_parent_takes_its_child_along(tie: str) -> None:
         wait_until(lambda: not alive(child), 20, "the child is gone")
 
 
-def test_without_it_the_child_would_stay() -> None:
+def test_without_it_the_child_survives() -> None:
     # Otherwise the test above would prove nothing.
     with parent_and_child("pass") as (parent, child):
         parent.kill()
@@ -66,7 +66,7 @@ def test_without_it_the_child_would_stay() -> None:
         assert alive(child)
 
 
-def test_a_parent_that_died_before_is_noticed() -> None:
+def test_an_earlier_death_of_the_parent_is_detected() -> None:
     code = "from training.host import process; process.die_with_parent(1 << 22); print('survived')"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -107,7 +107,7 @@ def test_a_sweep_leaves_neither_processes_nor_shared_memory() -> None:
     assert sleeper.startswith("sleep ") and python.startswith(f"{sys.executable} "), swept
 
 
-def test_what_tidies_up_does_not_get_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_get_limited_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIDYING_S", 0.1)
     token = uuid.uuid4().hex
     code = "import time; print('multiprocessing.resource_tracker', flush=True); time.sleep(3600)"
@@ -120,7 +120,7 @@ def test_what_tidies_up_does_not_get_for_ever(monkeypatch: pytest.MonkeyPatch) -
     child.communicate()
 
 
-def test_stop_signals_are_left_to_the_parent() -> None:
+def test_stop_signals_are_handled_by_the_parent() -> None:
     code = (
         "import os; from training.host import process; process.ignore_stop_signals();"
         "[os.kill(os.getpid(), s) for s in process.STOP_SIGNALS]; print('survived')"

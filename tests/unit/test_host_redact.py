@@ -1,5 +1,4 @@
-"""What must not be shown: keys by their name and by their look, and in a text for strangers people,
-machines and home folders."""
+"""Redaction of keys by name or form, and of users, hosts and home folders."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def test_secrets(name: str, value: str) -> None:
         ("TORCHELASTIC_RUN_ID", "none"),
     ],
 )
-def test_no_secrets(name: str, value: str) -> None:
+def test_values_that_are_not_secrets(name: str, value: str) -> None:
     assert redact.shown(name, value) == value
     assert redact.word(f"--{name.lower()}={value}") == f"--{name.lower()}={value}"
 
@@ -88,7 +87,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> redact.Anonymous:
         ("towering palicexy stays", "towering palicexy stays"),
     ],
 )
-def test_names_of_people_and_machines(text: str, shown: str, clean: redact.Anonymous) -> None:
+def test_names_of_users_and_hosts(text: str, shown: str, clean: redact.Anonymous) -> None:
     assert clean(text) == shown
 
 

@@ -1,4 +1,4 @@
-"""The machine's own name, with name servers that answer, deny, and say nothing; and its clock."""
+"""The host name, with name servers that answer, deny or do not respond; the system clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.text in ("localhost is 127.0.0.1", "localhost is ::1")
 
 
-def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*args: object, **kinds: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -46,7 +46,7 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_name(True).text.endswith("; the machines use it to find each other")
 
 
-def test_a_name_that_can_not_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "x" * 64)
     assert host_name(False).status == WARNING
 
@@ -76,7 +76,7 @@ class _AtOnce:
 
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A resolver that does not come back while the test lasts."""
+    """A resolver that does not return during the test."""
     end = threading.Event()
 
     def wait(*args: object, **kinds: object) -> None:
@@ -88,7 +88,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     end.set()
 
 
-def test_no_answer_takes_a_second_and_is_said(never: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_reported_after_a_second(never: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_checks, "NAME_LIMIT_S", 0.1)
     started = time.monotonic()
     found = host_name(False)
@@ -105,8 +105,8 @@ from training.plan.preflight.host_checks import host_name
 found = host_name(False)
 print(found.status, found.text)
 """
-# A name server on the loopback that takes questions and never answers, in a name space of its own.
-STAND = r"""
+# A name server on loopback that never answers, in a separate network namespace.
+SETUP = r"""
 set -e
 mount --bind "$1/resolv.conf" /etc/resolv.conf
 mount --bind "$1/nsswitch.conf" /etc/nsswitch.conf
@@ -119,7 +119,7 @@ exec "$@"
 
 def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-m", "-u", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no private name spaces here (unshare -m -u)")
+        pytest.skip("no private namespaces here (unshare -m -u)")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         try:
             server.bind(("127.0.0.53", 53))
@@ -136,7 +136,7 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
                 "-u",
                 "bash",
                 "-c",
-                STAND,
+                SETUP,
                 "bash",
                 str(tmp_path),
                 sys.executable,
@@ -158,14 +158,14 @@ def test_a_real_name_server_that_is_silent(tmp_path: Path) -> None:
     assert took < 4, "the program ends although its resolver still waits (5 s by default)"
 
 
-def test_a_clock_that_is_right() -> None:
+def test_a_correct_clock() -> None:
     found = clock(NOON, iter([NOON - 3600, NOON + 60]))
     assert (found.status, found.text) == (OK, "2026-11-21 12:00:00")
     assert clock().status == OK, "with the real clock and the project's real files"
 
 
 @pytest.mark.parametrize("year", [1970, 2015, 2024, 2107])
-def test_a_year_that_can_not_be(year: int) -> None:
+def test_an_implausible_year(year: int) -> None:
     found = clock(time.mktime((year, 7, 1, 12, 0, 0, 0, 0, -1)), iter([]))
     assert (found.status, found.fixes) == (WARNING, ["sudo timedatectl set-ntp true"])
     assert found.text == f"the clock is at {year}-07-01 12:00:00: certificates will be rejected"

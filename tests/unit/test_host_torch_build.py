@@ -1,4 +1,4 @@
-"""What the installed torch was built for, without importing it."""
+"""Build of the installed torch, without importing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.host.torch_build import TorchBuild
 
 
 @pytest.mark.parametrize("cuda", ["13.0", "12.8", None])
-def test_the_cuda_of_a_torch_that_is_never_imported(cuda: str | None, tmp_path: Path) -> None:
+def test_the_cuda_version_without_importing_torch(cuda: str | None, tmp_path: Path) -> None:
     code = "from training.host import torch_build; print(torch_build.installed())"
     site = fake_torch(tmp_path, cuda)
     done = python("-c", code, PYTHONPATH=f"{site}:{ROOT}")
@@ -28,7 +28,7 @@ def test_the_torch_of_this_environment() -> None:
     )
 
 
-def test_no_torch_or_one_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_torch_or_no_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda name: None)
     assert torch_build.installed() is None
     monkeypatch.undo()

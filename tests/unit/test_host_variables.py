@@ -1,5 +1,4 @@
-"""Variables of the ranks: only those with an effect, never over the user's own, each with its
-reason."""
+"""Environment variables of the ranks with their reasons; the user's values are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from training.host.env_vars import FOUND, choose, useless
 
 @pytest.fixture(autouse=True)
 def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on a machine with and without CUDA, and with eight cores."""
+    """Equal conditions on machines with and without CUDA; eight cores."""
     monkeypatch.setattr(env_vars, "_cuda_home", lambda: None)
     monkeypatch.setattr(env_vars, "cpu_count", lambda: 8)
 
@@ -52,21 +51,21 @@ def test_two_ranks_on_gpus() -> None:
     }
 
 
-def test_several_machines_do_not_talk_over_lo() -> None:
+def test_several_machines_do_not_use_loopback() -> None:
     found = names(device="cuda", ranks=4, local=2)
     assert "GLOO_SOCKET_IFNAME" not in found
     assert "NCCL_SOCKET_IFNAME" not in found
     assert found["OMP_NUM_THREADS"] == "4"
 
 
-def test_debug_output_only_when_asked() -> None:
+def test_debug_output_only_with_debug() -> None:
     debug = {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"}
     assert debug.items() <= names(debug=True).items()
     assert (debug | {"NCCL_DEBUG": "INFO"}).items() <= names(device="cuda", debug=True).items()
     assert not set(debug) & set(names())
 
 
-def test_the_user_s_own_value_stays_and_is_said() -> None:
+def test_values_of_the_user_are_kept_and_shown() -> None:
     environ = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": ""}
     found = {v.name: v for v in choose(environ, device="cuda", ranks=2, local_ranks=2, debug=False)}
     assert (found["OMP_NUM_THREADS"].value, found["OMP_NUM_THREADS"].origin) == ("3", "kept")
@@ -74,7 +73,7 @@ def test_the_user_s_own_value_stays_and_is_said() -> None:
         "eth0",
         "kept",
     )
-    # Empty is as good as not set.
+    # Empty counts as unset.
     assert (found["GLOO_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].origin) == (
         "lo",
         "set here",
@@ -83,18 +82,18 @@ def test_the_user_s_own_value_stays_and_is_said() -> None:
     assert found["OMP_NUM_THREADS"].record() == {
         "name": "OMP_NUM_THREADS",
         "value": "3",
-        "why": "your own value stays",
+        "why": "your value is kept",
         "origin": "kept",
     }
 
 
-def test_the_older_name_of_the_allocator_s_settings_wins_in_torch() -> None:
+def test_the_older_allocator_variable_takes_precedence() -> None:
     assert "PYTORCH_ALLOC_CONF" not in names(
         {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, device="cuda"
     )
 
 
-def test_nothing_without_effect_is_set() -> None:
+def test_only_effective_variables_are_set() -> None:
     for device in ("cpu", "cuda"):
         found = names(device=device, debug=True)
         assert not {
@@ -105,7 +104,7 @@ def test_nothing_without_effect_is_set() -> None:
         } & set(found)
 
 
-def test_warnings_about_what_the_user_set_in_vain() -> None:
+def test_warnings_about_variables_without_effect() -> None:
     assert useless({"PATH": "/bin", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}) == []
     found = useless(
         {
@@ -116,19 +115,17 @@ def test_warnings_about_what_the_user_set_in_vain() -> None:
     )
     assert len(found) == 3
     assert found[0].startswith("NCCL_TIMEOUT=1800 has no effect: it does not exist")
-    assert found[0].endswith("instead: --hang_timeout=1800")
+    assert found[0].endswith("; use --hang_timeout=1800")
 
 
-def test_a_typing_error_is_warned_about_and_a_name_of_another_library_is_not() -> None:
+def test_typos_are_reported_but_not_names_of_other_libraries() -> None:
     found = useless(
         {"NCCL_SOCKET_IFNAM": "eth0", "NCCL_FASTPLUGIN_X": "1", "CUDA_VISIBLE_DEVICE": "0"}
     )
-    assert found == [
-        "NCCL_SOCKET_IFNAM=eth0 is not a variable NCCL knows, did you mean NCCL_SOCKET_IFNAME?"
-    ]
+    assert found == ["NCCL_SOCKET_IFNAM=eth0 is unknown to NCCL; did you mean NCCL_SOCKET_IFNAME?"]
 
 
-def test_what_else_matters_is_shown_with_its_effect_and_keys_are_not() -> None:
+def test_relevant_variables_are_shown_without_secrets() -> None:
     environ = {
         "WANDB_API_KEY": "k" * 40,
         "NCCL_DEBUG": "WARN",
@@ -145,30 +142,32 @@ def test_what_else_matters_is_shown_with_its_effect_and_keys_are_not() -> None:
     assert list(found) == ["NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "WANDB_API_KEY", "NCCL_ZZZ"]
     assert found["WANDB_API_KEY"].value == "set, not shown"
     assert found["CUDA_VISIBLE_DEVICES"].line() == (
-        "CUDA_VISIBLE_DEVICES=1,0   from the environment: the GPUs that this run sees, by number "
-        "or UUID; they count from 0 again inside"
+        "CUDA_VISIBLE_DEVICES=1,0   from the environment: GPUs visible to this run, by number "
+        "or UUID; renumbered from 0 inside"
     )
-    assert found["NCCL_ZZZ"].why == "is not a variable NCCL knows"
+    assert found["NCCL_ZZZ"].why == "is unknown to NCCL"
 
 
-def test_a_line_for_people() -> None:
-    ours = {
+def test_the_line_of_a_variable() -> None:
+    lines = {
         v.name: v.line()
         for v in choose({"OMP_NUM_THREADS": "3"}, device="cpu", ranks=2, local_ranks=2, debug=False)
     }
     assert (
-        ours["OMP_NUM_THREADS"]
-        == "OMP_NUM_THREADS=3   kept: your own value stays (threads for CPU work in each rank)"
+        lines["OMP_NUM_THREADS"]
+        == "OMP_NUM_THREADS=3   kept: your value is kept (threads for CPU work in each rank)"
     )
-    assert ours["GLOO_SOCKET_IFNAME"].startswith(
-        "GLOO_SOCKET_IFNAME=lo   set here: one machine: no name look-up"
+    assert lines["GLOO_SOCKET_IFNAME"].startswith(
+        "GLOO_SOCKET_IFNAME=lo   set here: one machine: no name lookup"
     )
     long = env_vars.Variable("LD_LIBRARY_PATH", "/x" * 99 + "\n\x1b[2J", "folders", FOUND).line()
     assert long == f"LD_LIBRARY_PATH={'/x' * 49}/…   from the environment: folders"
     assert "\n" not in env_vars.Variable("TMPDIR", "a\nb", "x", FOUND).line()
 
 
-def test_cuda_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_found_through_its_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     home = tmp_path / "cuda-13"
     (home / "bin").mkdir(parents=True)
@@ -182,7 +181,7 @@ def test_cuda_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.M
     assert "CUDA_HOME" not in names(device="cpu")
 
 
-def test_cores_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_available_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("no affinity on this system")

@@ -1,4 +1,4 @@
-"""Help, checks, plan, supervisor and monitor answer at once: none of them loads torch or numpy."""
+"""Help, checks, plan, supervisor and monitor start fast: none of them imports torch or numpy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_torch_and_no_numpy(module: str) -> None:
     assert done.stdout.split() == []
 
 
-def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
+def test_a_plan_needs_neither(tmp_path: object) -> None:
     code = (
         "import sys; from training.cli import plan;"
         "sys.argv = ['x', 'train_dual_gpu_enhanced.sh', '--device=cpu', '--depth=1', '--dry_run'];"
@@ -45,7 +45,7 @@ def test_nor_does_a_plan_that_is_made(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("module", ["training.plan.request", "training.plan.option_help"])
-def test_before_the_installation_the_standard_library_is_enough(module: str) -> None:
+def test_the_standard_library_suffices_before_the_installation(module: str) -> None:
     done = python(
         "-S", "-c", f"import sys, {module}; assert not any('site-packages' in p for p in sys.path)"
     )

@@ -1,5 +1,4 @@
-"""Faults on purpose: what may be asked for, when they happen, and that each really is what it says
-(without a training around it)."""
+"""Fault injection without a training: syntax, timing, and the effect of each fault."""
 
 from __future__ import annotations
 
@@ -85,9 +84,7 @@ def test_several_and_spaces() -> None:
         ("wandb_hang", 2, 0, None, "building the model"),
     ],
 )
-def test_where_it_happens_when_little_is_said(
-    text: str, ranks: int, rank: int, step: int | None, phase: str
-) -> None:
+def test_defaults(text: str, ranks: int, rank: int, step: int | None, phase: str) -> None:
     spec = one(text, ranks)
     assert (spec.rank, spec.step, spec.phase) == (rank, step, phase)
 
@@ -114,23 +111,23 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
 @each(
     ("text", "what", "allowed", "fixes"),
     [
-        ("kil@rank=0", "'kil' is no fault", "", [f"{COMMAND} --inject=kill@rank=0"]),
-        ("quux", "'quux' is no fault", "", ["--inject=list shows them all"]),
+        ("kil@rank=0", "unknown fault 'kil'", "", [f"{COMMAND} --inject=kill@rank=0"]),
+        ("quux", "unknown fault 'quux'", "", [f"{COMMAND} --inject=list"]),
         (
             "kill@stp=5",
-            "'stp' is no key of kill",
+            "unknown key 'stp' of kill",
             "rank, step, epoch, phase, call, attempt",
             ["step=5"],
         ),
         (
             "kill@seconds=5",
-            "'seconds' is no key of kill",
+            "unknown key 'seconds' of kill",
             "rank, step, epoch, phase, call, attempt",
             [],
         ),
         (
             "worker_kill@step=5",
-            "'step' is no key of worker_kill",
+            "unknown key 'step' of worker_kill",
             "rank, epoch, worker, call, attempt",
             [],
         ),
@@ -139,27 +136,22 @@ def problems(text: str, *flags: str) -> list[tuple[str, str, list[str]]]:
         ("kill@step=0", "step of kill is '0'", "a whole number from 1", []),
         ("kill@rank=-1", "rank of kill is '-1'", "a whole number from 0", []),
         ("kill@attempt=all", "attempt of kill is 'all'", "a whole number from 1, or any", []),
-        ("kill@phase=", "phase of kill is ''", "a part of a phase's name, such as 'barrier'", []),
+        ("kill@phase=", "phase of kill is ''", "part of a phase name, such as 'barrier'", []),
         ("exit@code=256", "code of exit is '256'", "a whole number from 0 to 255", []),
-        ("slow@seconds=nan", "seconds of slow is 'nan'", "seconds, over 0", []),
-        ("slow@seconds=0", "seconds of slow is '0'", "seconds, over 0", []),
+        ("slow@seconds=nan", "seconds of slow is 'nan'", "seconds above 0", []),
+        ("slow@seconds=0", "seconds of slow is '0'", "seconds above 0", []),
         ("kill@step=5,step=6", "step of kill is given twice", "once", []),
-        ("kill@rank=2", "rank 2 of 'kill@rank=2' is not there", "0 to 1", []),
-        (
-            "corrupt@rank=1",
-            "corrupt can not happen on rank 1: rank 0 alone does that",
-            "rank=0",
-            [],
-        ),
+        ("kill@rank=2", "rank 2 of 'kill@rank=2' does not exist", "0 to 1", []),
+        ("corrupt@rank=1", "corrupt cannot happen on rank 1, only on rank 0", "rank=0", []),
         (
             " ; ",
-            "nothing is asked for",
+            "no fault given",
             "FAULT@key=value,…",
             [f"{COMMAND} --inject=kill@rank=1,step=5"],
         ),
     ],
 )
-def test_mistakes(text: str, what: str, allowed: str, fixes: list[str]) -> None:
+def test_errors(text: str, what: str, allowed: str, fixes: list[str]) -> None:
     assert problems(text) == [(what, allowed, fixes)]
 
 
@@ -177,11 +169,11 @@ def test_a_worker_needs_workers() -> None:
     )
 
 
-def test_all_mistakes_at_once() -> None:
+def test_all_errors_at_once() -> None:
     assert len(problems("kil;kill@step=x,rank=y;corrupt@rank=1")) == 4
 
 
-def test_it_is_said_that_faults_will_happen() -> None:
+def test_the_plan_notes_injected_faults() -> None:
     request = ask("2", "configs/dual_gpu/quickstart.py", "--inject=kill", script=LAUNCH)
     assert "fault injection enabled: kill (from --inject on the command line)" in request.notes
     assert ask("2", "configs/dual_gpu/quickstart.py", script=LAUNCH).config.inject == ""
@@ -214,7 +206,7 @@ def test_list(program: list[str]) -> None:
 
 @pytest.fixture
 def armed(tmp_path: Path) -> Iterator[Callable[..., RunDir]]:
-    """Arm this process as a rank; its heartbeat goes back to what it was."""
+    """Arm this process as a rank, and restore its heartbeat afterwards."""
     before = heartbeat.current
     run = RunDir(tmp_path)
     run.create()
@@ -235,7 +227,7 @@ def beats(*phases: str, step: int = 5, epoch: int = 1) -> None:
         heartbeat.current.beat(phase)
 
 
-def test_it_happens_once_where_it_should_and_is_noted_before(armed: Callable[..., RunDir]) -> None:
+def test_it_happens_once_and_is_recorded_before(armed: Callable[..., RunDir]) -> None:
     run = armed("raise@step=5,phase=forward")
     beats("fetch", "forward", step=4)
     beats("fetch")
@@ -266,7 +258,7 @@ def test_the_n_th_time_and_parts_of_a_phase(armed: Callable[..., RunDir]) -> Non
     ("text", "rank", "attempt"),
     [("raise", 0, "1"), ("raise", 1, "2"), ("raise@attempt=2", 1, "1"), ("", 1, "1")],
 )
-def test_others_have_an_ordinary_heartbeat(
+def test_other_ranks_have_an_ordinary_heartbeat(
     armed: Callable[..., RunDir], text: str, rank: int, attempt: str
 ) -> None:
     armed(text, rank, attempt)
@@ -277,7 +269,7 @@ def test_others_have_an_ordinary_heartbeat(
 @pytest.mark.parametrize(
     ("text", "attempt"), [("raise@attempt=2", "2"), ("raise@attempt=any", "3")]
 )
-def test_at_another_start(armed: Callable[..., RunDir], text: str, attempt: str) -> None:
+def test_another_start(armed: Callable[..., RunDir], text: str, attempt: str) -> None:
     armed(text, attempt=attempt)
     with pytest.raises(ValueError):
         beats("forward")
@@ -289,11 +281,11 @@ def test_out_of_memory_above_a_batch_size_only(armed: Callable[..., RunDir]) -> 
     assert list(read_records(run.events)) == [], "it did not happen"
 
 
-def test_what_did_not_happen_is_said_at_the_end(armed: Callable[..., RunDir]) -> None:
+def test_missed_faults_are_reported_at_the_end(armed: Callable[..., RunDir]) -> None:
     run = armed("raise@step=400")
     beats("forward", heartbeat.FINISHED)
     assert [e["text"] for e in read_records(run.events)] == [
-        "inject: raise@step=400 did not happen: nothing like it came on rank 1"
+        "inject: raise@step=400 did not happen: rank 1 did not reach it"
     ]
 
 
@@ -306,7 +298,7 @@ run = RunDir(sys.argv[1])
 run.create()
 stacks = (run.path / "stacks").open("w")
 faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))  # as ranks do: a wish to stop
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))  # like ranks: a request to stop
 heartbeat.start(run.heartbeat(1), 1)
 inject.arm({"config": {"inject": sys.argv[2]}, "ranks": 2, "device": {"value": "cpu"}}, run, 1, {})
 def tick():
@@ -316,7 +308,7 @@ def tick():
 threading.Thread(target=tick, daemon=True).start()
 heartbeat.current.step = 5
 heartbeat.current.beat("forward")
-print("went on", flush=True)
+print("continued", flush=True)
 """
 
 
@@ -324,8 +316,8 @@ class Process:
     """A process with a second thread, in which the fault happens."""
 
     def __init__(self, folder: Path, text: str, token: str) -> None:
-        self.run, self.said = RunDir(folder / "run"), folder / "said"
-        with self.said.open("wb") as out:
+        self.run, self.output = RunDir(folder / "run"), folder / "output"
+        with self.output.open("wb") as out:
             argv = [sys.executable, "-c", RANK, str(self.run.path), text]
             self.popen = subprocess.Popen(
                 argv,
@@ -373,7 +365,7 @@ def process(tmp_path: Path, token: str) -> Callable[[str], Process]:
 def test_ends(process: Callable[[str], Process], text: str, status: int) -> None:
     one = process(text)
     assert one.popen.wait(20) == status
-    assert "went on" not in one.said.read_text()
+    assert "continued" not in one.output.read_text()
     assert not list(one.run.path.parent.rglob("core*"))
 
 
@@ -381,22 +373,24 @@ def test_stopped(process: Callable[[str], Process]) -> None:
     one = process("stop")
     wait_until(lambda: one.state == "T", 5, "stopped")
     one.popen.send_signal(signal.SIGCONT)
-    assert one.popen.wait(10) == 0 and "went on" in one.said.read_text()
+    assert one.popen.wait(10) == 0 and "continued" in one.output.read_text()
 
 
-def test_uninterruptible_and_nobody_is_left(process: Callable[[str], Process], token: str) -> None:
+def test_uninterruptible_without_leftover_processes(
+    process: Callable[[str], Process], token: str
+) -> None:
     one = process("io")
     wait_until(lambda: one.state == "D", 5, "in state D")
     one.popen.send_signal(signal.SIGTERM)
-    size = one.said.stat().st_size
+    size = one.output.stat().st_size
     one.popen.send_signal(signal.SIGUSR2)
-    assert one.state == "D" and one.said.stat().st_size == size, "no signal reaches it"
-    one.kill()  # alone, as torchrun would do: not the whole group
+    assert one.state == "D" and one.output.stat().st_size == size, "no signal reaches it"
+    one.kill()  # only this process, as torchrun does, not the whole group
     wait_until(lambda: not processes(token), 5, "its children gone")
     assert not list(one.run.ranks.iterdir())
 
 
-def test_the_global_lock_is_held(process: Callable[[str], Process]) -> None:
+def test_the_gil_is_held(process: Callable[[str], Process]) -> None:
     one = process("gil")
     locked = next(
         n
@@ -406,48 +400,48 @@ def test_the_global_lock_is_held(process: Callable[[str], Process]) -> None:
     stacks = one.run.path / "stacks"
 
     def asked() -> str:
-        """The stacks, once more: written by C, which needs no lock; it interrupts many blocking
-        calls, not this one."""
+        """The stacks again, written in C without the GIL. The signal interrupts many blocking
+        calls, but not this one."""
         have = stacks.stat().st_size
         one.popen.send_signal(signal.SIGUSR2)
         wait_until(lambda: stacks.stat().st_size > have, 5, "stacks")
         return stacks.read_text()
 
     wait_until(lambda: f"line {locked} in gil" in asked(), 5, "in the second lock")
-    # in which the other thread would have said thirty words
+    # time for about thirty writes of the other thread
     before, end = (
-        one.said.stat().st_size,
+        one.output.stat().st_size,
         time.monotonic() + 0.3,
     )
     while time.monotonic() < end:
         asked()
-    assert one.said.stat().st_size == before
+    assert one.output.stat().st_size == before
     one.kill()
 
 
-def test_the_loop_spins(process: Callable[[str], Process]) -> None:
+def test_the_loop_uses_the_cpu(process: Callable[[str], Process]) -> None:
     one = process("loop")
     before = one.cpu
     wait_until(lambda: one.cpu > before + 10, 10, "a tenth of a second of CPU")
     one.kill()
 
 
-def test_the_lock_blocks_the_main_thread_alone(process: Callable[[str], Process]) -> None:
+def test_the_lock_blocks_only_the_main_thread(process: Callable[[str], Process]) -> None:
     one = process("sleep")
-    size = one.said.stat().st_size
-    wait_until(lambda: one.said.stat().st_size > size + 20, 5, "the other thread goes on")
+    size = one.output.stat().st_size
+    wait_until(lambda: one.output.stat().st_size > size + 20, 5, "the other thread continues")
     one.kill()
-    assert "went on" not in one.said.read_text()
+    assert "continued" not in one.output.read_text()
 
 
-def test_slow_goes_on(process: Callable[[str], Process]) -> None:
+def test_slow_continues(process: Callable[[str], Process]) -> None:
     assert process("slow@seconds=0.2").popen.wait(10) == 0
 
 
-def test_nan_is_the_next_loss_of_any_task(
+def test_nan_replaces_the_next_loss_of_any_task(
     home: Path, write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model of this one gives no tensor; after that loss everything is as it was."""
+    """A model that returns no tensor; everything is unchanged after that loss."""
     from training import tasks
     from training.config.schema import Config
     from training.tasks import custom
@@ -469,7 +463,7 @@ def test_nan_is_the_next_loss_of_any_task(
     sys.modules.pop("nan_task")
 
 
-def test_faults_of_the_data_reach_every_kind_of_data_set() -> None:
+def test_data_faults_affect_every_kind_of_dataset() -> None:
     from training.data.batch_dataset import BatchDataset
     from training.data.token_dataset import TokenDataset
     from training.tasks.base import Samples

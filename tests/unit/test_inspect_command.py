@@ -1,4 +1,4 @@
-"""`./duet inspect`: its command line, which run is meant, what a screen and JSON hold."""
+"""`./duet inspect`: command line, selected run, screen and JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
         (["--watch=2.5"], HealthOptions(every_s=2.5)),
     ],
 )
-def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
+def test_command_line(argv: list[str], expected: HealthOptions) -> None:
     assert options.parse(argv) == expected
 
 
@@ -47,7 +47,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.value",
                     "--pid is 'x'",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -59,7 +59,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.no_value",
                     "--pid has no value",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -71,7 +71,7 @@ def test_what_is_understood(argv: list[str], expected: HealthOptions) -> None:
                 Problem(
                     "flag.value",
                     "--pid is '0'",
-                    "the number of a process of the training",
+                    "the PID of a training process",
                     [PGREP],
                     "pid",
                 )
@@ -150,32 +150,30 @@ def test_which_run(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         options.find("secund", tmp_path)
     (problem,) = caught.value.problems
-    assert problem.what == "RUN is 'secund': no run directory there"
+    assert problem.what == "RUN is 'secund': not a run directory"
     assert problem.fixes == ["./duet inspect second", "./duet inspect   # the newest run"]
     with pytest.raises(UserError) as caught:
         options.find("4711", tmp_path)
     assert caught.value.problems[0].fixes[0] == "./duet inspect --pid=4711"
 
 
-def test_no_run_at_all(tmp_path: Path) -> None:
+def test_no_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         options.find("", tmp_path)
     assert caught.value.problems[0].what == f"there is no run in {tmp_path / 'experiments'} yet"
 
 
-def test_a_mistake_of_a_user_is_no_traceback() -> None:
+def test_user_errors_cause_no_traceback() -> None:
     done = python("-m", "training.cli.inspect", "--pid=4194304")
-    said = (
-        f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
-        f"inspected (exit 2)\n"
-    )
-    assert (done.returncode, done.stdout, NOW.sub("", done.stderr)) == (2, "", said)
+    assert (done.returncode, done.stdout) == (2, "") and NOW.match(done.stderr)
+    assert "4194304" in done.stderr and f"    try:     {PGREP}\n" in done.stderr
+    assert "(exit 2)" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "./duet inspect --pid=PID" in said and "Exit codes: 0 YES" in said
+    out = capsys.readouterr().out
+    assert "./duet inspect --pid=PID" in out and "0 YES" in out
 
 
 def test_no_torch_and_no_numpy() -> None:
@@ -187,7 +185,7 @@ def test_no_torch_and_no_numpy() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-def test_the_library_s_module_of_that_name_stays_what_it_is() -> None:
+def test_standard_library_inspect_is_not_shadowed() -> None:
     done = python(
         "-c",
         "import inspect, training.monitor.health; print(inspect.getsource is not None, inspect is "
@@ -196,7 +194,7 @@ def test_the_library_s_module_of_that_name_stays_what_it_is() -> None:
     assert done.stdout == "True False\n"
 
 
-def test_how_ranks_are_named() -> None:
+def test_rank_numbers_as_text() -> None:
     assert [numbers(n) for n in ([3], [1, 0], [0, 1, 2, 5])] == [
         "rank 3",
         "ranks 0 and 1",
@@ -206,28 +204,28 @@ def test_how_ranks_are_named() -> None:
     assert (span([1.23, 1.24], "ms", 1), span([1, 20], "ms")) == ("1.2 ms", "1 to 20 ms")
 
 
-def test_a_screen_shows_the_ranks_that_something_is_wrong_with() -> None:
+def test_screen_shows_ranks_with_problems() -> None:
     ranks = [
         {"rank": r, "pid": 100 + r, "step": 5, "step_before": 5, "phase": "forward", "phase_s": 1.0}
         for r in range(64)
     ]
     checks = [
-        HealthCheck("steps", BAD, "rank 40 stands", (40,)),
-        HealthCheck("data", UNKNOWN, "not known"),
+        HealthCheck("steps", BAD, "rank 40 hangs", (40,)),
+        HealthCheck("data", UNKNOWN, "unknown"),
     ]
     lines = render.screen(
-        HealthReport(health.NO, "rank 40 stands", Exit.HANG, checks, ranks, looked_s=2.0)
+        HealthReport(health.NO, "rank 40 hangs", Exit.HANG, checks, ranks, looked_s=2.0)
     )
-    assert lines[0] == "NO: rank 40 stands" and lines[2:4] == [
-        "  bad   steps  rank 40 stands",
-        "  ?     data   not known",
+    assert lines[0] == "NO: rank 40 hangs" and lines[2:4] == [
+        "  bad   steps  rank 40 hangs",
+        "  ?     data   unknown",
     ]
     assert lines[5] == "  rank  pid  step  is at"
     assert [line.split()[0] for line in lines[6:-1]] == [*map(str, range(15)), "40"]
     assert lines[-1] == "  … and 48 more ranks (--json shows all)"
 
 
-def test_foreign_text_can_not_act_on_the_terminal() -> None:
+def test_control_sequences_are_removed() -> None:
     evil = "\x1b[2J\x1b]0;owned\x07x\ny"
     ranks = [{"rank": 0, "pid": 1, "phase": evil, "where": evil, "state": "running"}]
     report = HealthReport(health.YES, evil, Exit.DONE, [HealthCheck("loss", OK, evil)], ranks)
@@ -247,7 +245,7 @@ def test_json_has_no_nan(made: Made) -> None:
     ]
 
 
-def test_watching_ends_with_the_run(
+def test_watch_ends_with_the_run(
     monkeypatch: pytest.MonkeyPatch, made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reports = [
@@ -259,23 +257,20 @@ def test_watching_ends_with_the_run(
     monkeypatch.setattr(health, "of_run", lambda run: reports.pop(0))
     monkeypatch.setattr(command.time, "sleep", slept.append)
     assert command.main([str(made.run.path), "--watch=2"]) == 0
-    said = capsys.readouterr().out
-    assert slept == [2.0, 2.0] and [line for line in said.splitlines() if ": " in line] == [
+    out = capsys.readouterr().out
+    assert slept == [2.0, 2.0] and [line for line in out.splitlines() if ": " in line] == [
         "YES: first",
         "NO: then",
         "IT HAS ENDED: done",
     ]
 
 
-def test_a_process_that_is_protected(
+def test_protected_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("/environ"))
     assert command.main([f"--pid={os.getpid()}"]) == 3
     pid = os.getpid()
-    said = NOW.sub("", capsys.readouterr().err)
-    assert said.startswith(
-        f"process {pid} (--pid) is another user's, or protected\n    allowed: a process of your "
-        f"own\n"
-    )
-    assert f"    try:     sudo ./duet inspect --pid={pid}\n" in said
+    error = NOW.sub("", capsys.readouterr().err)
+    assert error.startswith(f"process {pid} (--pid) ")
+    assert f"    try:     sudo ./duet inspect --pid={pid}\n" in error

@@ -1,4 +1,4 @@
-"""What a run's files prove of its data and parameters."""
+"""Health checks of data and parameters, from the files of a run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def run(tmp_path: Path) -> Made:
     ).steps(100)
 
 
-def told(made: Made) -> tuple[Target, dict[str, Any]]:
+def observed(made: Made) -> tuple[Target, dict[str, Any]]:
     return Target(made.run, made.plan, {}, 2, 2, "plan.json"), RunWatch(made.run).read()
 
 
 def test_data_of_each_rank(run: Made) -> None:
-    target, _ = told(run)
+    target, _ = observed(run)
 
     def judge(**other: Any) -> HealthCheck:
         ranks = [{"rank": r, "first_sequences": [r, r + 10]} | SHARDS for r in (0, 1)]
@@ -41,14 +41,14 @@ def test_data_of_each_rank(run: Made) -> None:
 
     whole = (
         "epoch 3: 1000 sequences, 500 sequences in 125 batches for each of 2 ranks; disjoint "
-        "and complete, proven for 1000 of them"
+        "and complete, verified for 1000 of them"
     )
     assert judge() == HealthCheck("data", OK, whole)
     assert (
         judge(dataset_sequences=999).text
         == "the ranks' datasets differ: rank 0 1000 sequences; rank 1 999 sequences"
     )
-    assert judge(world_size=1).text == "the data is divided among 2 ranks, the plan has 2"
+    assert judge(world_size=1).text == "the data is divided among 2 ranks, but the plan has 2"
     assert (
         judge(first_sequences=[0, 11]).text
         == "epoch 3: the ranks' shares overlap or differ in size: [500, 500]"
@@ -67,16 +67,16 @@ def test_data_of_each_rank(run: Made) -> None:
         (50, 0, 100, OK, "equal on all ranks at step 100, bit for bit; compared every 50 steps"),
         (50, 0, 99, OK, "equal on all ranks at step 50, bit for bit; compared every 50 steps"),
         (1000, 0, 100, OK, "equal on all ranks at step 1, bit for bit; compared every 1000 steps"),
-        (50, 60, 99, UNKNOWN, "not compared yet in this start; the first time at step 100"),
-        (50, 0, 0, UNKNOWN, "not compared yet in this start; the first time at step 1"),
-        (0, 0, 100, WARN, "never compared: --inspect_every=0"),
+        (50, 60, 99, UNKNOWN, "not compared yet in this start; first comparison at step 100"),
+        (50, 0, 0, UNKNOWN, "not compared yet in this start; first comparison at step 1"),
+        (0, 0, 100, WARN, "never compared (--inspect_every=0)"),
     ],
 )
-def test_parameters_last_proven(
+def test_last_comparison_of_parameters(
     run: Made, every: int, begun: int, done: int, status: str, text: str
 ) -> None:
     run.plan["config"]["inspect_every"] = every
-    target, state = told(run)
+    target, state = observed(run)
     state["progress"]["step"] = done
     found = run_checks.parameters(
         target, ActivityWindow({}, 1.0), state, [{"event": "start", "step": begun}]
@@ -84,7 +84,7 @@ def test_parameters_last_proven(
     assert found == HealthCheck("parameters", status, text)
 
 
-def test_events_of_an_earlier_start_do_not_count(made: Made) -> None:
+def test_events_of_an_earlier_start_are_ignored(made: Made) -> None:
     made.run.event("start", step=0)
     made.run.event("warning", text="old")
     made.run.event("restart", text="restarted after a kill at step 7")

@@ -1,5 +1,4 @@
-"""'Are all my ranks training?' of trainings that know nothing of us: real processes in known
-states."""
+"""Health check of trainings of other launchers: real processes in known states."""
 
 from __future__ import annotations
 
@@ -30,25 +29,24 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(activity, name, seconds)
 
 
-def test_nothing_but_some_variables_is_taken_from_a_process(
+def test_only_known_variables_are_taken_from_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MY_API_KEY", "a secret of somebody")
+    monkeypatch.setenv("MY_API_KEY", "a secret value")
     with targets.ranks(tmp_path, "works", "works") as (pids, _):
         report = health.of_process(pids[0])
-    assert report.answer == "yes" and "a secret of somebody" not in str(
-        render.record(report)
-    ) + "".join(render.screen(report))
+    assert report.answer == "yes" and "a secret value" not in str(render.record(report)) + "".join(
+        render.screen(report)
+    )
 
 
-def test_a_foreign_training(tmp_path: Path) -> None:
+def test_training_of_another_launcher(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, script):
         report = health.of_process(pids[1])
         target = of_process(pids[0])
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')} (locks)"
-    assert (report.answer, report.code) == ("no", Exit.HANG) and report.text.startswith(
-        f"rank 0 stands at {place}, since "
-    )
+    assert (report.answer, report.code) == ("no", Exit.HANG)
+    assert report.text.startswith("rank 0 ") and f"{place}, for " in report.text
     assert (report.ranks[1]["waits_in"], report.ranks[0]["where"]) == ("all_reduce", place)
     assert (
         target.pids,
@@ -60,7 +58,7 @@ def test_a_foreign_training(tmp_path: Path) -> None:
     ) == (pids, 2, 2, False, (), ())
 
 
-def test_one_of_them_works_and_the_other_waits(tmp_path: Path) -> None:
+def test_one_rank_works_and_the_other_waits(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         report = health.of_process(pids[1])
     assert (report.answer, report.code) == ("unknown", Exit.RESOURCES) and report.text.startswith(
@@ -68,7 +66,7 @@ def test_one_of_them_works_and_the_other_waits(tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_rank_of_a_foreign_training(tmp_path: Path) -> None:
+def test_missing_rank_of_another_launcher(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "works", "works") as (pids, _):
         os.kill(pids[2], signal.SIGKILL)
         wait_until(
@@ -95,7 +93,7 @@ def test_ranks_of_several_machines() -> None:
     assert Target(None, {}, {3: 11}, 6, 2, "WORLD_SIZE", {3: {"LOCAL_RANK": "1"}}).missing == (2,)
 
 
-# What can not be made here: a GPU that is waited for, processes that may not be looked into.
+# Simulated, since the test machines lack them: waits for a GPU, uninspectable processes.
 
 
 def on_gpu(
@@ -105,7 +103,7 @@ def on_gpu(
     *,
     logs_on: bool = False,
 ) -> HealthCheck:
-    """Two ranks, each of them at the same line that waits for its GPU, at two moments."""
+    """Two ranks, both at the same line that waits for a GPU, in two samples."""
     script.write_text("print(loss.item())\n")
     frame = Frame(str(script), 1, "step")
     process = procfs.Process(1, 0, "R", "python train.py", 10.0, 10.0, 1000, "")
@@ -128,18 +126,21 @@ def on_gpu(
 def test_all_ranks_wait_for_their_gpus(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     found = on_gpu(script)
-    assert (found.status, found.said) == (
+    assert (found.status, found.shown_headline) == (
         UNKNOWN,
-        "all ranks wait for their GPUs, at the same place for 1 s: look again",
+        "all ranks have waited for their GPUs at the same line for 1 s: check again later",
     )
     gpu = {"index": 0, "use_percent": 100, "power_w": 431.0, "power_limit_w": 575.0}
     assert on_gpu(script, gpus={0: gpu, 1: gpu}).status == OK
-    spins = gpu | {"power_w": 90.0}  # a kernel that waits for the other rank has full use too
+    spins = gpu | {
+        "power_w": 90.0
+    }  # a kernel that waits for the other rank has full utilization too
     assert on_gpu(script, gpus={0: gpu, 1: spins}).status == UNKNOWN
     assert on_gpu(script, logs_on=True).status == OK
 
 
-def test_processes_that_may_not_be_looked_into(tmp_path: Path) -> None:
-    blind = NoFinding(BLIND, "no stack of rank 0: process 1 may not be looked into")
+def test_uninspectable_processes(tmp_path: Path) -> None:
+    blind = NoFinding(BLIND, "no stack of rank 0: process 1 may not be inspected")
     found = on_gpu(tmp_path / "train.py", blind)
-    assert found.status == UNKNOWN and found.said.endswith("process 1 may not be looked into")
+    assert found.status == UNKNOWN
+    assert found.shown_headline.endswith("process 1 may not be inspected")

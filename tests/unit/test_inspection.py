@@ -1,5 +1,5 @@
-"""The inspector as a loop has it. Several ranks live in this process: they share a board, and all
-else is real."""
+"""DDPInspector in a training loop. Several ranks in this process share a store; everything else is
+real."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Noisy(Samples):
-    """Augmented at random: the same sample never looks the same."""
+    """Random augmentation: a sample is different each time."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return super().__getitem__(index) + torch.randn(6)
 
 
 class Few(Samples):
-    """Values that are often the same, as labels or masks are."""
+    """Values that repeat often, like labels or masks."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([float(index % 2), *[0.0] * 5])
@@ -69,14 +69,14 @@ def sharded(data: Any, rank: int, batch: int = 4, **more: Any) -> Any:
 
 
 class Ranks:
-    """Ranks that train in lockstep; `change(rank, step, model)` and `spoil(rank, step, batch)` are
-    what goes wrong."""
+    """Ranks that train in lockstep; `change(rank, step, model)` and `spoil(rank, step, batch)`
+    inject errors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._patch = monkeypatch
         monkeypatch.setattr(
-            reporting.FindingsOutput, "line", lambda _, text: self.said.append(text)
+            reporting.FindingsOutput, "line", lambda _, text: self.lines.append(text)
         )
         self.inspectors: list[DDPInspector] = []
 
@@ -120,7 +120,7 @@ class Ranks:
                     self.inspectors[rank].step(loss, batch if given else None)
         self.close()
         return [
-            text.removeprefix("WARNING: ") for text in self.said if text.startswith("WARNING: ")
+            text.removeprefix("WARNING: ") for text in self.lines if text.startswith("WARNING: ")
         ]
 
     def close(self) -> None:
@@ -128,8 +128,8 @@ class Ranks:
             one._close("its loop ended", 10.0)
         self.inspectors.clear()
 
-    def heard(self, text: str) -> bool:
-        return any(text in said for said in self.said)
+    def logged(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
 
 
 @pytest.fixture
@@ -169,15 +169,15 @@ GOOD: dict[str, LOADERS] = {
 
 @each("name", GOOD)
 @each("given", [True, False])
-def test_nothing_is_found_where_nothing_is_wrong(ranks: Ranks, name: str, given: bool) -> None:
+def test_no_findings_without_errors(ranks: Ranks, name: str, given: bool) -> None:
     epochs = 6 if name == "padded" else 2  # rank 1 sees later what rank 0 saw
     assert ranks.train(GOOD[name], given=given, epochs=epochs, on_finding="raise") == []
     step = 4 if name != "padded" else 1
-    assert ranks.heard(f"step {step}: all ranks train: rank 0: ") and ranks.heard(
+    assert ranks.logged(f"step {step}: all ranks train: rank 0: ") and ranks.logged(
         "parameters equal ("
     )
     if given and name not in ("padded", "few"):
-        assert ranks.heard("the ranks' samples are disjoint")
+        assert ranks.logged("the ranks' samples are disjoint")
 
 
 SAME: dict[str, tuple[LOADERS, str]] = {
@@ -215,21 +215,21 @@ def test_the_same_samples_by_their_indices_alone(ranks: Ranks) -> None:
     )
     assert "32 of their first 32 indices are the same" in warning
     assert ranks.train(lambda rank: DataLoader(Samples(), 4), disjoint=False) == [warning], (
-        "where that is meant"
+        "intended"
     )
 
 
-def test_random_augmentation_is_no_proof(ranks: Ranks) -> None:
-    """Nor is a dataset that knows its rank."""
+def test_random_augmentation_hides_equal_samples(ranks: Ranks) -> None:
+    """The same holds for a dataset that depends on its rank."""
     assert ranks.train(lambda rank: DataLoader(Noisy(), 4)) == []
-    assert ranks.heard("they draw the same indices, but their samples differ")
+    assert ranks.logged("they draw the same indices, but their samples differ")
 
 
 @pytest.mark.parametrize(
     ("world", "who", "guilty"),
     [(2, "ranks 0, 1 among each other", None), (3, "rank 2 against the other 2", 2)],
 )
-def test_parameters_that_differ(ranks: Ranks, world: int, who: str, guilty: int | None) -> None:
+def test_differing_parameters(ranks: Ranks, world: int, who: str, guilty: int | None) -> None:
     def change(rank: int, step: int, model: torch.nn.Module) -> None:
         if rank == world - 1 and step == 6:
             with torch.no_grad():
@@ -242,16 +242,16 @@ def test_parameters_that_differ(ranks: Ranks, world: int, who: str, guilty: int 
         on_finding="warn",
     )
     assert warning == f"parameters differ at step 8: {who}; 1 of 4, first 1.weight"
-    told = [
-        bool(re.match(rf"step {step}: .*parameters equal", said))
+    equal = [
+        bool(re.match(rf"step {step}: .*parameters equal", line))
         for step in (4, 8)
-        for said in ranks.said
-        if f"step {step}: all" in said
+        for line in ranks.lines
+        if f"step {step}: all" in line
     ]
-    assert told == [True, False]
+    assert equal == [True, False]
 
 
-def test_all_ranks_raise_what_one_has_found(ranks: Ranks) -> None:
+def test_all_ranks_raise_the_finding_of_one(ranks: Ranks) -> None:
     models = ranks.start(GOOD["sampler"])
     with torch.no_grad():
         models[1][0].bias += 1  # type: ignore[index,operator]
@@ -268,7 +268,7 @@ def test_all_ranks_raise_what_one_has_found(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_loss_that_is_not_finite_names_rank_and_samples(ranks: Ranks, given: bool) -> None:
+def test_a_non_finite_loss_names_rank_and_samples(ranks: Ranks, given: bool) -> None:
     def spoil(rank: int, step: int, batch: torch.Tensor) -> torch.Tensor:
         batch[2, 0] = float("inf") if (rank, step) == (1, 3) else batch[2, 0]
         return batch
@@ -284,12 +284,12 @@ def test_a_loss_that_is_not_finite_names_rank_and_samples(ranks: Ranks, given: b
     )
 
 
-def test_a_loss_for_each_sample(ranks: Ranks) -> None:
+def test_a_loss_per_sample(ranks: Ranks) -> None:
     ranks.start(GOOD["batches"], on_finding="warn")
     ranks.inspectors[0].step(torch.tensor([1.0, float("nan"), 2.0]), torch.ones(3, 6))
     ranks.inspectors[0].step(1.5)
     ranks.close()
-    assert ranks.heard(
+    assert ranks.logged(
         "WARNING: loss is nan on rank 0 at step 1 (own loss is not finite: place 1 of the batch)"
     )
 
@@ -303,7 +303,7 @@ def test_an_empty_batch(ranks: Ranks) -> None:
     assert caught.value.guilty_rank == 1
 
 
-def test_a_finding_is_said_once(ranks: Ranks) -> None:
+def test_a_finding_is_reported_once(ranks: Ranks) -> None:
     warnings = ranks.train(
         GOOD["sampler"],
         spoil=lambda rank, step, batch: batch[:0] if rank else batch,
@@ -313,7 +313,7 @@ def test_a_finding_is_said_once(ranks: Ranks) -> None:
     assert empty == ["rank 1 had an empty batch at step 1"]
 
 
-def test_raise_is_for_warnings_too(ranks: Ranks) -> None:
+def test_raise_applies_to_warnings(ranks: Ranks) -> None:
     ranks.start(SAME["no sampler"][0], on_finding="raise")
     found = []
     for batches in zip(*ranks.loaders, strict=True):
@@ -331,7 +331,7 @@ def test_raise_is_for_warnings_too(ranks: Ranks) -> None:
     assert found == ["overlap"] * 2
 
 
-def test_sharded_parameters_are_left_out(ranks: Ranks) -> None:
+def test_sharded_parameters_are_not_compared(ranks: Ranks) -> None:
     def change(rank: int, step: int, model: torch.nn.Module) -> None:
         with torch.no_grad():
             model[1].weight += rank  # type: ignore[index,operator]
@@ -346,23 +346,23 @@ def test_sharded_parameters_are_left_out(ranks: Ranks) -> None:
     ranks._patch.setattr(torch.nn.Linear, "reset_parameters", reset)
     ranks._patch.setattr(copy, "deepcopy", _twin)
     assert ranks.train(GOOD["sampler"], change=change, on_finding="raise") == []
-    assert ranks.heard("parameters that are not compared: 1 sharded") and ranks.heard(
+    assert ranks.logged("parameters that are not compared: 1 sharded") and ranks.logged(
         "step 8: all ranks train"
     )
 
 
 def _twin(model: torch.nn.Module) -> torch.nn.Module:
-    """deepcopy() forgets what was put on a parameter."""
+    """deepcopy() drops attributes of parameters."""
     twin = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(3, 1))
     twin.load_state_dict(model.state_dict())
     return twin
 
 
-def test_ranks_that_hold_different_parameters_are_not_compared(ranks: Ranks) -> None:
+def test_ranks_with_different_parameters_are_not_compared(ranks: Ranks) -> None:
     numbers = iter((3, 5))
     ranks._patch.setattr(copy, "deepcopy", lambda model: torch.nn.Linear(6, next(numbers)))
     assert ranks.train(GOOD["sampler"], on_finding="raise") == []
-    assert ranks.heard("parameters are not compared: the ranks hold different ones")
+    assert ranks.logged("parameters are not compared: the ranks hold different ones")
 
 
 def test_an_inspected_model_can_be_saved_and_copied(ranks: Ranks, tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_an_inspected_model_can_be_saved_and_copied(ranks: Ranks, tmp_path: Path
     assert ranks.inspectors[0]._in_step
 
 
-def test_a_compiled_model_has_its_own_time() -> None:
+def test_the_own_time_of_a_compiled_model() -> None:
     compiled = torch.compile(torch.nn.Linear(6, 1), backend="eager")
     one = DDPInspector(compiled, None)  # type: ignore[arg-type]
     for _ in range(25):
@@ -391,7 +391,7 @@ def test_a_compiled_model_has_its_own_time() -> None:
     own, _, period = one._clock.medians() or (0, 0, 0)
     assert 0 < own <= period
     one.close()
-    assert not compiled._forward_pre_hooks, "the model is as it was"
+    assert not compiled._forward_pre_hooks, "the model is restored"
 
 
 def test_a_single_process(
@@ -402,16 +402,16 @@ def test_a_single_process(
     with DDPInspector(model, DataLoader(Samples(40), 4), every=2) as alone:
         for batch in alone._loader:
             alone.step(model(batch).mean(), batch)
-    said = capsys.readouterr().err
-    assert "[inspector] one process, no other ranks" in said
+    shown = capsys.readouterr().err
+    assert "[inspector] one process, no other ranks" in shown
     assert (
         "[inspector] rank 0 of 1: 40 samples, 10 batches an epoch, SequentialSampler, first "
-        "indices 0, 1, 2, 3" in said
+        "indices 0, 1, 2, 3" in shown
     )
     assert (
-        re.search(r"step 10: rank 0: 4 samples, loss -?\d", said)
-        and "WARNING" not in said
-        and "parameters" not in said
+        re.search(r"step 10: rank 0: 4 samples, loss -?\d", shown)
+        and "WARNING" not in shown
+        and "parameters" not in shown
     )
     with pytest.raises(InspectionError, match="nan"), DDPInspector(model) as alone:
         alone.step(float("nan"))
@@ -440,23 +440,23 @@ def test_events_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank
     assert warning["kind"] == "overlap" and "train on the same samples" in warning["text"]
 
 
-def test_a_run_directory_that_can_not_be_written(
+def test_an_unwritable_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ranks
 ) -> None:
     (tmp_path / "events.jsonl").mkdir()
     monkeypatch.setenv("DUET_RUN_DIR", str(tmp_path))
     assert ranks.train(GOOD["sampler"]) == []
-    assert sum("can not be written" in said for said in ranks.said) == 1, "said once"
+    assert sum("cannot write" in line for line in ranks.lines) == 1, "reported once"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"on_finding": "stop"}, "'auto', 'warn', 'raise'"),
-        ({"every": -1}, "0 or more"),
-        ({"slow": 1.0}, "more than 1"),
+        ({"every": -1}, "at least 0"),
+        ({"slow": 1.0}, "above 1"),
     ],
 )
-def test_wrong_options(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         DDPInspector(torch.nn.Linear(6, 1), **options)

@@ -1,5 +1,5 @@
-"""Under the launcher `training.inspector` and `duet_inspector` are there, and a project's own
-`training` stays its own."""
+"""Under the launcher `training.inspector` and `duet_inspector` can be imported without hiding a
+project's own package `training`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = f"{ROOT}/training/inspector/__init__.py"
 
 
 @pytest.mark.parametrize("own", ["none", "package", "folder"])
-def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
+def test_a_package_of_the_same_name_is_not_hidden(tmp_path: Path, own: str) -> None:
     script, folder = tmp_path / "main.py", tmp_path / "training"
     script.write_text(SCRIPT)
     if own != "none":
@@ -50,12 +50,12 @@ def test_nobodys_training_is_hidden(tmp_path: Path, own: str) -> None:
     assert found["duet_inspector"] == f"{ROOT}/lib/pythonpath/duet_inspector/__init__.py"
     assert found["training.mine"] == (str(folder / "mine.py") if own != "none" else "None")
     assert (found["tests"], found["train"]) == ("None", "None"), (
-        "nothing else of ours can be imported"
+        "no other module of Duet can be imported"
     )
 
 
-def test_both_names_are_the_same_code_and_need_nothing_else_of_ours(tmp_path: Path) -> None:
-    """As with torchrun: PYTHONPATH=…/lib/pythonpath, and a `training` of one's own."""
+def test_both_names_are_the_same_code_without_dependencies(tmp_path: Path) -> None:
+    """As with torchrun: PYTHONPATH=…/lib/pythonpath, and another package `training`."""
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__init__.py").write_text("")
     code = """

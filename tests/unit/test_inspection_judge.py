@@ -1,5 +1,4 @@
-"""What rank 0 makes of the ranks' reports of a training that takes long: slow ranks, and one whose
-data has ended."""
+"""Analysis of reports on rank 0: slow ranks, and a rank that has run out of data."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from training.inspector.reporting import Finding
 from training.inspector.shared_store import OwnStore, SharedStore
 
 
-class Told:
-    """A judge of `world` ranks on a board; `now` is its clock."""
+class Reports:
+    """A Judge of `world` ranks on a store; `now` is its clock."""
 
     def __init__(self, world: int = 2) -> None:
         self.board, self.found, self.now = SharedStore(OwnStore(), 0, world), list[Finding](), 100.0
@@ -28,7 +27,7 @@ class Told:
         )
 
     def after(self, seconds: float, *states: dict[str, Any]) -> list[Finding]:
-        """What is found when the ranks' states have been looked at so long later."""
+        """The findings `seconds` later, with these states of the ranks."""
         self.now += seconds
         for rank, changes in enumerate(states):
             state = {
@@ -49,7 +48,7 @@ def pace(laps: int, *times: tuple[float, float, float]) -> list[dict[str, Any]]:
     return [{"laps": laps, "times": own, "step": laps} for own in times]
 
 
-def test_which_steps_are_compared() -> None:
+def test_steps_that_are_compared() -> None:
     assert [step for step in range(1, 301) if due(step, 100)] == [1, 10, 100, 200, 300]
     step, steps = 0, []
     while (step := next_due(step, 7)) < 30:
@@ -58,16 +57,16 @@ def test_which_steps_are_compared() -> None:
     assert not due(1, 0)
 
 
-def test_a_slow_rank_is_told_when_it_stays_slow() -> None:
-    told = Told(3)
+def test_a_persistently_slow_rank_is_reported() -> None:
+    reports = Reports(3)
     slow, quick = (45.0, 33.0, 50.0), (12.0, 2.0, 50.0)
-    assert told.after(1, *pace(50, quick, quick, slow)) == []
-    assert told.after(1, *pace(50, quick, quick, slow)) == [], "the same window"
-    (found,) = told.after(1, *pace(100, quick, quick, slow))
+    assert reports.after(1, *pace(50, quick, quick, slow)) == []
+    assert reports.after(1, *pace(50, quick, quick, slow)) == [], "the same window"
+    (found,) = reports.after(1, *pace(100, quick, quick, slow))
     assert (found.kind, found.rank) == ("straggler", 2)
     assert (
-        "rank 2 is slow: 45.0 ms of its own in a step, 33.0 of them until its data is there; the "
-        "others 12.0 ms" in found.text
+        "rank 2 is slow: 45.0 ms of its own work per step, 33.0 ms of it waiting for data; the "
+        "other ranks 12.0 ms" in found.text
     )
 
 
@@ -80,15 +79,15 @@ def test_a_slow_rank_is_told_when_it_stays_slow() -> None:
         ("of a millisecond", (1.4, 0.1, 2.0), (1.4, 0.1, 2.0)),
     ],
 )
-def test_a_rank_that_is_not_slow(
+def test_differences_that_are_not_reported(
     why: str, first: tuple[float, float, float], second: tuple[float, float, float]
 ) -> None:
-    told = Told()
+    reports = Reports()
     other = (1.0, 0.1, first[2]) if first[0] < 2 else (12.0, 1.0, first[2])
     assert (
-        told.after(1, *pace(50, other, first))
-        + told.after(1, *pace(100, other, second))
-        + told.after(1, *pace(150, other, other))
+        reports.after(1, *pace(50, other, first))
+        + reports.after(1, *pace(100, other, second))
+        + reports.after(1, *pace(150, other, other))
         == []
     )
 
@@ -98,10 +97,10 @@ ENDED = {"step": 48, "ended": "its loader ended"}
 
 
 def test_a_rank_without_data_is_named_while_others_wait() -> None:
-    told = Told(3)
-    assert told.after(0, WAITS, ENDED, WAITS) == []
-    assert told.after(4, WAITS, ENDED, WAITS) == []
-    (found,) = told.after(2, WAITS, ENDED, WAITS)
+    reports = Reports(3)
+    assert reports.after(0, WAITS, ENDED, WAITS) == []
+    assert reports.after(4, WAITS, ENDED, WAITS) == []
+    (found,) = reports.after(2, WAITS, ENDED, WAITS)
     assert (found.kind, found.rank, found.step) == ("no_data", 1, 48)
     assert (
         found.text
@@ -110,8 +109,8 @@ def test_a_rank_without_data_is_named_while_others_wait() -> None:
     )
 
 
-def test_who_has_failed_in_its_step_needs_no_proof_of_patience() -> None:
-    (found,) = Told().after(0, WAITS | {"broken": True}, ENDED)
+def test_a_failed_step_is_reported_at_once() -> None:
+    (found,) = Reports().after(0, WAITS | {"broken": True}, ENDED)
     assert found.rank == 1
 
 
@@ -124,23 +123,25 @@ def test_who_has_failed_in_its_step_needs_no_proof_of_patience() -> None:
         ("both have ended", ENDED | {"step": 47}, ENDED),
     ],
 )
-def test_a_rank_that_nobody_waits_for(
+def test_a_rank_without_waiting_ranks(
     why: str, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    told = Told()
-    assert told.after(0, first, second) + told.after(100, first, second) == [], why
+    reports = Reports()
+    assert reports.after(0, first, second) + reports.after(100, first, second) == [], why
 
 
-def test_ranks_that_go_on_wait_for_nobody() -> None:
-    """The others' collectives are answered (Join)."""
-    told = Told()
+def test_ranks_that_continue_are_not_waiting() -> None:
+    """The collectives of the other ranks are matched (Join)."""
+    reports = Reports()
     assert [
-        f for step in range(48, 80) for f in told.after(3, {"step": step, "in_step": True}, ENDED)
+        f
+        for step in range(48, 80)
+        for f in reports.after(3, {"step": step, "in_step": True}, ENDED)
     ] == []
 
 
-def test_epochs_of_different_length_are_told_at_the_start() -> None:
-    told = Told()
+def test_epochs_of_different_length_are_reported_at_the_start() -> None:
+    reports = Reports()
     facts = {
         "dataset": 80,
         "sampler": "S",
@@ -152,8 +153,8 @@ def test_epochs_of_different_length_are_told_at_the_start() -> None:
         "wrapped": True,
     }
     for rank, batches in enumerate((20, 19)):
-        told.board.put(f"start/{rank}", facts | {"batches": batches})
-    (found,) = told.after(0)
+        reports.board.put(f"start/{rank}", facts | {"batches": batches})
+    (found,) = reports.after(0)
     assert (found.kind, found.rank) == (
         "uneven",
         1,

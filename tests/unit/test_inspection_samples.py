@@ -1,5 +1,4 @@
-"""Which samples a step was made of, by what the loader's sampler drew; and the checksums of
-parameters."""
+"""Samples of a step by the draws of the loader's sampler; checksums of parameters."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def test_every_batch_has_its_indices(workers: dict[str, Any]) -> None:
     )
 
 
-def test_a_loop_that_is_left_early() -> None:
+def test_a_loop_that_ends_early() -> None:
     made = loader()
     drawn = watched(made)
     for batch in made:
@@ -66,7 +65,7 @@ def test_a_step_of_several_batches_has_no_indices() -> None:
     made = DataLoader(range(400), 4)
     drawn = watched(made)
     taken = [drawn.took(4) for number, _ in enumerate(made) if number % 4 == 3]
-    assert taken[-1] is None, "better none than wrong ones"
+    assert taken[-1] is None, "unknown rather than wrong"
     assert watched(loader()).took(4) is None
 
 
@@ -90,7 +89,7 @@ def test_an_epoch_that_had_begun_before(sampler: str, known: bool) -> None:
         assert taken and taken[0] == 4 and taken[2] == [int(v) for v in batch[:, 0]]
 
 
-def test_loaders_that_are_none_of_torchs() -> None:
+def test_loaders_of_other_libraries() -> None:
     assert sample_tracker.watch([torch.ones(4)]) is None and sample_tracker.watch(None) is None
     assert sample_tracker.watch(loader(batch_size=None, shuffle=None)) is None
     assert sample_tracker.describe([1, 2], None) | {"fingerprint": ""} == {
@@ -114,16 +113,16 @@ def test_loaders_that_are_none_of_torchs() -> None:
         (None, None),
     ],
 )
-def test_how_many_samples_a_batch_has(batch: Any, size: int | None) -> None:
+def test_the_number_of_samples_of_a_batch(batch: Any, size: int | None) -> None:
     assert sample_tracker.size(batch) == size
 
 
 def test_digests_are_of_the_content() -> None:
     table = torch.randn(4, 3, 5000).to(torch.bfloat16)
-    ours = sample_tracker.digests({"labels": torch.ones(4), "audio": table}, 4)
-    assert len(set(ours)) == 4 and sample_tracker.digests([table.flip(0)], 4) == ours[::-1]
+    found = sample_tracker.digests({"labels": torch.ones(4), "audio": table}, 4)
+    assert len(set(found)) == 4 and sample_tracker.digests([table.flip(0)], 4) == found[::-1]
     table[2] = 0
-    assert len(sample_tracker.digests(table, 4)) == 3, "silence is no sample of its own"
+    assert len(sample_tracker.digests(table, 4)) == 3, "silence has no digest"
     assert (
         sample_tracker.digests(torch.tensor(1.0), 1) == []
         and sample_tracker.digests(["text"], 1) == []
@@ -131,7 +130,7 @@ def test_digests_are_of_the_content() -> None:
     assert len(set(sample_tracker.digests(torch.randn(2, 3, dtype=torch.complex64), 2))) == 2
 
 
-def test_fingerprints_tell_datasets_apart() -> None:
+def test_fingerprints_distinguish_datasets() -> None:
     class Files(Dataset[int]):
         def __init__(self, files: list[str]) -> None:
             self.files = files
@@ -165,7 +164,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_checksums_of_every_type_see_a_change(dtype: torch.dtype) -> None:
+def test_checksums_of_every_type_detect_a_change(dtype: torch.dtype) -> None:
     values = torch.arange(12).reshape(3, 4).to(dtype)
     other = values.clone()
     other[2, 1] = 0

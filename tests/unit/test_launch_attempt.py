@@ -1,5 +1,4 @@
-"""One start of real, small processes: what the supervisor does about those that fail, finish, stay,
-or can not be ended."""
+"""One attempt with small real processes that fail, finish, do not exit, or cannot be killed."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat, read_all
 from training.core.project import ROOT
 from training.core.rundir import RunDir, write_json
-from training.launcher import attempt, failure_report, local_ranks, spawn, timeouts
+from training.launcher import child_processes, failure_report, local_ranks, spawn, timeouts
 from training.launcher.attempt import Attempt
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.outcome import Outcome
@@ -39,7 +38,7 @@ PLAN: dict[str, Any] = {
     "resume": None,
     "created": 0.0,
 }
-# What a rank does first: `beat(phase)` publishes.
+# Start of every rank's program: `beat(phase)` publishes.
 RANK = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -47,7 +46,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from training.core.heartbeat import Heartbeat
 beat = Heartbeat(Path(sys.argv[1]) / "heartbeat" / "rank0.bin", 0).beat
 """
-# as an abort of an earlier start has left it in the log
+# as logged by an abort in an earlier attempt
 GLOO = "op.preamble.length <= op.nbytes 8 vs 4"
 Start = Callable[[str], Attempt]
 
@@ -72,14 +71,13 @@ def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Start:
     return make
 
 
-# ── the words of an earlier start
-# ────────────────────────────────────────────────────────────────────────────────────
+# ── output of an earlier attempt
 
 
-def test_what_an_earlier_start_has_said_decides_nothing(run: RunDir, start: Start) -> None:
+def test_output_of_an_earlier_attempt_is_ignored(run: RunDir, start: Start) -> None:
     run.rank_log(0).write_text(f"torch.OutOfMemoryError: CUDA out of memory.\n{GLOO}\n")
     tried = start(
-        "beat('forward'); print('a word of this one', flush=True); os.kill(os.getpid(), "
+        "beat('forward'); print('output of this attempt', flush=True); os.kill(os.getpid(), "
         "signal.SIGABRT)"
     )
     outcome = tried.go()
@@ -90,17 +88,17 @@ def test_what_an_earlier_start_has_said_decides_nothing(run: RunDir, start: Star
     )
     record = failure_report.failure(outcome, run, PLAN)
     assert (record["cause"], record["kind"], record["rank"]) == ("unknown", "died", 0)
-    assert record["evidence"] == ["a word of this one"]
+    assert record["evidence"] == ["output of this attempt"]
 
 
-def test_what_this_start_says_decides(run: RunDir, start: Start) -> None:
+def test_output_of_this_attempt_decides(run: RunDir, start: Start) -> None:
     outcome = start(
         f"beat('forward'); print({GLOO!r}, flush=True); os.kill(os.getpid(), signal.SIGABRT)"
     ).go()
     assert outcome.death and outcome.death.kind == "desync"
 
 
-def test_under_torchrun_a_rank_s_own_log_is_of_another_start(run: RunDir) -> None:
+def test_under_torchrun_a_rank_s_own_log_is_from_another_attempt(run: RunDir) -> None:
     run.rank_log(0).write_text("CUDA out of memory\n")
     log = run.ranks / "torchrun.log"
     log.write_text("earlier\nnow\n")
@@ -110,14 +108,14 @@ def test_under_torchrun_a_rank_s_own_log_is_of_another_start(run: RunDir) -> Non
     assert (record["evidence"], record["log"]) == (["now"], str(log))
 
 
-def test_files_of_an_earlier_start_and_of_a_larger_world_go(run: RunDir) -> None:
+def test_stale_files_of_an_earlier_attempt_and_a_larger_world_are_removed(run: RunDir) -> None:
     for rank in range(4):
         Heartbeat(run.heartbeat(rank), rank).beat("forward")
         for name in ("error.json", "stacks", "ended", "sock", "log"):
             (run.ranks / f"rank{rank}.{name}").write_text("{}")
     spawn.remove_stale(run, LocalRanks(range(1), 2))
     assert [b.rank for b in read_all(run.heartbeats)] == [1], (
-        "that of another machine of this start stays"
+        "a rank of another machine of this attempt"
     )
     assert sorted(p.name for p in run.ranks.iterdir()) == [
         *(
@@ -133,19 +131,18 @@ def test_files_of_an_earlier_start_and_of_a_larger_world_go(run: RunDir) -> None
     ]
 
 
-# ── ranks that have finished and stay
-# ────────────────────────────────────────────────────────────────────────────────
+# ── finished ranks that do not exit
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
-def test_a_rank_that_has_finished_and_does_not_leave_is_ended(
+def test_a_finished_rank_that_does_not_exit_is_killed(
     run: RunDir,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     code: Exit,
 ) -> None:
-    """What it has trained is done; a stopped run is not taken for a finished one."""
+    """Its training is complete; a stopped run does not count as finished."""
     monkeypatch.setattr(timeouts, "CLOSING_S", 0.1)
     write_json(
         run.summary, {"status": "done" if code == Exit.DONE else "stopped", "exit_code": int(code)}
@@ -153,19 +150,14 @@ def test_a_rank_that_has_finished_and_does_not_leave_is_ended(
     outcome = start("beat('finished'); time.sleep(3600)").go()
     assert outcome.ended == [(0, -signal.SIGKILL)] and outcome.guilty is None and not outcome.killed
     assert failure_report.exit_code(outcome) == code
-    said = capfd.readouterr().err
-    why = (
-        r"and the process does not leave \(a thread that is no daemon, or what it does at "
-        r"exit\): ended"
-    )
-    assert re.search(rf"rank 0: finished since \d s, {why}", said), said
+    err = capfd.readouterr().err
+    assert re.search(r"rank 0 finished \d s ago but has not exited .*; killed", err), err
 
 
-# ── errors of what watches
-# ───────────────────────────────────────────────────────────────────────────────────────────
+# ── errors of the supervisor itself
 
 
-def test_an_error_beside_the_training_is_said_once_and_ends_nothing(
+def test_an_error_outside_the_training_is_logged_once_and_ends_nothing(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried, passes = start("beat('forward'); sys.stdin.read(); time.sleep(3600)"), []
@@ -173,38 +165,30 @@ def test_an_error_beside_the_training_is_said_once_and_ends_nothing(
     def fails() -> None:
         passes.append(1)
         if len(passes) == 3:
-            next(iter(tried._alive.values())).popen.kill()
+            next(iter(tried.children.alive.values())).popen.kill()
         raise OSError(23, "Too many open files in system")
 
     tried.each_pass = fails
     assert tried.go().guilty == (0, -signal.SIGKILL) and len(passes) >= 3
-    text = (
-        "noting how far the run is has failed, and nothing else with it: OSError: [Errno 23] "
-        "Too many open files in system"
-    )
-    assert capfd.readouterr().err.count(text) == 1
+    assert capfd.readouterr().err.count("OSError: [Errno 23] Too many open files in system") == 1
 
 
-def test_a_failure_that_can_not_be_explained_is_one_all_the_same(
+def test_an_error_while_explaining_a_failure_does_not_hide_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rank_exit, "explain", lambda *_: 1 / 0)
-    monkeypatch.setattr(attempt.process, "sweep", lambda token: 1 / 0)
+    monkeypatch.setattr(child_processes.process, "sweep", lambda token: 1 / 0)
     outcome = start("beat('forward'); os.kill(os.getpid(), signal.SIGKILL)").go()
     assert outcome.guilty == (0, -signal.SIGKILL) and outcome.phases == {0: "step 0: forward"}
-    said = capfd.readouterr().err
-    assert (
-        "telling of the failure has failed" in said
-        and "looking for what ranks have left behind has failed" in said
-    )
+    err = capfd.readouterr().err
+    assert err.count("ZeroDivisionError") == 2, "explain and sweep"
 
 
-# ── the order of the ends
-# ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── order of the exits
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_ends_seen_at_once_the_earlier_one_counts(
+def test_of_two_exits_seen_at_once_the_earlier_one_counts(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     monkeypatch.setattr(
@@ -213,7 +197,7 @@ def test_of_two_ends_seen_at_once_the_earlier_one_counts(
     tried = Attempt(run, PLAN, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
     def kill_both() -> None:
-        pids = {child.rank: child.popen.pid for child in tried._alive.values()}
+        pids = {child.rank: child.popen.pid for child in tried.children.alive.values()}
         for rank in (first, 1 - first):
             os.kill(pids[rank], signal.SIGKILL)
             os.waitid(os.P_PID, pids[rank], os.WEXITED | os.WNOWAIT)
@@ -224,8 +208,7 @@ def test_of_two_ends_seen_at_once_the_earlier_one_counts(
     assert outcome.ended == [(first, -9), (1 - first, -9)] and outcome.guilty == (first, -9)
 
 
-# ── what tidies up after a rank
-# ────────────────────────────────────────────────────────────────────────────────────────
+# ── resource trackers of a rank
 
 SHARED = """
 from multiprocessing import get_context, shared_memory
@@ -256,17 +239,16 @@ def test_shared_memory_of_a_rank_does_not_outlive_it(
     outcome = start(SHARED.format(ending)).go()
     assert outcome.ended == [(0, ended)]
     assert not Path("/dev/shm", str(run.path).replace("/", "_")[-40:]).exists()
-    said = capfd.readouterr().err
-    assert "leaked shared_memory" in run.rank_log(0).read_text(), "it was there" + said
-    assert "left behind" not in said
+    err = capfd.readouterr().err
+    assert "leaked shared_memory" in run.rank_log(0).read_text(), "it existed" + err
+    assert "left behind" not in err
 
 
-# ── ranks that can not be ended
-# ──────────────────────────────────────────────────────────────────────────────────────
+# ── ranks that cannot be killed
 
 
 class Unkillable:
-    """Stands for a process that waits in the kernel: that can not be made at will."""
+    """Stand-in for a process blocked in the kernel, which cannot be made on demand."""
 
     pid = os.getpid()
 
@@ -279,28 +261,28 @@ class FakeChild(spawn.Child):
         assert number == signal.SIGKILL
 
 
-def test_a_rank_that_not_even_sigkill_ends_is_left(
+def test_a_rank_that_sigkill_does_not_end_is_left_behind(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
     child = FakeChild(0, Unkillable(), -1, -1)  # type: ignore[arg-type]
-    monkeypatch.setattr(tried, "_start", lambda: tried._alive.update({-1: child}))
+    monkeypatch.setattr(tried.children, "start", lambda: tried.children.alive.update({-1: child}))
     monkeypatch.setattr(timeouts, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(
         timeouts.procfs,
         "read_process",
         lambda pid: type("Process", (), {"waits_in": "nfs_wait_bit_killable"}),
     )
-    tried.each_pass = tried._kill
+    tried.each_pass = tried.children.kill
     outcome = tried.go()
     text = (
-        f"rank 0 (pid {os.getpid()}) can not be ended: it is blocked in the kernel "
+        f"rank 0 (pid {os.getpid()}) cannot be killed: blocked in the kernel "
         f"(nfs_wait_bit_killable)"
     )
     assert outcome.blocked == text and text in capfd.readouterr().err
 
 
-def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir) -> None:
+def test_no_restart_while_a_rank_cannot_be_killed(run: RunDir) -> None:
     plan = PLAN | {"retries": {"value": 2, "reason": ""}, "place": {"node_rank": 0, "nnodes": 1}}
     facts = {
         "cause": "unknown",
@@ -313,8 +295,8 @@ def test_where_a_rank_can_not_be_ended_nothing_is_started_again(run: RunDir) -> 
         "time": 0.0,
     }
     outcome = Outcome(
-        guilty=(0, -9), blocked="rank 1 (pid 7) can not be ended: it is blocked in the kernel"
+        guilty=(0, -9), blocked="rank 1 (pid 7) cannot be killed: blocked in the kernel"
     )
     tried = Recovery(run, plan)
     assert tried.choose(facts, outcome) is None
-    assert tried.given_up.startswith("not restarted: rank 1 (pid 7) can not be ended")
+    assert tried.given_up.startswith("not restarted: rank 1 (pid 7) cannot be killed")

@@ -1,5 +1,5 @@
-"""A start that is asked to stop: what its ranks may still do, how long they get, and that nothing
-is started again."""
+"""Stop requests during an attempt: what the ranks may still do, how long they get, and that nothing
+is restarted."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-# ── asked to stop
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── stop requests
 
 
 @pytest.fixture
 def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Two ranks; `rank`, `beat`, and `sleep()` until it is ended."""
+    """Two ranks whose code has `rank`, `beat`, and `sleep()` until killed."""
 
     def go(code: str, *, script: bool, stop: int = 0) -> Outcome:
         begin = RANK.replace('"rank0.bin", 0', 'f"rank{rank}.bin", rank').replace(
@@ -66,7 +65,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
 
 
 @pytest.mark.parametrize(
-    ("end", "stop", "code", "told"),
+    ("end", "stop", "code", "statuses"),
     [
         (
             "lambda *_: os._exit(0)",
@@ -78,7 +77,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
             "lambda *_: os._exit(rank)",
             signal.SIGTERM,
             Exit.PREEMPTED,
-            ": rank 0 ended with status 0; rank 1 left with status 1",
+            ": rank 0 ended with status 0; rank 1 exited with status 1",
         ),
         ("signal.SIG_DFL", signal.SIGUSR1, Exit.PREEMPTED, ": rank 0, 1 killed by SIGUSR1"),
         (
@@ -89,16 +88,17 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
         ),
     ],
 )
-def test_a_script_that_was_asked_to_stop_has_not_failed(
+def test_a_script_after_a_stop_request_has_not_failed(
     run: RunDir,
     handlers: None,
     pair: Callable[..., Outcome],
     end: str,
     stop: int,
     code: Exit,
-    told: str,
+    statuses: str,
 ) -> None:
-    """Nor has it finished: who has ended it decides the code, its own status is shown."""
+    """Nor has it finished: the signal determines the exit code, the statuses of the ranks are
+    shown."""
     body = (
         f"signal.signal({int(stop)}, {end})\nPath(sys.argv[1], f'ready{{rank}}').touch()\nsleep()"
     )
@@ -108,20 +108,20 @@ def test_a_script_that_was_asked_to_stop_has_not_failed(
         False,
         code,
     )
-    assert failure_report.statuses(outcome) == told
+    assert failure_report.statuses(outcome) == statuses
 
 
-def test_a_script_s_rank_that_leaves_as_if_asked_has_failed_unless_all_do(
+def test_a_stop_status_of_one_rank_of_a_script_alone_is_a_failure(
     pair: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "PEER_GRACE_S", 0.5)
     alone = pair("sys.exit(75) if rank else sleep()", script=True)
     assert alone.guilty == (1, 75) and failure_report.exit_code(alone) == Exit.TRAINING
-    assert alone.death and alone.death.how == "left with status 75"
+    assert alone.death and "status 75" in alone.death.how
     monkeypatch.undo()
 
 
-def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(
+def test_a_stop_status_of_all_ranks_of_a_script_is_passed_on(
     pair: Callable[..., Outcome],
 ) -> None:
     both = pair("sys.exit(75)", script=True)
@@ -129,10 +129,10 @@ def test_ranks_of_a_script_that_all_leave_as_if_asked_pass_it_on(
 
 
 @pytest.mark.parametrize(("status", "number"), [(75, signal.SIGTERM), (130, signal.SIGINT)])
-def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
+def test_a_stop_signal_to_one_rank_of_a_training_stops_all(
     run: RunDir, handlers: None, pair: Callable[..., Outcome], status: int, number: int
 ) -> None:
-    """At once, by the same signal; what they can no longer do without it is no failure."""
+    """At once, by the same signal; what they cannot complete without it is not a failure."""
     outcome = pair(
         f"""
         beat("forward")
@@ -144,16 +144,13 @@ def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
         script=False,
     )
     assert (outcome.left, outcome.guilty, outcome.killed) == (1, None, True)
-    assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked, not killed"
+    assert sorted(outcome.ended) == [(0, 1), (1, status)], "it was asked to stop, not killed"
     assert failure_report.exit_code(outcome) == status
     record = failure_report.failure(outcome, run, PLAN)
-    assert record["kind"] == "asked" and record["summary"].startswith(
-        "rank 1 was asked to stop and left without the others"
-    )
+    assert record["kind"] == "asked" and record["summary"].startswith("rank 1 ")
 
 
-# ── how long ranks get
-# ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── limits of the ranks
 
 
 @pytest.mark.parametrize(
@@ -166,7 +163,7 @@ def test_a_rank_of_ours_that_leaves_alone_as_asked_takes_the_others_with_it(
         ((None, 0), 3.0),
     ],
 )
-def test_the_others_words_are_awaited_where_they_may_explain_something(
+def test_the_grace_of_the_other_ranks_is_short_where_they_can_explain_nothing(
     guilty: tuple[int | None, int], seconds: float
 ) -> None:
     assert timeouts.grace_s(guilty) == seconds
@@ -175,14 +172,14 @@ def test_the_others_words_are_awaited_where_they_may_explain_something(
 @pytest.mark.parametrize(
     ("phase", "step", "asked", "seconds"),
     [
-        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # as long as one may take at all
+        ("evaluation", 9, Exit.PREEMPTED, 300.0),  # the whole budget
         ("forward", 1, Exit.PREEMPTED, 300.0),  # the first step
         ("forward", 9, Exit.PREEMPTED, 30.0),  # less than the scheduler waits
         ("evaluation", 9, Exit.INTERRUPTED, 5.0),
         ("forward", 1, Exit.INTERRUPTED, 5.0),
     ],
 )
-def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(
+def test_slow_phases_keep_their_budget_after_a_request_of_the_scheduler(
     run: RunDir, phase: str, step: int, asked: Exit, seconds: float
 ) -> None:
     writer = Heartbeat(run.heartbeat(0), 0)
@@ -193,7 +190,7 @@ def test_who_was_asked_by_a_scheduler_keeps_what_is_slow_by_nature(
     assert timeouts.patience_s(beat, asked, RanksWatch(run, PLAN, range(1), 1)) == seconds
 
 
-def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(
+def test_a_rank_of_torchrun_that_exited_during_its_work_is_a_hang(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "GONE_S", 0.0)
@@ -202,19 +199,17 @@ def test_a_rank_of_torchrun_that_has_left_in_its_work_is_named(
     for last in ("finished", "forward"):
         assert gone.look(read_all(run.heartbeats)) is None
         subprocess.run([sys.executable, "-c", RANK + f"beat({last!r})", str(run.path)], check=True)
-    assert gone.look(read_all(run.heartbeats)) is None, "not in one look"
+    assert gone.look(read_all(run.heartbeats)) is None, "not on the first look"
     found = gone.look(read_all(run.heartbeats))
     assert found and (found.kind, found.rank, found.waiting) == (HANG, 0, {1: "step 0: backward"})
-    assert found.sentence().startswith(
-        "HANG rank 0 in 'step 0: forward' is gone in the middle of its work, since "
-    )
+    assert found.phase == "step 0: forward" and "exited" in found.how
     patient = timeouts.Gone(3600.0)
     assert [patient.look(read_all(run.heartbeats)) for _ in range(2)] == [None, None], (
         "not before the limit of a hang"
     )
 
 
-def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(
+def test_a_rank_that_finishes_during_the_check_is_not_a_hang(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeouts, "GONE_S", 0.0)
@@ -237,11 +232,11 @@ def test_a_rank_that_finishes_while_it_is_looked_at_is_not_gone(
         ("evaluation", 9, False),
     ],
 )
-def test_only_ranks_that_wait_for_others_stand_still(
+def test_only_ranks_that_wait_for_others_count_as_waiting(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, still: bool
 ) -> None:
-    """What a frozen supervisor of another machine is judged by: a rank that evaluates is long in
-    its phase by itself."""
+    """Decides when a frozen supervisor of another machine counts as lost: a rank that evaluates is
+    slow by itself."""
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in range(1, step + 1):
         writer.beat("fetch")
@@ -261,7 +256,7 @@ def test_only_ranks_that_wait_for_others_stand_still(
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGTERM, 75, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")]
 )
-def test_asked_to_stop_between_two_attempts(
+def test_a_stop_signal_between_two_attempts(
     run: RunDir,
     handlers: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,9 +266,9 @@ def test_asked_to_stop_between_two_attempts(
     name: str,
 ) -> None:
     class Killed:
-        """The first attempt, whose rank dies; the wish comes when all of it is over."""
+        """The first attempt, whose rank dies; the signal arrives after its end."""
 
-        def __init__(self, *_: Any, wanted: StopSignals) -> None: ...
+        def __init__(self, *_: Any, signals: StopSignals) -> None: ...
 
         def go(self) -> Outcome:
             return Outcome(guilty=(0, -9), here=(0, -9))
@@ -288,20 +283,21 @@ def test_asked_to_stop_between_two_attempts(
         "origins": dict.fromkeys(("out_dir", "log_dir"), "default"),
     }
     assert supervisor._attempts(run, plan, PostRun(run, plan), set(), "") == code
-    said = capfd.readouterr().err
-    assert "restarting from the beginning (1 of 2)" in said
-    assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in said
+    logged = capfd.readouterr().err
+    assert "restarting from the beginning (1 of 2)" in logged
+    assert f"{name}: stopped before the restart; step 0 is saved (exit {code})" in logged
     assert not run.failure.exists()
 
 
-def test_a_signal_that_every_machine_gets_counts_once(run: RunDir, handlers: None) -> None:
+def test_a_signal_to_every_machine_counts_once(run: RunDir, handlers: None) -> None:
     """scancel: it may arrive after another machine has passed it on."""
-    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex)
+    signals = StopSignals()
+    tried = Attempt(run, PLAN, LocalRanks(range(1), 1), uuid.uuid4().hex, signals=signals)
     killed = []
-    with tried._wishes:
-        tried._wish(signal.SIGTERM, " on node 1")
+    with signals:
+        tried.stop.from_peer({"asked": int(signal.SIGTERM), "times": 1}, "node 1")
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            tried._on_signal(tried._wishes.fd)
+            tried.stop.on_signal(signals.fd)
             killed.append(tried.outcome.killed)
-    assert killed == [False, True], "the second one of its own insists"
+    assert killed == [False, True], "the second signal of this machine is a second request"

@@ -1,4 +1,4 @@
-"""What happens when a run has ended: report and message by real programs, whatever those do."""
+"""Report and notification after a run, by real programs, however they behave."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan(notify: str = "", *, report: bool = False, **more: Any) -> dict[str, An
     return {"config": config, **facts, **more}
 
 
-def tell(run: RunDir, command: str, code: int = 0, why: str = "") -> None:
+def notify(run: RunDir, command: str, code: int = 0, why: str = "") -> None:
     end = PostRun(run, plan(command))
     end.begun = not why
     end.close(code, why)
@@ -86,16 +86,15 @@ def failed(run: RunDir, **more: Any) -> None:
     write_json(run.failure, record | more)
 
 
-# ── the message
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── notification
 
 
-def test_it_gets_what_happened_as_data(
+def test_the_command_gets_the_facts_as_data(
     run: RunDir, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     finished(run)
     run.report.write_text("<html>")
-    tell(run, f"cat > {tmp_path}/facts; env > {tmp_path}/env; pwd > {tmp_path}/where")
+    notify(run, f"cat > {tmp_path}/facts; env > {tmp_path}/env; pwd > {tmp_path}/where")
     facts = json.loads((tmp_path / "facts").read_text())
     assert (facts["name"], facts["status"], facts["exit_code"], facts["cause"], facts["rank"]) == (
         "a run",
@@ -133,17 +132,17 @@ def test_it_gets_what_happened_as_data(
     expected |= {"TITLE": facts["title"], "TEXT": facts["text"]}
     assert {name: env[f"DUET_{name}"] for name in expected} == expected
     assert Path((tmp_path / "where").read_text().strip()) == Path.cwd()
-    assert capfd.readouterr().err == "", "nothing is said when all is well"
+    assert capfd.readouterr().err == "", "nothing is logged on success"
 
 
-def test_nothing_of_what_happened_is_executed(
+def test_no_part_of_the_facts_is_executed(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     failed(run, summary=TEXTS, cause="unknown")
-    tell(run, 'printf "%s" "$DUET_TEXT" > said', 4)
+    notify(run, 'printf "%s" "$DUET_TEXT" > text', 4)
     assert (
-        tmp_path / "said"
+        tmp_path / "text"
     ).read_text() == "rank 1: '$(touch pwned)'; \"`touch pwned`\" --x $HOME %s 训练 (exit 4)"
     assert not (tmp_path / "pwned").exists()
 
@@ -165,7 +164,7 @@ def test_nothing_of_what_happened_is_executed(
         (134, {"cause": "unknown"}, "failed", "a run failed: unknown"),
     ],
 )
-def test_how_it_ended_in_a_word(
+def test_status_and_title(
     run: RunDir, code: int, record: dict[str, str], status: str, title: str
 ) -> None:
     failed(run, **record)
@@ -177,7 +176,7 @@ def test_how_it_ended_in_a_word(
     )
 
 
-def test_stopped_between_two_starts(run: RunDir) -> None:
+def test_stopped_between_two_attempts(run: RunDir) -> None:
     facts = notification.payload(run, plan(), Exit.PREEMPTED, begun=True)
     assert (facts["status"], facts["text"]) == ("preempted", "no checkpoint yet (exit 75)")
 
@@ -190,13 +189,13 @@ def test_stopped_with_a_checkpoint(run: RunDir) -> None:
     )
 
 
-def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(
+def test_refused_data_of_a_resumed_run_reports_nothing_of_earlier_starts(
     run: RunDir, tmp_path: Path
 ) -> None:
     finished(run)
     failed(run)
     run.report.write_text("old")
-    tell(run, f"cat > {tmp_path}/facts", Exit.CONFIG, "data is 'x' (…): no text in it")
+    notify(run, f"cat > {tmp_path}/facts", Exit.CONFIG, "data is 'x' (…): no text in it")
     facts = json.loads((tmp_path / "facts").read_text())
     assert (facts["status"], facts["text"]) == ("failed", "data is 'x' (…): no text in it (exit 2)")
     assert (facts["cause"], facts["steps"], facts["loss"], facts["eval"], facts["report"]) == (
@@ -204,18 +203,18 @@ def test_refused_data_of_a_resumed_run_says_nothing_of_what_was_before(
     ) * 5
 
 
-def test_a_run_that_was_stopped_before_its_first_step_gets_no_report(
+def test_no_report_for_a_run_stopped_before_its_first_step(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed(run, kind="asked", cause="interrupted")
     monkeypatch.setattr(
-        post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report is made")
+        post_run.hook_runner, "run", lambda *_, **__: pytest.fail("a report was written")
     )
     assert PostRun(run, plan(report=True)).report(Exit.INTERRUPTED) is False
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(
+def test_the_report_of_an_earlier_start_is_removed_when_this_one_has_none(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, report: bool
 ) -> None:
     finished(run)
@@ -227,7 +226,7 @@ def test_the_report_of_an_earlier_start_goes_when_this_one_has_none(
     assert notification.payload(run, plan(), 0, begun=True)["report"] is None
 
 
-def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
+def test_a_resumed_run_reports_nothing_of_its_earlier_end(run: RunDir) -> None:
     finished(run)
     for file in (run.summary, run.metrics):
         os.utime(file, (1, 1))
@@ -242,13 +241,13 @@ def test_a_resumed_run_tells_nothing_of_the_end_before(run: RunDir) -> None:
     )
 
 
-def test_a_run_that_is_gone_is_told_too(tmp_path: Path) -> None:
-    tell(RunDir(tmp_path / "withdrawn"), f"cat > {tmp_path}/facts", Exit.CONFIG, "no text")
+def test_notification_of_a_withdrawn_run(tmp_path: Path) -> None:
+    notify(RunDir(tmp_path / "withdrawn"), f"cat > {tmp_path}/facts", Exit.CONFIG, "no text")
     assert json.loads((tmp_path / "facts").read_text())["run_dir"] is None
     assert not (tmp_path / "withdrawn").exists()
 
 
-def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -> None:
+def test_the_error_report_of_a_single_rank_without_a_supervisor(run: RunDir) -> None:
     write_json(
         run.rank_error(0), {"type": "OutOfMemoryError", "message": "CUDA out of memory", "rank": 0}
     )
@@ -260,7 +259,7 @@ def test_a_single_rank_without_a_supervisor_has_spoken_for_itself(run: RunDir) -
     )
 
 
-def test_strangers_get_no_secrets(run: RunDir) -> None:
+def test_facts_contain_no_secrets(run: RunDir) -> None:
     failed(
         run,
         summary="ConnectionError: https://me:geheim@host/ token=geheim1234",
@@ -269,75 +268,75 @@ def test_strangers_get_no_secrets(run: RunDir) -> None:
     assert "geheim" not in json.dumps(notification.payload(run, plan(), 4, begun=True))
 
 
-def test_its_words_are_in_the_log_and_not_on_the_console(
+def test_output_of_the_command_is_in_the_log_alone(
     run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(run, "echo sent; echo 'Authorization: Bearer geheim1234' >&2")
+    notify(run, "echo sent; echo 'Authorization: Bearer geheim1234' >&2")
     assert log.read_text() == "notify: sent\nnotify: Authorization: …\n"
     assert capfd.readouterr().err == ""
 
 
-def test_its_failure_is_one_warning(
+def test_a_failure_of_the_command_is_one_warning(
     run: RunDir, log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(run, "echo first; echo 'curl: (6) no such host' >&2; exit 6")
-    said = capfd.readouterr().err
-    assert said.count("[WARNING]") == 1 == said.count("\n")
-    assert said.endswith("--notify has failed: left with status 6: curl: (6) no such host\n")
+    notify(run, "echo first; echo 'curl: (6) no such host' >&2; exit 6")
+    logged = capfd.readouterr().err
+    assert logged.count("[WARNING]") == 1 == logged.count("\n")
+    assert logged.endswith("--notify failed: exited with status 6: curl: (6) no such host\n")
     assert "notify: first\n" in log.read_text()
 
 
-def test_a_program_that_is_not_there(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
-    tell(run, "no-such-program-here")
-    assert "--notify has failed: left with status 127" in capfd.readouterr().err
+def test_a_missing_program(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    notify(run, "no-such-program-here")
+    assert "status 127" in capfd.readouterr().err
 
 
 def test_no_shell(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(post_run, "SHELL", "/no/sh")
-    tell(run, "true")
+    notify(run, "true")
     assert (
-        "--notify has failed: /no/sh can not be started: No such file or directory"
+        "--notify failed: /no/sh cannot be started: No such file or directory"
         in capfd.readouterr().err
     )
 
 
-def test_too_slow_is_ended_with_all_that_it_started(
+def test_a_slow_command_is_killed_with_all_its_processes(
     run: RunDir, token: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also who has given himself a session of his own; the token fixture looks for what is left."""
+    """Also those in a session of their own; the token fixture looks for leftover processes."""
     monkeypatch.setattr(post_run, "NOTIFY_S", 0.5)
     monkeypatch.setenv(TOKEN, token)
     begun = time.monotonic()
-    tell(run, "trap '' TERM; sleep 1000 & setsid sleep 1000 & echo waiting; sleep 1000")
+    notify(run, "trap '' TERM; sleep 1000 & setsid sleep 1000 & echo waiting; sleep 1000")
     assert time.monotonic() - begun < 10
-    assert "--notify has failed: not done within 0.5 s: ended: waiting\n" in capfd.readouterr().err
+    assert "--notify failed: not finished within 0.5 s: killed: waiting\n" in capfd.readouterr().err
 
 
-def test_what_it_leaves_in_the_background_keeps_nobody_waiting(
+def test_background_processes_of_the_command_are_not_waited_for(
     run: RunDir, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN, token)
     begun = time.monotonic()
-    tell(run, "sleep 1000 & setsid sleep 1000 & true")
+    notify(run, "sleep 1000 & setsid sleep 1000 & true")
     assert time.monotonic() - begun < 10
 
 
-def test_endless_output_fills_nothing(
+def test_endless_output_is_bounded(
     run: RunDir, log: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(post_run, "NOTIFY_S", 0.5)
-    tell(run, "yes 'all is well'")
-    assert "not done within 0.5 s" in capfd.readouterr().err
+    notify(run, "yes 'all is well'")
+    assert "not finished within 0.5 s" in capfd.readouterr().err
     assert log.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_asks_to_stop_skips_it(
+def test_a_stop_signal_skips_the_command(
     run: RunDir, tmp_path: Path, token: str, number: signal.Signals
 ) -> None:
-    """In a process of its own, as the supervisor: it goes on, and its status stays."""
+    """In its own process, as the supervisor: it continues with its exit status."""
     code = f"""
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
@@ -354,15 +353,14 @@ def test_who_asks_to_stop_skips_it(
     )
     wait_until((tmp_path / "begun").exists)
     child.send_signal(number)
-    _, said = child.communicate(timeout=20)
+    _, logged = child.communicate(timeout=20)
     assert child.returncode == 4
     assert (
-        f"--notify has failed: {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}: ended\n"
-        in said
+        f"--notify failed: {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}: killed\n" in logged
     )
 
 
-def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str) -> None:
+def test_a_killed_supervisor_leaves_no_process(run: RunDir, tmp_path: Path, token: str) -> None:
     code = f"""
         import sys
         sys.path[:0] = [{str(ROOT)!r}]
@@ -379,8 +377,7 @@ def test_killed_supervisor_leaves_nobody(run: RunDir, tmp_path: Path, token: str
     assert child.wait() == -signal.SIGKILL
 
 
-# ── the report
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── report
 
 
 def with_report(run: RunDir, monkeypatch: pytest.MonkeyPatch, program: str) -> PostRun:
@@ -400,7 +397,7 @@ pathlib.Path(sys.argv[2], 'report.html').write_text(f'{sys.argv[1:]} {os.nice(0)
 """
 
 
-def test_after_a_failure_it_is_said_where_the_report_is(
+def test_the_path_of_the_report_is_logged_after_a_failure(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with_report(run, monkeypatch, MAKES).close(4)
@@ -411,16 +408,14 @@ def test_after_a_failure_it_is_said_where_the_report_is(
     assert capfd.readouterr().err.endswith(f" report: {run.report}\n")
 
 
-def test_it_is_made_once(
+def test_the_report_is_written_once(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     end = with_report(run, monkeypatch, MAKES)
     end.report(0)
     run.report.unlink()
     end.close(0)
-    assert not run.report.exists() and capfd.readouterr().err == "", (
-        "the summary has said where it is"
-    )
+    assert not run.report.exists() and capfd.readouterr().err == "", "the summary has its path"
 
 
 def test_a_report_that_fails_is_one_warning(
@@ -429,48 +424,60 @@ def test_a_report_that_fails_is_one_warning(
     with_report(
         run, monkeypatch, "print('reading'); raise ValueError('metrics.jsonl: no records')"
     ).close(0)
-    said = capfd.readouterr().err
+    logged = capfd.readouterr().err
     assert (
-        said.count("[") == 1
-        and "no report was made: left with status 1: ValueError: metrics.jsonl: no records\n"
-        in said
+        logged.count("[") == 1
+        and "no report was written: exited with status 1: ValueError: metrics.jsonl: no records\n"
+        in logged
     )
 
 
-def test_a_killed_report_leaves_the_command_that_makes_it(
+def test_the_command_of_a_killed_report_is_logged(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
 ) -> None:
     with_report(run, monkeypatch, "import os; os.kill(os.getpid(), 9)").close(0)
     monkeypatch.undo()
     append_json(run.metrics, {"step": 1, "loss": 2.2, "time": 1.0})
     killed, fix = log.read_text().splitlines()
-    assert killed.endswith("no report was made: killed by SIGKILL") and fix.startswith("    try: ")
-    assert fix.endswith(f"training.cli.report {shlex.quote(str(run.path))}"), (
-        "the folder has a space"
+    assert "SIGKILL" in killed and fix.startswith("    try: ")
+    assert fix.endswith(f"./duet report {shlex.quote(str(run.path))}"), (
+        "the folder name contains a space"
     )
 
 
+def test_a_refused_report_gives_its_first_reason(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    refusal = (
+        "print('[ERROR] 2026-11-21 12:00:00 no space left'); print('[ERROR] 2026-11-21 12:00:00 "
+        "1 problem; no report (exit 2)'); raise SystemExit(2)"
+    )
+    with_report(run, monkeypatch, refusal).close(0)
+    monkeypatch.undo()
+    assert "exited with status 2: no space left\n" in log.read_text()
+
+
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.PREEMPTED])
-def test_a_report_that_does_not_come_is_not_waited_for(
+def test_a_slow_report_is_killed(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: Exit
 ) -> None:
     monkeypatch.setattr(post_run, "REPORT_S", 0.5)
     monkeypatch.setattr(post_run, "PREEMPTED_S", 0.3)
     with_report(run, monkeypatch, "import time; time.sleep(1000)").close(code)
     assert (
-        f"no report was made: not done within {'0.3' if code else '0.5'} s: ended\n"
+        f"no report was written: not finished within {'0.3' if code else '0.5'} s: killed\n"
         in capfd.readouterr().err
     )
 
 
-def test_no_report_where_nobody_can_write_or_wants_it(
+def test_no_report_without_permission_or_if_turned_off(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = with_report(run, monkeypatch, MAKES)
     end.plan["config"]["report"] = False
     end.close(0)
     end.plan["config"]["report"] = True
-    # tests may run as root, who may write everywhere
+    # tests may run as root, which may write everywhere
     monkeypatch.setattr(os, "access", lambda *_: False)
     end.close(0)
     monkeypatch.undo()

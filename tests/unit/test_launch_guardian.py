@@ -1,5 +1,4 @@
-"""The process that outlives a killed supervisor, and what it may not do: keep a finished run from
-ending."""
+"""The guardian, which outlives a killed supervisor, must not delay the end of a finished run."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ def test_a_stopped_guardian_is_continued() -> None:
         wait_until(lambda: (now := procfs.read_process(pid)) and now.state == "T")
         began = time.monotonic()
     assert procfs.read_process(pid) is None
-    assert time.monotonic() - began < reaper.LEAVES_S, "it left by itself"
+    assert time.monotonic() - began < reaper.LEAVES_S, "it exited by itself"
 
 
-def test_a_guardian_that_does_not_leave_is_killed_and_its_work_is_done(
+def test_a_guardian_that_does_not_exit_is_killed_and_its_work_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "LEAVES_S", 0.3)

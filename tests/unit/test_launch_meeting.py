@@ -1,5 +1,5 @@
-"""The talk of several machines' supervisors: lines over a socket, what must be the same, and
-strangers on the port."""
+"""Rendezvous and connections of the supervisors of several machines: messages, settings that must
+be equal, other programs on the port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
 from training.host.placement import NODE, Topology
-from training.launcher import rendezvous
+from training.launcher import peer_link, rendezvous
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
@@ -49,7 +49,7 @@ def wires() -> tuple[JsonSocket, socket.socket]:
     return JsonSocket(ours), theirs
 
 
-def test_messages_arrive_whole_however_they_are_cut() -> None:
+def test_messages_arrive_whole_however_they_are_split() -> None:
     wire, other = wires()
     other.sendall(b'{"a": 1}\n{"b"')
     assert wire.receive(1) == {"a": 1}
@@ -58,15 +58,15 @@ def test_messages_arrive_whole_however_they_are_cut() -> None:
     assert wire.arrived() == [{"b": 2}, {"c": 3}]
     other.sendall(b'{"last": 1}\n')
     other.close()
-    assert wire.arrived() == [{"last": 1}], "what was said before the end counts"
+    assert wire.arrived() == [{"last": 1}], "messages before the end count"
     with pytest.raises(ConnectionLost, match="closed by the other side"):
         wire.arrived()
 
 
-def test_pings_are_no_messages_and_never_wait() -> None:
+def test_pings_are_not_messages_and_never_block() -> None:
     wire, other = wires()
     other.setblocking(False)
-    while True:  # nobody reads: the buffer fills
+    while True:  # without a reader the buffer fills
         wire.ping()
         if wire._unsent:
             break
@@ -75,10 +75,10 @@ def test_pings_are_no_messages_and_never_wait() -> None:
     while not ends.arrived() and wire._unsent:
         wire.ping()
     wire.send({"a": 1})
-    assert ends.receive(5) == {"a": 1}, "whole lines only, however the buffer was full"
+    assert ends.receive(5) == {"a": 1}, "whole lines only, despite the full buffer"
 
 
-def test_silence_ends_with_whatever_arrives() -> None:
+def test_any_data_ends_the_silence() -> None:
     wire, other = wires()
     wire.quiet_s = 11.0
     assert wire.arrived() == [] and wire.quiet_s == 11.0
@@ -92,7 +92,7 @@ def over_tcp() -> tuple[JsonSocket, socket.socket]:
         return JsonSocket(ours), store.accept()[0]
 
 
-def test_the_kernel_looks_after_a_wire_too() -> None:
+def test_the_kernel_probes_a_connection_too() -> None:
     ours = over_tcp()[0].socket
     read = [
         ours.getsockopt(socket.IPPROTO_TCP, option)
@@ -101,8 +101,8 @@ def test_the_kernel_looks_after_a_wire_too() -> None:
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and read == [5, 2, 10_000]
 
 
-def test_why_a_line_broke_is_kept_for_who_reads() -> None:
-    """The kernel tells it once, here to the ping."""
+def test_the_reason_of_a_broken_connection_is_kept_for_the_reader() -> None:
+    """The kernel reports it once, here to the ping."""
     wire, other = over_tcp()
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     other.close()  # with a reset
@@ -117,14 +117,14 @@ def test_why_a_line_broke_is_kept_for_who_reads() -> None:
 @pytest.mark.parametrize(
     "noise", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"1" * (LIMIT + 100_000)]
 )
-def test_noise_is_no_message(noise: bytes) -> None:
+def test_noise_is_not_a_message(noise: bytes) -> None:
     wire, other = wires()
     threading.Thread(target=lambda: other.sendall(noise), daemon=True).start()
     with pytest.raises(ConnectionLost):
         wire.receive(5)
 
 
-def test_what_belongs_to_one_machine_may_differ() -> None:
+def test_settings_of_one_machine_may_differ() -> None:
     head, other = plan(0, 1), plan(1, 2, node_rank=1)
     assert rendezvous.differences(rendezvous.facts(other), rendezvous.facts(head), 1) == []
     changed = plan(1, 1, seed=2, depth=3) | {"torch": "2.12", "local_ranks": 4}
@@ -150,7 +150,7 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, out
 
 
-def test_two_machines_meet_and_go() -> None:
+def test_two_machines_connect_and_start() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
@@ -178,15 +178,15 @@ def test_two_machines_meet_and_go() -> None:
     )
 
 
-def test_two_machines_start_again() -> None:
-    """Node 0 decides; what was still said of the attempt before harms nothing."""
+def test_two_machines_restart() -> None:
+    """Node 0 decides; late messages of the last attempt are ignored."""
     port = free_port(LOOPBACK)
 
     def member() -> Any:
         with rendezvous.Peer(plan(1, port)) as line:
             line.gather(10)
             seen = [line.go()]
-            line.tell({"failed": {"rank": 2, "status": -9}})
+            line.send_all({"failed": {"rank": 2, "status": -9}})
             orders = [line.decide(None)]
             seen.append(line.go())
             orders.append(line.decide(None))
@@ -196,13 +196,13 @@ def test_two_machines_start_again() -> None:
     with rendezvous.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
-        line.tell({"record": {"rank": 2}})
+        line.send_all({"record": {"rank": 2}})
         assert line.decide({"changes": {"device_batch_size": 4}}) == {
             "changes": {"device_batch_size": 4}
         }
         team = line.go()
         assert team.store is not None and team.store.getsockname()[1] == team.port == line.port
-        assert line.read(1) == [], "nothing of the first attempt is left"
+        assert line.read(1) == [], "no message of the first attempt is left"
         assert line.decide(None) is None
     thread.join(10)
     seen, orders, failed = out[0]
@@ -211,7 +211,7 @@ def test_two_machines_start_again() -> None:
 
 
 def test_the_first_to_end_waits_for_the_last() -> None:
-    """Node 0 reports the end of the run when all have ended; a wish to stop reaches all of them,
+    """Node 0 reports the end of the run when all have ended; a stop request reaches all of them,
     once."""
     port = free_port(LOOPBACK)
 
@@ -224,10 +224,10 @@ def test_the_first_to_end_waits_for_the_last() -> None:
             line.gather(10)
             line.go()
             ours = Others(line)
-            told = [asked(heard(line, 0)), ours.wait(75)]
+            received = [asked(heard(line, 0)), ours.wait(75)]
             end = heard(line, 0)
             ours.ended[0] = end["ended"]
-            return [*told, end, ours.wait(75)]
+            return [*received, end, ours.wait(75)]
 
     thread, out = in_thread(member)
     with rendezvous.Coordinator(plan(0, port)) as line:
@@ -246,11 +246,11 @@ def test_the_first_to_end_waits_for_the_last() -> None:
 @pytest.mark.parametrize(
     "message", [{}, {"asked": 9, "times": 1}, {"asked": "15", "times": 1}, {"asked": 15}]
 )
-def test_a_wish_from_the_network_is_one_of_the_stop_signals(message: dict[str, Any]) -> None:
+def test_a_stop_request_from_the_network_is_validated(message: dict[str, Any]) -> None:
     assert asked(message) is None
 
 
-def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
+def test_a_stop_request_after_a_failure_reaches_the_other_machines() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
@@ -268,9 +268,9 @@ def test_who_was_asked_to_stop_after_a_failure_tells_the_others() -> None:
     assert out == [(None, 75)]
 
 
-def test_a_decision_that_comes_early_is_not_lost() -> None:
-    """Node 0 may have decided before the ranks here are gone: while they are watched, or while the
-    guilty machine is awaited."""
+def test_an_early_order_is_not_lost() -> None:
+    """Node 0 may have decided before the ranks here have exited: while they are supervised, or
+    while the guilty machine is awaited."""
     line = Quiet()
     victim = {"rank": 1, "victim": True, "kind": "error", "node": 1}
     for message in ({"record": {"rank": 0}}, {"again": {"changes": {}}}):
@@ -282,10 +282,10 @@ def test_a_decision_that_comes_early_is_not_lost() -> None:
     for message in ({"go": 7}, {"failed": {"rank": 0}}):
         JsonSocket(line.other).send(message)
     assert line._await(("go",), "") == {"go": 7}
-    assert line.read(0) == [{"failed": {"rank": 0}}], "of the next start"
+    assert line.read(0) == [{"failed": {"rank": 0}}], "of the next attempt"
 
 
-def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
+def test_a_node_lost_before_the_start_is_reported_to_all() -> None:
     port, all_here = free_port(LOOPBACK), threading.Event()
 
     def leaves() -> None:
@@ -300,7 +300,7 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
 
     threads = [in_thread(leaves), in_thread(stays)]
     why = (
-        f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is gone: closed by the "
+        f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is lost: closed by the "
         f"other side"
     )
     with rendezvous.Coordinator(plan(0, port, nodes=3)) as line:
@@ -310,11 +310,11 @@ def test_a_node_that_leaves_before_the_start_is_named_to_all() -> None:
             line.go()
     for thread, _ in threads:
         thread.join(10)
-    (told,) = threads[1][1]
-    assert caught.value.code == told.code == Exit.RESOURCES and why in str(told)
+    (lost,) = threads[1][1]
+    assert caught.value.code == lost.code == Exit.RESOURCES and why in str(lost)
 
 
-def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
+def test_another_plan_is_refused_and_the_wait_continues() -> None:
     port = free_port(LOOPBACK)
     with rendezvous.Coordinator(plan(0, port)) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port, seed=7), 5))
@@ -322,11 +322,13 @@ def test_another_plan_is_refused_and_the_wait_goes_on() -> None:
             line.gather(1.5)
         thread.join(5)
     assert "seed is 7 on node 1, but 1 on node 0" in str(out[0]) and out[0].code == Exit.CONFIG
-    assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not come" in str(missing.value)
+    assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not connect" in str(
+        missing.value
+    )
 
 
 class Quiet(rendezvous.Peer):
-    """A line whose other end says nothing."""
+    """A connection whose other end is silent."""
 
     def __init__(self, quiet_s: float = 0.0, *, unreachable: bool = False) -> None:
         super().__init__(plan(1, 1))
@@ -348,18 +350,19 @@ NODE_0 = f"node 0 ({LOOPBACK}, gpu-a31m)"
             True,
             0.0,
             "nccl_network",
-            "no answer of its supervisor; the network between the machines, or the machine itself",
+            peer_link.UNREACHABLE,
         ),
         (
             False,
             9.0,
             "peer_died",
-            "the machine answers, its supervisor does not: it is stopped, or waits for its "
-            "terminal or disk",
+            peer_link.FROZEN,
         ),
     ],
 )
-def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, why: str) -> None:
+def test_a_silent_peer_is_reported_once(
+    unreachable: bool, still_s: float, cause: str, why: str
+) -> None:
     line = Quiet(9.5, unreachable=unreachable)
     assert line.watch(still_s) == [] and line.overdue() is not None
     line.wires[0].quiet_s = 11.0
@@ -367,7 +370,7 @@ def test_silence_is_found_once(unreachable: bool, still_s: float, cause: str, wh
     assert line.watch(still_s) == [] and not line.there(0)
 
 
-def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(
+def test_a_frozen_supervisor_whose_ranks_continue_is_only_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = Quiet(11.0)
@@ -383,13 +386,13 @@ def test_a_frozen_supervisor_whose_ranks_go_on_is_only_said(
     assert f"{NODE_0} answers again" in capsys.readouterr().err
 
 
-def test_who_was_stopped_himself_accuses_nobody() -> None:
+def test_a_supervisor_that_was_stopped_itself_reports_no_peer() -> None:
     line = Quiet()
     line._turned -= 3600
     assert line.watch(3600.0) == [] and line.wires[0].quiet_s <= 1.0
 
 
-def test_silence_that_is_sure_is_told_at_once() -> None:
+def test_a_lost_peer_is_reported_at_once() -> None:
     own = {"kind": SILENT, "rank": None, "victim": False, "node": 2}
     head = rendezvous.Coordinator(plan(0, free_port(LOOPBACK), nodes=3))
     with head:
@@ -400,26 +403,26 @@ def test_silence_that_is_sure_is_told_at_once() -> None:
         head.met(2, healthy, LOOPBACK, "b")
         assert head.settle(own) is own
         assert JsonSocket(other).receive(1) == {"record": own}
-        assert head.decide({"changes": {}}) is None, "not all are there"
+        assert head.decide({"changes": {}}) is None, "a machine is missing"
         assert JsonSocket(near).receive(1) == {"record": own}
 
 
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])
-def test_a_node_that_is_not_awaited_is_refused(node: object) -> None:
+def test_an_unexpected_node_is_refused(node: object) -> None:
     port = free_port(LOOPBACK)
     with rendezvous.Coordinator(plan(0, port)) as line:
         assert any(
-            "are awaited here" in text
+            "node_rank" in text
             for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node)
         )
-        assert line._refusal({"duet": 0}, 1) == ["it speaks another version of the launcher"]
+        assert line._refusal({"duet": 0}, 1) == ["its launcher has another protocol version"]
         assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == [
-            "it belongs to another start"
+            "it belongs to another launch"
         ]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])
-def test_a_run_name_from_the_network_makes_no_path(name: object) -> None:
+def test_a_run_name_from_the_network_is_not_a_path(name: object) -> None:
     port = free_port(LOOPBACK)
     with rendezvous.Coordinator(plan(0, port) | {"run_name": name}) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port), 5))
@@ -429,11 +432,11 @@ def test_a_run_name_from_the_network_makes_no_path(name: object) -> None:
     assert isinstance(out[0], UserError)
 
 
-def test_a_stranger_on_the_port_does_not_answer() -> None:
+def test_another_program_on_the_port_does_not_answer() -> None:
     port = free_port(LOOPBACK)
     with listen(LOOPBACK, port, 5), pytest.raises(UserError) as caught:
         rendezvous.ask(plan(1, port), 0.5)
-    assert "something else listens there" in str(caught.value)
+    assert "another program listens there" in str(caught.value)
 
 
 def test_ports() -> None:

@@ -1,4 +1,4 @@
-"""Where a process stands: every way of being started, what wins over what, and what is refused."""
+"""Place of a process in a job: every way to be started, precedence, and refusals."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_plain_is_local() -> None:
     assert (place.kind, place.leftovers, place.sentence()) == (
         LOCAL,
         (),
-        "mode local: nothing above us has started ranks",
+        "mode local: no launcher has started ranks",
     )
 
 
-def test_torchrun_above_us() -> None:
+def test_started_by_torchrun() -> None:
     place = find(RANK_ENV | {"TORCHELASTIC_RUN_ID": "none"})
     assert (
         place.kind,
@@ -88,7 +88,7 @@ def test_platform_injects_ranks() -> None:
 @pytest.mark.parametrize(
     ("address", "local"), [("127.0.0.1", 4), ("localhost", 4), ("10.0.0.1", 0)]
 )
-def test_ranks_on_this_machine_are_known_only_where_all_are(address: str, local: int) -> None:
+def test_local_ranks_are_known_only_if_all_ranks_are_local(address: str, local: int) -> None:
     environ = {k: v for k, v in RANK_ENV.items() if k != "LOCAL_WORLD_SIZE"}
     assert find(environ | {"MASTER_ADDR": address}).local_world_size == local
 
@@ -120,13 +120,13 @@ def test_platform_injects_nodes() -> None:
     "left",
     [
         {"WORLD_SIZE": "2"},
-        {"RANK": "0", "WORLD_SIZE": "2"},  # no MASTER_ADDR: nobody could follow them
+        {"RANK": "0", "WORLD_SIZE": "2"},  # no MASTER_ADDR: unusable
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h"},
         {"PET_NNODES": "2", "TORCHELASTIC_RUN_ID": "x"},
         {"LOCAL_RANK": "0", "MASTER_PORT": "29500"},
     ],
 )
-def test_leftovers_are_not_followed_and_named(left: dict[str, str]) -> None:
+def test_leftover_variables_are_reported_and_not_followed(left: dict[str, str]) -> None:
     place = find(left | {"HOME": "/root"})
     assert (place.kind, place.leftovers) == (LOCAL, tuple(sorted(left)))
     assert topology.clean(left | {"HOME": "/root"}) == {"HOME": "/root"}
@@ -167,7 +167,7 @@ def test_slurm_batch_script_and_single_task_are_local() -> None:
 
 
 def scontrol(folder: Path, node_known: bool = True) -> None:
-    """A scontrol that answers as SLURM does: host names of a list, the address of a node."""
+    """A scontrol that answers like SLURM's: host names of a list, the address of a node."""
     tool = folder / "scontrol"
     answer = "echo '   NodeAddr=10.1.2.3 NodeHostName=n4 Version=22.05'" if node_known else "exit 1"
     tool.write_text(f"#!/bin/sh\n[ $2 = hostnames ] && printf 'n4\\nn5\\n' && exit\n{answer}\n")
@@ -192,7 +192,7 @@ def test_slurm_task_for_each_node(
     assert find(nodes, script=False).kind == RANK, (
         "train.py with a GPU or none: the task is the rank"
     )
-    assert find(nodes, script=False, gpus=True).kind == NODE, "train.py that is given a whole node"
+    assert find(nodes, script=False, gpus=True).kind == NODE, "train.py with a whole node"
     assert find(nodes, master_addr="login").master_addr == "login"
 
 
@@ -202,7 +202,7 @@ def test_slurm_task_for_each_node(
 )
 def test_tasks_of_a_node(words: str, node: str, here: int) -> None:
     environ = STEP | {"SLURM_STEP_TASKS_PER_NODE": words, "SLURM_NODEID": node}
-    assert find(environ).local_world_size == (here or 2), "one node: all tasks are here"
+    assert find(environ).local_world_size == (here or 2), "one node: all tasks are local"
 
 
 def test_slurm_ports_differ_by_job_and_step() -> None:
@@ -214,7 +214,7 @@ def test_slurm_ports_differ_by_job_and_step() -> None:
     assert len(ports) == 4 and all(port in slurm_env.PORTS for port in ports)
 
 
-def test_what_injects_wins_over_slurm_and_torchrun_over_all() -> None:
+def test_precedence_torchrun_platform_slurm() -> None:
     assert find(STEP | RANK_ENV).source == "platform"
     assert find(STEP | RANK_ENV | {"TORCHELASTIC_RUN_ID": "x"}).source == "torchrun"
 
@@ -234,7 +234,7 @@ def test_several_machines_by_flags() -> None:
     assert find({}, nnodes=2, master_addr="a", master_port=5).master_port == 5
 
 
-def test_flags_that_lack_something() -> None:
+def test_incomplete_flags() -> None:
     text = problems({}, nnodes=2, node_rank=2)
     assert (
         "nnodes is 2, but master_addr is not given" in text
@@ -243,7 +243,7 @@ def test_flags_that_lack_something() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
-def test_launcher_overrides_what_is_injected(launcher: str) -> None:
+def test_launcher_overrides_the_environment(launcher: str) -> None:
     place = find(RANK_ENV, launcher=launcher)
     assert (place.kind, place.leftovers) == (LOCAL, tuple(sorted(RANK_ENV)))
     assert place.sentence() == f"mode local: as asked (--launcher={launcher})"
@@ -258,7 +258,7 @@ def test_launcher_env_and_slurm() -> None:
     assert "SLURM_PROCID is ''" in problems({}, launcher="slurm")[0]
 
 
-def test_injected_nonsense_is_refused_with_what_to_do() -> None:
+def test_invalid_variables_are_refused_with_a_fix() -> None:
     text = problems(RANK_ENV | {"RANK": "4"})
     assert (
         text[0] == "RANK is 4 (environment), but WORLD_SIZE is 4" and "--launcher=spawn" in text[-1]

@@ -1,5 +1,4 @@
-"""A rank's output on its way into files: all of it, in whole chunks, as a terminal would show
-it."""
+"""Output of a rank: all of it in its file, in large chunks; the log as shown by a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def through(log: Path, tmp_path: Path) -> Callable[..., RankOutput]:
-    """Each of these pieces is read by itself; the output is closed, if not `still` open."""
+    """Each piece is read by itself; the output is closed, unless `still` open."""
 
     def make(*pieces: bytes, shown: bool = True, still: bool = False) -> RankOutput:
         read, write = os.pipe()
@@ -64,7 +63,7 @@ def test_every_byte_goes_to_the_ranks_log_and_the_console(
     ],
     ids=["line ends", "a bar that was wiped out", "colours", "empty lines"],
 )
-def test_the_log_gets_what_a_terminal_shows(
+def test_the_log_has_what_a_terminal_shows(
     through: Callable[..., RankOutput], log: Path, written: bytes, kept: str
 ) -> None:
     through(written)
@@ -83,13 +82,13 @@ def test_many_lines_are_one_write(
     assert log.stat().st_size == 52_000 and len(writes) == 2, "the pipe's and the log's"
 
 
-def test_a_line_without_an_end_takes_no_memory(through: Callable[..., RankOutput]) -> None:
+def test_an_unterminated_line_takes_bounded_memory(through: Callable[..., RankOutput]) -> None:
     made = through(*[b"\r 50 %" * 10_000] * 4, still=True)
     assert len(made._line) <= output.OPEN_BYTES
     made.close()
 
 
-def test_the_rank_need_not_wait_for_each_read(through: Callable[..., RankOutput]) -> None:
+def test_the_pipe_buffers_much_output(through: Callable[..., RankOutput]) -> None:
     made = through(still=True)
     assert fcntl.fcntl(made.fd, fcntl.F_GETPIPE_SZ) == output.PIPE_BYTES
     made.close()
@@ -102,7 +101,7 @@ TRACEBACK = (
 
 
 @pytest.mark.parametrize("cut", [5, 40, 70, len(TRACEBACK) - 3])
-def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(
+def test_an_exception_in_a_thread_is_reported_once_and_whole(
     through: Callable[..., RankOutput], cut: int
 ) -> None:
     made = through(b"step 1\n", TRACEBACK[:cut], shown=False, still=True)
@@ -116,7 +115,7 @@ def test_an_exception_in_a_thread_is_told_once_when_all_of_it_is_there(
     made.close()
 
 
-def test_what_the_console_shows_anyway_is_not_told_again(
+def test_an_exception_that_the_console_shows_is_not_repeated(
     through: Callable[..., RankOutput],
 ) -> None:
     made = through(TRACEBACK, still=True)

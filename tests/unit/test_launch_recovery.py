@@ -1,4 +1,4 @@
-"""A restart: what is said of it, what it leaves in the run directory, and how it ends."""
+"""Restarts: log message, records in the run directory, end of the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILL = -signal.SIGKILL
 
 
 def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> dict[str, Any]:
-    """Of two ranks with 16 sequences of 32 tokens per step."""
+    """Plan of two ranks with 16 sequences of 32 tokens per step."""
     load = memory.StepWorkload(
         depth=1,
         sequences=size,
@@ -61,8 +61,8 @@ def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> di
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A run whose checkpoint of step 20 is whole and whose ranks were in step 23."""
-    monkeypatch.setenv("DUET_ATTEMPT", "")  # goes when the test ends
+    """A run with a complete checkpoint of step 20, whose ranks were in step 23."""
+    monkeypatch.setenv("DUET_ATTEMPT", "")  # removed at the end of the test
     made = RunDir(tmp_path / "run")
     made.create()
     facts = dict.fromkeys(manifest.KEYS, 0) | {"step": 20}
@@ -93,31 +93,31 @@ def record(**facts: Any) -> dict[str, Any]:
     return shown | {"summary": "killed by SIGKILL", "time": 0.0} | facts
 
 
-def test_a_restart_is_said_and_noted_with_what_it_costs(
+def test_a_restart_is_logged_and_recorded_with_its_cost(
     run: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried = Recovery(run, plan())
     assert os.environ["DUET_ATTEMPT"] == "1"
     write_json(run.failure, {"cause": "unknown"})
     assert tried.again(record(), Outcome())
-    said = capfd.readouterr().err
+    logged = capfd.readouterr().err
     assert (
         "rank 1 failed in 'step 23: forward': killed by SIGKILL; restarting from step 20 (1 of 2), "
-        "3 steps lost\n" in said
+        "3 steps lost\n" in logged
     )
-    assert said.count("[") == said.count("[WARNING]") == 1, "one message"
+    assert logged.count("[") == logged.count("[WARNING]") == 1, "one message"
     (event,) = read_records(run.events)
     assert 0 <= event.pop("seconds_lost") < 5 and event.pop("time")
     assert event == {
         **{"event": "restart", "attempt": 2, "cause": "unknown", "kind": "died", "rank": 1},
         **{"step": 23, "resumes_at": 20, "steps_lost": 3, "changes": {}},
-        "text": "killed by SIGKILL at step 23: started again from step 20",
+        "text": "killed by SIGKILL at step 23: restarted from step 20",
     }
     assert os.environ["DUET_ATTEMPT"] == "2"
     assert not run.failure.exists()
 
 
-def test_training_again_is_noted_once(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_recovery_is_recorded_once(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     tried = Recovery(run, plan())
     tried.again(record(), Outcome())
     beat_at(run, 0, "building the model")
@@ -125,7 +125,7 @@ def test_training_again_is_noted_once(run: RunDir, capfd: pytest.CaptureFixture[
     beat_at(run, 21)
     tried.look()
     assert not [r for r in read_records(run.events) if r["event"] == "recovered"], (
-        "the first step is not done yet"
+        "the first step is not complete yet"
     )
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in (21, 22):
@@ -134,10 +134,10 @@ def test_training_again_is_noted_once(run: RunDir, capfd: pytest.CaptureFixture[
     tried.look()
     (event,) = (r for r in read_records(run.events) if r["event"] == "recovered")
     assert (event["attempt"], event["step"]) == (2, 21) and 0 <= event["seconds"] < 5
-    assert capfd.readouterr().err.count("training again, 0.") == 1
+    assert capfd.readouterr().err.count("training resumed 0.") == 1
 
 
-def test_a_last_step_that_is_done_counts_too(run: RunDir) -> None:
+def test_a_completed_last_step_counts_too(run: RunDir) -> None:
     tried = Recovery(run, plan())
     tried.again(record(), Outcome())
     writer = Heartbeat(run.heartbeat(0), 0)
@@ -148,22 +148,22 @@ def test_a_last_step_that_is_done_counts_too(run: RunDir) -> None:
     assert [r["event"] for r in read_records(run.events)] == ["restart", "recovered"]
 
 
-def test_the_end_tells_of_every_restart(run: RunDir) -> None:
+def test_the_end_of_the_run_lists_every_restart(run: RunDir) -> None:
     tried = Recovery(run, plan(retries=5))
     assert tried.finish() == ""
     assert tried.again(record(cause="gpu_oom", kind="error", step=22), Outcome())
     assert tried.again(record(), Outcome())
     write_json(run.summary, {"steps": 60})
     assert tried.finish() == " after 2 restarts (gpu_oom at step 22; killed by SIGKILL at step 23)"
-    told = read_json(run.summary) or {}
-    assert told["steps"] == 60
-    assert [(r["cause"], r["step"], r["changes"]) for r in told["restarts"]] == [
+    summary = read_json(run.summary) or {}
+    assert summary["steps"] == 60
+    assert [(r["cause"], r["step"], r["changes"]) for r in summary["restarts"]] == [
         ("gpu_oom", 22, {"device_batch_size": [8, 4]}),
         ("unknown", 23, {}),
     ]
 
 
-def test_a_change_stands_in_the_plan_that_the_ranks_read(
+def test_a_change_is_in_the_plan_that_the_ranks_read(
     run: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
     held = plan()
@@ -172,35 +172,26 @@ def test_a_change_stands_in_the_plan_that_the_ranks_read(
     written = read_json(run.plan) or {}
     assert written["config"]["device_batch_size"] == held["config"]["device_batch_size"] == 4
     (event,) = read_records(run.events)
-    assert (
-        event["text"] == "gpu_oom at step 23: started again from step 20, device_batch_size 8 → 4"
-    )
+    assert event["text"] == "gpu_oom at step 23: restarted from step 20, device_batch_size 8 → 4"
     assert (
         "restarting from step 20, 3 steps lost, with device_batch_size 8 → 4"
         in capfd.readouterr().err
     )
 
 
-def test_why_nothing_is_tried_again(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_no_restart(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     write_json(run.failure, {"cause": "unknown"})
     tried = Recovery(run, plan())
     assert not tried.again(record(kind="error", status=1), Outcome())
-    assert (
-        tried.given_up == "not restarted: an error of the code comes back"
-        and not capfd.readouterr().err
-    )
-    assert [r["text"] for r in read_records(run.events)] == [
-        "not restarted: an error of the code comes back"
-    ]
+    assert tried.given_up == "not restarted: a code error recurs" and not capfd.readouterr().err
+    assert [r["text"] for r in read_records(run.events)] == ["not restarted: a code error recurs"]
     assert run.failure.exists()
     assert tried.again(record(), Outcome())
     assert not tried.again(record(), Outcome())
-    assert tried.given_up == "given up: the second failure at step 23"
+    assert tried.given_up == "given up: second failure at step 23"
 
 
-def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(
-    run: RunDir, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_restart_after_a_stop_request(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     assert not Recovery(run, plan()).again(record(), Outcome(asked=Exit.PREEMPTED))
     assert capfd.readouterr().err == "" and not list(read_records(run.events))
 
@@ -208,7 +199,7 @@ def test_a_rank_that_fails_while_it_is_asked_to_stop_is_left_alone(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
 )
-def test_asked_to_stop_in_a_pause(
+def test_a_stop_signal_in_a_pause(
     run: RunDir,
     handlers: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -216,7 +207,7 @@ def test_asked_to_stop_in_a_pause(
     number: signal.Signals,
     code: int,
 ) -> None:
-    """failure.json goes, so that nobody takes it for the end of the run."""
+    """failure.json is removed: it is not the reason for the end of the run."""
     monkeypatch.setattr(recovery_policy, "PAUSES_S", (3600.0,))
     select = stop_signals.select.select
     monkeypatch.setattr(
@@ -226,10 +217,10 @@ def test_asked_to_stop_in_a_pause(
     tried = Recovery(run, plan())
     assert not tried.again(record(cause="peer_died", kind="error"), Outcome())
     assert tried.stopped == code
-    assert signal.getsignal(number) == signal.SIG_IGN, "the run ends: nothing disturbs that"
-    said = capfd.readouterr().err
-    assert "restarting from step 20 (1 of 2) in 3600 s, 3 steps lost" in said
-    assert f"stopped before the restart; step 20 is saved (exit {code})" in said
+    assert signal.getsignal(number) == signal.SIG_IGN, "the run ends undisturbed"
+    logged = capfd.readouterr().err
+    assert "restarting from step 20 (1 of 2) in 3600 s, 3 steps lost" in logged
+    assert f"stopped before the restart; step 20 is saved (exit {code})" in logged
     assert not run.failure.exists()
 
 
@@ -238,10 +229,10 @@ def test_asked_to_stop_in_a_pause(
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_another_machine_follows_in_its_own_plan(
+def test_another_machine_changes_its_own_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    """Where it sees the disk of node 0, the ranks' plan there is node 0's to change."""
+    """On a shared disk the plan of the ranks belongs to node 0."""
     monkeypatch.setenv("DUET_ATTEMPT", "")
     run, own = RunDir(tmp_path / "run", 1), plan() | {"place": {"node_rank": 1, "nnodes": 2}}
     run.create()
@@ -259,20 +250,16 @@ def test_another_machine_follows_in_its_own_plan(
         (read_json(path) or {})["config"]["device_batch_size"] for path in (run.own_plan, run.plan)
     ]
     assert sizes == [4, 8 if shared else 4]
-    assert "data" not in own["config"], "what comes from a network changes nothing else"
+    assert "data" not in own["config"], "a message from the network changes nothing else"
     assert os.environ["DUET_ATTEMPT"] == "2" and not run.failure.exists()
 
 
-def test_machines_without_the_checkpoints_are_not_started_again(run: RunDir) -> None:
-    """They would begin at step 0, and learn something else than the first one."""
+def test_no_restart_on_machines_without_the_checkpoints(run: RunDir) -> None:
+    """They would start at step 0, unlike the first one."""
     two = plan() | {"place": {"node_rank": 0, "nnodes": 2}}
     apart = Recovery(run, two)
     assert not apart.again(record(), Outcome())
-    assert (
-        apart.given_up
-        == "not restarted: node 1 can not see the checkpoints: several machines start again on a "
-        "common disk only"
-    )
+    assert apart.given_up.startswith("not restarted: node 1 cannot read the checkpoints")
     seen = RunDir(run.path, 1)
     seen.create()
     write_json(seen.own_plan, two)

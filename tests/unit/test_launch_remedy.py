@@ -1,4 +1,4 @@
-"""What helps against a failure, and how often it is tried."""
+"""Remedies for failures, and how often they are tried."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.unit.conftest import ENHANCED, LAUNCH, TRAIN
 from tests.unit.test_launch_recovery import plan
 from training.config.schema import Config
 from training.host import decisions
+from training.launcher import recovery_policy
 from training.launcher.recovery_policy import Failure, GiveUp, Restart, changed_plan, remedy
 
 KILL, BUS, SEGV, ABORT = -signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT
@@ -52,7 +53,7 @@ def hang(
 
 
 FIRST = Restart(1)
-CODE = "an error of the code comes back"
+CODE = "a code error recurs"
 
 
 @each(
@@ -60,8 +61,8 @@ CODE = "an error of the code comes back"
     [
         *((died(status), FIRST) for status in (KILL, BUS, SEGV, ABORT)),
         (died(-signal.SIGTERM), GiveUp(CODE)),
-        (died(0), GiveUp("what leaves by itself does it again (killed by SIGKILL)")),
-        (died(3), GiveUp("what leaves by itself does it again (killed by SIGKILL)")),
+        (died(0), GiveUp("a rank that exits by itself would exit again (killed by SIGKILL)")),
+        (died(3), GiveUp("a rank that exits by itself would exit again (killed by SIGKILL)")),
         *((hang(kind), FIRST) for kind in ("hang", "stopped", "blocked", "error")),
         (hang(rank=None), FIRST),
         *((hang(kind), GiveUp(CODE)) for kind in ("desync", "uneven")),
@@ -71,49 +72,48 @@ CODE = "an error of the code comes back"
         ),
         (error("dataloader_worker_died"), FIRST),
         (error("unknown"), GiveUp(CODE)),
-        (error("config_error"), GiveUp("the ranks would refuse it again")),
+        (error("config_error"), GiveUp(recovery_policy.NEVER["config_error"])),
         (error("too_many_open_files"), GiveUp(CODE)),
         (Failure("preempted", "asked", None, 0, 3, 0, "", "stopped at once"), GiveUp("")),
-        (error("nan_loss"), GiveUp("the same data would give the same loss again")),
+        (error("nan_loss"), GiveUp(recovery_policy.NEVER["nan_loss"])),
         (
             error("ddp_params_mismatch"),
-            GiveUp("the ranks' parameters differ, which a restart does not explain"),
+            GiveUp(recovery_policy.NEVER["ddp_params_mismatch"]),
         ),
         (error("cuda_device_assert"), GiveUp(CODE)),
-        (error("gpu_hardware"), GiveUp("a broken GPU stays broken")),
-        (error("disk_full"), GiveUp("a full disk stays full")),
+        (error("gpu_hardware"), GiveUp(recovery_policy.NEVER["gpu_hardware"])),
+        (error("disk_full"), GiveUp(recovery_policy.NEVER["disk_full"])),
     ],
     ids=str,
 )
-def test_what_is_tried_again(failure: Failure, expected: Restart | GiveUp) -> None:
+def test_remedy_of_each_failure(failure: Failure, expected: Restart | GiveUp) -> None:
     assert remedy(failure, plan(), []) == expected
 
 
 @pytest.mark.parametrize("failure", [died(), hang(), error("gpu_oom"), error("unknown")], ids=str)
-def test_nothing_is_tried_nor_said_where_nobody_asked_for_restarts(failure: Failure) -> None:
+def test_no_remedy_unless_restarts_were_requested(failure: Failure) -> None:
     assert remedy(failure, plan(retries=0), []) == GiveUp("")
 
 
-def test_a_machine_that_aborts_with_words_of_a_broken_gpu_is_not_tried_again() -> None:
+def test_no_restart_after_an_abort_with_a_gpu_error() -> None:
     broken = Failure(
         "gpu_hardware", "died", 0, ABORT, 5, 0, "step 5: backward", "killed by SIGABRT"
     )
-    assert remedy(broken, plan(), []) == GiveUp("a broken GPU stays broken")
+    assert remedy(broken, plan(), []) == GiveUp(recovery_policy.NEVER["gpu_hardware"])
 
 
-# ── how often
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── number of restarts
 
 
-def test_the_second_equal_failure_at_a_step_is_the_last() -> None:
-    assert remedy(died(), plan(), [died()]) == GiveUp("the second failure at step 23")
+def test_no_restart_after_a_second_equal_failure_at_a_step() -> None:
+    assert remedy(died(), plan(), [died()]) == GiveUp("second failure at step 23")
     assert remedy(died(), plan(retries=9), [died(), died(step=22)]) == GiveUp(
-        "the second failure at step 23"
+        "second failure at step 23"
     )
 
 
 @pytest.mark.parametrize("other", [died(SEGV), died(step=22), died(rank=0), hang()], ids=str)
-def test_another_failure_at_that_step_or_the_same_at_another_is_none(other: Failure) -> None:
+def test_restart_after_a_different_failure_or_at_another_step(other: Failure) -> None:
     assert remedy(died(), plan(), [other]) == Restart(2)
 
 
@@ -121,17 +121,17 @@ def test_the_same_failure_after_a_change_counts_as_new() -> None:
     assert remedy(died(), plan(), [died(), error("gpu_oom", changed=True)]) == Restart(2)
 
 
-def test_restarts_in_a_row_are_bounded() -> None:
-    said = GiveUp("2 restarts in a row brought no progress (retries is 2: as asked)")
-    assert remedy(died(step=25), plan(), [died(), died(step=24)]) == said
+def test_consecutive_restarts_are_bounded() -> None:
+    logged = GiveUp("2 consecutive restarts made no progress (retries is 2: as asked)")
+    assert remedy(died(step=25), plan(), [died(), died(step=24)]) == logged
     assert remedy(died(step=24), plan(retries=1), [died()]) == GiveUp(
-        "1 restart in a row brought no progress (retries is 1: as asked)"
+        "1 consecutive restart made no progress (retries is 1: as asked)"
     )
 
 
-def test_progress_begins_the_count_again() -> None:
-    """A checkpoint at or after the step where it had failed is progress; trained steps that are
-    lost again are none."""
+def test_progress_resets_the_count() -> None:
+    """A checkpoint at or after the step of the failure is progress; trained steps that are lost
+    again are not."""
     before = [died(step=23, saved=20), died(step=24, saved=20)]
     assert remedy(died(step=31, saved=25), plan(), before) == Restart(1)
     assert isinstance(remedy(died(step=29, saved=20), plan(), before), GiveUp)
@@ -139,14 +139,14 @@ def test_progress_begins_the_count_again() -> None:
     assert remedy(died(step=40_003, saved=40_000), plan(retries=1), weekly) == Restart(1)
 
 
-def test_a_failure_before_the_first_step_after_a_restart_is_no_progress() -> None:
-    """The rank stands at the checkpoint then, which has not moved."""
+def test_a_failure_before_the_first_step_after_a_restart_is_not_progress() -> None:
+    """The rank is at the checkpoint then, which has not advanced."""
     assert remedy(died(step=20, saved=20), plan(), [died(step=20, saved=20)]) == GiveUp(
-        "the second failure at step 20"
+        "second failure at step 20"
     )
 
 
-def test_pauses_grow_for_failures_of_the_network_only() -> None:
+def test_pauses_grow_for_network_failures_only() -> None:
     network = [error("peer_died", step=step) for step in (21, 22, 24, 25)]
     pauses = [
         r.pause_s
@@ -165,7 +165,8 @@ def test_out_of_memory_takes_the_next_smaller_batch_that_divides() -> None:
     assert isinstance(chosen, Restart)
     assert chosen.changes == {"device_batch_size": 4} and chosen.number == 0
     assert (
-        chosen.says == "device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
+        chosen.label
+        == "device_batch_size 8 → 4, the same 512 tokens per step with 2 × accumulation"
     )
     odd = plan(size=14) | {
         "batch": {"device_sequences": 14, "seq_len": 3072, "world_size": 2, "accumulation": 1}
@@ -173,7 +174,7 @@ def test_out_of_memory_takes_the_next_smaller_batch_that_divides() -> None:
     odd["config"] |= {"total_batch_size": 86016, "max_seq_len": 3072}
     chosen = remedy(error("gpu_oom", rank=None), odd, [])
     assert isinstance(chosen, Restart) and chosen.changes == {"device_batch_size": 7}
-    assert chosen.says.startswith("device_batch_size 14 → 7, ")
+    assert chosen.label.startswith("device_batch_size 14 → 7, ")
 
 
 def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts() -> None:
@@ -185,7 +186,7 @@ def test_out_of_memory_goes_down_to_one_sequence_whatever_the_number_of_restarts
         before.append(error("gpu_oom", changed=True))
     assert sizes == [4, 2, 1]
     assert chosen == GiveUp(
-        "device_batch_size is 1 already: try a smaller --max_seq_len or --depth"
+        "device_batch_size is already 1: try a smaller --max_seq_len or --depth"
     )
 
 
@@ -210,19 +211,14 @@ def test_a_failing_data_loader_gets_fewer_workers_as_the_last_resort(failure: Fa
         counts.append(now["config"]["num_workers"])
         before.append(replace(failure, changed=True))
     assert counts == [4, 2, 0]
-    assert (
-        isinstance(chosen, Restart)
-        and chosen.says
-        == "num_workers 2 → 0, since the data loader has failed again; the ranks read the data "
-        "themselves"
-    )
+    assert isinstance(chosen, Restart) and chosen.label.startswith("num_workers 2 → 0: ")
     assert (
         now["origins"]["num_workers"]
         == "from recovery: the data loader of rank 1 failed with 2 workers"
     )
 
 
-def test_without_workers_nothing_keeps_them_alive() -> None:
+def test_without_workers_persistent_workers_is_off() -> None:
     """A configuration with persistent workers but no workers would be refused at the next
     resume."""
     chosen = remedy(
@@ -236,18 +232,18 @@ def test_without_workers_nothing_keeps_them_alive() -> None:
     }
 
 
-def test_a_loader_that_failed_long_ago_keeps_its_workers() -> None:
+def test_an_old_failure_of_the_data_loader_does_not_count() -> None:
     earlier = error("dataloader_worker_died", step=23, saved=20)
     assert remedy(error("dataloader_worker_died", step=523, saved=500), plan(), [earlier]) == FIRST
 
 
-def test_a_hang_elsewhere_leaves_the_workers_alone() -> None:
+def test_a_hang_outside_the_data_loader_keeps_the_workers() -> None:
     assert remedy(
         hang(phase="step 23: backward"), plan(), [hang(phase="step 22: fetch", step=22)]
     ) == Restart(2)
 
 
-def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
+def test_the_changed_plan_has_all_values_that_depend_on_the_batch() -> None:
     before = plan(use_static_graph=True) | {"static_graph": {"value": True, "reason": "as asked"}}
     after = changed_plan(before, {"device_batch_size": 2}, "rank 1 was out of memory with 8")
     assert after["config"]["device_batch_size"] == after["memory"]["load"]["sequences"] == 2
@@ -259,14 +255,13 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
     }
     assert after["device_batch_size"] == {"value": 2, "reason": "rank 1 was out of memory with 8"}
     assert after["origins"]["device_batch_size"] == "from recovery: rank 1 was out of memory with 8"
-    assert after["static_graph"]["value"] is False, "it is broken with accumulation"
+    assert after["static_graph"]["value"] is False, "it does not work with accumulation"
     assert after["memory"]["activations_bytes"] < before["memory"]["activations_bytes"]
     assert after["memory"]["free_bytes"] == 1 << 30
-    assert before["config"]["device_batch_size"] == 8, "the plan that was given stays as it is"
+    assert before["config"]["device_batch_size"] == 8, "the original plan is unchanged"
 
 
-# ── who recovers at all
-# ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── plans with recovery
 
 
 @pytest.mark.parametrize(
@@ -277,12 +272,12 @@ def test_the_changed_plan_says_all_that_follows_from_a_smaller_batch() -> None:
             "auto",
             LAUNCH,
             "spawn",
-            (0, "--retries=N starts the ranks again after a failure of the machine"),
+            (0, "--retries=N restarts the ranks after a failure of the machine"),
         ),
         (3, LAUNCH, "spawn", (3, "as asked")),
         (3, LAUNCH, "torchrun", (3, "as asked")),
         (0, ENHANCED, "spawn", (0, "as asked")),
-        (3, TRAIN, "env", (0, "only what has started the ranks can start them again")),
+        (3, TRAIN, "env", (0, "only the launcher of the ranks can restart them")),
     ],
 )
 def test_the_plan_decides_how_often(

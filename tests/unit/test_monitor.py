@@ -1,8 +1,7 @@
-"""The state of a run: what the monitor reads out of a run directory."""
+"""State of a run as the monitor reads it from a run directory."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.monitor_runs import GIB, PATIENCE_S, ROOT, Made, dead_pid, look, old, text_of
-from training.core import heartbeat, jsonl, rundir
+from training.core import heartbeat, rundir
 from training.host import gpus
 from training.monitor import host_stats, run_list, screen, state
 from training.monitor.screen import View
@@ -32,7 +31,7 @@ def test_planned_only(made: Made) -> None:
     )
     assert seen["run"]["reason"].startswith("no rank yet")  # planned a while ago
     assert [r["phase"] for r in seen["ranks"]] == [None, None]
-    assert "nothing heard yet" in text_of(made.run)
+    assert "no heartbeat yet" in text_of(made.run)
 
 
 def test_starting_shows_what_each_rank_is_doing(made: Made) -> None:
@@ -40,7 +39,7 @@ def test_starting_shows_what_each_rank_is_doing(made: Made) -> None:
     seen = look(made.run)
     assert (seen["run"]["state"], seen["run"]["reason"]) == ("starting", None)
     shown = text_of(made.run)
-    assert "loading torch" in shown and "nothing heard yet" in shown and "STARTING" in shown
+    assert "loading torch" in shown and "no heartbeat yet" in shown and "STARTING" in shown
 
 
 def test_running(made: Made) -> None:
@@ -72,7 +71,7 @@ def test_running(made: Made) -> None:
 
 
 def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
-    """Recorded in nats per token; two bytes a token."""
+    """Recorded in nats per token, with two bytes per token."""
     made.supervisor(os.getpid()).steps(100).beats("forward", step=101)
     rundir.write_json(
         made.run.data, (rundir.read_json(made.run.data) or {}) | {"bytes_per_token": 2.0}
@@ -119,7 +118,7 @@ def test_failed(made: Made) -> None:
     )
 
 
-def test_stopped_at_once_is_no_failure(made: Made) -> None:
+def test_stopped_at_once_is_not_a_failure(made: Made) -> None:
     """Ctrl-C twice."""
     made.supervisor(dead_pid()).steps()
     rundir.write_json(
@@ -141,7 +140,7 @@ def test_stopped_at_once_is_no_failure(made: Made) -> None:
 
 
 def test_died(made: Made) -> None:
-    """Killed with -9, all of it: nothing says so but the missing processes."""
+    """All processes killed with -9, which leaves no record."""
     writer = (
         "import sys; from training.core.heartbeat import Heartbeat; h = "
         "Heartbeat(sys.argv[1], 0); h.step = 9; h.beat('forward')"
@@ -154,8 +153,8 @@ def test_died(made: Made) -> None:
     assert seen["ranks"][0]["doing"] == "step 9: forward"
 
 
-def test_a_rank_alone_keeps_the_run_alive(made: Made) -> None:
-    """Started without our supervisor, or the supervisor was killed and the rank has not noticed
+def test_one_live_rank_keeps_the_run_running(made: Made) -> None:
+    """Started without a supervisor, or the supervisor was killed and the rank has not noticed
     yet."""
     made.supervisor(dead_pid(), rank_pid=os.getpid()).steps()
     assert look(made.run)["run"]["state"] == "running"
@@ -169,7 +168,7 @@ def test_torchrun_is_the_only_known_process(made: Made) -> None:
     assert look(made.run)["run"]["state"] == "starting"
 
 
-def test_a_look_that_fails_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_query_does_not_mark_a_process_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(pid: int) -> None:
         raise OSError(24, "Too many open files")
 
@@ -189,15 +188,15 @@ def test_zombie_is_not_alive(made: Made) -> None:
         process.wait()
 
 
-def test_number_of_a_later_process_is_not_alive(made: Made) -> None:
+def test_reused_pid_is_not_alive(made: Made) -> None:
     made.supervisor(os.getpid())
-    old(made.run.supervisor, 10**6)  # written long before this process began
+    old(made.run.supervisor, 10**6)  # written long before this process started
     assert look(made.run)["run"]["state"] == "died"
 
 
-def test_resumed_run_is_not_over(made: Made) -> None:
-    """summary.json, failure.json, supervisor.json and beats of the first part are older than the
-    plan of the second."""
+def test_resumed_run_has_not_ended(made: Made) -> None:
+    """summary.json, failure.json, supervisor.json and heartbeats of the first start are older than
+    the plan of the second."""
     made.steps(60).beats(heartbeat.FINISHED).summary().failure().supervisor(dead_pid())
     for file in (made.run.summary, made.run.failure):
         old(file)
@@ -220,135 +219,6 @@ def test_failure_before_a_restart_is_not_the_end(made: Made) -> None:
     assert seen["warnings"][0]["text"] == "restarted after unknown at step 10"
 
 
-# Metrics
-
-
-def test_the_last_record_of_a_step_wins(made: Made) -> None:
-    made.steps(100)  # evaluations at 50 (2.5) and 100 (2.0)
-    for step in range(81, 91):
-        made.step(step, 9.0)
-    seen = look(made.run)
-    assert (seen["progress"]["step"], seen["training"]["loss"]) == (90, 9.0)
-    assert (seen["training"]["eval_best"], seen["training"]["eval_best_step"]) == (2.5, 50)
-    curve = seen["loss_curve"]["points"]
-    assert [p["step"] for p in curve] == list(range(1, 91)) and all(
-        p["loss"] == 9.0 for p in curve[80:]
-    )
-
-
-def test_a_cut_line_waits_until_it_is_whole(made: Made) -> None:
-    made.steps(10)
-    watch = state.RunWatch(made.run)
-    with made.run.metrics.open("a") as file:
-        file.write('{"step": 11, "lo')
-        file.flush()
-        assert watch.read()["progress"]["step"] == 10
-        file.write('ss": 1.5}\n')
-    seen = watch.read()
-    assert (seen["progress"]["step"], seen["training"]["loss"]) == (11, 1.5)
-
-
-def test_a_file_that_starts_again_is_read_again(made: Made) -> None:
-    watch = state.RunWatch(made.steps(50).run)
-    assert watch.read()["progress"]["step"] == 50
-    made.run.metrics.write_text("")
-    made.step(1, 5.0)
-    assert [p["step"] for p in watch.read()["loss_curve"]["points"]] == [1]
-
-
-def test_a_long_file_is_skimmed_without_losing_what_counts(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = []
-    for step in range(1, 20_001):
-        lines.append(
-            json.dumps(
-                {
-                    "time": made.at + step * 0.001,
-                    "step": step,
-                    "loss": 2 + 3 * math.exp(-step / 3000),
-                    "step_ms": step % 97,
-                }
-            )
-        )
-        if step % 500 == 0:
-            lines.append(
-                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5})
-            )
-    made.run.metrics.write_text("\n".join(lines) + "\n")
-    size = made.run.metrics.stat().st_size
-    assert size > jsonl.WHOLE
-    skimmed = state.RunWatch(made.run)
-    quick = skimmed.read()
-    monkeypatch.setattr(jsonl, "WHOLE", 10 * size)
-    full = look(made.run)
-    assert (quick["training"], quick["progress"]["step"]) == (full["training"], 20_000)
-    assert quick["training"]["eval_best_step"] == 7500
-    assert quick["loss_curve"]["points"][0]["step"] < 200
-    for part in ("loss_curve",):
-        quick_values, full_values = ([p["loss"] for p in s[part]["points"]] for s in (quick, full))
-        assert len(quick_values) == len(full_values) == state.CURVE_POINTS
-        assert quick_values == pytest.approx(full_values, rel=0.02)
-    made.step(20_001, 1.0)  # and goes on line by line
-    assert skimmed.read()["progress"]["step"] == 20_001
-
-
-def test_a_very_long_file_is_searched_piece_by_piece(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = []
-    for step in range(1, 20_001):
-        lines.append(
-            json.dumps(
-                {
-                    "time": made.at + step * 0.001,
-                    "step": step,
-                    "loss": 2 + 3 * math.exp(-step / 3000),
-                    "step_ms": 1.0,
-                }
-            )
-        )
-        if step % 500 == 0:
-            lines.append(
-                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5})
-            )
-    made.run.metrics.write_text("\n".join(lines) + "\n")
-    whole = look(made.run)
-    for name, size in (
-        ("WHOLE", 1 << 14),
-        ("END", 1 << 13),
-        ("SEARCHED", 1 << 16),
-        ("BLOCK", 1 << 15),
-    ):
-        monkeypatch.setattr(jsonl, name, size)
-    watch = state.RunWatch(made.run)
-    first = watch.read()
-    assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}
-    assert (
-        first["training"]["eval_best_step"] > 1500
-        and first["loss_curve"]["points"][0]["step"] < 200
-    )
-    looks = 1
-    while (seen := watch.read())["training"]["eval_best_step"] != 1500:
-        looks += 1
-        assert looks < 100
-    assert looks > 5
-    while not watch._history._tail.searched:
-        seen = watch.read()
-    # none at the border of two pieces is lost
-    assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))
-    assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
-
-
-def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
-    made.supervisor(os.getpid()).steps(40)
-    made.step(41, math.nan, grad_norm=math.inf)
-    seen = look(made.run)
-    assert "loss nan" in text_of(made.run) and "×" in text_of(made.run)
-    strict = json.loads(json.dumps(state.finite(seen), allow_nan=False))
-    assert (strict["training"]["loss"], strict["training"]["loss_is_finite"]) == (None, False)
-
-
 # Ranks, warnings, GPUs
 
 
@@ -368,7 +238,7 @@ def test_late_rank_is_marked_only_while_running(
     assert "LATE" not in text_of(made.run)
 
 
-def test_warnings_are_shown_and_cleaned(made: Made) -> None:
+def test_warnings_are_shown_without_control_sequences(made: Made) -> None:
     made.supervisor(os.getpid()).steps(5)
     made.run.event("warning", text="the disk is \x1b[31mnearly\x1b[0m full\x07")
     made.log.write_text("one\rtwo\x1b[2J\n\x1b]0;title\x07three\tcolumns\n")
@@ -399,7 +269,7 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
     }
     rundir.write_json(made.run.plan, plan)
     made.supervisor(os.getpid()).steps(5)
-    worker = subprocess.Popen(["sleep", "60"])  # a child of a rank belongs to the run too
+    worker = subprocess.Popen(["sleep", "60"])  # children of ranks belong to the run too
     try:
         found = (
             gpu(
@@ -428,7 +298,7 @@ def test_gpu_rows_mark_processes_of_this_run(made: Made, monkeypatch: pytest.Mon
     assert re.search(r"2  A2 +- +- / - +- +-", shown)
 
 
-def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(
+def test_hanging_or_failing_driver_does_not_block_the_monitor(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rundir.write_json(made.run.plan, made.plan | {"device": {"value": "cuda", "reason": "-"}})
@@ -447,7 +317,7 @@ def test_a_driver_that_hangs_or_breaks_does_not_stop_the_monitor(
     assert "Xid 79" in watch.read(PATIENCE_S)["gpus_reason"]
 
 
-def test_many_ranks_on_few_rows_show_the_worst_first(
+def test_many_ranks_in_few_rows_show_the_worst(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (

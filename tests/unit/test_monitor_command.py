@@ -1,4 +1,4 @@
-"""The command line of the monitor, and its plain output."""
+"""Command line of the monitor, and its plain output."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from training.cli import monitor
 from training.core import project
 from training.monitor import options, state
 
-# The command line
+# Command line
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What a wrong command line answers: exit 2, all on standard error, no traceback."""
+def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Standard error of an invalid command line: exit 2, nothing on standard output, no
+    traceback."""
     assert monitor.main(list(argv)) == 2
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err and "nothing to show (exit 2)" in err
@@ -29,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's folder, without any run."""
+    """The project folder, without any run."""
     monkeypatch.setattr(project, "WORK", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -38,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_unknown_flags_get_the_nearest_match(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = said(
+    text = error(
         capsys,
         "--intervall",
         "5",
@@ -69,41 +70,41 @@ def test_unknown_flags_get_the_nearest_match(
 
 @pytest.mark.parametrize("value", ["abc", "nan", "-1", "inf", "0"])
 def test_wrong_interval(home: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
-    assert f"--interval is {value!r}" in said(capsys, f"--interval={value}")
+    assert f"--interval is {value!r}" in error(capsys, f"--interval={value}")
 
 
 def test_no_run_yet(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys)
+    text = error(capsys)
     assert (
         f"there is no run in {home}/experiments yet" in text
         and "./train_dual_gpu.sh configs/dual_gpu/quickstart.py" in text
     )
 
 
-def test_logs_that_do_not_work(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_logs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Made(home / "experiments" / "one")
-    assert "no such file" in said(capsys, "--log=missing.log")
-    assert "no such file" in said(capsys, "--log=nul\0byte.log")
-    assert "not a file" in said(capsys, f"--log={home}")
-    assert f"try:     ./monitor_training.sh --run={made.run.path}" in said(
+    assert "no such file" in error(capsys, "--log=missing.log")
+    assert "no such file" in error(capsys, "--log=nul\0byte.log")
+    assert "not a file" in error(capsys, f"--log={home}")
+    assert f"try:     ./monitor_training.sh --run={made.run.path}" in error(
         capsys, f"--log={made.run.path}"
     )
-    assert "both given" in said(capsys, f"--log={made.log}", "--run=one")
-    assert f"try:     ./monitor_training.sh --log={made.log}" in said(capsys, str(made.log))
-    assert "--run=one" in said(capsys, "--run=oen")
-    assert "a folder, but without anything of a run" in said(capsys, f"--run={home}")
-    assert f"--run={made.run.path}" in said(capsys, f"--run={made.run.plan}")
+    assert "both given" in error(capsys, f"--log={made.log}", "--run=one")
+    assert f"try:     ./monitor_training.sh --log={made.log}" in error(capsys, str(made.log))
+    assert "--run=one" in error(capsys, "--run=oen")
+    assert f"--run is '{home}'" in error(capsys, f"--run={home}")
+    assert f"--run={made.run.path}" in error(capsys, f"--run={made.run.plan}")
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-this-name/x", "a/" * 3000])
-def test_paths_that_can_not_be(home: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
+@pytest.mark.parametrize("path", ["x" * 300, "~no-such-user/x", "a/" * 3000])
+def test_impossible_paths(home: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
     (home / "lost.log").symlink_to("nowhere")
-    assert "no such file" in said(capsys, f"--log={path}")
-    assert "no run directory there" in said(capsys, f"--run={path}")
+    assert "no such file" in error(capsys, f"--log={path}")
+    assert "--run is " in error(capsys, f"--run={path}")
 
 
 @pytest.mark.parametrize("flag", ["--once", "--json", "--interval=0.2"])
-def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
+def test_unwritable_output(made: Made, flag: str) -> None:
     made.supervisor(dead_pid()).summary()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -115,7 +116,7 @@ def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
         )
     assert (
         done.returncode == 3
-        and "cannot be written: No space left on device" in done.stderr
+        and "No space left on device" in done.stderr
         and "Traceback" not in done.stderr
     )
     closed = subprocess.run(
@@ -131,7 +132,7 @@ def test_output_that_can_not_be_written(made: Made, flag: str) -> None:
     )
 
 
-def test_logs_of_others_and_of_runs_that_are_gone(
+def test_foreign_logs_and_logs_of_removed_runs(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(home / "experiments" / "one")
@@ -146,7 +147,7 @@ def test_logs_of_others_and_of_runs_that_are_gone(
     assert {name: run and run.path for name, (run, _) in found.items()} == {
         "empty": None,
         "foreign": None,
-        "moved": made.run.path,  # the folder of all runs was moved, and the run with it
+        "moved": made.run.path,  # the folder of all runs was moved
         "gone": None,
     }
     for log in logs.values():
@@ -159,26 +160,23 @@ def test_logs_of_others_and_of_runs_that_are_gone(
     ("flags", "words"),
     [
         (["--all", "--run=x"], "--all shows every run, --run a single one"),
-        (
-            ["--follow-exit", "--json"],
-            "--follow-exit waits for the end of one run; with --json it looks only once",
-        ),
-        (["--follow-exit", "--all"], "which run's end counts is not known"),
+        (["--follow-exit", "--json"], "with --json the monitor exits at once"),
+        (["--follow-exit", "--all"], "with --all the run to wait for is undefined"),
         (["--prometheus=0"], "a port from 1 to 65535"),
         (["--prometheus=http"], "--prometheus is 'http'"),
         (
             ["--prometheus=9400", "--once"],
-            "--prometheus answers as long as it runs, --once looks only once",
+            "--prometheus serves until it is stopped, --once exits at once",
         ),
     ],
 )
-def test_flags_that_contradict_each_other(
+def test_contradictory_flags(
     home: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
-    assert words in said(capsys, *flags)
+    assert words in error(capsys, *flags)
 
 
-def test_the_last_run_that_a_log_names(home: Path) -> None:
+def test_last_run_named_in_a_log(home: Path) -> None:
     first, second = Made(home / "experiments" / "first"), Made(home / "experiments" / "second run")
     log = home / "both.log"
     line = "[INFO] 2026-11-21 03:00:00 run directory: {}\n"
@@ -199,7 +197,7 @@ def test_newest_run_and_run_by_name(home: Path) -> None:
     assert options.find(options.parse(["--run", "first"]), home)[0].path == first.run.path
 
 
-# The program
+# Program
 
 
 def test_once_and_json_write_nothing(made: Made) -> None:
@@ -230,7 +228,7 @@ def test_once_and_json_write_nothing(made: Made) -> None:
     assert content() == before
 
 
-def test_output_that_is_not_utf8_gets_ascii(made: Made) -> None:
+def test_non_utf8_output_is_ascii(made: Made) -> None:
     made.steps(50).summary()
     assert program(
         f"--run={made.run.path}", "--once", PYTHONIOENCODING="latin-1", COLUMNS="100"
@@ -248,7 +246,7 @@ def test_errors_of_the_program(made: Made) -> None:
     )
 
 
-def test_not_a_terminal_gets_lines_until_the_run_has_ended(made: Made) -> None:
+def test_without_a_terminal_lines_until_the_run_has_ended(made: Made) -> None:
     supervisor = subprocess.Popen(["sleep", "600"])
     made.supervisor(supervisor.pid).steps(10)
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""All runs side by side."""
+"""The table of all runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.monitor.screen import View
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A living run that is older than a finished and a failed one."""
+    """An active run that is older than a finished and a failed one."""
     monkeypatch.setattr("training.core.project.WORK", tmp_path)
     experiments = tmp_path / "experiments"
     living = Made(experiments / "living").supervisor(os.getpid()).steps(100).beats()
@@ -31,7 +31,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return experiments
 
 
-def test_living_runs_come_first(runs: Path) -> None:
+def test_active_runs_come_first(runs: Path) -> None:
     seen = RunTable(runs).read()
     assert [(r["run"]["name"], r["run"]["state"]) for r in seen["runs"]] == [
         ("living", "running"),
@@ -44,7 +44,7 @@ def test_living_runs_come_first(runs: Path) -> None:
     )
 
 
-def test_what_has_ended_is_looked_at_once_until_it_is_started_again(runs: Path) -> None:
+def test_ended_run_is_read_once_until_it_is_restarted(runs: Path) -> None:
     every = RunTable(runs)
     every.read()
     old(runs / "finished" / "summary.json")
@@ -64,7 +64,7 @@ def test_the_table_fits(runs: Path, width: int, height: int) -> None:
         assert any("failed" in line and "FAILED" in line for line in lines)
 
 
-def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
+def test_more_runs_than_rows_scroll_to_the_mark(tmp_path: Path) -> None:
     for number in range(30):
         Made(tmp_path / "experiments" / f"run {number:02}", age_s=1.0).supervisor(
             dead_pid()
@@ -75,9 +75,7 @@ def test_more_runs_than_rows_follow_the_mark(tmp_path: Path) -> None:
         assert f"> {seen['runs'][marked]['run']['name']}" in shown and "of 30" in shown
 
 
-def test_a_living_run_is_shown_however_old_it_is(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_run_is_shown_at_any_age(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_list, "MOST", 1)
     every = RunTable(runs)
     for _ in range(2):
@@ -88,7 +86,7 @@ def test_a_living_run_is_shown_however_old_it_is(
     assert "3 runs, 1 alive, the newest 2 shown" in "\n".join(run_list.screen(seen, View(80, 24)))
 
 
-def test_wide_letters_and_names_that_differ_at_their_end(tmp_path: Path) -> None:
+def test_wide_letters_and_long_names(tmp_path: Path) -> None:
     for name in (
         "图像恢复_五号",
         "quickstart_of_the_long_night_20261121_031906",
@@ -111,11 +109,11 @@ def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "living" / "supervisor.json").unlink()
     for beat in (runs / "living" / "heartbeat").glob("*"):
         beat.unlink()
-    assert monitor.main(["--all", "--interval=0.2"]) == 0  # nothing lives: one line, then the end
+    assert monitor.main(["--all", "--interval=0.2"]) == 0  # no active run: one line, then exit
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_no_run_at_all_is_an_empty_table(
+def test_no_runs_give_an_empty_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("training.core.project.WORK", tmp_path)
@@ -123,7 +121,7 @@ def test_no_run_at_all_is_an_empty_table(
     assert "0 runs, 0 alive" in capsys.readouterr().out
 
 
-def test_a_run_is_opened_and_left(
+def test_run_is_opened_and_closed(
     tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]
 ) -> None:
     command = copied(tmp_path / "project")

@@ -1,4 +1,4 @@
-"""Logs that no launcher of ours made: what is read out of real ones, framework by framework."""
+"""Figures read from real logs of other launchers, by framework."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look(log: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> Any:
-    """A copy that was last written some minutes ago, `ago_s`."""
+    """A copy of a fixture, last written `ago_s` seconds ago."""
 
     def copied(name: str, ago_s: float = MINUTES_AGO_S) -> Path:
         log = tmp_path / name
@@ -201,7 +201,7 @@ def test_every_fixture_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_of_a_framework(name: str, fixture: Any) -> None:
+def test_log_of_a_framework(name: str, fixture: Any) -> None:
     source, at, loss, evaluation, count, first, last = LOGS[name]
     seen = look(fixture(name))
     assert parts(seen, "run", "source", "kind", "dir", "name") == (source, "log", None, name)
@@ -214,25 +214,25 @@ def test_of_a_framework(name: str, fixture: Any) -> None:
     assert seen["loss_curve"]["over"] == "step" and seen["log"]["read_whole"]
 
 
-def test_what_else_torchtitan_tells(fixture: Any) -> None:
+def test_torchtitan_figures(fixture: Any) -> None:
     training = look(fixture("torchtitan.log"))["training"]
     assert (training["grad_norm"], training["mfu"], training["lr"]) == (
         4.5432,
         pytest.approx(0.0273),
         None,
     )
-    # of a training step, not of the evaluation after it
+    # from a training step, not from the evaluation after it
     assert training["memory_bytes"] == int(4.2 * (1 << 30))
-    # rank 0's; rank 1 said the same with another loss
+    # from rank 0; rank 1 printed the same with another loss
     assert (training["tokens_per_s"], training["tokens_per_s_of"]) == (
         12150.0,
         "device",
     )
-    assert training["step_ms_median"] == pytest.approx(60_000 / 29)  # by the lines' own times
+    assert training["step_ms_median"] == pytest.approx(60_000 / 29)  # from the times in the lines
     assert training["loss_unit"] is None  # it trains image models too
 
 
-def test_what_else_nanochat_tells(fixture: Any) -> None:
+def test_nanochat_figures(fixture: Any) -> None:
     seen = look(fixture("nanochat.log", ago_s=0))
     training, progress = seen["training"], seen["progress"]
     assert (training["loss_unit"], training["tokens_per_s"], training["tokens_per_s_of"]) == (
@@ -245,20 +245,20 @@ def test_what_else_nanochat_tells(fixture: Any) -> None:
     assert (progress["elapsed_s"], progress["eta_s"]) == (120.0, pytest.approx(169.7 * 60))
 
 
-def test_what_else_megatron_tells(fixture: Any) -> None:
+def test_megatron_figures(fixture: Any) -> None:
     seen = look(fixture("megatron.log", ago_s=0))
-    training = seen["training"]  # rank 7, the last stage, tells the loss; the memory is rank 0's
+    training = seen["training"]  # loss from rank 7, the last stage; memory from rank 0
     assert (training["lr"], training["grad_norm"], training["step_ms_median"]) == (
         1.2e-06,
         2.493,
         1810.0,
     )
     assert (training["memory_bytes"], training["loss_unit"]) == (7622 << 20, "nats/token")
-    # two seconds a step by the clock
+    # two seconds per step by the clock
     assert seen["progress"]["eta_s"] == pytest.approx((500_000 - 102) * 2.0)
 
 
-def test_what_else_the_others_tell(fixture: Any) -> None:
+def test_figures_of_other_frameworks(fixture: Any) -> None:
     basicsr = look(fixture("basicsr.log", ago_s=0))
     assert (basicsr["progress"]["eta_s"], basicsr["training"]["step_ms_median"]) == (
         ((24 + 2) * 60 + 3) * 60 + 4,
@@ -270,7 +270,7 @@ def test_what_else_the_others_tell(fixture: Any) -> None:
     assert (trainer["lr"], trainer["grad_norm"], trainer["loss_unit"]) == (1.25e-06, 0.6385, None)
 
 
-def test_a_bar_that_counts_within_an_epoch_says_so(fixture: Any) -> None:
+def test_bar_that_counts_within_an_epoch(fixture: Any) -> None:
     progress = look(fixture("lightning_running.log", ago_s=0))["progress"]
     assert parts(
         {"p": progress}, "p", "scope", "step", "total_steps", "percent", "epoch", "epochs"
@@ -279,7 +279,7 @@ def test_a_bar_that_counts_within_an_epoch_says_so(fixture: Any) -> None:
     assert look(fixture("nanochat.log"))["progress"]["scope"] == "run"
 
 
-def test_a_loss_that_is_no_number_is_shown_as_such(fixture: Any) -> None:
+def test_non_finite_loss_is_shown(fixture: Any) -> None:
     seen = look(fixture("plain.log", ago_s=0))
     assert math.isnan(seen["training"]["loss"]) and seen["training"]["loss_is_finite"] is False
     assert [step for step, _ in curve(seen)] == [10, 20, 30] and math.isnan(curve(seen)[-1][1])
@@ -293,7 +293,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such(fixture: Any) -> None:
     "line",
     ["step 3/30 loss nan lr 0.1", "step 3/30 train loss NaN lr 0.1", "step 3/30 loss=inf lr=0.1"],
 )
-def test_a_loss_that_is_no_number_is_seen_between_others(line: str) -> None:
+def test_non_finite_loss_among_other_values(line: str) -> None:
     fact = line_parser.parse(line)
     assert (
         fact
@@ -303,7 +303,7 @@ def test_a_loss_that_is_no_number_is_seen_between_others(line: str) -> None:
     )
 
 
-def test_without_any_step_the_curve_goes_over_the_log(tmp_path: Path) -> None:
+def test_curve_over_the_log_without_steps(tmp_path: Path) -> None:
     log = tmp_path / "no bar.log"
     log.write_text(
         "".join(
@@ -385,7 +385,7 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 @each("line", LINES)
-def test_a_line(line: str) -> None:
+def test_progress_line(line: str) -> None:
     fact = line_parser.parse(line)
     assert fact is not None
     assert {name: getattr(fact, name) for name in LINES[line]} == LINES[line]
@@ -404,5 +404,5 @@ def test_a_line(line: str) -> None:
         "GET /index.html 200 512",
     ],
 )
-def test_a_line_without_progress(line: str) -> None:
+def test_line_without_progress(line: str) -> None:
     assert line_parser.parse(line) is None

@@ -1,5 +1,4 @@
-"""Logs that no launcher of ours made, while they grow, end, break: states and what of the file is
-read."""
+"""Logs of other launchers that grow, end, or are unusual: their states, and how they are read."""
 
 from __future__ import annotations
 
@@ -85,34 +84,34 @@ ENDS = {
 
 
 @each("end", ENDS)
-def test_an_end_that_is_said(end: str, tmp_path: Path) -> None:
+def test_printed_end(end: str, tmp_path: Path) -> None:
     assert verdict(made(tmp_path, STEPS + end)) == ENDS[end]
-    assert verdict(made(tmp_path, STEPS + end, ago_s=0)) == ENDS[end]  # also right after it
+    assert verdict(made(tmp_path, STEPS + end, ago_s=0)) == ENDS[end]  # also immediately after it
 
 
 @pytest.mark.parametrize("end", ["Training completed\n", CRASH])
-def test_what_goes_on_has_not_ended(end: str, tmp_path: Path) -> None:
+def test_continued_output_means_not_ended(end: str, tmp_path: Path) -> None:
     log = made(tmp_path, STEPS + end + "".join(f"step {n} loss 1.0\n" for n in (110, 120, 130)))
     assert verdict(log)[0] == SILENT
 
 
-def test_silent_says_since_when(tmp_path: Path) -> None:
+def test_silent_log_reports_its_last_output(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
     seen, since = (
         look(log)["run"],
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(log.stat().st_mtime)),
     )
     assert (seen["state"], seen["ended_unix_s"]) == (SILENT, pytest.approx(log.stat().st_mtime))
-    assert seen["reason"] == f"nothing new since {since}, 10:00 ago, and nothing says how it ended"
+    assert seen["reason"] == f"no output since {since}, 10:00 ago; how it ended is unknown"
 
 
-def test_running_while_its_lines_come_rarely(tmp_path: Path) -> None:
-    rare = "".join(f"2026-01-02 0{n}:00:00 step {n} loss 1.0\n" for n in range(5))  # one an hour
+def test_running_with_rare_lines(tmp_path: Path) -> None:
+    rare = "".join(f"2026-01-02 0{n}:00:00 step {n} loss 1.0\n" for n in range(5))  # one per hour
     assert verdict(made(tmp_path, rare)) == ("running", None)
     assert verdict(made(tmp_path, STEPS, ago_s=30)) == ("running", None)
 
 
-def test_running_while_a_process_writes_to_it(tmp_path: Path) -> None:
+def test_running_while_a_process_writes(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS + CRASH)
     with (
         log.open("a") as file,
@@ -124,7 +123,7 @@ def test_running_while_a_process_writes_to_it(tmp_path: Path) -> None:
         assert seen["state"] == "running"
         assert (
             seen["reason"]
-            == f"RuntimeError: CUDA error: out of memory; but a process still writes to the log "
+            == f"RuntimeError: CUDA error: out of memory, but a process still writes to the log "
             f"(pid {writer.pid})"
         )
         writer.communicate(b"\n")
@@ -132,7 +131,7 @@ def test_running_while_a_process_writes_to_it(tmp_path: Path) -> None:
     assert verdict(log)[0] == "failed"
 
 
-def test_who_only_reads_it_does_not_keep_it_alive(tmp_path: Path) -> None:
+def test_reader_does_not_keep_it_running(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
     with (
         log.open("rb") as file,
@@ -147,7 +146,7 @@ def test_who_only_reads_it_does_not_keep_it_alive(tmp_path: Path) -> None:
 # Growing
 
 
-def test_later_looks_read_what_is_new(tmp_path: Path) -> None:
+def test_later_reads_cover_new_lines(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
     watch = LogWatch(log)
     assert watch.read(PATIENCE_S)["progress"]["step"] == 100
@@ -170,7 +169,7 @@ def test_later_looks_read_what_is_new(tmp_path: Path) -> None:
     ) == (120, 1.25, 12)
 
 
-def test_a_bar_is_read_before_its_line_ends(tmp_path: Path) -> None:
+def test_progress_bar_is_read_before_its_line_ends(tmp_path: Path) -> None:
     log = made(tmp_path, "\r 10%|█  | 10/100 [00:10<01:30, 1.00s/it, loss=2.5]", ago_s=0)
     watch = LogWatch(log)
     assert watch.read(PATIENCE_S)["progress"]["step"] == 10
@@ -182,7 +181,7 @@ def test_a_bar_is_read_before_its_line_ends(tmp_path: Path) -> None:
     assert seen["log"]["last_lines"] == [" 20%|██  | 20/100 [00:20<01:20, 1.00s/it, loss=2.0]"]
 
 
-def test_a_run_that_was_started_again_repeats_steps(tmp_path: Path) -> None:
+def test_restarted_run_repeats_steps(tmp_path: Path) -> None:
     seen = look(made(tmp_path, STEPS + "step 60 loss 9.0\nstep 70 loss 8.0\n"))
     assert [(p["step"], p["loss"]) for p in seen["loss_curve"]["points"]][-3:] == [
         (50, 2.5),
@@ -193,7 +192,7 @@ def test_a_run_that_was_started_again_repeats_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "rotated"])
-def test_another_file_starts_anew(how: str, tmp_path: Path) -> None:
+def test_replaced_file_is_read_from_its_start(how: str, tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
     watch = LogWatch(log)
     watch.read(PATIENCE_S)
@@ -207,7 +206,7 @@ def test_another_file_starts_anew(how: str, tmp_path: Path) -> None:
     ) == (1, [(1, 7.0)])
 
 
-def test_a_log_that_is_removed_leaves_what_was_known(tmp_path: Path) -> None:
+def test_removed_log_keeps_its_last_state(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS)
     watch = LogWatch(log)
     watch.read(PATIENCE_S)
@@ -222,7 +221,7 @@ def test_a_log_that_is_removed_leaves_what_was_known(tmp_path: Path) -> None:
     assert watch.read(PATIENCE_S)["progress"]["step"] == 1
 
 
-def test_ranks_that_talk_at_once(tmp_path: Path) -> None:
+def test_interleaved_ranks(tmp_path: Path) -> None:
     both = "".join(
         f"[rank1]: step {n} loss {n}.5\n[rank0]: step {n} loss {n}.0\n" for n in (1, 2, 3)
     )
@@ -231,7 +230,7 @@ def test_ranks_that_talk_at_once(tmp_path: Path) -> None:
         (2, 2.0),
         (3, 3.0),
     ]
-    # without rank 0: the first that is seen
+    # without rank 0: the first rank in the log
     third = both.replace("[rank0]", "[rank3]").replace("[rank1]", "[rank2]")
     assert [
         (p["step"], p["loss"]) for p in look(made(tmp_path, third))["loss_curve"]["points"]
@@ -241,7 +240,7 @@ def test_ranks_that_talk_at_once(tmp_path: Path) -> None:
 # Any size, any encoding
 
 
-def test_a_long_log_is_sampled_and_its_end_is_read(tmp_path: Path) -> None:
+def test_long_log_is_sampled_and_its_end_is_read(tmp_path: Path) -> None:
     log = tmp_path / "some.log"
     with log.open("w") as file:
         for n in range(200_000):
@@ -260,7 +259,7 @@ def test_a_long_log_is_sampled_and_its_end_is_read(tmp_path: Path) -> None:
     assert all(loss == pytest.approx(1 + 1000 / (step + 1000), abs=0.3) for step, loss in points)
 
 
-def test_a_bar_on_a_line_without_end(tmp_path: Path) -> None:
+def test_progress_bar_on_an_endless_line(tmp_path: Path) -> None:
     log = tmp_path / "some.log"
     bars = (
         f"\r{n // 1000:3}%|███▊      | {n}/100000 [00:10<00:12, 30.78it/s, "
@@ -277,7 +276,7 @@ def test_a_bar_on_a_line_without_end(tmp_path: Path) -> None:
     assert len(seen["log"]["last_lines"]) == 1 and seen["log"]["last_lines"][0].startswith(" 99%")
 
 
-def test_a_line_of_many_megabytes_is_read_in_bounds(tmp_path: Path) -> None:
+def test_line_of_many_megabytes_is_read_within_bounds(tmp_path: Path) -> None:
     log = made(tmp_path, STEPS.encode() + b"x" * (5 << 20))
     watch = LogWatch(log)
     assert watch.read(PATIENCE_S)["progress"]["step"] == 100
@@ -298,7 +297,7 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     assert seen["log"]["last_lines"][-1] == "step 100 loss 2.00"
 
 
-def test_a_long_log_of_two_bytes_a_character(tmp_path: Path) -> None:
+def test_long_log_in_utf16(tmp_path: Path) -> None:
     long = "".join(f"step {n} loss {n % 7}.5 some more words\n" for n in range(30_000))
     log = made(tmp_path, long.encode("utf-16"))
     assert log.stat().st_size > text_module.WHOLE
@@ -307,18 +306,18 @@ def test_a_long_log_of_two_bytes_a_character(tmp_path: Path) -> None:
     assert len(seen["loss_curve"]["points"]) > 100
 
 
-def test_packed(tmp_path: Path) -> None:
+def test_gzipped_log(tmp_path: Path) -> None:
     log = tmp_path / "some.log.gz"
     log.write_bytes(gzip.compress(STEPS.encode()))
     assert look(log)["progress"]["step"] == 100
 
 
-def test_a_hole_at_the_start(tmp_path: Path) -> None:
-    """As a log has it that was emptied while its program went on writing at its old place."""
+def test_null_bytes_at_the_start(tmp_path: Path) -> None:
+    """From a log that was truncated while its program kept writing at the old offset."""
     assert look(made(tmp_path, b"\0" * 3000 + STEPS.encode()))["progress"]["step"] == 100
 
 
-# What is no log of a training
+# Files other than training logs
 
 
 def test_no_progress(tmp_path: Path) -> None:
@@ -330,7 +329,7 @@ def test_no_progress(tmp_path: Path) -> None:
     )
     assert seen["log"]["last_lines"] == ["GET /index.html 200", "GET /other.html 404"]
     assert verdict(made(tmp_path, "GET /index.html 200\n"))[1].startswith(
-        "no progress lines recognised; nothing new since "
+        "no progress lines recognised; no output since "
     )  # type: ignore[union-attr]
 
 
@@ -339,14 +338,14 @@ def test_empty(tmp_path: Path) -> None:
     assert verdict(made(tmp_path, ""))[0] == SILENT
 
 
-def test_no_text(tmp_path: Path) -> None:
+def test_binary_file(tmp_path: Path) -> None:
     seen = look(made(tmp_path, bytes(range(256)) * 5000))
-    assert seen["run"]["state"] == SILENT and seen["run"]["reason"].startswith("it is no text; ")
+    assert seen["run"]["state"] == SILENT and seen["run"]["reason"].startswith("not a text file; ")
     assert (seen["log"]["last_lines"], seen["loss_curve"]["points"]) == ([], [])
 
 
 @pytest.mark.parametrize("what", ["folder", "missing", "pipe", "\0"])
-def test_what_can_not_be_read(what: str, tmp_path: Path) -> None:
+def test_unreadable_logs(what: str, tmp_path: Path) -> None:
     path = tmp_path / what
     if what == "folder":
         path.mkdir()
@@ -355,16 +354,16 @@ def test_what_can_not_be_read(what: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         LogWatch(path)
     words = {
-        "folder": "a folder",
+        "folder": "a directory",
         "missing": "No such file or directory",
-        "pipe": "not a file",
-        "\0": "no name of a file",
+        "pipe": "not a regular file",
+        "\0": "not a valid file name",
     }
     assert raised.value.problems[0].what == f"--log is {str(path)!r}: {words[what]}"
 
 
-def test_it_has_all_that_a_run_has(made_run: Made, tmp_path: Path) -> None:
-    """Whatever shows the state of a run shows this one too."""
+def test_log_state_has_all_fields_of_a_run(made_run: Made, tmp_path: Path) -> None:
+    """So that every view of a run also shows a log."""
     run = state.RunWatch(made_run.steps(3).run).read(PATIENCE_S)
     log = look(made(tmp_path, STEPS))
     assert run.keys() <= log.keys()

@@ -1,5 +1,5 @@
-"""The dashboard, the alerts and the documentation of `--prometheus`: against what is told, and by a
-real Prometheus."""
+"""Dashboard, alerts and documentation of `--prometheus`, checked against the exported metrics and
+by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.unit.metrics_told import VIDEO_RUN, everything, get, of, of_samples
+from tests.unit.exported_metrics import VIDEO_RUN, everything, get, of, of_samples
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made
 from training.core.contracts.state import RunState
 from training.monitor import prom_metrics
@@ -32,7 +32,7 @@ EXPRESSIONS = sorted(
     {t["expr"] for p in PANELS for t in p["targets"]}
     | {a["expr"] for a in DASHBOARD["annotations"]["list"]}
 )
-SCRAPES_S = 12.0  # 60 scrapes: all that any expression looks back
+SCRAPES_S = 12.0  # 60 scrapes, which covers the range of every expression
 COLUMNS = 24  # of Grafana's grid
 NAME = 'a "quoted"\nrun, Größe {1} \\ end'
 installed = pytest.mark.skipif(
@@ -41,14 +41,14 @@ installed = pytest.mark.skipif(
 )
 
 
-def test_the_table_of_the_documentation_is_what_is_told() -> None:
+def test_table_in_the_documentation_is_current() -> None:
     assert prom_metrics.table() in (ROOT / "docs/prometheus.md").read_text(), (
-        "python lib/run_module.py training.monitor.prom_metrics prints it"
+        "replace it by the output of python lib/run_module.py training.monitor.prom_metrics"
     )
 
 
 @pytest.mark.parametrize("file", ["duet.json", "alerts.yml", "../prometheus.md"])
-def test_no_metric_is_named_that_does_not_exist(file: str) -> None:
+def test_all_named_metrics_exist(file: str) -> None:
     named = set(re.findall(r"\bduet_[a-z0-9_]+", (FOLDER / file).read_text())) - {
         "duet_gpu_",
         "duet_host_",
@@ -71,7 +71,7 @@ def test_names_follow_the_conventions() -> None:
 # The dashboard
 
 
-def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_unique_ids() -> None:
     every = DASHBOARD["panels"]
     assert (
         len({p["id"] for p in every})
@@ -85,13 +85,13 @@ def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
         for cell in itertools.product(
             range(g["x"], g["x"] + g["w"]), range(g["y"], g["y"] + g["h"])
         ):
-            assert cell not in taken, f"{p['title']} lies on {taken[cell]}"
+            assert cell not in taken, f"{p['title']} overlaps {taken[cell]}"
             taken[cell] = p["title"]
     # no holes either
     assert set(taken) == set(itertools.product(range(COLUMNS), range(max(y for _, y in taken) + 1)))
 
 
-def test_what_grafana_needs_to_import_it() -> None:
+def test_dashboard_is_importable() -> None:
     assert (
         DASHBOARD["id"] is None
         and 8 <= len(DASHBOARD["uid"]) <= 40
@@ -134,7 +134,7 @@ def promtool(*argv: str, text: str | None = None) -> str:
 
 
 @installed
-def test_promtool_finds_nothing_wrong(made: Made) -> None:
+def test_promtool_accepts_metrics_and_rules(made: Made) -> None:
     exporter = Exporter(0, lambda: [state])
     state = everything(made)
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
@@ -157,30 +157,30 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
 
 
 def alerts(at: str, name: str, *expected: dict[str, Any]) -> dict[str, Any]:
-    """`expected`: the labels beside job and instance, summary and description."""
+    """`expected`: labels besides job and instance, summary and description."""
     listed = []
     for e in expected:
-        said = {key: e[key] for key in ("summary", "description") if key in e}
-        labels = {k: v for k, v in e.items() if k not in said} | {
+        texts = {key: e[key] for key in ("summary", "description") if key in e}
+        labels = {k: v for k, v in e.items() if k not in texts} | {
             "job": "duet",
             "instance": "host:1",
         }
-        listed.append({"exp_labels": labels, "exp_annotations": said})
+        listed.append({"exp_labels": labels, "exp_annotations": texts})
     return {"eval_time": at, "alertname": name, "exp_alerts": listed}
 
 
 @installed
 @pytest.mark.slow
-def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+def test_alerts_fire_only_when_they_should(tmp_path: Path) -> None:
     shows = "./monitor_training.sh shows"
     failed = {"run": "bad", "state": "failed", "severity": "critical", "summary": "bad failed"}
-    failed["description"] = f"{shows} the rest. Cause: gpu_oom, rank 1."
+    failed["description"] = f"{shows} the details. Cause: gpu_oom, rank 1."
     died = {
         "run": "gone",
         "state": "died",
         "severity": "critical",
         "summary": "gone died",
-        "description": f"{shows} the rest.",
+        "description": f"{shows} the details.",
     }
     stuck = {"run": "stuck", "severity": "critical", "summary": "stuck: no step for 10m 0s"}
     stuck["description"] = f"{shows} what each rank is doing. Longest in its phase: rank 1."
@@ -195,9 +195,9 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         "gpu": "1",
         "reason": "too hot",
         "severity": "warning",
-        "summary": "host:1: GPU 1 is slowed down: too hot",
+        "summary": "host:1: GPU 1 is throttled: too hot",
     }
-    gone = {"severity": "warning", "summary": "the monitor at host:1 does not answer"}
+    gone = {"severity": "warning", "summary": "the monitor at host:1 does not respond"}
     test = {
         "rule_files": [str(FOLDER / "alerts.yml")],
         "evaluation_interval": "30s",
@@ -253,9 +253,9 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path, made: Made) -> Iterator[str]:
-    """The address of a Prometheus that scrapes, five times a second, a run that goes on; with the
-    configuration of the documentation."""
-    # of the machine the newest is believed
+    """Address of a Prometheus that scrapes a running run five times per second, with the documented
+    configuration."""
+    # metrics of the machine come from the newest state
     other, state, looks = (
         of_samples(made),
         everything(made),
@@ -309,11 +309,11 @@ def ask(address: str, path: str, **query: str) -> Any:
 
 @pytest.mark.slow
 @installed
-def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
+def test_real_prometheus_evaluates_every_expression(prometheus: str) -> None:
     def scraped() -> bool:
         try:
             return any(t["health"] == "up" for t in ask(prometheus, "targets")["activeTargets"])
-        except OSError:  # it has not begun to listen
+        except OSError:  # not listening yet
             return False
 
     # As Grafana fills them in for "All".
@@ -323,7 +323,7 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
     silent = {e: re.sub(r"\$\w+", lambda match: filled[match[0]], e) for e in EXPRESSIONS}
 
     def answered() -> bool:
-        """A request that Prometheus does not understand raises."""
+        """Raises if Prometheus rejects a query."""
         for expression, query in list(silent.items()):
             if ask(prometheus, "query", query=query)["result"]:
                 del silent[expression]
@@ -343,7 +343,7 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
     ]
     assert counted and all(
         {r["metric"]["run"] for r in found} == {NAME, VIDEO_RUN} for found in of_runs
-    ), "either kind of run has a speed"
+    ), "both kinds of runs have a speed"
     for name, expected in (("run", [NAME, VIDEO_RUN]), ("instance", None)):
         match = re.fullmatch(r"label_values\((\w+), (\w+)\)", VARIABLES[name]["definition"])
         assert match and VARIABLES[name]["query"]["query"] == match[0]
@@ -351,7 +351,7 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
         assert found == expected if expected else len(found) == 1
     rules = [rule for group in ask(prometheus, "rules")["groups"] for rule in group["rules"]]
     assert rules and [(r["name"], r.get("lastError")) for r in rules if r["health"] != "ok"] == []
-    # As OpenMetrics names them, for which Prometheus asks.
+    # Names in the OpenMetrics format, which Prometheus requests.
     types = {
         "duet_step": "gauge",
         "duet_tokens": "counter",
@@ -362,7 +362,7 @@ def test_a_real_prometheus_answers_every_expression(prometheus: str) -> None:
     assert {name: metadata[name][0]["type"] for name in types} == types
 
 
-def test_the_state_of_the_tests_knows_what_the_dashboard_shows(made: Made) -> None:
-    """So that an expression without an answer is a wrong one."""
+def test_test_states_cover_the_dashboard(made: Made) -> None:
+    """So that an expression without a result is invalid."""
     shown = set(re.findall(r"\bduet_[a-z0-9_]+", " ".join(EXPRESSIONS)))
     assert shown <= {name for name, _ in of(of_samples(made), everything(made))}

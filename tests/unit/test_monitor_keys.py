@@ -1,4 +1,4 @@
-"""Keys of the live view, pressed at a real pseudo-terminal."""
+"""Keys of the live view, pressed on a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import psutil
 
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid
+from training.host.gpus import SLOWDOWNS
 from training.monitor import terminal
 
 PAGE_UP, UP, DOWN, HOME, END = "\x1b[5~", "\x1b[A", "\x1bOB", "\x1b[H", "\x1b[F"
 
 
-def test_bytes_become_names() -> None:
+def test_key_names() -> None:
     assert terminal.names_of(b"qQ\x1b[A\x1bOB\x1b[5~\r+\x1b") == [
         "q",
         "q",
@@ -28,15 +29,15 @@ def test_bytes_become_names() -> None:
         "+",
         "escape",
     ]
-    assert terminal.names_of(b"\x1b[200;5~\xff") == ["\x1b[200;5~", "ÿ"]  # unknown: no key of ours
-    assert terminal.names_of(b"\x1b[[A") == ["\x1b[[a"]  # F1 of the Linux console is no `a`
+    assert terminal.names_of(b"\x1b[200;5~\xff") == ["\x1b[200;5~", "ÿ"]  # unknown key
+    assert terminal.names_of(b"\x1b[[A") == ["\x1b[[a"]  # F1 of the Linux console, not `a`
     for cut in (b"\x1b", b"\x1b[", b"\x1b[5", b"\x1bO", b"l\x1b[1;"):
         assert terminal.unfinished(cut)
     for whole in (b"\x1b[A", b"\x1b[5~", b"\x1bOA", b"l", b"\x1bx", b""):
         assert not terminal.unfinished(whole)
 
 
-def test_arrows_in_any_pieces_are_arrows(made: Made, sit: Callable[..., Person]) -> None:
+def test_arrow_sequences_in_pieces(made: Made, sit: Callable[..., Person]) -> None:
     made.log.write_text("".join(f"line {n} of the log\n" for n in range(1, 501)))
     person = sit()
     person.until(lambda: "q quit" in person.sees)
@@ -55,7 +56,7 @@ def test_help_and_back(sit: Callable[..., Person]) -> None:
     person = sit()
     person.until(lambda: "q quit" in person.sees)
     person.child.send("?")
-    person.until(lambda: "diagnose: what went wrong" in person.sees and "Esc back" in person.sees)
+    person.until(lambda: "diagnose: root cause" in person.sees and "Esc back" in person.sees)
     assert "RUNNING" not in person.sees
     person.child.send("?")
     person.until(lambda: "RUNNING" in person.sees and "Esc back" not in person.sees)
@@ -65,13 +66,13 @@ def test_help_and_back(sit: Callable[..., Person]) -> None:
     person.until(lambda: "RUNNING" in person.sees)
 
 
-def test_pause_stops_looking_and_not_the_keys(made: Made, sit: Callable[..., Person]) -> None:
+def test_pause_stops_reading_but_not_the_keys(made: Made, sit: Callable[..., Person]) -> None:
     person = sit()
     person.until(lambda: "step 100 of 400" in person.sees)
     person.child.send("p")
     person.until(lambda: "PAUSED since" in person.sees)
     made.step(101, 1.2345)
-    person.child.send("g")  # what is painted anew is painted from what was seen
+    person.child.send("g")  # other pages show the paused state too
     person.until(lambda: "Esc back" in person.sees)
     person.child.send("g")
     person.until(lambda: "step 100 of 400" in person.sees)
@@ -89,7 +90,7 @@ def test_interval_by_plus_and_minus(sit: Callable[..., Person]) -> None:
     person.until(lambda: "every 1 s" in person.sees)
 
 
-def test_the_log_scrolls_and_follows(made: Made, sit: Callable[..., Person]) -> None:
+def test_log_scrolls_and_follows(made: Made, sit: Callable[..., Person]) -> None:
     made.log.write_text("".join(f"line {n} of the log\n" for n in range(1, 501)))
     person = sit()
     person.until(lambda: "q quit" in person.sees)
@@ -105,7 +106,7 @@ def test_the_log_scrolls_and_follows(made: Made, sit: Callable[..., Person]) -> 
     person.until(lambda: "line 501 of the log" in person.sees)
     with made.log.open("a") as file:
         file.write("line 502 \x1b[31mof\x1b[2J the log\n")
-    # at the end it follows, and foreign escapes do nothing
+    # at its end the log follows; escape sequences in it have no effect
     person.until(lambda: "line 502 of the log" in person.sees)
 
 
@@ -124,7 +125,7 @@ def test_diagnosis_of_a_failed_run(made: Made, sit: Callable[..., Person]) -> No
     person.until(lambda: "DIED" in person.sees)
 
 
-def test_a_diagnosis_that_is_left_is_ended(made: Made, sit: Callable[..., Person]) -> None:
+def test_closed_diagnosis_is_killed(made: Made, sit: Callable[..., Person]) -> None:
     made.log.write_text("nothing\n" * 3_000_000)  # takes a moment
     made.run.rank_log(0).write_text("nothing\n" * 3_000_000)
     person = sit()
@@ -165,10 +166,10 @@ def test_gpu_details(
     assert (
         "70 W of 575 W" in person.sees
         and "fan 40 %" in person.sees
-        and "slowed down for heat (hardware)" in person.sees
+        and SLOWDOWNS[0x40] in person.sees
     )
     assert re.search(rf"process +{os.getpid()} +21\.5 GiB +rank \d", person.sees)
-    assert re.search(rf"process +{os.getppid()} +2\.0 GiB +stranger", person.sees)
+    assert re.search(rf"process +{os.getppid()} +2\.0 GiB +user ", person.sees)
 
 
 def test_stop_signals_while_a_page_is_open(sit: Callable[..., Person]) -> None:

@@ -1,4 +1,4 @@
-"""What a state says as metrics: the right figures, nothing that is not known, names as they are."""
+"""Metrics of a state: correct values, no unknown values, unchanged names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
-from tests.unit.metrics_told import (
+from tests.unit.exported_metrics import (
     RUN,
     VIDEO_RUN,
     Serving,
@@ -18,7 +18,7 @@ from tests.unit.metrics_told import (
     names,
     of,
     of_samples,
-    told,
+    parsed,
     value,
 )
 from tests.unit.monitor_runs import GIB, Made, dead_pid, look
@@ -29,7 +29,7 @@ from training.monitor import host_stats, prom_metrics
 _serving = pytest.fixture(exporters, name="serving")
 
 
-def test_all_that_is_known_of_a_run(made: Made) -> None:
+def test_all_values_of_a_run(made: Made) -> None:
     state = everything(made)
     seen = of(state)
     run = {"run": RUN}
@@ -93,7 +93,7 @@ def test_all_that_is_known_of_a_run(made: Made) -> None:
     assert value(seen, "duet_host_cpu_use_ratio") == 0.375
 
 
-def test_a_task_that_counts_samples(made: Made) -> None:
+def test_task_that_counts_samples(made: Made) -> None:
     seen = of(everything(made), of_samples(made))
     run = {"run": VIDEO_RUN}
     assert (
@@ -101,7 +101,7 @@ def test_a_task_that_counts_samples(made: Made) -> None:
         value(seen, "duet_samples_per_second", **run),
     ) == (100 * 16, 3.27)
     assert value(seen, "duet_samples_total", run=RUN) is None, (
-        "of a run that counts tokens nobody knows samples"
+        "a run that counts tokens has no number of samples"
     )
     assert (
         value(seen, "duet_tokens_total", **run)
@@ -110,11 +110,11 @@ def test_a_task_that_counts_samples(made: Made) -> None:
     )
     assert value(seen, "duet_eval_best", **run, name="val_psnr", unit="dB") == 29.0
     assert value(seen, "duet_total_steps", **run) == 300, (
-        "as its start has said: such a task has no data.json"
+        "from its start event: such a task has no data.json"
     )
 
 
-def test_every_metric_can_be_told(made: Made) -> None:
+def test_every_metric_is_exported(made: Made) -> None:
     other, state = of_samples(made), everything(made)
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
     expected = {m.name for m in prom_metrics.METRICS} - (
@@ -125,7 +125,7 @@ def test_every_metric_can_be_told(made: Made) -> None:
     assert "duet_run_end_timestamp_seconds" in names(of(look(made.run)))
 
 
-def test_what_is_unknown_is_absent_and_never_0(made: Made) -> None:
+def test_unknown_values_are_absent(made: Made) -> None:
     state = look(made.run)
     state["gpus"] = host_stats.gpu_records(
         gpus.GpuInventory((gpus.Gpu(0, "GPU-0", "old", None, None, None, None, None),), ""),
@@ -156,7 +156,7 @@ def test_what_is_unknown_is_absent_and_never_0(made: Made) -> None:
         not [n for n in names(seen) if n.startswith("duet_rank_")]
         and value(seen, "duet_step", run=RUN) == 0
     )
-    assert "duet_host_cpu_use_ratio" not in names(seen)  # the first look
+    assert "duet_host_cpu_use_ratio" not in names(seen)  # the first reading
 
 
 def test_after_the_end(made: Made) -> None:
@@ -171,7 +171,7 @@ def test_after_the_end(made: Made) -> None:
     }
 
 
-def test_a_loss_that_is_no_number_is_told(made: Made) -> None:
+def test_non_finite_loss_is_exported(made: Made) -> None:
     made.step(1, float("nan"))
     loss = value(of(look(made.run)), "duet_loss", run=RUN)
     assert loss is not None and math.isnan(loss)
@@ -182,12 +182,12 @@ def test_a_loss_that_is_no_number_is_told(made: Made) -> None:
 @pytest.mark.parametrize(
     "name", ['a "quoted" \\ run', "two\nlines\\n", "Größe {x=1} 🚀", "bytes \udcff", ""]
 )
-def test_names_arrive_as_they_are(made: Made, serving: Serving, name: str) -> None:
+def test_names_are_exported_unchanged(made: Made, serving: Serving, name: str) -> None:
     state = look(made.run)
     state["run"]["name"] = name
     exporter = serving(lambda: [state])
     as_text = name.replace("\udcff", "?")
-    assert value(told(get(exporter)[2]), "duet_step", run=as_text) == 0
+    assert value(parsed(get(exporter)[2]), "duet_step", run=as_text) == 0
     kind, body = get(
         exporter, Accept="application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
     )[1:]
@@ -196,16 +196,16 @@ def test_names_arrive_as_they_are(made: Made, serving: Serving, name: str) -> No
     assert {s.labels["run"] for s in samples if s.name == "duet_step"} == {as_text}
 
 
-def test_openmetrics_has_all_of_it_too(made: Made, serving: Serving) -> None:
+def test_openmetrics_has_the_same_metrics(made: Made, serving: Serving) -> None:
     state = everything(made)
     exporter = serving(lambda: [state])
     body = get(exporter, Accept="application/openmetrics-text")[2]
     assert {s.name for family in open_families(body) for s in family.samples} == names(
-        told(get(exporter)[2])
+        parsed(get(exporter)[2])
     )
 
 
-def test_several_runs_and_two_of_one_name(tmp_path: Path) -> None:
+def test_several_runs_two_with_the_same_name(tmp_path: Path) -> None:
     first, second = Made(tmp_path / "a" / "same").steps(3), Made(tmp_path / "b" / "same").steps(5)
     third = Made(tmp_path / "b" / "third").steps(7)
     states = [look(m.run) for m in (first, second, third)]
@@ -220,24 +220,24 @@ def test_several_runs_and_two_of_one_name(tmp_path: Path) -> None:
     assert (value(seen, "duet_step", run="third"), value(seen, "duet_host_cpu_cores")) == (7, 96)
 
 
-def test_a_run_takes_the_place_of_another(tmp_path: Path, serving: Serving) -> None:
+def test_run_replaces_another(tmp_path: Path, serving: Serving) -> None:
     exporter = serving()
     assert get(exporter) == (200, "text/plain; version=0.0.4; charset=utf-8", "")
     for name in ("first", "second"):
         exporter.update([look(Made(tmp_path / name).run)])
         assert {
             dict(labels)["run"]
-            for metric, labels in told(get(exporter)[2])
+            for metric, labels in parsed(get(exporter)[2])
             if metric == "duet_step"
         } == {name}
 
 
-def test_a_counter_never_goes_back(made: Made, serving: Serving) -> None:
+def test_counter_never_decreases(made: Made, serving: Serving) -> None:
     exporter = serving()
     shown = []
     for step in (50, 20, 60):  # a restart from the checkpoint of step 20
         made.step(step, 2.0)
         exporter.update([look(made.run)])
-        seen = told(get(exporter)[2])
+        seen = parsed(get(exporter)[2])
         shown.append((value(seen, "duet_step", run=RUN), value(seen, "duet_tokens_total", run=RUN)))
     assert shown == [(50, 50 * 4096), (20, 50 * 4096), (60, 60 * 4096)]

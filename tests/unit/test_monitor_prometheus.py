@@ -1,5 +1,4 @@
-"""`--prometheus`: how the server answers, and how it lives and ends. Real requests, real
-signals."""
+"""Server of `--prometheus`: responses, start and end, with real requests and signals."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import wait_until
-from tests.unit.metrics_told import RUN, Serving, exporters, get, told, value
+from tests.unit.exported_metrics import RUN, Serving, exporters, get, parsed, value
 from tests.unit.monitor_runs import PATIENCE_S, ROOT, Made, look
 from training.core.contracts.state import RunState
 from training.core.errors import Exit, UserError
@@ -24,19 +23,19 @@ from training.monitor.prometheus import HOST, Exporter
 _serving = pytest.fixture(exporters, name="serving")
 
 
-def test_many_scrapers_cost_one_look(made: Made, serving: Serving) -> None:
-    looks: list[int] = []
+def test_many_scrapers_share_one_read(made: Made, serving: Serving) -> None:
+    reads: list[int] = []
 
     def read() -> list[RunState]:
-        looks.append(1)
+        reads.append(1)
         return [look(made.run)]
 
     patient, hasty = serving(read, 3600.0), serving(read, 0.0)
     with ThreadPoolExecutor(16) as pool:
         bodies = {body for _, _, body in pool.map(lambda n: get(patient), range(64))}
-    assert len(looks) == len(bodies) == 1
+    assert len(reads) == len(bodies) == 1
     get(hasty), get(hasty)
-    assert len(looks) == 3
+    assert len(reads) == 3
 
 
 def test_pages(made: Made, serving: Serving) -> None:
@@ -54,7 +53,7 @@ def test_pages(made: Made, serving: Serving) -> None:
     assert get(exporter, method="HEAD")[::2] == (200, "") and get(exporter, method="POST")[0] == 501
 
 
-def test_no_other_machine_can_ask(serving: Serving) -> None:
+def test_other_machines_cannot_connect(serving: Serving) -> None:
     port = serving().port
     listening = {
         c.laddr.ip
@@ -66,22 +65,22 @@ def test_no_other_machine_can_ask(serving: Serving) -> None:
         socket.create_connection(("127.0.0.2", port), timeout=PATIENCE_S)
 
 
-def test_a_look_that_fails_is_an_answer_too(made: Made, serving: Serving) -> None:
-    broken, said = True, []
+def test_failed_read_is_an_error_response(made: Made, serving: Serving) -> None:
+    broken, reported = True, []
 
     def read() -> list[RunState]:
         if broken:
             raise RuntimeError("no such luck")
         return [look(made.run)]
 
-    exporter = serving(read, 3600.0, said.append)
+    exporter = serving(read, 3600.0, reported.append)
     assert [get(exporter)[::2] for _ in range(2)] == [(500, "RuntimeError: no such luck\n")] * 2
     broken = False
     assert get(exporter)[0] == 200
-    assert len(said) == 1 and "no such luck" in said[0]
+    assert len(reported) == 1 and "no such luck" in reported[0]
 
 
-def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
+def test_taken_port_names_its_process(serving: Serving) -> None:
     first = serving()
     with pytest.raises(UserError) as caught:
         Exporter(first.port).start()
@@ -91,7 +90,7 @@ def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
     other = int(problem.fixes[0].rpartition("=")[2])
     first.close()
     first.close()
-    # the advice works, and a port that was given back is free at once
+    # the suggested port is free, and a closed one is free at once
     for port in (
         other,
         first.port,
@@ -101,7 +100,7 @@ def test_a_port_that_is_taken_names_who_has_it(serving: Serving) -> None:
         exporter.close()
 
 
-def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_has_an_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UserError) as caught:
         Exporter(0).start()
@@ -125,12 +124,12 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -> None:
+def test_server_ends_on_signals(made: Made, number: signal.Signals, status: int) -> None:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
     argv = [sys.executable, "-c", PROGRAM, str(made.run.path), str(port)]
-    # As `nohup … &` starts it: INT and HUP ignored; only HUP stays so.
+    # As with `nohup … &`: INT and HUP are ignored at the start; only HUP stays ignored.
     ignoring = [
         "env",
         "--default-signal=HUP",
@@ -145,16 +144,16 @@ def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -
             assert process.stderr is not None
             assert f"http://127.0.0.1:{port}/metrics" in process.stderr.readline()
             there = Exporter(port)
-            before = told(get(there)[2])
+            before = parsed(get(there)[2])
             made.step(7, 2.0)
             wait_until(
-                lambda: value(told(get(there)[2]), "duet_step", run=RUN) == 7,
+                lambda: value(parsed(get(there)[2]), "duet_step", run=RUN) == 7,
                 PATIENCE_S,
-                "a new look",
+                "a new read",
                 every_s=0.1,
             )
             assert value(before, "duet_step", run=RUN) == 0
-            with socket.create_connection((HOST, port)):  # a client that says nothing keeps nobody
+            with socket.create_connection((HOST, port)):  # an idle client does not delay the exit
                 process.send_signal(number)
                 assert process.wait(PATIENCE_S) == status
             assert process.stderr.read() == ""
@@ -162,7 +161,7 @@ def test_it_ends_when_told_to(made: Made, number: signal.Signals, status: int) -
             process.kill()
 
 
-def test_nohup_is_respected_and_an_event_ends_it(made: Made) -> None:
+def test_nohup_is_respected_and_an_event_ends_the_server(made: Made) -> None:
     code = PROGRAM.replace("0.2)", "0.2, stop)").replace(
         "watch =",
         "import os, signal, threading; stop = threading.Event(); threading.Timer(0.3, "
@@ -186,7 +185,7 @@ def test_nohup_is_respected_and_an_event_ends_it(made: Made) -> None:
     assert (done.returncode, done.stdout) == (0, "True 1\n")
 
 
-def test_threads_end_with_it(serving: Serving) -> None:
+def test_threads_end_with_the_server(serving: Serving) -> None:
     exporter = serving()
     get(exporter)
     assert "prometheus" in {t.name for t in threading.enumerate()}

@@ -1,4 +1,4 @@
-"""What the monitor shows: every state at every size, damaged files included."""
+"""Screens of the monitor: every state at every size, including damaged files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
 from training.core import rundir
-from training.monitor import screen, state, term_text
+from training.host.gpus import SLOWDOWNS
+from training.monitor import run_status, screen, state, term_text
 from training.monitor.screen import View
 
 # The uuids of the stand-in driver
@@ -38,7 +39,7 @@ GARBAGE = [
         b'"step": 1e400}\n',
     ],
 )
-def test_damaged_files_are_never_a_traceback(made: Made, garbage: bytes) -> None:
+def test_damaged_files_cause_no_traceback(made: Made, garbage: bytes) -> None:
     made.supervisor(os.getpid()).steps(20).beats().summary().failure()
     made.run.event("warning", text="well")
     files = [p for p in made.run.path.rglob("*") if p.is_file()]
@@ -47,7 +48,7 @@ def test_damaged_files_are_never_a_traceback(made: Made, garbage: bytes) -> None
         file.write_bytes(garbage)
         seen = look(made.run)
         json.dumps(state.finite(seen), allow_nan=False)
-        assert seen["run"]["state"] in {"starting", "running", *state.ENDED}
+        assert seen["run"]["state"] in {"starting", "running", *run_status.ENDED}
         check_size(seen, 80, 24)
         screen.one_line(seen)
         file.write_bytes(kept)
@@ -76,7 +77,7 @@ def test_every_state_fits_every_size(tmp_path: Path, width: int, height: int) ->
         check_size(look(made.failure().run), width, height)
 
 
-def test_80x24_holds_everything(made: Made) -> None:
+def test_80x24_shows_everything(made: Made) -> None:
     made.supervisor(os.getpid()).steps(100).beats()
     made.run.event("warning", text="the disk is nearly full")
     shown = text_of(made.run)
@@ -103,7 +104,7 @@ def test_80x24_holds_everything(made: Made) -> None:
         "disk",
         "/dev/shm",
         "nearly full",
-        "last words",
+        "end of log",
     ):
         assert word in shown
     assert made.run.path.name in shown.split("RUN  ")[1] and made.log.name in shown
@@ -111,7 +112,7 @@ def test_80x24_holds_everything(made: Made) -> None:
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (200, 50)])
 @pytest.mark.parametrize("plain", [False, True])
-def test_two_gpus_as_a_person_sees_them(
+def test_two_gpus_on_a_terminal(
     made: Made,
     sit: Callable[..., Person],
     nvidia: Callable[..., dict[str, str]],
@@ -130,7 +131,7 @@ def test_two_gpus_as_a_person_sees_them(
     for step in range(101, 160):
         made.step(step, 2.0, mfu=0.412, compute_ms=[40.0, 41.0], memory_bytes=[21 * GIB, 21 * GIB])
     (made.run.checkpoints / "step_00000100").mkdir()
-    processes = f"{os.getpid()}:21.5;{os.getppid()}:2"  # a stranger is on GPU 1
+    processes = f"{os.getpid()}:21.5;{os.getppid()}:2"  # another process is on GPU 1
     facts = {
         "USE": "97,100",
         "POWER": "431,70",
@@ -141,11 +142,11 @@ def test_two_gpus_as_a_person_sees_them(
     environ = nvidia(COUNT=2, NAME="NVIDIA GeForce RTX 5090", PROCESSES=processes, **facts)
     more = {"NO_COLOR": "1"} if plain else {}
     person = sit(*(["--ascii"] if plain else []), rows=rows, columns=columns, **environ, **more)
-    stranger = re.compile(r"1\* RTX 5090 +100 % .* 70 W +\S+ \d+ 2\.0")
-    parts = ("CHECKPOINT", "last words", "/dev/shm")  # of a screen that is painted to its end
+    other = re.compile(r"1\* RTX 5090 +100 % .* 70 W +\S+ \d+ 2\.0")
+    parts = ("CHECKPOINT", "end of log", "/dev/shm")  # of a complete screen
     person.until(
         lambda: (
-            bool(stranger.search(person.sees))
+            bool(other.search(person.sees))
             and "CPU load" not in person.sees
             and all(p in person.sees for p in parts)
         )
@@ -156,9 +157,8 @@ def test_two_gpus_as_a_person_sees_them(
         re.search(r"0\* RTX 5090 +97 % .* 431 W +\*(rank \d )?\d+ 21\.5", line) for line in seen
     )
     shown = "\n".join(seen)
-    assert (
-        "! GPU 1: slowed down for heat (hardware), 93" in shown
-        and "that is not of this run" in shown
+    assert f"! GPU 1: {SLOWDOWNS[0x40]}, 93" in shown and re.search(
+        r"! GPU 1: another process of user \S+, pid \d+ with 2\.0 GiB", shown
     )
     for word in (
         "step 159 of 400",
@@ -176,7 +176,7 @@ def test_two_gpus_as_a_person_sees_them(
     assert (
         "CHECKPOINT" in shown
         and "step_00000100" in shown
-        and "last words" in shown
+        and "end of log" in shown
         and "/dev/shm" in shown
     )
     assert all(len(line) <= columns for line in seen) and seen[rows - 1].startswith("q quit")
@@ -186,14 +186,14 @@ def test_two_gpus_as_a_person_sees_them(
     assert (shown.isascii(), coloured) == (plain, not plain)
 
 
-def test_ascii_has_no_other_character(made: Made) -> None:
+def test_ascii_output_is_ascii(made: Made) -> None:
     made.supervisor(os.getpid()).steps(100).beats("évaluation").summary()
     shown = "".join(screen.screen(look(made.run), View(80, 24, ascii_only=True)))
     assert shown.isascii() and "#" in shown and "->" not in shown
 
 
-def test_advice_is_whole_at_any_width(made: Made) -> None:
-    """It is there to be read and pasted."""
+def test_advice_is_complete_at_any_width(made: Made) -> None:
+    """Users copy it."""
     advice = (
         "./duet diagnose 'experiments/a run with a long name of many words' --lang=en   # "
         "asks for the cause again"
@@ -208,7 +208,7 @@ def test_advice_is_whole_at_any_width(made: Made) -> None:
         assert " ".join(f"try: {advice}".split()) in " ".join(" ".join(shown).split())
 
 
-def test_wrap_loses_nothing() -> None:
+def test_wrap_keeps_all_text() -> None:
     line = [("! ", "bad"), ("a word  and", ""), (" " + "x" * 50, "good"), (" 训练运行 end", "")]
     for width in (1, 2, 5, 9, 10, 20, 80):
         rows = term_text.wrap(line, width, 2)
@@ -217,13 +217,13 @@ def test_wrap_loses_nothing() -> None:
         assert letters == "!awordand" + "x" * 50 + "训练运行end"
 
 
-def test_a_checkpoint_that_is_removed_during_the_look_has_no_age(made: Made) -> None:
+def test_removed_checkpoint_has_no_age(made: Made) -> None:
     (made.run.checkpoints / "step_00000100").mkdir()
     made.steps(3).supervisor(os.getpid())
     seen = look(made.run)
     assert seen["checkpoint"] and seen["checkpoint"]["time_unix_s"]
     shown = [line for line in screen.screen(seen, View(120, 40)) if "CHECKPOINT" in line]
-    seen["checkpoint"]["time_unix_s"] = None  # as it is of a folder that was there a moment ago
+    seen["checkpoint"]["time_unix_s"] = None  # as after the folder was removed
     without = [line for line in screen.screen(seen, View(120, 40)) if "CHECKPOINT" in line]
     assert len(shown) == len(without) == 1
     assert " ago " in shown[0] and " ago " not in without[0] and "step_00000100" in without[0]

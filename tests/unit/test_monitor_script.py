@@ -1,4 +1,4 @@
-"""Somebody's own script under our launcher: its figures stand in what its ranks print."""
+"""A user script under Duet's launcher, whose figures are in its output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = "".join(f"step {n} loss {3 - n / 100:.2f}\n" for n in range(10, 110, 10)
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Made:
+def script(tmp_path: Path) -> Made:
     made = Made(
         tmp_path / "experiments" / "main_train_vrt_20261121_030000",
         script=SCRIPT,
@@ -43,9 +43,9 @@ def print_of(made: Made, name: str, text: str) -> Path:
     return log
 
 
-def test_before_it_has_told_anything_it_runs_without_a_step(ours: Made) -> None:
-    print_of(ours, "rank0.log", "loading\n")
-    seen = look(ours.run)
+def test_script_without_output_runs_without_a_step(script: Made) -> None:
+    print_of(script, "rank0.log", "loading\n")
+    seen = look(script.run)
     assert (seen["run"]["state"], seen["run"]["program"], seen["run"]["source"]) == (
         "running",
         "main_train_vrt.py",
@@ -55,21 +55,21 @@ def test_before_it_has_told_anything_it_runs_without_a_step(ours: Made) -> None:
         100, abs=30
     )
     assert "no step yet" in text_of(
-        ours.run
-    ) and "train_dual_gpu.sh · main_train_vrt.py · 2 ranks" in text_of(ours.run)
+        script.run
+    ) and "train_dual_gpu.sh · main_train_vrt.py · 2 ranks" in text_of(script.run)
 
 
-def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
-    print_of(ours, "rank0.log", KAIR.read_text())
-    print_of(ours, "rank1.log", STEPS)
-    seen, shown = look(ours.run), text_of(ours.run, 120, 40)
+def test_figures_of_a_script_are_shown_like_those_of_a_task(script: Made) -> None:
+    print_of(script, "rank0.log", KAIR.read_text())
+    print_of(script, "rank1.log", STEPS)
+    seen, shown = look(script.run), text_of(script.run, 120, 40)
     assert seen["run"]["source"] == "KAIR" and "main_train_vrt.py (KAIR)" in shown
     assert seen["progress"]["step"] and f"step {seen['progress']['step']:,}" in shown
     assert (
         seen["training"]["loss"] == pytest.approx(seen["loss_curve"]["points"][-1]["loss"])
         and "│" in shown
     )
-    plain = program(f"--run={ours.run.path}", "--json")
+    plain = program(f"--run={script.run.path}", "--json")
     assert (
         f'"step": {seen["progress"]["step"]}' in plain.stdout and '"source": "KAIR"' in plain.stdout
     )
@@ -78,22 +78,22 @@ def test_its_figures_are_shown_like_those_of_a_task_of_ours(ours: Made) -> None:
 @pytest.mark.parametrize(
     ("name", "other"), [("rank1.log", "rank0.log"), ("torchrun.log", "torchrun.log")]
 )
-def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, other: str) -> None:
-    if name == "torchrun.log":  # nobody knows the ranks' processes
+def test_figures_from_the_last_rank_or_from_torchrun(script: Made, name: str, other: str) -> None:
+    if name == "torchrun.log":  # the ranks' processes are unknown
         rundir.write_json(
-            ours.run.supervisor,
+            script.run.supervisor,
             {
                 "pid": os.getpid(),
-                "started": ours.at + 1,
+                "started": script.at + 1,
                 "ranks": [{"rank": None, "pid": os.getpid()}],
             },
         )
-    watch = state.RunWatch(ours.run)
-    print_of(ours, other, "loading\n")
+    watch = state.RunWatch(script.run)
+    print_of(script, other, "loading\n")
     assert watch.read()["progress"]["step"] is None
-    print_of(ours, name, STEPS)
+    print_of(script, name, STEPS)
     assert watch.read()["progress"]["step"] == 100
-    print_of(ours, name, "step 110 loss 1.5\n")
+    print_of(script, name, "step 110 loss 1.5\n")
     seen = watch.read()
     assert (
         seen["progress"]["step"],
@@ -103,10 +103,10 @@ def test_the_last_rank_may_tell_them_or_torchrun_for_all(ours: Made, name: str, 
     assert seen["run"]["state"] == "running"
 
 
-def test_of_an_ended_one_the_last_figures_stay(ours: Made) -> None:
-    print_of(ours, "rank0.log", STEPS)
-    ours.supervisor(dead_pid()).failure()
-    seen = look(ours.run)
+def test_ended_script_keeps_its_last_figures(script: Made) -> None:
+    print_of(script, "rank0.log", STEPS)
+    script.supervisor(dead_pid()).failure()
+    seen = look(script.run)
     assert (seen["run"]["state"], seen["progress"]["step"], seen["progress"]["eta_s"]) == (
         "failed",
         100,
@@ -114,23 +114,22 @@ def test_of_an_ended_one_the_last_figures_stay(ours: Made) -> None:
     )
 
 
-@pytest.mark.parametrize(("ago_s", "told"), [(200, False), (700, True)])
-def test_a_script_that_seldom_tells_is_no_standstill(ours: Made, ago_s: float, told: bool) -> None:
-    """Every hundredth step, of a second each: what counts is how often it has told something until
-    now."""
+@pytest.mark.parametrize(("ago_s", "alert"), [(200, False), (700, True)])
+def test_script_that_prints_rarely_is_not_stalled(script: Made, ago_s: float, alert: bool) -> None:
+    """It prints every hundredth step of one second: only its usual interval counts."""
     slow = "".join(f"step {n} loss 2.5 dt: 1000.0ms\n" for n in range(100, 1100, 100))
-    log = print_of(ours, "rank0.log", slow)
+    log = print_of(script, "rank0.log", slow)
     os.utime(log, (time.time() - ago_s,) * 2)
-    seen = look(ours.run)
+    seen = look(script.run)
     assert seen["training"]["told_every_s"] == pytest.approx(100)
-    said = [a["text"] for a in seen["alerts"] if "step" in a["text"]]
-    assert len(said) == told and all(re.fullmatch(r"no step for 7\d\d s", text) for text in said), (
-        said
+    shown = [a["text"] for a in seen["alerts"] if "step" in a["text"]]
+    assert len(shown) == alert and all(re.fullmatch(r"no step for 7\d\d s", t) for t in shown), (
+        shown
     )
-    assert "nothing heard" not in text_of(ours.run), "a script's ranks have no heartbeat"
+    assert "no heartbeat" not in text_of(script.run), "a script's ranks have no heartbeat"
 
 
-def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_path: Path) -> None:
+def test_records_have_times_if_all_lines_have_them(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     line = (
         "26-11-22 03:{minute}:00.000 : <epoch:  0, iter: {step:7,d}, lr:4.000e-04> G_loss: "
@@ -146,17 +145,17 @@ def test_as_records_with_times_of_this_machine_where_all_lines_tell_them(tmp_pat
         + average
         + line.format(minute=13, step=3)
     )
-    # where clocks show six hours less than UTC
+    # in a time zone six hours behind UTC
     written = datetime(2026, 11, 22, 9, 13, 1, tzinfo=timezone.utc).timestamp()
     os.utime(log, (written, written))
-    told = LogMetrics(log)
-    told.read(written)
-    assert [(r["step"], r["time"] - written, r.get("loss")) for r in told.records()] == [
+    figures = LogMetrics(log)
+    figures.read(written)
+    assert [(r["step"], r["time"] - written, r.get("loss")) for r in figures.records()] == [
         (1, -121, 0.15),
         (2, -61, 0.15),
         (2, -61, None),
         (3, -1, 0.15),
     ]
     log.write_text(log.read_text() + "step 4 loss 0.2\n")
-    told.read(written)
-    assert all("time" not in record for record in told.records())
+    figures.read(written)
+    assert all("time" not in record for record in figures.records())

@@ -1,5 +1,5 @@
-"""Runs of other tasks than gpt: what they count, how they are scored, on the screen, as JSON, side
-by side and in their log."""
+"""Runs of tasks other than gpt: their units and scores on the screen, as JSON, in the table of runs
+and in their logs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def video(tmp_path: Path) -> Made:
     )
 
 
-def test_what_a_run_of_samples_says_as_json(video: Made) -> None:
+def test_json_of_a_run_that_counts_samples(video: Made) -> None:
     seen = look(video.run)
     training = seen["training"]
     assert (seen["run"]["task"], training["samples"], training["samples_per_s"]) == (
@@ -64,11 +64,11 @@ def test_what_a_run_of_samples_says_as_json(video: Made) -> None:
     assert (seen["progress"]["total_steps"], seen["progress"]["eta_s"]) == (
         300,
         pytest.approx(20, rel=0.01),
-    ), "as its start has said"
+    ), "from its start event"
     json.dumps(seen)
 
 
-def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
+def test_task_with_its_own_unit(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "clips", task=VIDEO).supervisor(os.getpid())
     for step in range(1, 30):
         own = {"clips": step * 2, "clips_per_s": 2.5}
@@ -85,7 +85,7 @@ def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
     assert "CLIPS/S" in run_list.screen(RunTable(tmp_path / "experiments").read(), View(100, 20))[2]
 
 
-def test_what_a_run_of_tokens_says_as_json(made: Made) -> None:
+def test_json_of_a_run_that_counts_tokens(made: Made) -> None:
     seen = look(made.steps(10).run)
     assert (
         seen["training"]["samples"]
@@ -113,14 +113,14 @@ def test_the_screen(video: Made) -> None:
     assert "token" not in shown and "nats" not in shown
     wide = text_of(video.run, 160, 45)
     assert "samples/s │" in wide and " 3.27 │" in wide and "0.00578 │" in wide, (
-        "small figures keep their digits"
+        "small values keep their digits"
     )
     for width, height in ((20, 5), (80, 24), (200, 50)):
         check_size(look(video.run), width, height)
     assert "3.27 samples/s" in screen.one_line(look(video.run))
 
 
-def test_how_it_ended(video: Made) -> None:
+def test_end_of_a_run(video: Made) -> None:
     video.supervisor(dead_pid())
     rundir.write_json(
         video.run.summary, SUMMARY | {"val_ssim_first": 0.85, "val_ssim_last": 0.9, "samples": 1600}
@@ -129,7 +129,7 @@ def test_how_it_ended(video: Made) -> None:
         video.run, 100
     )
     assert "ssim 0.85 → 0.9" in " ".join(text_of(video.run, 60).split()), (
-        "whole, also where it has no room in one line"
+        "complete even if it does not fit in one line"
     )
     rundir.write_json(
         video.run.summary, {name: value for name, value in SUMMARY.items() if "val" not in name}
@@ -161,7 +161,7 @@ def test_side_by_side(video: Made, tmp_path: Path) -> None:
         {"name": "\x1b[31mred", "options": {"data": 3}},
     ],
 )
-def test_whatever_a_plan_says_of_its_task(made: Made, task: object) -> None:
+def test_any_task_in_a_plan(made: Made, task: object) -> None:
     made.steps(3)
     rundir.write_json(made.run.plan, made.plan | {"task": task})
     seen = look(made.run)
@@ -170,7 +170,7 @@ def test_whatever_a_plan_says_of_its_task(made: Made, task: object) -> None:
     assert "\x1b" not in "".join(screen.screen(seen, View(80, 24)))
 
 
-def test_inspection_speaks_of_samples(video: Made) -> None:
+def test_health_checks_count_samples(video: Made) -> None:
     seen = look(video.run)
     for rank in seen["ranks"]:
         rank["compute_ms_median"] = 40.0
@@ -196,7 +196,7 @@ def test_inspection_speaks_of_samples(video: Made) -> None:
     )
 
 
-def test_our_own_log_where_the_run_is_gone() -> None:
+def test_duet_log_without_its_run() -> None:
     step = line_parser.parse(
         "[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Loss: 0.0123, LR: 4.00e-04, 12 samples/s"
     )
@@ -216,9 +216,9 @@ def test_our_own_log_where_the_run_is_gone() -> None:
         "Epoch: 2, Iter: 20, Validation: PSNR 34.38 dB (-0.02 over the input), SSIM 0.9864"
     )
     assert video and video.scores == {"val_psnr": 34.38, "val_ssim": 0.9864}
-    for said in ("bits/byte", "bits per byte"):  # now, and in logs of earlier versions
+    for unit in ("bits/byte", "bits per byte"):  # now, and in logs of earlier versions
         text = line_parser.parse(
-            f"[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: 2.0235 {said}"
+            f"[2026-11-21 03:00:00] Epoch: 1, Iter: 10, Validation: 2.0235 {unit}"
         )
         assert text and text.scores == {"val_bpb": 2.0235}
     bits = line_parser.parse(
@@ -235,7 +235,7 @@ def test_our_own_log_where_the_run_is_gone() -> None:
         "0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB",
     ):
         assert line_parser.parse(f"  Loss       {last}") is None, (
-            "the last screen begins with the first loss"
+            "the summary begins with the first loss"
         )
     other = line_parser.parse("steps: 10 loss: 2.3456 iter time (s): 1.234 samples/sec: 12.345")
     assert other and other.samples_per_s == 12.345
@@ -262,14 +262,14 @@ def test_units_and_directions_of_scores(key: str, unit: str | None, more: bool) 
     assert (metric_units.score_unit(key), metric_units.higher_is_better(key)) == (unit, more)
 
 
-def test_the_score_that_runs_are_compared_by() -> None:
+def test_score_for_comparing_runs() -> None:
     assert metric_units.scores(["step", "val_loss", "val_bpb", "eval_ms"]) == [
         "val_bpb",
         "val_loss",
     ]
     assert metric_units.scores(["val_psnr_input", "val_psnr", "val_ssim"])[0] == "val_psnr"
     assert metric_units.scores(["val_wer", "val_acc", "val_wer"]) == ["val_wer", "val_acc"], (
-        "the one that the task tells first"
+        "the first one that the task reports"
     )
 
 

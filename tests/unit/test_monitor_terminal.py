@@ -1,4 +1,4 @@
-"""The live view through a real terminal, as a person sees it."""
+"""The live view on a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid
 
 
-def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -> None:
+def test_live_view_on_a_terminal(made: Made, sit: Callable[..., Person]) -> None:
     person = sit()
     person.until(lambda: "q quit" in person.sees)
     assert person.screen.cursor.hidden
@@ -31,9 +31,9 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
         cell.fg != "default" for cell in person.screen.buffer[0].values()
     )
 
-    made.step(101, 1.2345)  # news appear by themselves
+    made.step(101, 1.2345)  # new values appear without a key
     person.until(lambda: "loss 1.2345" in person.sees and "step 101 of 400" in person.sees)
-    person.until(lambda: "CPU load" not in person.sees)  # and CPU use from the second look on
+    person.until(lambda: "CPU load" not in person.sees)  # CPU use is known from the second reading
 
     person.resize(40, 120)
     person.until(lambda: person.screen.display[39].startswith("q quit"))
@@ -62,9 +62,7 @@ def test_live_view_as_a_person_sees_it(made: Made, sit: Callable[..., Person]) -
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_signals_give_the_terminal_back(
-    sit: Callable[..., Person], number: int, status: int
-) -> None:
+def test_signals_restore_the_terminal(sit: Callable[..., Person], number: int, status: int) -> None:
     person = sit()
     person.until(lambda: "q quit" in person.sees)
     before = person.screen.cursor.hidden
@@ -77,7 +75,7 @@ def test_ctrl_c_and_ctrl_z_on_the_keyboard(sit: Callable[..., Person]) -> None:
     person = sit()
     person.until(lambda: "q quit" in person.sees)
     person.child.sendcontrol("z")
-    person.until(lambda: not person.screen.cursor.hidden)  # the shell would have its terminal again
+    person.until(lambda: not person.screen.cursor.hidden)  # the terminal is restored for the shell
     person.until(lambda: psutil.Process(person.child.pid).status() == psutil.STATUS_STOPPED)
     person.child.kill(signal.SIGCONT)
     person.until(
@@ -88,7 +86,7 @@ def test_ctrl_c_and_ctrl_z_on_the_keyboard(sit: Callable[..., Person]) -> None:
     assert not person.screen.cursor.hidden
 
 
-def test_ends_by_itself_with_a_last_screen(made: Made, sit: Callable[..., Person]) -> None:
+def test_follow_exit_leaves_a_last_screen(made: Made, sit: Callable[..., Person]) -> None:
     rank = subprocess.Popen(["sleep", "600"])
     try:
         made.supervisor(rank.pid)
@@ -107,22 +105,24 @@ def test_ends_by_itself_with_a_last_screen(made: Made, sit: Callable[..., Person
     )
 
 
-def test_stays_after_the_end_until_it_is_left(made: Made, sit: Callable[..., Person]) -> None:
+def test_stays_after_the_end_until_quit(made: Made, sit: Callable[..., Person]) -> None:
     made.supervisor(dead_pid()).failure()
     person = sit()
     person.until(lambda: "FAILED" in person.sees and "gpu_oom on rank 1" in person.sees)
     person.child.send("q")
     assert person.left() == (0, None)
-    assert "FAILED" in person.screen.display[0]  # its last screen stays
+    assert "FAILED" in person.screen.display[0]  # the last screen stays
 
 
-def test_follow_exit_has_the_status_of_the_run(made: Made, sit: Callable[..., Person]) -> None:
+def test_follow_exit_exits_with_the_status_of_the_run(
+    made: Made, sit: Callable[..., Person]
+) -> None:
     rank = subprocess.Popen(["sleep", "600"])
     try:
         made.supervisor(rank.pid)
         person = sit("--follow-exit")
         person.until(lambda: "RUNNING" in person.sees)
-        made.failure()  # as long as the supervisor lives it may start the ranks again
+        made.failure()  # while the supervisor is alive, it may restart the ranks
         person.until(lambda: "FAILED" in person.sees)
         assert person.child.isalive()
     finally:
@@ -131,10 +131,10 @@ def test_follow_exit_has_the_status_of_the_run(made: Made, sit: Callable[..., Pe
     assert person.left() == (4, None)
 
 
-def test_a_newer_run_takes_the_place_of_one_that_has_ended(
+def test_newer_run_replaces_one_that_has_ended(
     tmp_path: Path, copied: Callable[[Path], Path], people: Callable[..., Person]
 ) -> None:
-    """Without --run the newest one is meant, also overnight."""
+    """Without --run the monitor switches to the newest run."""
     command = copied(tmp_path / "project")
     project = command.parent
     Made(project / "experiments" / "first").supervisor(dead_pid()).steps(20).summary()

@@ -167,7 +167,7 @@ def test_the_sentences_contain_reasons(machine: Callable[..., None], in_project:
         "compile on: ",
         "12 sequences × 2048 tokens × 2 ranks × 1 accumulation step = 49152 tokens per step",
         "data: stdlib, ",
-        "the original authors promise 20–22 GB of 32 GB",
+        "the original authors report 20–22 GB of 32 GB",
     ):
         assert part in text
 
@@ -211,7 +211,7 @@ def test_the_plan_contains_the_memory_settings(
     _, plan, checks = make("configs/dual_gpu/aggressive.py")
     blocks, chunks = plan["activation_checkpointing"], plan["loss_chunks"]
     assert 0 < blocks["value"] < 20 and chunks["value"] >= 1
-    assert blocks["reason"] == "so that 14 sequences fit 31.0 GiB free"
+    assert blocks["reason"] == "needed to fit 14 sequences in 31.0 GiB free"
     (said,) = [s for s in plan["text"] if s.startswith("activation checkpointing: ")]
     assert said.startswith(f"activation checkpointing: {blocks['value']} of 20 blocks")
     assert "costs about " in said

@@ -93,7 +93,7 @@ def test_only_variables_that_we_set_are_exported(home: Path, tmp_path: Path) -> 
     assert {
         "name": "OMP_NUM_THREADS",
         "value": "3",
-        "why": "your own value stays",
+        "why": "your value is kept",
         "origin": "kept",
     } in plan["variables"]
 

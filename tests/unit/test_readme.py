@@ -1,31 +1,66 @@
-"""The README is correct: its tables, links and commands are checked against the code."""
+"""README.md and README.zh-CN.md against the code: tables, links, commands, and each other."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+
+import pytest
 
 from tests.cases import each
 from tests.conftest import ROOT
 from training.config import flags, loader
-from training.core.errors import EXIT_MEANING
+from training.core.errors import Exit
 from training.plan.cli_args import SCRIPTS
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(
-    r"(?:^    (?:\$ )?|`)(\./(?:train_dual_gpu|train_dual_gpu_enhanced|launch_train)\.sh[^`\n]*)",
-    README,
-    re.MULTILINE,
-)
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")
+}
+ENGLISH, CHINESE = PAGES.values()
+WORDS = 1200  # length of the English page, about
 
 
-def test_exit_codes() -> None:
-    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", README, re.MULTILINE))
-    assert table == {str(int(code)): meaning for code, meaning in EXIT_MEANING.items()}
+def commands(page: str) -> list[str]:
+    """Lines of the bash blocks, without comments."""
+    blocks = "".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    lines = (line.partition(" #")[0].strip() for line in blocks.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_configs() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
+def shape(page: str) -> list[str]:
+    """What both languages share: level of headings, links, code blocks without their comments."""
+    lines = []
+    for line in re.sub(r"README(\.zh-CN)?\.md", "README", page).splitlines():
+        if heading := re.match(r"#+ ", line):
+            lines.append(heading[0])
+        lines += re.findall(r"\]\(([^)]+)\)", line)
+    return lines
+
+
+def test_both_languages_have_the_same_commands() -> None:
+    assert len(commands(ENGLISH)) > 12
+    assert commands(ENGLISH) == commands(CHINESE)
+
+
+def test_both_languages_have_the_same_structure() -> None:
+    assert shape(ENGLISH) == shape(CHINESE)
+
+
+def test_length() -> None:
+    assert len(ENGLISH.split()) <= WORDS
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_exit_codes(page: str) -> None:
+    assert re.findall(r"^\| (\d+) \|", PAGES[page], re.MULTILINE) == [str(int(c)) for c in Exit]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_configs(page: str) -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", PAGES[page], re.MULTILINE
+    )
     assert {row[0] for row in rows} == {
         p.stem for p in (ROOT / "configs/dual_gpu").glob("[a-z]*.py")
     }
@@ -35,27 +70,27 @@ def test_configs() -> None:
         assert [int(number) for number in shown] == [values[field][0] for field in fields]
 
 
-def test_links() -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README):
-        assert (ROOT / target).exists(), target
-
-
-@each("command", COMMANDS)
-def test_commands_have_known_flags(command: str) -> None:
-    assert len(COMMANDS) > 8
-    words = [w for w in shlex.split(command, comments=True) if not set(w) & set("[]…")]
-    if words[0] == "sbatch":
-        words.pop(0)
-        assert (ROOT / words[0]).exists()
-        return
-    script = words[0].removeprefix("./")
-    assert script in SCRIPTS
-    # what follows belongs to the user's script
-    own = words[1 : words.index("--")] if "--" in words else words[1:]
-    assert not flags.parse([w for w in own if w != "CONFIG"]).problems
+@each("command", [c for c in commands(ENGLISH) if c.split()[0].removeprefix("./") in SCRIPTS])
+def test_flags_of_a_launch_script(command: str) -> None:
+    _, *words = shlex.split(command)
+    own = words[: words.index("--")] if "--" in words else words
+    assert not flags.parse(own).problems
     if "--script" not in own:
         assert all(
-            (ROOT / word).exists()
-            for word in own
-            if word.endswith(".py") and not word.startswith("--")
+            (ROOT / word).exists() for word in own if word.endswith(".py") and word[0] != "-"
         )
+
+
+@each(
+    "command", [c for c in commands(ENGLISH) if c.split()[0] in ("./duet", "./monitor_training.sh")]
+)
+def test_flags_of_another_command(command: str) -> None:
+    """tests/e2e/test_readme_commands.py runs them."""
+    words = shlex.split(command)
+    program = words[: 2 if words[0] == "./duet" else 1]
+    done = subprocess.run(
+        [*program, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    for word in words[len(program) :]:
+        assert word.partition("=")[0] in done.stdout if word.startswith("--") else True

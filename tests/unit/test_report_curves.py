@@ -1,5 +1,4 @@
-"""What metrics.jsonl becomes: exact for a short run, extremes for a long one, nothing lost that
-somebody would look for."""
+"""Curves of metrics.jsonl: exact for a short run, extremes and marks for a long one."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.unit.monitor_runs import Made
 from training.core.rundir import append_json
-from training.monitor.report import series
+from training.monitor.report import read_backwards
 from training.monitor.report.series import POINTS, Metrics
 
 
@@ -37,7 +36,7 @@ def steps_of(metrics: Metrics, key: str = "loss") -> list[int]:
     return [place.step for place, _ in metrics.curves[key].points]
 
 
-def test_a_short_run_is_exact(made: Made) -> None:
+def test_short_run_is_exact(made: Made) -> None:
     made.steps(100)
     metrics = Metrics(made.run.metrics, made.at)
     loss = metrics.curves["loss"].points
@@ -56,7 +55,7 @@ def test_a_short_run_is_exact(made: Made) -> None:
     assert metrics.median("step_ms") == 105, "the first step, 101, is left out as in summary.json"
 
 
-def test_a_long_run_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> None:
+def test_long_run_keeps_its_extremes(tmp_path: Path) -> None:
     chance = random.Random(3)
     losses = {n: 2 + chance.random() for n in range(1, 20_001)}
     losses |= {7_777: 91.0, 12_345: -4.0, 15_000: math.nan, 15_001: math.inf}
@@ -66,7 +65,7 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> None:
     values = {place.step: value for place, value in curve.points}
     assert values[7_777] == 91.0 and values[12_345] == -4.0, "spikes must not vanish"
     assert all(losses[number] == value for number, value in values.items()), (
-        "every point is a real one"
+        "every point is a recorded value"
     )
     assert curve.bad == 2 and {place.step // 100 for place, _ in curve.marks} == {150}
     assert curve.marks[0][1] == "NaN"
@@ -74,7 +73,7 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> None:
     assert len(curve.smoothed()) == len(curve.means) <= POINTS // 2 + 1
 
 
-def test_what_comes_later_in_the_file_wins(tmp_path: Path) -> None:
+def test_later_records_win(tmp_path: Path) -> None:
     first = [step(n, 5.0) for n in range(1, 31)] + [
         {"time": 1.0, "step": 30, "val_bpb": 9.0, "eval_ms": 1.0}
     ]
@@ -82,11 +81,11 @@ def test_what_comes_later_in_the_file_wins(tmp_path: Path) -> None:
     metrics = written(tmp_path / "m.jsonl", [*first, *again])
     assert steps_of(metrics) == list(range(1, 26))
     assert {value for place, value in metrics.curves["loss"].points if place.step > 20} == {1.0}
-    assert list(metrics.evaluations) == [20], "an evaluation that is overtaken is forgotten"
+    assert list(metrics.evaluations) == [20], "replaced evaluations are dropped"
     assert metrics.repeated == 10
 
 
-def test_broken_lines_are_left_out(tmp_path: Path) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     good = [json.dumps(step(n)).encode() for n in range(1, 6)]
     path.write_bytes(
@@ -121,7 +120,7 @@ def test_values_of_any_kind(tmp_path: Path) -> None:
     assert set(metrics.curves) == {"loss"}
 
 
-def test_lists_are_one_curve_a_rank(tmp_path: Path) -> None:
+def test_lists_have_one_curve_per_rank(tmp_path: Path) -> None:
     rows = [
         step(n, compute_ms=[10.0 + n, 20.0], memory_bytes=[None, 5e8]) for n in range(1, 40)
     ] + [step(40, compute_ms=[50.0, 20.0, 7.0])]
@@ -130,7 +129,7 @@ def test_lists_are_one_curve_a_rank(tmp_path: Path) -> None:
     assert metrics.peak("memory_bytes") == 5e8 and not metrics.by_rank["memory_bytes"][0].points
 
 
-def test_a_clock_that_goes_back(tmp_path: Path) -> None:
+def test_clock_set_back(tmp_path: Path) -> None:
     rows = [step(n) | {"time": 1000.0 + n - (500 if n > 5 else 0)} for n in range(1, 11)]
     metrics = written(tmp_path / "m.jsonl", rows)
     times = [place.time_s for place, _ in metrics.curves["loss"].points]
@@ -143,7 +142,7 @@ def test_the_smoothed_curve(tmp_path: Path) -> None:
     curve = written(tmp_path / "m.jsonl", rows).curves["loss"]
     assert curve.window == 5
     assert [value for _, value in curve.smoothed()] == [100.0] + [2.0] * 99, (
-        "it begins where the values do, a spike does not show"
+        "it starts at the first value and hides a spike"
     )
     assert {value for _, value in curve.smoothed(ends=False)} == {2.0}
 
@@ -156,19 +155,19 @@ def test_blocks_of_any_size_give_the_same(
     for n in range(1, 50):
         append_json(path, step(n, n / 3))
     whole = Metrics(path).curves["loss"].points
-    monkeypatch.setattr(series, "BLOCK", block)
-    if block == 7:  # a line that is longer than four blocks is no record of ours
+    monkeypatch.setattr(read_backwards, "BLOCK", block)
+    if block == 7:  # lines longer than four blocks are dropped
         assert Metrics(path).steps == 0
     else:
         assert Metrics(path).curves["loss"].points == whole
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "none.jsonl")
     assert (metrics.steps, metrics.curves, metrics.scores) == (0, {}, [])
 
 
-def test_more_is_better_for_some_figures(tmp_path: Path) -> None:
+def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
     rows = [
         step(1),
         *(

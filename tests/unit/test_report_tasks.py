@@ -1,5 +1,4 @@
-"""The report of other tasks than gpt: their unit, their scores, their own options; and beside runs
-of text."""
+"""Reports of tasks other than gpt: their units, scores and options; comparison with runs of gpt."""
 
 from __future__ import annotations
 
@@ -24,23 +23,23 @@ def figures_of(page: str) -> list[str | None]:
     return [facts["id"] for facts in read(page).all("figure") if "id" in facts]
 
 
-def test_what_a_run_of_samples_holds(video: Made) -> None:
+def test_page_of_a_run_that_counts_samples(video: Made) -> None:
     video.summary(sample="4 clips", parameters=123456, loss_begin=0.0508, loss_end=0.00584)
     video.run.samples.mkdir()
     (video.run.samples / "clip_0.png").write_bytes(PNG)
     page = page_of(video)
     seen = read(page)
-    for said in (
+    for text in (
         "task video_restoration · data data/moving",
         "Best validation psnr 29.0000 dB, step 100",
-        "Loss at the end 0.00584 from 0.0508",
+        "Final loss 0.00584 from 0.0508",
         "Speed 3.27 samples/s, median",
-        "best: 29.0000 at step 100 (more is better)",
+        "best: 29.0000 at step 100 (higher is better)",
         "8 samples × 2 ranks × 1 accumulation step = 16 samples per step",
-        "steps in all 300",
+        "total steps 300",
         "4 clips",
     ):
-        assert said in seen.text, said
+        assert text in seen.text, text
     assert "tokens/s" not in seen.text and "nats" not in seen.text
     assert [i["alt"] for i in seen.all("img")] == ["clip_0.png"]
     names = (
@@ -62,7 +61,7 @@ def test_what_a_run_of_samples_holds(video: Made) -> None:
     )
 
 
-def test_the_score_of_the_input_is_a_line_beside_that_of_the_result(video: Made) -> None:
+def test_score_of_the_input_is_a_second_line(video: Made) -> None:
     chart = next(c for c in run_charts.small(run.read_run(video.run)) if c and c.id == "val_psnr")
     assert chart.legend == [("psnr", 2), ("input", 0)] and chart.unit == "dB"
     values = dict(
@@ -76,7 +75,7 @@ def test_the_score_of_the_input_is_a_line_beside_that_of_the_result(video: Made)
     assert chart.columns["tokens"][:2] == [800, 1600], "samples"
 
 
-def test_options_of_the_task_stand_among_the_configuration(video: Made) -> None:
+def test_options_of_the_task_are_in_the_configuration(video: Made) -> None:
     page = page_of(video)
     shown = page[page.index('id="configuration"') :]
     assert (
@@ -85,10 +84,10 @@ def test_options_of_the_task_stand_among_the_configuration(video: Made) -> None:
         < shown.index("<details")
         < shown.index(">gt_size<")
     )
-    assert "quick.py:3" in shown and "channels of its features (channels)" in shown
+    assert "quick.py:3" in shown and "feature channels (channels)" in shown
 
 
-def test_a_task_of_somebody(tmp_path: Path) -> None:
+def test_task_of_a_user(tmp_path: Path) -> None:
     task = {
         "name": "mine",
         "unit": "samples",
@@ -107,8 +106,8 @@ def test_a_task_of_somebody(tmp_path: Path) -> None:
     page = read(page_of(made))
     assert "task mine" in page.text and "data " not in page.text.split("started")[0]
     assert (
-        "best: 0.1000 at step 4 (less is better)" in page.text
-        and "best: 0.4000 at step 4 (more is better)" in page.text
+        "best: 0.1000 at step 4 (lower is better)" in page.text
+        and "best: 0.4000 at step 4 (higher is better)" in page.text
     )
     assert "transformer blocks" not in page.text and "larger" not in page.text, (
         "the help of a field that has the same name"
@@ -117,7 +116,7 @@ def test_a_task_of_somebody(tmp_path: Path) -> None:
     assert loss and loss.unit == "" and [name for name, _ in loss.legend] == ["loss", "validation"]
 
 
-def test_a_task_with_a_word_of_its_own_for_its_samples(tmp_path: Path) -> None:
+def test_task_with_its_own_unit(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "clips", task=VIDEO)
     for step in range(1, 30):
         own = {"clips": step * 2, "clips_per_s": 2.5}
@@ -154,14 +153,14 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
     seen = read(page)
     assert "Loss of video_restoration" in seen.text and "Loss of gpt nats/token" in seen.text
     assert ">samples</button>" not in page and ">tokens</button>" not in page, (
-        "no axis that both have"
+        "the runs have no common unit"
     )
     assert [
         facts for tag, facts in seen.elements if tag == "td" and facts.get("class") == "n best"
-    ], "of the two that can be compared"
+    ], "among the two comparable runs"
     best = page[page.index("<table") : page.index("</table>")].split("</tr>")
     assert [row.count('class="n best"') for row in best[1:4]] == [0, 2, 0], (
-        "psnr and ssim of the other one; no loss is compared with the text's"
+        "psnr and ssim of the other run; losses of different tasks are not compared"
     )
     differ = page[page.index('id="differences"') : page.index('id="curves"')]
     assert ">embed_dim<" in differ and ">16<" in differ and ">24<" in differ
@@ -183,13 +182,13 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
         {"options": {"a": {"b": 1}}},
     ],
 )
-def test_whatever_a_plan_says_of_its_task(tmp_path: Path, task: object) -> None:
+def test_any_task_in_a_plan(tmp_path: Path, task: object) -> None:
     made = trained(planned(tmp_path / "experiments" / "odd"))
     rundir.write_json(made.run.plan, made.plan | {"task": task})
     seen = run.read_run(made.run)
     assert seen.counted == "tokens" and run_page.page(seen, "en").html().count("</script") == 3
 
 
-def test_a_run_of_samples_without_a_step_counts_samples(tmp_path: Path) -> None:
+def test_run_without_a_step_counts_samples(tmp_path: Path) -> None:
     made = Made(tmp_path / "experiments" / "early", task=VIDEO)
     assert run.read_run(made.run).counted == "samples"

@@ -212,14 +212,14 @@ def test_all_errors_of_a_command_are_reported_at_once(home: Path, write: Write) 
         "bad config.py:2: not a plain assignment: 'import os'",
         "resume is 'latest' (from --resume on the command line), but there is no run",
         "unknown_field is not a known field (bad config.py:3)",
-        "DUET_TYPO is in the environment but sets no field",
+        "DUET_TYPO is set in the environment but matches no field",
         "depth is 'twelve' (from bad config.py:1), a str",
         "matrix_lr is -1.0 (from bad config.py:4), too small",
         "seed is 'first' (from --seed on the command line)",
         "device is 'tpu' (from --device on the command line)",
         "compile is 'maybe' (from TORCH_COMPILE in the environment)",
         "retries is '-1' (from DUET_RETRIES in the environment), too small",
-        "total_batch_size 24577 (from --total_batch_size on the command line) does not divide by "
+        "total_batch_size 24577 (from --total_batch_size on the command line) is not divisible by "
         "device_batch_size 8 (default)",
         "data is 'missing.txt' (from --data on the command line): no such file",
         "run_name is 'a/b' (from --run_name on the command line)",
@@ -266,7 +266,7 @@ MISTAKES = [
         ["--persistent_workers"],
         "persistent_workers is on (from --persistent_workers on the command line) but num_workers "
         "is 0",
-        "needs workers",
+        "at least 1 worker",
     ),
     (["--config=a.toml"], "config a.toml does not exist", "a .py or .json file"),
     (
@@ -385,7 +385,7 @@ def test_a_batch_that_does_not_divide(home: Path, write: Write, shell: Shell) ->
     )
     problem = only(wrong(config, "--seed", "7", script=SIMPLE))
     assert problem.what == (
-        "total_batch_size 49152 (from my config.py:2) does not divide by device_batch_size 16 "
+        "total_batch_size 49152 (from my config.py:2) is not divisible by device_batch_size 16 "
         "(from my config.py:1) "
         "× max_seq_len 2048 (from my config.py:3) × 2 ranks = 65536"
     )

@@ -66,7 +66,7 @@ def request_for(run: rundir.RunDir, **changes: Any) -> Any:
     return found
 
 
-def test_the_same_model_is_resumed(run: rundir.RunDir) -> None:
+def test_the_same_model_continues(run: rundir.RunDir) -> None:
     checkpoint(run)
     assert resume_checks.check_model(request_for(run), SHAPE) == []
 
@@ -85,7 +85,7 @@ def test_another_model_is_refused_with_all_differences(run: rundir.RunDir) -> No
 
 @pytest.mark.parametrize(("saved", "now"), [("gpt", "line"), ("line", "gpt"), (None, "line")])
 def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir) -> None:
-    """Checkpoints without a task are of the default task."""
+    """A checkpoint from before there were several tasks is a GPT's."""
     checkpoint(run, **({"task": saved, "shape": {}, "optimizer": "AdamW"} if saved else {}))
     asked_for = request_for(run)
     asked_for.kind = tasks.BUILT_IN.get(now) or CustomSpec(now)
@@ -98,7 +98,7 @@ def test_another_task_is_refused(saved: str | None, now: str, run: rundir.RunDir
     )
 
 
-def test_changed_options_of_the_same_task_are_noted(run: rundir.RunDir) -> None:
+def test_the_same_task_continues_and_changed_options_are_reported(run: rundir.RunDir) -> None:
     asked_for = request_for(run)
     asked_for.kind, asked_for.options = CustomSpec("line"), {"width": 4, "slope": 0.5}
     asked_for.resumed = {"width": (3, "x"), "slope": (0.5, "x"), "task": ("/old/line.py", "x")}
@@ -124,13 +124,13 @@ def test_options_of_the_models_shape_cannot_change(run: rundir.RunDir) -> None:
     assert resume_checks.check_model(asked_for, asked_for.options) == []
 
 
-def test_the_newest_manifest_that_can_be_read_counts(run: rundir.RunDir) -> None:
+def test_the_newest_readable_manifest_is_used(run: rundir.RunDir) -> None:
     checkpoint(run, step=3)
     (checkpoint(run, step=4, optimizer="adamw") / manifest.NAME).write_text("{")
     assert resume_checks.check_model(request_for(run), SHAPE) == []
 
 
-def test_a_missing_checkpoint_is_noted(run: rundir.RunDir) -> None:
+def test_a_missing_checkpoint_is_reported(run: rundir.RunDir) -> None:
     assert "restarts at step 0" in resume_checks.check_model(request_for(run), SHAPE)[0]
 
 
@@ -153,7 +153,7 @@ def test_changes_are_listed_and_inexact_ones_marked() -> None:
     assert "seed 1 → 2; the result differs from an uninterrupted run" in note
 
 
-def test_any_other_change_makes_the_result_differ() -> None:
+def test_changes_not_known_to_be_harmless_are_marked() -> None:
     mark = "; the result differs from an uninterrupted run"
     changed = {
         name: next(
@@ -165,12 +165,12 @@ def test_any_other_change_makes_the_result_differ() -> None:
         if name not in resume_checks.SILENT
         and isinstance(getattr(Config(), name), (str, int, float))
     }
-    said = {
+    marked = {
         n
         for n, v in changed.items()
         if changes(replace(Config(), **{n: v}), {n: (getattr(Config(), n), "x")})[0].endswith(mark)
     }
-    assert said >= {
+    assert marked >= {
         *(
             "seed",
             "total_batch_size",
@@ -189,17 +189,17 @@ def test_any_other_change_makes_the_result_differ() -> None:
             "use_static_graph",
         ),
     }
-    assert not said & (resume_checks.HARMLESS | resume_checks.DECIDED)
+    assert not marked & (resume_checks.HARMLESS | resume_checks.DECIDED)
     assert not (resume_checks.HARMLESS | resume_checks.DECIDED | resume_checks.SILENT) - set(
         FIELDS
-    ), "a field that was renamed"
+    ), "a renamed field"
     for name in resume_checks.DECIDED:
         assert changes(
             replace(Config(), **{name: changed[name]}), {name: (getattr(Config(), name), "x")}
         ), "it is listed all the same"
 
 
-def test_a_different_decision_for_auto_is_noted(run: rundir.RunDir) -> None:
+def test_changed_decisions_are_reported_although_auto_is_unchanged(run: rundir.RunDir) -> None:
     def plan(**changed: Any) -> dict[str, Any]:
         values = {
             "device": "cpu",
@@ -250,7 +250,7 @@ def test_the_same_tokens_from_another_file_are_the_same_data(
     )
 
 
-def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(
+def test_another_tokenizer_is_refused_and_the_old_file_suggested(
     run: rundir.RunDir, tmp_path: Path
 ) -> None:
     pytest.importorskip("tokenizers")
@@ -275,7 +275,7 @@ def test_another_tokenizer_is_refused_with_the_file_of_the_old_one(
     )
 
 
-def test_a_shard_that_changed_under_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
+def test_a_shard_changed_during_a_run_is_named(run: rundir.RunDir, tmp_path: Path) -> None:
     data = prepared(tmp_path, "some text " * 100)
     assert prepared_cache.changed(run) == ""
     run.path.mkdir()

@@ -1,5 +1,4 @@
-"""Which run --resume means, and what a resume that ends before its first step leaves: the run as it
-was."""
+"""The run selected by --resume; a resume that ends before its first step leaves the run unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def run_of(
     age_s: float = 0.0,
     **values: Any,
 ) -> RunDir:
-    """A run of a config, planned `age_s` seconds ago, with a given end."""
+    """A run of a config, planned `age_s` seconds ago, with this end."""
     run = RunDir(home / "experiments" / name)
     run.create()
     created = time.time() - 1000 - age_s
@@ -72,7 +71,7 @@ def run_of(
 
 
 def answer(*args: str, script: str = SIMPLE) -> list[str]:
-    """The lines of a request that needs no launch."""
+    """Output lines of a request that needs no launch."""
     with pytest.raises(NothingToDo) as caught:
         ask(*args, script=script)
     return str(caught.value).splitlines()
@@ -92,16 +91,12 @@ def configs(write: Write) -> tuple[str, str]:
 # A finished run.
 
 
-def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(
-    home: Path, shell: Shell
-) -> None:
+def test_a_finished_run_shows_the_command_to_train_longer(home: Path, shell: Shell) -> None:
     run = run_of(home, "demo run", steps=400, status="done")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     first, more = answer("--resume=demo run", "--seed=3")
     assert "run demo run is finished: step 400 of 400" in first
-    assert shell.read(pasted(more)).config.num_iterations == 800, (
-        "the pasted command continues the run"
-    )
+    assert shell.read(pasted(more)).config.num_iterations == 800, "the pasted command continues it"
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
     assert answer("--resume=demo run", "--num_iterations=300")[0] == first
 
@@ -115,7 +110,7 @@ def test_a_finished_run_is_answered_with_the_command_that_trains_it_longer(
         ("done", "--num_epochs=2", {"num_iterations": 0, "num_epochs": 1}),
     ],
 )
-def test_a_run_with_steps_left_is_resumed(
+def test_a_run_with_steps_left_continues(
     status: str, asked: str, config: dict[str, int], home: Path
 ) -> None:
     run = run_of(home, "demo", steps=400, status=status, **config)
@@ -124,14 +119,14 @@ def test_a_run_with_steps_left_is_resumed(
     assert found.resume_from is not None
 
 
-def test_a_run_that_ends_by_epochs_is_finished_too(home: Path) -> None:
+def test_a_run_that_ends_by_epochs_is_finished(home: Path) -> None:
     run_of(home, "demo", steps=37, status="done", num_iterations=0, num_epochs=2)
     assert "--num_epochs=4" in answer("--resume=demo")[1]
     run_of(home, "one", steps=37, status="done", num_iterations=0)
-    assert "--num_iterations=74" in answer("--resume=one")[1], "no limit is one epoch"
+    assert "--num_iterations=74" in answer("--resume=one")[1], "without a limit one epoch"
 
 
-def test_every_script_reports_it_and_check_still_checks(home: Path) -> None:
+def test_every_start_script_answers_and_check_still_checks_the_machine(home: Path) -> None:
     run_of(home, "demo", steps=400, status="done")
     assert answer("--resume=demo", script=TRAIN)[1].startswith(
         "    to train longer: python train.py "
@@ -160,15 +155,17 @@ def test_latest_is_the_newest_unfinished_run_of_that_config(
 
     assert chosen(quick) == "wanted" and chosen(str(home / quick)) == "wanted"
     assert chosen(other) == "newest" and chosen() == "newest"
-    assert chosen(quick, "--num_iterations=800") == "done", "as it is asked for it is not finished"
+    assert chosen(quick, "--num_iterations=800") == "done", (
+        "with the requested number of steps it is not finished"
+    )
 
 
-def test_a_resumed_run_is_still_one_of_its_config(home: Path, configs: tuple[str, str]) -> None:
+def test_a_resumed_run_still_belongs_to_its_config(home: Path, configs: tuple[str, str]) -> None:
     run_of(home, "demo", configs[0], steps=100, status="stopped")
     assert ask("--resume=demo", script=SIMPLE).config_name() == str(home / configs[0])
 
 
-def test_finished_runs_of_a_config_are_listed_without_error(
+def test_finished_runs_of_a_config_are_listed_without_an_error(
     home: Path, configs: tuple[str, str], shell: Shell
 ) -> None:
     quick, other = configs
@@ -189,7 +186,7 @@ def test_finished_runs_of_a_config_are_listed_without_error(
     ]
 
 
-def test_without_a_run_of_the_config_existing_runs_are_listed(
+def test_without_a_run_of_the_config_other_runs_are_listed(
     home: Path, configs: tuple[str, str], shell: Shell
 ) -> None:
     quick, other = configs
@@ -208,7 +205,7 @@ def test_without_a_run_of_the_config_existing_runs_are_listed(
     ]
 
 
-def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: str) -> None:
+def test_runs_of_another_task_are_compared_by_their_own_fields(home: Path, line: str) -> None:
     run_of(
         home,
         "own",
@@ -233,11 +230,11 @@ def test_runs_of_another_task_are_judged_by_their_own_fields(home: Path, line: s
     )
 
 
-# A resume keeps the end before it until it has one of its own.
+# A resumed run keeps its previous end until it has a new one.
 
 
 def resume(made: Made, created: float) -> None:
-    """As in the plan of a resume."""
+    """Resume as a plan does."""
     writer._keep_before(made.run)
     rundir.write_json(
         made.run.plan, made.plan | {"created": created, "config": {"num_iterations": 800}}
@@ -252,7 +249,7 @@ def ended(made: Made) -> Made:
     return made
 
 
-def test_the_old_end_is_kept_and_not_shown_while_the_resumed_run_lives(made: Made) -> None:
+def test_the_old_end_is_kept_but_hidden_while_the_resumed_run_is_alive(made: Made) -> None:
     resume(ended(made), time.time() - 3)
     made.at = time.time() - 3
     made.supervisor(os.getpid())
@@ -270,7 +267,7 @@ def test_the_old_end_is_kept_and_not_shown_while_the_resumed_run_lives(made: Mad
     assert run_files.ended(made.run) is None and report_run.read_run(made.run).summary == {}
 
 
-def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end(
+def test_a_resume_killed_before_its_first_step_keeps_the_previous_end(
     made: Made,
 ) -> None:
     resume(ended(made), time.time() - 3)
@@ -288,7 +285,7 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
         report_run.read_run(made.run).state["run"]["state"] == "finished"
         and report_run.read_run(made.run).data["total_steps"] == 400
     )
-    assert (run_files.ended(made.run) or {})["summary"] == "the run has finished"
+    assert (run_files.ended(made.run) or {})["summary"] == "the run finished"
     assert standing.read_plan(made.run) == made.plan
     resume(made, time.time())  # the next one keeps the same
     assert (
@@ -302,7 +299,7 @@ def test_a_resume_that_was_killed_before_its_first_step_leaves_the_last_true_end
     )
 
 
-def test_a_stopped_run_prints_its_whole_resume_command(made: Made, shell: Shell) -> None:
+def test_a_stopped_run_shows_the_complete_resume_command(made: Made, shell: Shell) -> None:
     folder = made.run.path.parent
     command = {"script": "launch_train.sh", "args": ["2", "--data=my texts"], "cwd": "/"}
     more = {
@@ -318,10 +315,12 @@ def test_a_stopped_run_prints_its_whole_resume_command(made: Made, shell: Shell)
         ["2", f"--out_dir={folder}", f"--resume={made.run.name}"],
     )
     page = run_page.page(report_run.read_run(made.run), "en").html()
-    assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, "pasted, it starts the same"
+    assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, (
+        "the pasted command starts the same run"
+    )
 
 
-def test_a_resume_that_died_after_a_step_died(made: Made) -> None:
+def test_a_resume_that_died_after_a_step_is_shown_as_dead(made: Made) -> None:
     resume(ended(made), time.time() - 3)
     made.step(61, 2.0, at=time.time())
     rundir.write_json(
@@ -346,7 +345,7 @@ def test_a_new_end_replaces_the_old_one(made: Made) -> None:
     assert look(made.run)["run"]["state"] == "failed"
 
 
-def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(
+def test_a_run_of_a_later_version_is_refused_by_name_and_by_latest(
     home: Path, configs: tuple[str, str]
 ) -> None:
     later = run_of(home, "later", configs[0], steps=100, status="stopped")
@@ -367,5 +366,5 @@ def test_a_run_of_a_later_version_is_refused_by_name_and_as_latest(
     found = ask("--resume=latest", script=SIMPLE).resume_from
     assert found and found.name == "newest", "an older run of another version is ignored"
     assert "no such run" in only(wrong("--resume=oldr", script=SIMPLE)).what, (
-        "another mistake is not hidden by it"
+        "other errors are not hidden by it"
     )

@@ -1,5 +1,4 @@
-"""The rooms of the house: what there is, who imports whom, and that the documentation shows the
-same."""
+"""Packages of `training/` ("rooms"): their imports, and the same list in the documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ ROOMS = [
     "monitor",
     "cli",
 ]
-# What a function may import: what loads one of these, at whatever depth …
+# A function may import modules that load one of these, directly or indirectly …
 HEAVY = {
     "torch",
     "numpy",
@@ -41,29 +40,30 @@ HEAVY = {
     "difflib",
     "netrc",
 }
-# … and these modules of ours, for one reason each.
+# … and these modules, each for the given reason.
 LATER = {
-    "advice, when something is wrong: a good command is answered sooner": [
+    "advice after an error: valid commands start faster": [
         "config.foreign_names",
         "config.meant",
         "plan.corrections",
     ],
-    "a fault is injected on purpose": ["config.fault_spec", "trainer.inject"],
-    "after a failure, or for somebody else's log: patterns are compiled": [
+    "only for fault injection": ["config.fault_spec", "trainer.inject"],
+    "after a failure, or for a foreign log: patterns are compiled": [
         *(
             "diagnose.card",
             "diagnose.log_analysis",
             "diagnose.log_parsers.log_metrics",
+            "diagnose.events",
             "diagnose.root_cause",
             "diagnose.scan",
         ),
         "diagnose.source",
     ],
-    "only --check asks": [
+    "only for --check": [
         "launcher.communication.run",
         *(f"plan.preflight.{n}" for n in ("data_checks", "gpu_health", "host_checks", "versions")),
     ],
-    "one kind of task, and a plan is of one kind": [
+    "only for one kind of task": [
         *(
             "tasks.gpt.memory",
             "tasks.gpt.planning",
@@ -72,8 +72,8 @@ LATER = {
             "tasks.video_restoration.kair.loader",
         ),
     ],
-    "a rank that our launcher has started plans nothing": ["cli.draft", "plan.writer"],
-    "the heartbeat says 'importing torch' before": [
+    "not needed by a rank started by the launcher": ["cli.draft", "plan.writer"],
+    "after the heartbeat phase 'importing torch'": [
         *(
             "tasks",
             "trainer.error_file",
@@ -82,7 +82,7 @@ LATER = {
             "trainer.summary",
         ),
     ],
-    "Ctrl-C is no traceback from the first moment on": [
+    "Ctrl-C must not print a traceback, even during imports": [
         *(
             "core.log",
             "core.rundir",
@@ -91,13 +91,14 @@ LATER = {
             "tasks.video_restoration.making",
         ),
     ],
-    "one of several things that this entry does": [
+    "one of several actions of a command": [
         "launcher.supervisor",
         "monitor.attach",
+        "monitor.prometheus",
         "monitor.terminal",
         "plan.option_help",
     ],
-    "only who wants W&B waits for it": ["host.wandb_login"],
+    "only with W&B": ["host.wandb_login"],
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -107,8 +108,8 @@ FILES = {
 
 @functools.cache
 def imports(module: str) -> list[tuple[str, int]]:
-    """Modules of ours that a module imports, at any depth, with the line; not those that only type
-    checkers see."""
+    """Modules of this project imported by a module at any nesting level, with the line, except
+    imports for type checkers."""
     path, out = FILES[module], []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     types = {
@@ -137,7 +138,7 @@ def imports(module: str) -> list[tuple[str, int]]:
 
 @functools.cache
 def at_once(module: str) -> set[str]:
-    """What importing it imports, at the first depth; of somebody else's the name."""
+    """Modules that an import of `module` imports directly; external ones by name."""
     tree, found = ast.parse(FILES[module].read_text(encoding="utf-8")), set()
     inside = {
         id(n)
@@ -177,7 +178,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_each_entry_is_a_package_that_says_what_belongs_there() -> None:
+def test_each_entry_is_a_package_with_a_docstring() -> None:
     entries = sorted(
         p.name
         for p in (ROOT / "training").iterdir()
@@ -191,7 +192,7 @@ def test_each_entry_is_a_package_that_says_what_belongs_there() -> None:
     ] == []
 
 
-def test_imports_go_up_the_list_only() -> None:
+def test_imports_only_from_earlier_rooms() -> None:
     at = {name: i for i, name in enumerate(ROOMS)}
     wrong = [
         f"{FILES[module]}:{line} imports {other}"
@@ -202,9 +203,8 @@ def test_imports_go_up_the_list_only() -> None:
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    # A package's own file may be imported by what is in it: `training` itself holds nothing but its
-    # version.
+def test_no_circular_imports() -> None:
+    # A module may import its package: `training` itself contains only the version.
     graph = {
         module: {other for other, _ in imports(module) if other != "training"} for module in FILES
     }
@@ -214,7 +214,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(f"a circle: {error.args[1]}")
 
 
-def test_functions_import_only_what_keeps_a_start_short() -> None:
+def test_imports_in_functions_are_heavy_or_listed() -> None:
     allowed = {f"training.{name}" for names in LATER.values() for name in names}
     wrong, used = [], set()
     for module, path in FILES.items():
@@ -243,13 +243,13 @@ def test_functions_import_only_what_keeps_a_start_short() -> None:
             used.add(other)
             if not heavy(other) and other not in allowed:
                 wrong.append(f"{path}:{line} imports {other}")
-    assert wrong == [], "import it at the top, or say in LATER why not"
+    assert wrong == [], "import it at the top or list it in LATER with a reason"
     assert allowed - used == set(), "no function imports it any more"
 
 
-def test_the_inspector_imports_nothing_else_of_ours() -> None:
-    """It also runs where `training` is somebody else's package (lib/run_script.py); the helpers of
-    a rank do not."""
+def test_the_inspector_imports_no_other_room() -> None:
+    """It also runs where `training` is another project's package (lib/run_script.py), unlike
+    inspector/distributed.py."""
     own = [m for m in FILES if room(m) == "inspector" and m != "training.inspector.distributed"]
     assert {
         other
@@ -259,9 +259,8 @@ def test_the_inspector_imports_nothing_else_of_ours() -> None:
     } == set()
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_the_documentation_shows_the_same_rooms(page: str) -> None:
-    text = Path(ROOT / page).read_text(encoding="utf-8")
+def test_the_documentation_shows_the_same_rooms() -> None:
+    text = Path(ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)/` \|", text.partition("| room |")[2], re.MULTILINE) == ROOMS
 
 

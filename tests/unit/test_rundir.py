@@ -1,4 +1,4 @@
-"""The run directory: stable file names, and writes that are atomic."""
+"""Run directory: stable file names and atomic writes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_create_makes_the_folders_and_reading_does_not(tmp_path: Path) -> None:
     assert sorted(p.name for p in run.path.iterdir()) == ["checkpoints", "heartbeat", "ranks"]
 
 
-def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_json_round_trip(tmp_path: Path) -> None:
     value = {
         "loss": 0.1 + 0.2,
         "name": 'a "quote"\n训练',
@@ -76,7 +76,7 @@ def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_node_has_its_own_folder(tmp_path: Path) -> None:
+def test_each_node_has_its_own_folder(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run", 2)
     run.create()
     own = {
@@ -88,7 +88,7 @@ def test_a_node_has_its_own_folder(tmp_path: Path) -> None:
     assert not any("node2" in str(path) for path in common)
 
 
-def test_a_name_that_is_not_utf8_can_be_written(tmp_path: Path) -> None:
+def test_a_name_with_invalid_utf8_is_written(tmp_path: Path) -> None:
     # A data file from an old disk: its name reaches plan.json, data.json and index.json as a lone
     # surrogate.
     name = os.fsdecode(b"caf\xe9.txt")
@@ -146,7 +146,7 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"[1, 2]", b"\xff\xfe", b'"text"'])
-def test_what_is_not_a_whole_object_reads_as_none(content: bytes, tmp_path: Path) -> None:
+def test_incomplete_objects_are_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
     assert rundir.read_json(tmp_path / "x.json") is None
 
@@ -172,7 +172,7 @@ def test_several_processes_append_whole_records(tmp_path: Path) -> None:
     assert all(r["event"] == "tick" and r["time"] > 0 for r in records)
 
 
-def test_cut_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
+def test_incomplete_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n[1]\n\n{"step": \xff}\n{"step": 2}\n{"st')
     assert list(rundir.read_records(path)) == [{"step": 1}, {"step": 2}]

@@ -1,4 +1,4 @@
-"""`--save_config=FILE`: a config that reproduces the request."""
+"""`--save_config=FILE` writes a config that gives the same request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def settings(found: Request) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("suffix", ["py", "json"])
-def test_a_saved_configuration_is_the_same(suffix: str, home: Path) -> None:
+def test_a_saved_configuration_gives_the_same_request(suffix: str, home: Path) -> None:
     wanted = ask(
         QUICKSTART,
         "--seed=5",
@@ -29,7 +29,7 @@ def test_a_saved_configuration_is_the_same(suffix: str, home: Path) -> None:
         f"--save_config=my plan.{suffix}",
     )
     wanted.save()
-    wanted.save()  # the same content may be written again
+    wanted.save()  # the same content is accepted
     again = ask(f"my plan.{suffix}")
     assert settings(again) == settings(wanted) and again.config.seed == 5 and again.config.debug
     text = (home / f"my plan.{suffix}").read_text()
@@ -40,7 +40,7 @@ def test_a_saved_configuration_is_the_same(suffix: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["py", "json"])
-def test_the_configuration_of_a_user_task(suffix: str, home: Path, line: str) -> None:
+def test_a_saved_configuration_of_a_user_task(suffix: str, home: Path, line: str) -> None:
     wanted = ask(
         "2",
         f"--task={line}",
@@ -83,7 +83,7 @@ def test_nothing_is_started(script: str, home: Path) -> None:
     ) == ["saved.json"]
 
 
-def test_scripts_have_no_configuration(write: Callable[..., str]) -> None:
+def test_save_config_is_rejected_for_a_script(write: Callable[..., str]) -> None:
     done = python(
         str(ROOT / "lib/run_module.py"),
         "training.cli.plan",

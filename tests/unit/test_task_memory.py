@@ -1,5 +1,5 @@
-"""The memory of a step of any task by fake tensors: what it counts, what `device_batch_size=auto`
-makes of it, and what the plan says where it can not be measured."""
+"""Memory of a step of any task by fake tensors: what is counted, `device_batch_size=auto`, and the
+plan when it cannot be measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sized(write: Write) -> str:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """gpus(4.0): two GPUs, so many GiB of each free."""
+    """gpus(4.0): two GPUs with 4.0 GiB free on each."""
 
     def with_free(free: float) -> None:
         cards = tuple(
@@ -74,17 +74,17 @@ def plan(*args: str) -> dict[str, Any]:
     return planner.make(LAUNCH, list(args), {})[1]
 
 
-# ── what is counted
+# ── counted memory
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_byte_of_a_model_that_can_be_counted_by_hand(sized: str) -> None:
+def test_every_byte_of_a_small_model_is_counted(sized: str) -> None:
     load = SampleLoad(**fake_step.answer(question(sized, [100]))["load"])
     assert (load.parameters, load.gradients) == (4 * WEIGHTS, 4 * WEIGHTS)
     assert load.optimizer == 8 * WEIGHTS + 4 * 4, (
-        "two moments, and the count of steps of each of four tensors"
+        "two moments, and the step count of each of four tensors"
     )
-    # A sample: its 64 numbers and target, two layers of 256 forward; a little more where both
+    # One sample: its 64 numbers and target, two layers of 256 forward; slightly more where both
     # directions meet in the backward pass.
     kept = 4 * (64 + 1 + 256 + 256)
     assert kept <= load.per_sample <= kept + 4 * (256 + 64)
@@ -94,15 +94,15 @@ def test_every_byte_of_a_model_that_can_be_counted_by_hand(sized: str) -> None:
     )
 
 
-def test_no_memory_is_taken_and_nothing_is_computed(sized: str) -> None:
-    """Ten billion weights: 40 GB, and as much again three times."""
+def test_no_memory_is_allocated_and_nothing_is_computed(sized: str) -> None:
+    """Ten billion weights: 40 GB, and three times as much again."""
     before = psutil.Process().memory_info().rss
     load = SampleLoad(**fake_step.answer(question(sized, [1 << 20], width=10**10 // 65))["load"])
     assert load.parameters > 39 * 10**9 and SampleStep(load).estimate.total > 160 * 10**9
     assert psutil.Process().memory_info().rss - before < GIB
 
 
-def test_the_estimate_has_what_a_step_of_several_ranks_needs() -> None:
+def test_the_estimate_includes_the_needs_of_several_ranks() -> None:
     load = SampleLoad(
         4, 100, 90, 200, fixed=10, per_sample=5, bf16=True, cuda=True, ranks=2, total=8
     )
@@ -119,25 +119,23 @@ def test_the_estimate_has_what_a_step_of_several_ranks_needs() -> None:
         int(estimate.total * 1.25) + GIB,
     )
     gathering = SampleStep(replace(load, total=16)).estimate
-    assert gathering.gradients == 180, "DDP's buckets, and beside them what gathers"
+    assert gathering.gradients == 180, "DDP's buckets and the accumulated gradients"
     assert SampleStep(replace(load, total=16, ranks=1)).estimate.gradients == 90
     cpu = SampleStep(replace(load, cuda=False)).estimate
-    assert (cpu.context, cpu.saved) == (0, 300), (
-        "rank 0's copy of a checkpoint lies in the same memory"
-    )
+    assert (cpu.context, cpu.saved) == (0, 300), "rank 0's checkpoint copy is in the same memory"
 
 
-def test_a_constructor_that_needs_values_is_run_really(sized: str) -> None:
+def test_a_constructor_that_needs_values_runs_with_real_tensors(sized: str) -> None:
     tricky = fake_step.answer(question(sized, [100], trick="item"))["load"]
     assert tricky == fake_step.answer(question(sized, [100]))["load"]
 
 
-# ── which micro-batch
+# ── choice of the micro-batch
 # ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_largest_that_fits_is_chosen(sized: str) -> None:
-    width = 1 << 20  # 8 MB a sample
+    width = 1 << 20  # 8 MB per sample
     sizes = [1, 3, 8, 20, 48, 100, 240]
     each = {
         size: SampleStep(
@@ -164,7 +162,7 @@ def test_without_a_total_an_epoch_keeps_its_steps(
     assert (found["load"]["sequences"], found["of"]) == (size, of)
 
 
-def test_auto_is_decided_by_the_gpus_room(sized: str, gpus: Callable[[float], None]) -> None:
+def test_auto_is_decided_by_free_gpu_memory(sized: str, gpus: Callable[[float], None]) -> None:
     wide = (
         "2",
         "--task=sized.py",
@@ -200,7 +198,7 @@ def test_auto_is_decided_by_the_gpus_room(sized: str, gpus: Callable[[float], No
     assert chosen[8.0] < chosen[16.0]
 
 
-def test_a_total_that_does_not_divide_is_refused(sized: str) -> None:
+def test_a_total_that_is_not_divisible_is_refused(sized: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(*CPU_ARGS, "--device_batch_size=auto", "--total_batch_size=7")
     assert (
@@ -209,7 +207,7 @@ def test_a_total_that_does_not_divide_is_refused(sized: str) -> None:
     assert any("--total_batch_size=8" in fix for fix in caught.value.problems[0].fixes)
 
 
-def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
+def test_a_step_that_does_not_fit_is_refused_and_a_smaller_one_suggested(
     sized: str, gpus: Callable[[float], None]
 ) -> None:
     gpus(8.0)
@@ -234,16 +232,14 @@ def test_a_step_that_does_not_fit_is_refused_with_one_that_does(
     assert (
         plan(*args[:3], f"--device_batch_size={size}", *args[4:])["batch"]["device_sequences"]
         == size
-    ), "the advice is accepted"
+    ), "the suggested fix is accepted"
 
 
-# ── when it is measured, and where it can not be
+# ── when the step is measured, and when it cannot be
 # ─────────────────────────────────────────────────────────────────────
 
 
-def test_a_start_on_the_cpu_does_not_wait_for_it(
-    sized: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_on_the_cpu_does_not_measure(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(question: Question) -> measurement.Answer:
         raise AssertionError("measured")
 
@@ -270,7 +266,7 @@ def test_a_start_on_the_cpu_does_not_wait_for_it(
         ("exit", "SystemExit: enough (sized.py:{})"),
     ],
 )
-def test_what_can_not_be_measured_is_said_in_a_line_and_the_plan_goes_on(
+def test_a_failed_measurement_is_noted_and_the_plan_continues(
     trick: str, why: str, sized: str
 ) -> None:
     line = next(
@@ -287,11 +283,11 @@ def test_what_can_not_be_measured_is_said_in_a_line_and_the_plan_goes_on(
 def measures(process: psutil.Process) -> bool:
     try:
         return measurement.MODULE in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # any other test's child that has just ended
+    except psutil.NoSuchProcess:  # a child of another test that has just ended
         return False
 
 
-def test_data_that_takes_too_long_is_left_to_the_ranks(
+def test_data_that_loads_too_long_is_left_to_the_ranks(
     sized: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurement, "LIMIT_S", 1.0)
@@ -304,7 +300,7 @@ def test_data_that_takes_too_long_is_left_to_the_ranks(
     assert not [p for p in psutil.Process().children(recursive=True) if measures(p)]
 
 
-def test_a_broken_file_says_what_is_wrong_with_it(write: Write) -> None:
+def test_an_error_in_the_file_is_reported(write: Write) -> None:
     path = write(
         "broken.py", SIZED.replace("import torch\n", "import torch\nimport no_such_module\n", 1)
     )
@@ -326,17 +322,17 @@ def test_a_plan_that_measures_imports_no_torch_and_writes_nothing(sized: str, ho
     assert os.listdir(home) == ["sized.py"]
 
 
-# ── what else asks for it
+# ── other uses of the measurement
 # ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_check_shows_it(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_shows_the_measurement(sized: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "communication", lambda request, plan, checks: [])
     request, made, checks = planner.make(LAUNCH, [*CPU_ARGS, "--check"], {})
     report = doctor.run(request, made, checks)
     assert report.step is not None and report.step.verdict == doctor.FITS
     assert (
-        report.step.lines()[0] == f"fake tensors (eager, fp32, with what the plan chose)   "
+        report.step.lines()[0] == f"fake tensors (eager, fp32, with the plan's settings)   "
         f"{gib(made['memory']['total_bytes'])}"
     )
     memory = json.loads(report.json())["memory"]
@@ -352,7 +348,7 @@ def test_the_check_shows_it(sized: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert report.checks[-1].name == "memory of a step" and report.checks[-1].status == "ok"
 
 
-def test_a_smaller_batch_after_oom_has_its_own_figure(sized: str) -> None:
+def test_a_smaller_batch_after_oom_has_its_own_estimate(sized: str) -> None:
     made = plan(*CPU_ARGS, "--device_batch_size=64", "--dry_run") | {"origins": {}}
     changed = recovery_policy.changed_plan(
         made, {"device_batch_size": 16}, "a rank was out of memory"
@@ -363,7 +359,7 @@ def test_a_smaller_batch_after_oom_has_its_own_figure(sized: str) -> None:
     assert tasks.spec_of(made).lighter == "smaller samples, or a smaller model"
 
 
-def test_the_example_of_the_documentation_is_measured(home: Path) -> None:
+def test_the_documented_example_is_measured(home: Path) -> None:
     path = str(ROOT / "examples/spirals.py")
     found = measurement.ask(question(path, [64]))
     width = 64
@@ -372,8 +368,8 @@ def test_the_example_of_the_documentation_is_measured(home: Path) -> None:
 
 
 def test_a_total_that_follows_from_an_automatic_batch_is_not_frozen(sized: str) -> None:
-    """A submitted job keeps its values: the schema's default would be taken for the user's own
-    word."""
+    """A submitted job keeps its values: the schema's default would be taken for an explicit
+    value."""
     args = CPU_ARGS[1:]
     assert (
         "total_batch_size"
@@ -398,10 +394,10 @@ def test_workers_of_any_task_are_counted_before_the_start(
     assert cpu.status == "warning" and "2 ranks and 6 workers: more workers than cores" in cpu.text
 
 
-def test_of_ranks_that_plan_together_only_the_first_measures(
+def test_only_rank_0_measures_when_ranks_plan_together(
     sized: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Started by something else; the plan of rank 0 counts for all."""
+    """Started by an external launcher; the plan of rank 0 is used by all."""
     asked: list[Question] = []
     monkeypatch.setattr(
         measurement,

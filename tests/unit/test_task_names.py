@@ -1,4 +1,4 @@
-"""The house outside `training/tasks/` knows no task by name: it asks the spec of a plan's task
+"""Code outside `training/tasks/` has no task names: it uses the spec of a plan's task
 (training.tasks.spec)."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.unit.conftest import ROOT
 from tests.unit.test_rooms import FILES, imports
 from training import tasks
 
-# The default of the field `task` is a default like all others, which stand in the schema alone.
+# The default of the field `task` is in the schema, like all defaults.
 THE_DEFAULT = ("training.config.schema", tasks.DEFAULT.name)
 PACKAGES = {name for name in tasks.BUILT_IN if f"training.tasks.{name}" in FILES}
 NAMES = {*tasks.BUILT_IN, "video"}
@@ -22,17 +22,17 @@ def outside(module: str) -> bool:
 
 
 def names_in(path: Path) -> Iterator[tuple[str, int]]:
-    """Every literal that is the whole name of a task; help texts and comments may mention one."""
+    """Literals that are exactly the name of a task; help texts and comments may mention one."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and node.value in tasks.BUILT_IN:
             yield str(node.value), node.lineno
 
 
-def test_there_is_a_folder_for_each_task_that_is_built_in() -> None:
+def test_each_built_in_task_has_a_folder() -> None:
     assert set(tasks.BUILT_IN) == PACKAGES == {"gpt", "video_restoration"}
 
 
-def test_only_the_tasks_room_imports_from_a_task() -> None:
+def test_only_the_tasks_package_imports_from_a_task() -> None:
     own = [f"training.tasks.{name}" for name in PACKAGES]
     wrong = [
         f"{FILES[module]}:{line} imports {other}"
@@ -44,7 +44,7 @@ def test_only_the_tasks_room_imports_from_a_task() -> None:
     assert wrong == []
 
 
-def test_no_literal_outside_is_a_tasks_name() -> None:
+def test_no_literal_outside_is_a_task_name() -> None:
     found = [
         (module, name, line)
         for module in FILES
@@ -54,8 +54,8 @@ def test_no_literal_outside_is_a_tasks_name() -> None:
     assert [(module, name) for module, name, _ in found] == [THE_DEFAULT], found
 
 
-def test_no_constant_of_a_name_is_asked_for_outside() -> None:
-    """`tasks.GPT` would be the same knowledge by another word."""
+def test_no_name_constant_is_used_outside() -> None:
+    """`tasks.GPT` would be the same knowledge by another name."""
     wrong = [
         f"{FILES[module]}:{node.lineno}"
         for module in FILES
@@ -70,7 +70,7 @@ def test_no_constant_of_a_name_is_asked_for_outside() -> None:
     assert wrong == []
 
 
-def test_the_search_finds_what_it_is_for(tmp_path: Path) -> None:
+def test_the_search_finds_task_names(tmp_path: Path) -> None:
     path = tmp_path / "leak.py"
     path.write_text(
         'import x\n"""gpt is not the whole of this text"""\nif x.name == "video_restoration":\n    '

@@ -1,5 +1,4 @@
-"""What can be trained: a task is found by its name or its file, which is read without running it,
-and loaded on the ranks."""
+"""Tasks: found by name or by file, which is read without running it, and loaded on the ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Python's own lists as they were before a file was loaded."""
+    """Restores Python's import state after a file was loaded."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
@@ -37,29 +36,29 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def refused(path: str) -> Problem:
-    """Of a task that can not be; it is gpt then."""
+    """The problem of an invalid task; gpt is used then."""
     kind, problems = tasks.find(path, "from --task on the command line")
     assert kind == tasks.DEFAULT == tasks.BUILT_IN["gpt"]
     return only(problems)
 
 
-# ── which task
+# ── finding a task
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gpt_has_the_fields_that_there_always_were() -> None:
+def test_gpt_keeps_its_original_fields() -> None:
     kind, problems = tasks.find("gpt", "default")
     assert (problems, kind.unit, kind.file, kind.fields) == ([], "tokens", None, FIELDS)
     assert kind.record({}) == {"name": "gpt", "unit": "tokens", "file": None, "options": {}}
 
 
-def test_a_plan_from_before_there_were_tasks_is_a_gpt() -> None:
+def test_a_plan_from_before_there_were_tasks_is_of_gpt() -> None:
     assert tasks.task_of({"config": {"depth": 3}}) == tasks.BUILT_IN["gpt"].record({})
     own = {"task": {"name": "line", "file": "/x/line.py", "options": {}}}
     assert tasks.spec_of({"config": {}}).reads_text and not tasks.spec_of(own).reads_text
 
 
-def test_the_other_task_that_is_built_in() -> None:
+def test_the_other_built_in_task() -> None:
     kind, problems = tasks.find(VIDEO, "default")
     assert (problems, kind.name, kind.unit, kind.file) == ([], VIDEO, "samples", None)
     assert (
@@ -70,7 +69,7 @@ def test_the_other_task_that_is_built_in() -> None:
     )
 
 
-def test_a_file_has_its_own_options_beside_the_shared_fields(home: Path, line: str) -> None:
+def test_a_file_has_its_own_options_and_the_common_fields(home: Path, line: str) -> None:
     kind, problems = tasks.find(line, "default")
     assert (problems, kind.name, kind.unit, kind.file) == ([], "my line", "samples", home / line)
     assert {n: (f.type, f.default) for n, f in kind.own.items()} == {
@@ -84,10 +83,10 @@ def test_a_file_has_its_own_options_beside_the_shared_fields(home: Path, line: s
         "data",
         "optimizer",
     } & set(kind.fields)
-    assert not (home / f"{line}.ran").exists(), "a file is run on the ranks, and nowhere else"
+    assert not (home / f"{line}.ran").exists(), "a file is run only on the ranks"
 
 
-def test_a_field_that_only_gpt_has_may_be_an_options_name(write: Write) -> None:
+def test_an_option_may_have_the_name_of_a_gpt_field(write: Write) -> None:
     kind, problems = tasks.find(
         write(
             "t.py", f"OPTIONS = {{'depth': 'deep', 'data': 3}}\n{LINE.replace('OPTIONS', 'OTHER')}"
@@ -107,7 +106,7 @@ def test_a_field_that_only_gpt_has_may_be_an_options_name(write: Write) -> None:
         "OPTIONS = {\n    'rate': -1.5,  # a comment\n}\n",
     ],
 )
-def test_however_the_options_are_written(text: str, write: Write) -> None:
+def test_options_may_be_written_in_several_ways(text: str, write: Write) -> None:
     kind, problems = tasks.find(
         write("t.py", f"{text}class My(Task): model = train_data = loss = 0\n"), "default"
     )
@@ -121,37 +120,35 @@ def test_a_task_without_options(write: Write) -> None:
     assert (problems, kind.own, kind.name) == ([], {}, "t")
 
 
-# ── mistakes
+# ── errors
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("typed", "near"), [("gtp", "gpt"), ("video_restauration", VIDEO)])
-def test_an_unknown_name_gets_the_nearest(typed: str, near: str) -> None:
+def test_the_nearest_name_is_suggested(typed: str, near: str) -> None:
     problem = refused(typed)
-    assert problem.what == f"task is {typed!r} (from --task on the command line), which is none"
-    assert problem.allowed == f"gpt, {VIDEO}, or a .py file of your own" and problem.fixes == [
-        f"--task={near}"
-    ]
+    assert problem.what == f"task is {typed!r} (from --task on the command line): unknown task"
+    assert problem.allowed == f"gpt, {VIDEO}, or a .py file" and problem.fixes == [f"--task={near}"]
 
 
-def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> None:
+def test_an_existing_file_is_suggested(home: Path, line: str) -> None:
     problem = refused("my_line.py")
     assert (
         problem.what
-        == "task is 'my_line.py' (from --task on the command line): it can not be read: No such "
-        "file or directory"
+        == "task is 'my_line.py' (from --task on the command line): cannot be read: No such file "
+        "or directory"
     )
     assert problem.fixes == ["--task='my line.py'"]
     assert refused("no folder/my_line.py").fixes == []
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("class My(Task)\n    pass\n", "t.py:1: expected ':': 'class My(Task)'"),
         (
             "x = 1\nclass My:\n    pass\n",
-            "task is 't.py' (from --task on the command line), and no class in it is a Task",
+            "task is 't.py' (from --task on the command line): the file has no Task class",
         ),
         (
             "from torch.utils.data import Dataset\nclass D(Dataset): ...\nclass My(Task):\n    def "
@@ -160,66 +157,66 @@ def test_a_missing_file_gets_the_one_that_is_there(home: Path, line: str) -> Non
         ),
         (
             "import os\nOPTIONS = {'a': os.sep}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:2: OPTIONS can not be read without running the file",
+            "t.py:2: OPTIONS cannot be read without running the file",
         ),
         (
             "OPTIONS = dict(a=1)\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: OPTIONS can not be read without running the file",
+            "t.py:1: OPTIONS cannot be read without running the file",
         ),
         (
             "OPTIONS = ['a']\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: OPTIONS can not be read without running the file",
+            "t.py:1: OPTIONS cannot be read without running the file",
         ),
         (
             "OPTIONS: dict\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: OPTIONS can not be read without running the file",
+            "t.py:1: OPTIONS cannot be read without running the file",
         ),
         (
             "OPTIONS = {'seed': 1}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'seed' of OPTIONS is a field of every training",
+            "t.py:1: option 'seed' of OPTIONS is the name of a common field",
         ),
         (
             "OPTIONS = {'task': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'task' of OPTIONS is a field of every training",
+            "t.py:1: option 'task' of OPTIONS is the name of a common field",
         ),
         (
             "OPTIONS = {'config': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'config' of OPTIONS is a field of every training",
+            "t.py:1: option 'config' of OPTIONS is the name of a common field",
         ),
         (
             "OPTIONS = {'opt': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'opt' of OPTIONS is a field of every training",
+            "t.py:1: option 'opt' of OPTIONS is the name of a common field",
         ),
         (
             "OPTIONS = {'sizes': [1, 2]}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'sizes' of OPTIONS is a list",
+            "t.py:1: option 'sizes' of OPTIONS has type list",
         ),
         (
             "OPTIONS = {'size': None}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'size' of OPTIONS is a NoneType",
+            "t.py:1: option 'size' of OPTIONS has type NoneType",
         ),
         (
             "OPTIONS = {'a-b': 1}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'a-b' of OPTIONS is no name",
+            "t.py:1: option 'a-b' of OPTIONS is not a valid name",
         ),
         (
             "OPTIONS = {'lambda': 1}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 'lambda' of OPTIONS is no name",
+            "t.py:1: option 'lambda' of OPTIONS is not a valid name",
         ),
         (
             "OPTIONS = {3: 1}\nclass My(Task): model = train_data = loss = 0\n",
-            "t.py:1: the option 3 of OPTIONS is no name",
+            "t.py:1: option 3 of OPTIONS is not a valid name",
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_line(
-    text: str, said: str, write: Write
+def test_problems_of_a_file_are_reported_with_their_line(
+    text: str, message: str, write: Write
 ) -> None:
     problem = refused(write("t.py", text))
-    assert problem.what == said and problem.allowed
+    assert problem.what == message and problem.allowed
 
 
-def test_all_wrong_options_are_told_at_once(write: Write) -> None:
+def test_all_invalid_options_are_reported_at_once(write: Write) -> None:
     _, problems = tasks.find(
         write(
             "t.py",
@@ -234,18 +231,18 @@ def test_all_wrong_options_are_told_at_once(write: Write) -> None:
 @pytest.mark.parametrize(
     "text", [b"\xff\xfe\x00bad", b"class My(Task):\n    x = '\x00'\n", b"x = " + b"(" * 5000]
 )
-def test_a_file_that_is_no_python(text: bytes, write: Write) -> None:
+def test_a_file_that_is_not_python(text: bytes, write: Write) -> None:
     assert "t.py" in refused(write("t.py", text)).what
 
 
-def test_a_folder_is_no_task(home: Path) -> None:
+def test_a_folder_is_not_a_task(home: Path) -> None:
     (home / "t.py").mkdir()
-    assert "can not be read: Is a directory" in refused("t.py").what
+    assert "cannot be read: Is a directory" in refused("t.py").what
 
 
 @pytest.mark.parametrize("name", ["gpt", VIDEO])
-def test_a_file_may_not_be_called_like_a_task_that_is_built_in(name: str, write: Write) -> None:
-    """Plans, checkpoints and messages know a task by its name."""
+def test_a_file_may_not_have_the_name_of_a_built_in_task(name: str, write: Write) -> None:
+    """Plans, checkpoints and messages identify a task by its name."""
     problem = refused(write(f"{name}.py", LINE))
     assert f"{name}.py" in problem.what and "another name" in problem.allowed
 
@@ -254,7 +251,7 @@ def test_a_file_may_not_be_called_like_a_task_that_is_built_in(name: str, write:
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_file_is_loaded_with_what_stands_beside_it(home: Path, line: str, imports: None) -> None:
+def test_a_file_can_import_modules_beside_it(home: Path, line: str, imports: None) -> None:
     made = custom.load(
         home / line, {"width": 4, "slope": 0.5, "bias": False, "title": ""}, Config(), CPU
     )
@@ -286,20 +283,20 @@ def test_a_plan_makes_its_task(home: Path, line: str, imports: None) -> None:
     assert (type(made).__name__, made.options.width, made.config.seed) == ("Line", 2, 4)
 
 
-def test_what_is_found_lacking_before_the_start_is_what_a_task_needs(write: Write) -> None:
+def test_missing_methods_found_before_the_start_are_those_a_task_needs(write: Write) -> None:
     assert set(custom.REQUIRED) == Task.__abstractmethods__
     for text in (
-        "from mine import Base\nclass My(Base): ...\n",  # only to run it would tell
+        "from mine import Base\nclass My(Base): ...\n",  # known only when it runs
         "class Half(Task):\n    def model(self): ...\nclass Whole(Half):\n    train_data = loss = "
         "model = 0\n",
     ):
         assert tasks.find(write("t.py", text), "default")[1] == []
 
 
-def test_a_class_that_lacks_something_is_named(home: Path, write: Write, imports: None) -> None:
+def test_an_incomplete_class_is_named(home: Path, write: Write, imports: None) -> None:
     text = "from training.tasks.base import Task\nclass Half(Task):\n    def model(self): ...\n"
     path = home / write("lacking.py", text)
     with pytest.raises(
-        TypeError, match="has no class that is a whole Task: Half lacks loss, train_data"
+        TypeError, match="has no class that is a complete Task: Half lacks loss, train_data"
     ):
         custom.load(path, {}, Config(), CPU)

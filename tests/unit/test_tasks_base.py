@@ -1,4 +1,4 @@
-"""The samples of a task: drawn by arithmetic, batched, moved to the device."""
+"""Samples of a task: drawn reproducibly, batched, moved to the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.tasks.base import Samples, Task, moved
 
 
 class Drawn(Dataset[Any]):
-    """Random crops, say: a number for each look at a sample."""
+    """A number drawn at each read of a sample, like a random crop."""
 
     def __len__(self) -> int:
         return 24
@@ -33,12 +33,12 @@ def drawn(epoch: int = 0, seed: int = 1) -> list[float]:
     return Samples(Drawn(), seed, drawn=True).rows(range(24), epoch)["value"].tolist()
 
 
-def test_a_sample_is_drawn_by_seed_epoch_and_index_alone() -> None:
+def test_a_sample_depends_only_on_seed_epoch_and_index() -> None:
     first = drawn()
     assert drawn() == first and len(set(first)) == 24
     samples = Samples(Drawn(), 1, drawn=True)
     assert samples.rows(np.array([7, 3]))["value"].tolist() == [first[7], first[3]], (
-        "whatever was drawn before"
+        "independent of earlier draws"
     )
     different = [*first, *drawn(epoch=1), *drawn(seed=2), *drawn(seed=0), *drawn(seed=-1)]
     assert len(set(different)) == 5 * 24
@@ -48,15 +48,17 @@ def test_validation_is_never_drawn() -> None:
     found = Samples(Drawn(), 1, drawn=False).rows([5, 2], epoch=3)
     assert found["value"].tolist() == [5.0, 2.0] and found["name"] == ["sample 5", "sample 2"]
     plain = Samples(TensorDataset(torch.arange(4)), 1, drawn=True)
-    assert plain.rows([2, 0])[0].tolist() == [2, 0], "a data set that draws nothing"
+    assert plain.rows([2, 0])[0].tolist() == [2, 0], "a dataset without random draws"
 
 
 @pytest.mark.parametrize(
     ("world", "size", "micro", "workers"), [(2, 3, 1, 0), (1, 6, 1, 2), (3, 1, 2, 1)]
 )
-def test_whatever_the_ranks_and_workers(world: int, size: int, micro: int, workers: int) -> None:
-    """Each sample of an epoch once, with what was drawn for it; another in the next epoch, also
-    from workers that go on."""
+def test_samples_are_independent_of_ranks_and_workers(
+    world: int, size: int, micro: int, workers: int
+) -> None:
+    """Each sample of an epoch occurs once, with the same random draw, and with another in the next
+    epoch, also with persistent workers."""
     data = Samples(Drawn(), 1, drawn=True)
     for rank in range(world):
         batch = Batch(size, 1, world, micro)
@@ -73,10 +75,10 @@ def test_whatever_the_ranks_and_workers(world: int, size: int, micro: int, worke
         batches.close()
 
 
-Point = namedtuple("Point", ["x", "y"])  # what a user's data set may give
+Point = namedtuple("Point", ["x", "y"])  # a possible sample of a user's dataset
 
 
-def test_everything_is_moved_and_its_kind_kept() -> None:
+def test_all_tensors_are_moved_and_types_kept() -> None:
     one = torch.ones(3)
     batch = {"a": one, "rest": [one, (one, "text")], "point": Point(one, 4)}
     found = moved(batch, torch.device("meta"))

@@ -1,5 +1,5 @@
-"""Unknown words on the command lines of everything beside the training: user scripts, monitor,
-report, inspect, diagnose, scaling."""
+"""Unknown arguments of all commands except training: user scripts, monitor, report, inspect,
+diagnose, scaling."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def accepted(fix: str) -> script_request.ScriptLaunchRequest:
         (["--seed", "1", "--batch_size=4"], ["--seed", "1", "--batch_size=4"]),
     ],
 )
-def test_the_arguments_of_a_script_go_after_the_dashes(
+def test_arguments_of_a_script_belong_after_the_dashes(
     own: list[str], theirs: list[str], train: str
 ) -> None:
     for problem in refused("2", "--script", train, *own, "--", "--more=1"):
@@ -91,7 +91,7 @@ def test_the_number_of_processes_of_a_script(train: str) -> None:
         assert accepted(only(refused(*args, program=program)).fixes[0]).ranks == 2
 
 
-def test_a_script_is_not_restarted_and_retries_0_is_accepted(train: str) -> None:
+def test_a_script_is_not_restarted(train: str) -> None:
     assert (
         script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
     )
@@ -101,13 +101,13 @@ def test_a_script_is_not_restarted_and_retries_0_is_accepted(train: str) -> None
     assert accepted(problem.fixes[0]).config.retries == 0
 
 
-def told(parse: object, *argv: str) -> Problem:
+def problem_of(parse: object, *argv: str) -> Problem:
     with pytest.raises(UserError) as caught:
         parse(list(argv))  # type: ignore[operator]
     return caught.value.problems[0]
 
 
-def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_or_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(tmp_path / "experiments" / "one run")
     monkeypatch.setattr(project, "WORK", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
         ("train.log", "./monitor_training.sh --log=train.log"),
         ("one rnu", "./monitor_training.sh --run='one run'"),
     ):
-        problem = told(monitor.parse, word)
+        problem = problem_of(monitor.parse, word)
         assert problem.fixes[0] == fix
         monitor.find(monitor.parse(shlex.split(fix)[1:]), tmp_path)
 
@@ -141,7 +141,7 @@ def test_a_run_or_a_log_without_a_flag(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_the_nearest_flag_or_help_is_suggested(parse: object, argv: str, fix: str) -> None:
-    assert told(parse, *argv.split(" ")).fixes[0] == fix
+    assert problem_of(parse, *argv.split(" ")).fixes[0] == fix
 
 
 def test_flags_of_the_scaling_check() -> None:
@@ -151,7 +151,7 @@ def test_flags_of_the_scaling_check() -> None:
         ("--rnaks=1,2", "--ranks=1,2"),
     ):
         assert only(scaling.parse([typed]).problems).fixes == [f"./duet scaling {fix}"]
-    assert scaling.parse(["--batch_size=4"]).rest == ["--batch_size=4"], "the launcher answers it"
+    assert scaling.parse(["--batch_size=4"]).rest == ["--batch_size=4"], "checked by the launcher"
 
 
 def test_a_large_config_without_gpus_is_not_sent_to_the_cpu(

@@ -1,4 +1,4 @@
-"""What an outcome means: cause, kind and the guilty rank, in failure.json and in the card."""
+"""Verdict on an outcome: cause, kind and guilty rank, in failure.json and in the failure card."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan(device: str = "cpu", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def told(
+def report_error(
     run: RunDir,
     rank: int,
     kind: str,
@@ -60,7 +60,7 @@ def told(
     guilty: int | None = None,
     **more: object,
 ) -> None:
-    """What a rank reports of itself."""
+    """Write the error report of a rank."""
     facts = {
         "rank": rank,
         "guilty_rank": rank if guilty is None else guilty,
@@ -83,8 +83,8 @@ def failed(run: RunDir, status: int = 1, rank: int | None = 1, **outcome: Any) -
     return failure_report.failure(Outcome(**shown | outcome), run, plan())
 
 
-def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
-    return record["cause"], record["kind"], record["rank"], record["summary"]
+def verdict(record: dict[str, Any]) -> tuple[str, str, int | None]:
+    return record["cause"], record["kind"], record["rank"]
 
 
 # ── exceptions
@@ -163,13 +163,11 @@ def summary_of(record: dict[str, Any]) -> tuple[str, str, int | None, str]:
         ("BarrierError", "barrier 'x': rank 1 did not arrive within 3 s", "hang"),
     ],
 )
-def test_the_cause_is_what_the_rank_has_reported(
-    run: RunDir, kind: str, message: str, expected: str
-) -> None:
-    told(run, 1, kind, message)
+def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, expected: str) -> None:
+    report_error(run, 1, kind, message)
     record = failed(run)
-    first = message.splitlines()[0]
-    assert summary_of(record) == (expected, "error", 1, f"{kind}: {first}")
+    assert verdict(record) == (expected, "error", 1)
+    assert record["summary"] == f"{kind}: {message.splitlines()[0]}"
     assert (record["where"], record["step"], record["phase"]) == (
         "model.py:1",
         7,
@@ -177,33 +175,30 @@ def test_the_cause_is_what_the_rank_has_reported(
     )
 
 
-def test_a_message_that_fills_the_screen_is_cut(run: RunDir) -> None:
-    told(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
+def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
     assert (
         len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
     )
 
 
-def test_who_lost_a_peer_is_not_the_one_where_it_began(run: RunDir) -> None:
-    """The supervisor may see both ends at once, and the victim's first."""
-    told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
-    told(run, 1, "ValueError", "planted", time=1.0)
+def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None:
+    """The supervisor may see both exits at once, the victim's first."""
+    report_error(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
+    report_error(run, 1, "ValueError", "planted", time=1.0)
     record = failed(run, rank=0)
-    assert (
-        summary_of(record) == ("exception", "error", 1, "ValueError: planted")
-        and not record["victim"]
-    )
+    assert verdict(record) == ("exception", "error", 1) and not record["victim"]
 
 
-def test_what_came_after_the_loss_of_a_peer_did_not_cause_it(run: RunDir) -> None:
-    told(run, 0, "RuntimeError", "Connection reset by peer", time=1.0)
-    told(run, 1, "ValueError", "in a clean-up", time=2.0)
+def test_an_error_after_the_loss_of_a_peer_is_not_its_cause(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer", time=1.0)
+    report_error(run, 1, "ValueError", "in a clean-up", time=2.0)
     record = failed(run, rank=0)
     assert (record["cause"], record["rank"], record["victim"]) == ("peer_died", 0, True)
 
 
-def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
-    told(run, 0, "NotFinite", "loss is nan on rank 1 at step 5", guilty=1)
+def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:
+    report_error(run, 0, "NotFinite", "loss is nan on rank 1 at step 5", guilty=1)
     assert failed(run, rank=0)["rank"] == 1
 
 
@@ -211,37 +206,37 @@ def test_a_rank_can_notice_what_another_one_did(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "cause", "text"),
+    ("status", "cause", "value"),
     [
-        (-9, "killed", "killed by SIGKILL"),
-        (-15, "killed", "killed by SIGTERM"),
-        (-11, "segfault", "killed by SIGSEGV"),
-        (-6, "unknown", "killed by SIGABRT"),
-        (0, "exit_status", "left with status 0 in the middle of the training"),
-        (7, "exit_status", "left with status 7"),
+        (-9, "killed", "SIGKILL"),
+        (-15, "killed", "SIGTERM"),
+        (-11, "segfault", "SIGSEGV"),
+        (-6, "unknown", "SIGABRT"),
+        (0, "exit_status", "status 0"),
+        (7, "exit_status", "status 7"),
     ],
 )
-def test_a_rank_that_says_nothing(run: RunDir, status: int, cause: str, text: str) -> None:
+def test_a_rank_without_an_error_report(run: RunDir, status: int, cause: str, value: str) -> None:
     record = failed(run, status)
-    assert summary_of(record) == (cause, "died", 1, text) and record["advice"]
+    assert verdict(record) == (cause, "died", 1)
+    assert value in record["summary"] and record["advice"]
 
 
 @pytest.mark.parametrize(
-    ("message", "text"), [("3", "left with status 3"), ("no data", "left with status 1: no data")]
+    ("message", "values"), [("3", ["status 3"]), ("no data", ["status 1", "no data"])]
 )
-def test_a_script_that_calls_sys_exit_is_named_with_its_line(
-    run: RunDir, message: str, text: str
+def test_sys_exit_of_a_script_is_reported_with_its_line(
+    run: RunDir, message: str, values: list[str]
 ) -> None:
-    told(run, 1, "SystemExit", message)
-    told(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
-    record = failed(run, rank=0)  # whose end was seen first
-    assert (
-        summary_of(record) == ("exit_status", "died", 1, text) and record["where"] == "model.py:1"
-    )
+    report_error(run, 1, "SystemExit", message)
+    report_error(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
+    record = failed(run, rank=0)  # the exit that was seen first
+    assert verdict(record) == ("exit_status", "died", 1) and record["where"] == "model.py:1"
+    assert all(value in record["summary"] for value in values)
 
 
-def test_what_led_to_the_end_counts_where_it_is_known(run: RunDir) -> None:
-    told(
+def test_an_earlier_exception_of_the_rank_is_the_cause(run: RunDir) -> None:
+    report_error(
         run,
         1,
         "SystemExit",
@@ -254,14 +249,14 @@ def test_what_led_to_the_end_counts_where_it_is_known(run: RunDir) -> None:
         ],
     )
     assert failed(run)["cause"] == "gpu_oom"
-    told(
+    report_error(
         run,
         1,
         "RuntimeError",
         "no data",
         before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}],
     )
-    assert failed(run)["cause"] == "exception", "any connection may be meant"
+    assert failed(run)["cause"] == "exception", "it may be any connection"
 
 
 TRACEBACK = (
@@ -270,19 +265,14 @@ TRACEBACK = (
 )
 
 
-@pytest.mark.parametrize(("after", "named"), [("a last word\n", True), ("step\n" * 10_000, False)])
-def test_the_traceback_at_the_end_of_a_log_names_the_exception(
-    run: RunDir, after: str, named: bool
-) -> None:
-    """Of a program that is not run by us; one from long before has not ended it."""
+@pytest.mark.parametrize(("after", "found"), [("a last line\n", True), ("step\n" * 10_000, False)])
+def test_a_traceback_at_the_end_of_a_log_is_the_cause(run: RunDir, after: str, found: bool) -> None:
+    """For a program that does not report exceptions; a much earlier traceback does not count."""
     run.rank_log(1).write_text("ready\n" + TRACEBACK + after)
     record = failed(run)
-    expected = (
-        ("exception", "error", 1, "ValueError: planted")
-        if named
-        else ("exit_status", "died", 1, "left with status 1")
-    )
-    assert summary_of(record) == expected and record["where"] == ("/prog:3" if named else None)
+    assert verdict(record) == (("exception", "error", 1) if found else ("exit_status", "died", 1))
+    assert record["where"] == ("/prog:3" if found else None)
+    assert ("ValueError: planted" in record["summary"]) == found
 
 
 def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
@@ -295,58 +285,72 @@ def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
     assert record["cause"] == "peer_died" and record["victim"]
 
 
-# ── the order of the ends
+# ── order of the exits
 # ────────────────────────────────────────────────────────────────────────────────────────────
 
 LOST = ("RuntimeError", "Connection closed by peer [127.0.0.1]:5006")
 
 
 def left_at(run: RunDir, rank: int, time: float) -> None:
-    """The script of this rank has come to its end, or called sys.exit(0)."""
+    """The script of this rank has completed, or called sys.exit(0)."""
     write_json(run.ranks / f"rank{rank}.ended", {"time": time, "where": f"main.py:{rank}"})
 
 
-def test_who_left_with_status_0_before_another_lost_it_is_named(run: RunDir) -> None:
-    told(run, 0, *LOST, time=2.0)
-    assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None, "nothing tells of another one"
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+def test_an_earlier_exit_with_status_0_is_the_cause_of_a_lost_peer(run: RunDir) -> None:
+    report_error(run, 0, *LOST, time=2.0)
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None, "no other exit is known"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)
     left_at(run, 1, 1.0)
-    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == 1, (
-        "its process had not quite gone when the victim's end was seen"
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == (1, 0), (
+        "its process was still exiting when the victim's exit was seen"
     )
     assert rank_exit.explain(run, 1, 0, [], {}).where == "main.py:1"
 
 
-def test_who_left_after_it_is_not(run: RunDir) -> None:
-    told(run, 0, *LOST, time=2.0)
+@each("status", [75, 130])
+def test_an_earlier_exit_as_if_asked_to_stop_is_the_cause_of_a_lost_peer(
+    run: RunDir, status: int
+) -> None:
+    report_error(run, 0, *LOST, time=2.0)
+    assert rank_exit.left_before(run, 0, [(1, status), (0, 1)], {}) == (1, status)
+    end = {"time": 1.0, "where": "main.py:9", "status": status}
+    write_json(run.ranks / "rank1.ended", end)
+    assert rank_exit.left_before(run, 0, [(0, 1)], {}) == (1, status)
+    assert rank_exit.explain(run, 1, status, [], {}).where == "main.py:9"
+
+
+def test_a_later_exit_with_status_0_is_not_the_cause(run: RunDir) -> None:
+    report_error(run, 0, *LOST, time=2.0)
     left_at(run, 1, 3.0)
     assert rank_exit.left_before(run, 0, [(0, 1)], {}) is None
 
 
-def test_who_failed_by_itself_is_not_excused_by_an_earlier_end(run: RunDir) -> None:
+def test_an_own_failure_is_not_excused_by_an_earlier_exit(run: RunDir) -> None:
     left_at(run, 1, 1.0)
-    told(run, 0, "ValueError", "planted", time=2.0)
+    report_error(run, 0, "ValueError", "planted", time=2.0)
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
-    told(run, 0, *LOST, time=3.0)
-    told(run, 2, "ValueError", "planted", time=2.0)
+    report_error(run, 0, *LOST, time=3.0)
+    report_error(run, 2, "ValueError", "planted", time=2.0)
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None, (
-        "another one failed before the loss"
+        "another rank failed before the loss"
     )
 
 
-def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
-    told(run, 0, "SystemExit", "1", time=2.0, before=[{"type": LOST[0], "message": LOST[1]}])
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1
+def test_a_lost_peer_is_recognised_behind_sys_exit_and_in_a_log(run: RunDir) -> None:
+    report_error(
+        run, 0, "SystemExit", "1", time=2.0, before=[{"type": LOST[0], "message": LOST[1]}]
+    )
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0)
     run.rank_error(0).unlink()
     assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) is None
     run.rank_log(0).write_text(TRACEBACK.replace("ValueError: planted", ": ".join(LOST)))
-    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == 1, (
-        "a program whose exceptions are not reported to us"
+    assert rank_exit.left_before(run, 0, [(1, 0), (0, 1)], {}) == (1, 0), (
+        "a program that does not report exceptions"
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("line", "expected"),
     [
         ("what():  CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
         ("what():  CUDA error: an illegal memory access was encountered", "cuda_device_assert"),
@@ -358,15 +362,15 @@ def test_what_a_script_makes_of_its_loss_is_seen_through(run: RunDir) -> None:
         ("free(): invalid pointer", "unknown"),
     ],
 )
-def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) -> None:
+def test_the_log_explains_an_abort(run: RunDir, line: str, expected: str) -> None:
     earlier = "an earlier start: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
-    run.rank_log(1).write_text(f"{earlier}terminate called after …\n{words}\nframe #0: …\n")
+    run.rank_log(1).write_text(f"{earlier}terminate called after …\n{line}\nframe #0: …\n")
     since = {run.rank_log(1): len(earlier)}
     record = failed(run, ABORT, log_from=since)
-    assert record["cause"] == expected and record["summary"].startswith("killed by SIGABRT")
-    assert (f"; it had said: {words}" in record["summary"]) == (expected != "unknown")
+    assert record["cause"] == expected and "SIGABRT" in record["summary"]
+    assert (line in record["summary"]) == (expected != "unknown")
     assert failed(run, -signal.SIGKILL, log_from=since)["cause"] == "killed", (
-        "who is killed has no last words"
+        "a killed rank does not explain itself"
     )
 
 
@@ -374,13 +378,13 @@ def test_an_aborted_rank_has_said_why(run: RunDir, words: str, expected: str) ->
     ("before", "now", "cause"),
     [(3, 4, "host_oom_killed"), (3, 3, "killed"), (None, 4, "killed"), (3, None, "killed")],
 )
-def test_the_kernels_count_tells_who_was_killed_for_memory(
+def test_the_kernels_oom_kill_count_explains_sigkill(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, cause: str
 ) -> None:
     monkeypatch.setattr(cgroups, "oom_kills", lambda: now)
     record = failed(run, -signal.SIGKILL, oom_kills=before)
-    assert record["cause"] == cause and record["summary"].startswith("killed by SIGKILL")
-    assert ("has risen from 3 to 4" in record["summary"]) == (cause == "host_oom_killed")
+    assert record["cause"] == cause and "SIGKILL" in record["summary"]
+    assert ("from 3 to 4" in record["summary"]) == (cause == "host_oom_killed")
     assert failed(run, -signal.SIGSEGV, oom_kills=before)["cause"] == "segfault"
 
 
@@ -391,22 +395,17 @@ CARDS = [
 SHOWN = {"uuids": [CARDS[0]["uuid"]], "reason": "1 on this machine"}
 
 
-def test_a_gpu_that_can_not_be_seen_any_more_is_the_cause(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gpu_is_the_cause(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = plan("cuda", gpus=CARDS)
     monkeypatch.setattr(exception_cause, "ASK", f"print({json.dumps(json.dumps(SHOWN))})")
-    told(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
+    report_error(run, 1, "AcceleratorError", "CUDA error: unspecified launch failure")
     record = failure_report.failure(Outcome(guilty=(1, 1), here=(1, 1)), run, trained)
-    assert summary_of(record) == (
-        "gpu_hardware",
-        "error",
-        1,
-        "GPU 1 (Card) can not be seen any more: 1 on this machine",
-    )
+    assert verdict(record) == ("gpu_hardware", "error", 1)
+    assert record["summary"].startswith("GPU 1 (Card) ")
+    assert SHOWN["reason"] in record["summary"]
 
 
-def test_the_driver_is_asked_in_a_process_of_its_own(
+def test_the_driver_is_queried_in_a_separate_process(
     fake_driver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver))
@@ -414,12 +413,10 @@ def test_the_driver_is_asked_in_a_process_of_its_own(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
     monkeypatch.setenv("FAKE_NVML_COUNT", "1")
-    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith(
-        "GPU 1 (Card) can not be seen any more: "
-    )
+    assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)).startswith("GPU 1 (Card) ")
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for(
+def test_a_driver_that_does_not_answer_has_a_time_limit(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exception_cause, "DRIVER_S", 0.2)
@@ -427,44 +424,27 @@ def test_a_driver_that_does_not_answer_is_not_waited_for(
     record = failure_report.failure(
         Outcome(guilty=(1, 1), here=(1, 1)), run, plan("cuda", gpus=CARDS)
     )
-    text = (
-        "the driver does not answer: a GPU of this machine may have fallen off the bus (NVML, "
-        "0.2 s)"
-    )
-    assert summary_of(record) == ("gpu_hardware", "died", 1, text)
+    assert verdict(record) == ("gpu_hardware", "died", 1)
+    assert record["summary"].endswith("(NVML, 0.2 s)")
 
 
-def test_a_driver_that_can_not_be_asked_says_nothing_of_the_gpus(
+def test_without_an_answer_from_nvml_no_gpu_is_reported_lost(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exception_cause, "ASK", "raise SystemExit('no room for a process')")
     assert exception_cause.lost_gpus(plan("cuda", gpus=CARDS)) == ""
-    assert (
-        "it is not known whether a GPU is lost, since NVML could not be asked: no room for a "
-        "process" in capfd.readouterr().err
-    )
+    assert "no room for a process" in capfd.readouterr().err
 
 
-def test_where_a_crash_has_left_its_place(run: RunDir) -> None:
+def test_the_place_of_a_crash(run: RunDir) -> None:
     record = failed(run, -11, death=RankExit("died", 1, "model.py:12", "killed by SIGSEGV"))
-    assert (
-        summary_of(record) == ("segfault", "died", 1, "killed by SIGSEGV")
-        and record["where"] == "model.py:12"
-    )
+    assert verdict(record) == ("segfault", "died", 1) and record["where"] == "model.py:12"
 
 
-def test_a_rank_that_gloo_aborts_for_another_collective_has_not_just_died(run: RunDir) -> None:
-    record = failed(
-        run,
-        ABORT,
-        death=RankExit(DESYNC, None, None, "rank 1 got 8 bytes where its all_reduce awaits 16"),
-    )
-    assert summary_of(record) == (
-        "unknown",
-        "desync",
-        None,
-        "rank 1 got 8 bytes where its all_reduce awaits 16",
-    )
+def test_an_abort_by_gloo_for_another_collective_is_a_desync(run: RunDir) -> None:
+    how = "rank 1 got 8 bytes where its all_reduce expects 16"
+    record = failed(run, ABORT, death=RankExit(DESYNC, None, None, how))
+    assert verdict(record) == ("unknown", "desync", None) and record["summary"] == how
     assert record["advice"][0].startswith("every rank must call the same collectives")
 
 
@@ -478,7 +458,7 @@ def finding(kind: str = HANG, rank: int | None = 1) -> HangFinding:
         kind,
         rank,
         "model.py:12" if rank else None,
-        "stands at model.py:12",
+        "is stuck at model.py:12",
         waits,
         {},
         3.2,
@@ -487,8 +467,16 @@ def finding(kind: str = HANG, rank: int | None = 1) -> HangFinding:
     )
 
 
-def test_a_finding_is_told_whole(run: RunDir) -> None:
-    told(run, 0, "RuntimeError", "Connection reset by peer")  # what its end brings is not its cause
+CARD = """\
+  Cause      hang: is stuck at model.py:12, for 3.2 s
+  Who        rank 1, in step 7: forward
+  Where      model.py:12
+  Others     rank 0: step 7: backward, waits in backward
+"""
+
+
+def test_failure_record_and_card_of_a_hang(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer")  # a consequence of the hang
     record = failed(run, 0, finding=finding())
     expected = {
         "cause": "hang",
@@ -505,49 +493,42 @@ def test_a_finding_is_told_whole(run: RunDir) -> None:
         "victim": False,
     }
     assert {name: record[name] for name in expected} == expected
-    assert record["summary"] == "stands at model.py:12, since 3.2 s"
-    shown = card.of_run(record)
-    assert "Cause      hang: stands at model.py:12, since 3.2 s" in shown
-    assert "Who        rank 1, in step 7: forward" in shown
-    assert "Where      model.py:12" in shown
-    assert "Others     rank 0: step 7: backward, waits in backward" in shown
-    assert "Stacks     /runs/hangs/1" in shown
+    assert record["summary"] == "is stuck at model.py:12, for 3.2 s"
+    text = card.of_run(record)
+    assert text.partition("  Try")[0] == CARD and "  Stacks     /runs/hangs/1\n" in text
 
 
-def test_nobody_is_blamed_where_nobody_can_be(run: RunDir) -> None:
-    told(run, 0, "RuntimeError", "Connection reset by peer")
+def test_a_hang_without_a_guilty_rank(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer")
     record = failed(run, 0, None, finding=finding(rank=None))
-    assert record["rank"] is None and "Who        no single rank" in card.of_run(record)
+    assert record["rank"] is None and "no single rank" in card.of_run(record)
 
 
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],
 )
-def test_different_ranks_get_advice_of_their_own(run: RunDir, kind: str, advice: str) -> None:
+def test_advice_for_ranks_that_differ(run: RunDir, kind: str, advice: str) -> None:
     record = failed(run, 0, finding=finding(kind))
     assert record["kind"] == kind and advice in record["advice"][0]
 
 
-# ── the card
+# ── failure card and exit code
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_out_of_memory_is_answered_with_the_current_values(run: RunDir) -> None:
-    told(run, 1, "OutOfMemoryError", "CUDA out of memory.")
+def test_advice_for_out_of_memory_has_the_values_of_the_plan(run: RunDir) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory.")
     advice = failed(run)["advice"]
-    assert (
-        advice[0]
-        == "device_batch_size is 8: try 4, the same 512 tokens per step with 2 × accumulation"
-    )
+    assert all(value in advice[0] for value in ("device_batch_size is 8", "try 4", "512 tokens"))
     assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
-def test_a_card_without_evidence_has_no_empty_place_for_it(run: RunDir) -> None:
+def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
     record = failed(run, -9)
     assert "Evidence" not in card.of_run(record) and "Stacks" not in card.of_run(record)
-    run.rank_log(1).write_text("last words\n    ~~~~^^^\n")
-    assert "  Evidence\n      │ last words\n  Try" in card.of_run(failed(run, -9))
+    run.rank_log(1).write_text("last line\n    ~~~~^^^\n")
+    assert "  Evidence\n      │ last line\n  Try" in card.of_run(failed(run, -9))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Samples of paired clips: the right frames, the same crop of both, and what is drawn follows from
-the generator alone."""
+"""Samples of paired clips: the right frames, the same crop in both, and random draws that depend only
+on the generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from tests.unit.video_data import pairs, told, write
+from tests.unit.video_data import pairs, pixels, write
 from training.tasks.base import Samples
 from training.tasks.video_restoration.dataset import Training, Unreadable, Validation
 from training.tasks.video_restoration.options import VideoOptions
@@ -23,7 +23,7 @@ PLAIN = {"use_hflip": False, "use_rot": False}
 
 
 def drawn(options: VideoOptions, index: int, seed: int = 0) -> tuple[Any, Any]:
-    """(lq, gt) of a sample as whole numbers, (T, h, w, C)."""
+    """(lq, gt) of a sample as integers, (T, h, w, C)."""
     sample = Training(options).draw(index, np.random.default_rng(seed))
     assert sample["lq"].dtype == sample["gt"].dtype == torch.float32
     lq, gt = (
@@ -32,14 +32,14 @@ def drawn(options: VideoOptions, index: int, seed: int = 0) -> tuple[Any, Any]:
     return lq, gt
 
 
-def test_every_frame_is_the_start_of_a_sample(tmp_path: Path) -> None:
+def test_every_frame_starts_a_sample(tmp_path: Path) -> None:
     options = pairs(tmp_path, gt_size=0, **PLAIN)
     data = Training(options)
     assert len(data) == 12
     lq, gt = drawn(options, 6)  # the second frame of the second clip
     for step in range(3):
-        assert (lq[step] == told(1, 1 + step)).all() and (gt[step] == told(9, 1 + step)).all()
-    for seed in range(20):  # too near to the end of the clip: another start
+        assert (lq[step] == pixels(1, 1 + step)).all() and (gt[step] == pixels(9, 1 + step)).all()
+    for seed in range(20):  # too close to the end of the clip: another start
         lq, _ = drawn(options, 11, seed)
         first = lq[0, 0, 0, 2] - 16
         assert 0 <= first <= 4 and [f[0, 0, 2] for f in lq] == [16 + first, 17 + first, 18 + first]
@@ -56,7 +56,7 @@ def test_steps_between_frames(tmp_path: Path) -> None:
     assert seen == {(1, 1), (3, 3), (-1, -1), (-3, -3)}
 
 
-def test_both_pictures_have_the_same_crop_and_turns(tmp_path: Path) -> None:
+def test_both_pictures_have_the_same_crop_and_flips(tmp_path: Path) -> None:
     options = pairs(tmp_path)
     corners, ways = set(), set()
     for seed in range(80):
@@ -72,23 +72,25 @@ def test_both_pictures_have_the_same_crop_and_turns(tmp_path: Path) -> None:
             )
         )
     assert len(corners) > 20 and max(c[0] for c in corners) == 8 and max(c[1] for c in corners) == 4
-    assert len(ways) == 8  # every mirror and quarter turn
+    assert len(ways) == 8  # every flip and rotation
     assert all(
         (drawn(replace(options, **PLAIN), 0, seed)[0][0, 0, 1, :2] != 0).any() for seed in range(3)
     )
 
 
-def test_frames_that_are_not_square_keep_their_sides(tmp_path: Path) -> None:
+def test_frames_that_are_not_square_keep_their_orientation(tmp_path: Path) -> None:
     options = pairs(tmp_path, gt_size=0)
     assert {drawn(options, 0, seed)[0].shape for seed in range(20)} == {(3, 12, 16, 3)}
 
 
-def test_a_large_sharp_frame(tmp_path: Path) -> None:
+def test_sharp_frames_larger_than_blurred_ones(tmp_path: Path) -> None:
     write(tmp_path / "lq" / "c", 0, 3)
     folder = tmp_path / "gt" / "c"
     folder.mkdir(parents=True)
     for frame in range(3):
-        Image.fromarray(told(0, frame).repeat(2, 0).repeat(2, 1)).save(folder / f"{frame:06d}.png")
+        Image.fromarray(pixels(0, frame).repeat(2, 0).repeat(2, 1)).save(
+            folder / f"{frame:06d}.png"
+        )
     options = VideoOptions(
         dataroot_gt=f"{tmp_path}/gt",
         dataroot_lq=f"{tmp_path}/lq",
@@ -115,7 +117,7 @@ def test_the_same_generator_the_same_sample(tmp_path: Path) -> None:
     assert not torch.equal(one["lq"], other["lq"])
 
 
-def test_as_the_trainer_reads_it_with_and_without_workers(tmp_path: Path) -> None:
+def test_batches_of_the_trainer_with_and_without_workers(tmp_path: Path) -> None:
     rows = Samples(Training(pairs(tmp_path)), 7, drawn=True)
 
     def batches(workers: int) -> list[Any]:
@@ -128,7 +130,7 @@ def test_as_the_trainer_reads_it_with_and_without_workers(tmp_path: Path) -> Non
 
 
 class Whole(torch.utils.data.Dataset[Any]):
-    """Two samples in a batch, of epoch 4."""
+    """Two samples per batch, of epoch 4."""
 
     def __init__(self, rows: Samples) -> None:
         self.rows = rows
@@ -152,29 +154,29 @@ def test_validation_has_whole_clips(tmp_path: Path) -> None:
 def test_grey_pictures_and_palettes(tmp_path: Path) -> None:
     options = pairs(tmp_path, gt_size=0, **PLAIN)
     file = tmp_path / "lq" / "c0" / "000000.png"
-    Image.fromarray(told(0, 0)[..., 0]).save(file)
+    Image.fromarray(pixels(0, 0)[..., 0]).save(file)
     lq, _ = drawn(options, 0)
-    assert (lq[0] == told(0, 0)[..., :1]).all()
+    assert (lq[0] == pixels(0, 0)[..., :1]).all()
 
 
-def test_a_frame_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_frame_is_named(tmp_path: Path) -> None:
     options = pairs(tmp_path)
     file = tmp_path / "lq" / "c0" / "000001.png"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(Unreadable, match=f"{file} can not be read"):
+    with pytest.raises(Unreadable, match=f"{file} cannot be read"):
         drawn(options, 0)
     rows = Samples(Training(options), 7, drawn=True)
-    with pytest.raises(Unreadable, match=str(file)):  # out of a worker too
+    with pytest.raises(Unreadable, match=str(file)):  # also from a worker
         next(iter(DataLoader(Whole(rows), batch_size=None, sampler=[0], num_workers=1)))
-    Image.fromarray(told(0, 1, 10, 7)).save(file)
+    Image.fromarray(pixels(0, 1, 10, 7)).save(file)
     with pytest.raises(Unreadable, match="smaller than its clip"):
         drawn(options, 0)
-    with pytest.raises(Unreadable, match="another size than"):
+    with pytest.raises(Unreadable, match="does not have the size of"):
         drawn(replace(options, gt_size=0), 0)
     data = Training(options)
     file.unlink()
-    with pytest.raises(Unreadable, match=f"{file} can not be read"):
+    with pytest.raises(Unreadable, match=f"{file} cannot be read"):
         data.draw(0, np.random.default_rng(0))
 
 
@@ -183,7 +185,7 @@ def test_a_frame_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 def packed(planes: Any) -> bytes:
-    """As a spike camera writes it, bit by bit: upside down, the first pixel in the lowest bit of a
+    """Bits as written by a spike camera: upside down, the first pixel in the lowest bit of a
     byte."""
     out = bytearray()
     for plane in planes:
@@ -217,7 +219,7 @@ def test_raw_spikes_are_averaged_into_channels(tmp_path: Path) -> None:
     assert np.allclose(upright["lq"][1, 3:], wanted[:, ::-1])
 
 
-def test_spikes_follow_crop_and_turns(tmp_path: Path) -> None:
+def test_spikes_have_the_same_crop_and_flips(tmp_path: Path) -> None:
     columns, rows = np.meshgrid(np.arange(16), np.arange(12))
     options = with_spikes(
         tmp_path,
@@ -229,7 +231,7 @@ def test_spikes_follow_crop_and_turns(tmp_path: Path) -> None:
     )
     for seed in range(10):
         sample = Training(options).draw(0, np.random.default_rng(seed))["lq"]
-        # where they are is the red of these pictures
+        # the red channel of these pictures is the position
         assert torch.allclose(sample[:, 3], sample[:, 0], atol=1e-6)
     assert rows.shape == (12, 16)
 

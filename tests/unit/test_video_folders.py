@@ -1,5 +1,4 @@
-"""Paired folders of frames: what is found, and everything that can be wrong with it, told before
-anything starts."""
+"""Paired folders of frames: the clips found, and all problems, reported before anything starts."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.options import VideoOptions
 
 
-def told(options: VideoOptions, **changed: Any) -> str:
-    """All problems of changed options, as a person reads them."""
+def shown(options: VideoOptions, **changed: Any) -> str:
+    """All problems of changed options, as displayed."""
     return "\n".join(
         line
         for p in folders.check(replace(options, **changed), {n: f"--{n}" for n in changed})
@@ -36,7 +35,7 @@ def options(tmp_path: Path) -> VideoOptions:
 
 
 def test_two_roots(options: VideoOptions) -> None:
-    assert told(options) == ""
+    assert shown(options) == ""
     first, second = folders.clips(options, "train")
     assert (first.name, len(first.gt), second.name, len(second.lq)) == ("c0", 5, "c1", 7)
     assert first.gt[2].endswith("gt/c0/000002.png") and first.lq[2].endswith("lq/c0/000002.png")
@@ -46,9 +45,9 @@ def test_two_roots(options: VideoOptions) -> None:
 def test_the_layout_of_gopro(tmp_path: Path) -> None:
     for name in ("sharp", "blur", "blur_gamma"):
         write(tmp_path / "train" / "GOPR0372_07_00" / name, 0, 4, first=47)
-    (tmp_path / "train" / "notes").mkdir()  # a folder without frames is none of ours
+    (tmp_path / "train" / "notes").mkdir()  # a folder without frames is ignored
     options = VideoOptions(dataroot_gt=str(tmp_path / "train"), num_frame=3, gt_size=8)
-    assert told(options) == ""
+    assert shown(options) == ""
     (clip,) = folders.clips(options, "train")
     assert clip.gt[0].endswith("sharp/000047.png") and clip.lq[0].endswith("blur/000047.png")
 
@@ -57,10 +56,10 @@ def test_relative_to_the_current_folder(
     options: VideoOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert told(options, dataroot_gt="gt", dataroot_lq="lq") == ""
+    assert shown(options, dataroot_gt="gt", dataroot_lq="lq") == ""
 
 
-def test_numbers_without_zeros_are_in_their_order(tmp_path: Path) -> None:
+def test_numbers_without_leading_zeros_are_sorted(tmp_path: Path) -> None:
     for root in ("gt", "lq"):
         folder = write(tmp_path / root / "c", 0, 11)
         for file in sorted(folder.iterdir()):
@@ -71,11 +70,11 @@ def test_numbers_without_zeros_are_in_their_order(tmp_path: Path) -> None:
     assert [Path(f).stem for f in clip.lq] == [f"im{n}" for n in range(11)]
 
 
-def test_clips_and_frames_of_a_list(options: VideoOptions, tmp_path: Path) -> None:
+def test_clips_and_frames_in_a_list(options: VideoOptions, tmp_path: Path) -> None:
     listed = tmp_path / "meta.txt"
     listed.write_text("c1 4 (12,16,3) 2\n\n")
     chosen = replace(options, meta_info_file=str(listed))
-    assert told(chosen) == ""
+    assert shown(chosen) == ""
     (clip,) = folders.clips(chosen, "train")
     assert (
         [Path(f).stem for f in clip.gt]
@@ -87,27 +86,27 @@ def test_clips_and_frames_of_a_list(options: VideoOptions, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        (None, "can not be read: No such file"),
-        ("", "no clip in it"),
+        (None, "cannot be read: No such file"),
+        ("", "no clips in this file"),
         ("c0 five (12,16,3) 0", "line 1 is 'c0 five (12,16,3) 0'"),
         ("c0\n../c1", "line 2 is '../c1'"),
-        ("c00", "names what is not in"),
+        ("c00", "lists clips that are not in"),
         ("c0 9 (12,16,3) 0", "c0 (9 listed from 0, 5 there)"),
     ],
 )
-def test_lists_that_are_wrong(
-    options: VideoOptions, tmp_path: Path, text: str | None, said: str
+def test_invalid_lists(
+    options: VideoOptions, tmp_path: Path, text: str | None, message: str
 ) -> None:
     if text is not None:
         (tmp_path / "meta.txt").write_text(text)
-    found = told(options, meta_info_file=str(tmp_path / "meta.txt"))
-    assert said in found and "(--meta_info_file)" in found
+    found = shown(options, meta_info_file=str(tmp_path / "meta.txt"))
+    assert message in found and "(--meta_info_file)" in found
 
 
-def test_a_folder_that_is_not_there(options: VideoOptions) -> None:
-    found = told(
+def test_a_missing_folder(options: VideoOptions) -> None:
+    found = shown(
         options, dataroot_gt=options.dataroot_gt.replace("/gt", "/gtt"), dataroot_lq="nowhere"
     )
     assert (
@@ -115,53 +114,55 @@ def test_a_folder_that_is_not_there(options: VideoOptions) -> None:
         and "(--dataroot_gt): no such folder" in found
     )
     assert "dataroot_lq is 'nowhere' (--dataroot_lq): no such folder" in found  # both at once
-    assert "make_blur_video" in told(options, dataroot_gt="elsewhere/blur_video/train")
-    assert "nothing to train on" in told(options, dataroot_gt="")
+    assert "make_blur_video" in shown(options, dataroot_gt="elsewhere/blur_video/train")
+    assert "nothing to train on" in shown(options, dataroot_gt="")
 
 
-def test_lmdb_is_not_read(options: VideoOptions, tmp_path: Path) -> None:
-    found = told(options, dataroot_gt=f"{tmp_path}/gt.lmdb", dataroot_lq="x/train_GT_blurred.lmdb")
-    assert (
-        found.count("an lmdb database is not read") == 2
-        and f"--dataroot_gt={tmp_path}/gt\n" in found
-    )
+def test_lmdb_is_not_supported(options: VideoOptions, tmp_path: Path) -> None:
+    found = shown(options, dataroot_gt=f"{tmp_path}/gt.lmdb", dataroot_lq="x/train_GT_blurred.lmdb")
+    assert found.count("LMDB is not supported") == 2 and f"--dataroot_gt={tmp_path}/gt\n" in found
 
 
 def test_no_clips(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no clips in this folder" in told(options, dataroot_gt=f"{tmp_path}/empty")
-    # one folder too high
-    assert f"--dataroot_gt={tmp_path}/gt" in told(
+    assert "no clips in this folder" in shown(options, dataroot_gt=f"{tmp_path}/empty")
+    # the parent folder
+    assert f"--dataroot_gt={tmp_path}/gt" in shown(
         options, dataroot_gt=str(tmp_path), dataroot_lq=""
     )
     file = tmp_path / "gt" / "c0" / "000000.png"
-    assert "a file, no folder" in told(options, dataroot_gt=str(file))
+    assert "a file, not a folder" in shown(options, dataroot_gt=str(file))
 
 
 def test_frames_without_a_partner(options: VideoOptions, tmp_path: Path) -> None:
     (tmp_path / "lq" / "c1" / "000003.png").unlink()
-    assert "c1 (7 and 6 frames, not both have 000003)" in told(options)
+    assert "c1 (7 and 6 frames; not in both: 000003)" in shown(options)
     write(tmp_path / "gt" / "c2", 2, 4)
-    assert "no blurred frames for c2" in told(options)
-    # sharp frames are not taken for blurred ones
-    assert "no blurred frames for c0, c1, c2" in told(options, dataroot_lq="")
+    assert "no blurred frames for c2" in shown(options)
+    # sharp frames are not used as blurred ones
+    assert "no blurred frames for c0, c1, c2" in shown(options, dataroot_lq="")
     with pytest.raises(UserError, match="no blurred frames"):
         folders.clips(options, "train")
 
 
 def test_clips_that_are_too_short(options: VideoOptions) -> None:
-    assert "6 frames in a row, but 1 of 2 clips have less: c0 (5)" in told(options, num_frame=6)
-    found = told(options, num_frame=3, interval_list="1,3")
-    assert "3 steps apart (interval_list): 7 frames" in found and "try:     --num_frame=2" in found
+    assert "a sample needs 6 frames, but 1 of 2 clips have fewer: c0 (5)" in shown(
+        options, num_frame=6
+    )
+    found = shown(options, num_frame=3, interval_list="1,3")
+    assert (
+        "3 steps apart (interval_list): a sample needs 7 frames" in found
+        and "try:     --num_frame=2" in found
+    )
 
 
 def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
-    found = told(options, gt_size=14)
+    found = shown(options, gt_size=14)
     assert (
         "gt_size is 14 (--gt_size), but frames are smaller: c0 (16 × 12), c1 (16 × 12)" in found
         and "try:     --gt_size=12" in found
     )
-    found = told(options, scale="2")
+    found = shown(options, scale="2")
     assert (
         "scale is '2' (--scale), but sharp and blurred" in found
         and "c0 (16 × 12 and 16 × 12)" in found
@@ -170,22 +171,22 @@ def test_sizes(options: VideoOptions, tmp_path: Path) -> None:
     for root in ("gt", "lq"):
         shutil.rmtree(tmp_path / root / "c1")
         write(tmp_path / root / "c1", 1, 5, width=20)
-    assert "different sizes: c0 16 × 12, c1 20 × 12" in told(options, gt_size=0)
-    assert told(options) == ""
+    assert "different sizes: c0 16 × 12, c1 20 × 12" in shown(options, gt_size=0)
+    assert shown(options) == ""
     for root in ("gt", "lq"):
         write(tmp_path / "val" / root / "c", 1, 5, height=8)
-    found = told(
+    found = shown(
         options, test_dataroot_gt=f"{tmp_path}/val/gt", test_dataroot_lq=f"{tmp_path}/val/lq"
     )
     assert "frames of 8 pixels are smaller than SSIM's window" in found
 
 
-def test_what_is_no_picture_of_eight_bits(options: VideoOptions, tmp_path: Path) -> None:
+def test_pictures_must_have_eight_bits(options: VideoOptions, tmp_path: Path) -> None:
     file = tmp_path / "gt" / "c0" / "000000.png"
     Image.fromarray(np.zeros((12, 16), np.uint16)).save(file)
-    assert f"{file} has pixels of the kind I;16" in told(options)
+    assert f"{file} has pixel mode I;16" in shown(options)
     file.write_bytes(b"no picture")
-    assert f"{file}: no picture that Pillow can read" in told(options)
+    assert f"{file}: not a picture that Pillow can read" in shown(options)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_what_is_no_picture_of_eight_bits(options: VideoOptions, tmp_path: Path)
         ("size_patch_testing", 30),
     ],
 )
-def test_values_that_are_wrong(options: VideoOptions, name: str, value: Any) -> None:
+def test_invalid_values(options: VideoOptions, name: str, value: Any) -> None:
     found = folders.check(
         replace(options, **{name: value} | ({"scale": "2"} if name == "gt_size" else {})),
         {name: "the file"},
@@ -252,42 +253,42 @@ def spikes(options: VideoOptions, tmp_path: Path, write_one: Any, suffix: str) -
 def test_raw_spikes(options: VideoOptions, tmp_path: Path) -> None:
     raw = spikes(options, tmp_path, lambda file: file.write_bytes(bytes(20 * 3)), ".dat")
     size = {"spike_h": 10, "spike_w": 16, "spike_channels": 3}
-    assert told(raw, **size) == ""
+    assert shown(raw, **size) == ""
     assert folders.clips(raw, "train")[0].spike[4].endswith("spikes/c0/spike/000004.dat")
-    assert "spike_h is 0" in told(raw)
-    assert "60 bytes, no multiple of the 18 of a plane of 9 × 16" in told(
+    assert "spike_h is 0" in shown(raw)
+    assert "60 bytes, not a multiple of 18, the size of a plane of 9 × 16" in shown(
         raw, **size | {"spike_h": 9}
     )
-    assert "no whole number of bytes" in told(raw, **size | {"spike_h": 9, "spike_w": 15})
-    assert "spike_channels is 4" in told(raw, **size | {"spike_channels": 4})
+    assert "not a whole number of bytes" in shown(raw, **size | {"spike_h": 9, "spike_w": 15})
+    assert "spike_channels is 4" in shown(raw, **size | {"spike_channels": 4})
     write(tmp_path / "val" / "lq" / "c", 1, 5)
     write(tmp_path / "val" / "gt" / "c", 1, 5)
     val = {"test_dataroot_gt": f"{tmp_path}/val/gt", "test_dataroot_lq": f"{tmp_path}/val/lq"}
-    assert "but test_dataroot_spike is empty" in told(raw, **size, **val)
+    assert "but test_dataroot_spike is empty" in shown(raw, **size, **val)
     (tmp_path / "spikes" / "c1" / "spike" / "000006.dat").unlink()
-    assert "not both have 000006" in told(raw, **size)
+    assert "not in both: 000006" in shown(raw, **size)
     shutil.rmtree(tmp_path / "spikes" / "c0")
-    assert "no spikes for c0" in told(raw, **size)
+    assert "no spikes for c0" in shown(raw, **size)
 
 
 def test_arrays_of_spikes(options: VideoOptions, tmp_path: Path) -> None:
     arrays = spikes(
         options, tmp_path, lambda file: np.save(file, np.zeros((3, 12, 16), np.float32)), ".npy"
     )
-    assert told(arrays, spike_channels=3) == ""
-    assert "spike_channels is 4" in told(arrays, spike_channels=4)
+    assert shown(arrays, spike_channels=3) == ""
+    assert "spike_channels is 4" in shown(arrays, spike_channels=4)
     file = tmp_path / "spikes" / "c0" / "spike" / "000000.npy"
     np.save(file, np.array(["text"]))
-    assert f"{file} is no array of numbers" in told(arrays)
+    assert f"{file} is not an array of numbers" in shown(arrays)
     file.write_bytes(b"\x93NUMPY\x01\x00garbage")
-    assert f"{file} is no array of numbers" in told(arrays)
+    assert f"{file} is not an array of numbers" in shown(arrays)
 
 
-# ── the digest, and how long all this takes
+# ── the digest, and the duration of the checks
 # ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_digest_follows_the_frames_and_not_their_place(
+def test_the_digest_depends_on_the_frames_and_not_their_location(
     options: VideoOptions, tmp_path: Path
 ) -> None:
     before = folders.content(options)
@@ -299,14 +300,14 @@ def test_the_digest_follows_the_frames_and_not_their_place(
     assert folders.content(moved) != before
 
 
-def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
+def test_thousands_of_frames_are_checked_quickly(tmp_path: Path) -> None:
     for root in ("gt", "lq"):
         for clip in range(30):
             folder = write(tmp_path / root / f"c{clip:02d}", 0, 1)
             for frame in range(1, 100):
                 os.link(folder / "000000.png", folder / f"{frame:06d}.png")
     options = VideoOptions(dataroot_gt=f"{tmp_path}/gt", dataroot_lq=f"{tmp_path}/lq", gt_size=8)
-    assert folders.check(options, {}) == []  # Pillow's import
+    assert folders.check(options, {}) == []  # imports Pillow
     times = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -315,7 +316,7 @@ def test_thousands_of_frames_are_checked_at_once(tmp_path: Path) -> None:
     assert min(times) < 0.3
 
 
-def test_neither_torch_nor_numpy(options: VideoOptions) -> None:
+def test_checks_import_neither_torch_nor_numpy(options: VideoOptions) -> None:
     code = (
         "import sys; from training.tasks.video_restoration import folders, options; "
         f"o = options.VideoOptions(dataroot_gt={options.dataroot_gt!r}, "

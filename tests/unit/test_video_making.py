@@ -1,4 +1,4 @@
-"""make_blur_video: what it renders, its two layouts, and a command line that never ends in a
+"""make_blur_video: the rendered clips, its two layouts, and command-line errors without a
 traceback."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def problems(*words: str) -> list[Problem]:
     return caught.value.problems
 
 
-def test_the_same_seed_makes_the_same_pictures(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_pictures(tmp_path: Path) -> None:
     one, same = (
         files(rendered(tmp_path / "a", clips=1, frames=2)),
         files(rendered(tmp_path / "b", clips=1, frames=2)),
@@ -49,7 +49,7 @@ def test_the_same_seed_makes_the_same_pictures(tmp_path: Path) -> None:
         for n in (0, 1)
     }
     longer = files(rendered(tmp_path / "d", clips=2, frames=3))
-    # more of it changes nothing of what there was
+    # more clips do not change the first ones
     assert all(longer[name] == content for name, content in one.items())
 
 
@@ -59,7 +59,7 @@ def test_a_blurred_frame_is_the_mean_of_the_light() -> None:
     assert blurred.shape == (48, 64, 3) and lights.shape == (scenes.MOMENTS, 48, 64, 3)
     assert np.allclose(blurred, lights.mean(0)) and np.array_equal(sharp, scene.at(4.0))
     assert lights.min() >= 0 and lights.max() <= 1
-    # Movement, and less of it where the shutter is open for less.
+    # Motion, and less of it with a shorter shutter.
     assert np.abs(lights[0] - lights[-1]).mean() > 2 * np.abs(lights[5] - lights[4]).mean() > 0
     picture = scenes.encoded(sharp)
     assert (
@@ -79,7 +79,7 @@ def test_blurred_frames_are_clearly_worse(tmp_path: Path) -> None:
     assert len(found) == 20 and 22 < np.mean(found) < 32
 
 
-def test_spikes_tell_how_much_light_there_was(tmp_path: Path) -> None:
+def test_spikes_are_proportional_to_light(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     lights = np.repeat(random.random((1, 8, 8, 1)).astype(np.float32), 11, 0).repeat(3, -1)
     camera = scenes.SpikeCamera(random, 8, 8)
@@ -95,14 +95,14 @@ def test_spikes_tell_how_much_light_there_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spikes", [False, True])
 def test_the_next_command_trains_on_it(tmp_path: Path, layout: str, spikes: bool) -> None:
     folder = tmp_path / "with a space"
-    said = making.make(
+    text = making.make(
         making.Chosen(folder, clips=2, frames=6, size=(48, 32), layout=layout, spikes=spikes)
     )
     assert (
-        said.startswith("2 clips for training and 1 for validation, 6 frames of 48 × 32 each")
-        and str(folder) in said
+        text.startswith("2 clips for training and 1 for validation, 6 frames of 48 × 32 each")
+        and str(folder) in text
     )
-    command = shlex.split(said.rpartition("next: ")[2])
+    command = shlex.split(text.rpartition("next: ")[2])
     assert command[:3] == ["./launch_train.sh", "2", "configs/video/quickstart.py"]
     given = dict(word.removeprefix("--").split("=", 1) for word in command[3:])
     options = VideoOptions(
@@ -117,7 +117,7 @@ def test_the_next_command_trains_on_it(tmp_path: Path, layout: str, spikes: bool
         assert folders.check(listed, {}) == [] and len(folders.clips(listed, "train")) == 2
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_replaced(tmp_path: Path) -> None:
     folder = rendered(tmp_path / "a", clips=1, frames=2)
     (problem,) = problems(str(folder))
     assert "is not empty" in problem.what and problem.fixes[0].endswith(f"{folder} --force")
@@ -130,12 +130,12 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["a"]  # nothing is left beside it
     (folder / "thesis.txt").write_text("mine")
     (problem,) = problems(str(folder), "--force")
-    assert "'thesis.txt', which was not made here" in problem.what
+    assert "'thesis.txt', which make_blur_video did not create" in problem.what
     (problem,) = problems(str(folder / "thesis.txt"))
-    assert "is no folder" in problem.what
+    assert "is not a folder" in problem.what
 
 
-def test_nothing_is_left_of_half_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_partial_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -145,7 +145,7 @@ def test_nothing_is_left_of_half_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("--clips=0", "a whole number from 1 to 1000"),
         ("--frames=1", "a whole number from 2 to 1000"),
@@ -158,12 +158,12 @@ def test_nothing_is_left_of_half_a_folder(tmp_path: Path, monkeypatch: pytest.Mo
         ("--spikes=1", "no value"),
     ],
 )
-def test_values_that_are_wrong(tmp_path: Path, word: str, said: str) -> None:
+def test_invalid_values(tmp_path: Path, word: str, message: str) -> None:
     (problem,) = problems(str(tmp_path), word)
-    assert said in problem.allowed
+    assert message in problem.allowed
 
 
-def test_words_that_are_wrong(tmp_path: Path) -> None:
+def test_invalid_arguments(tmp_path: Path) -> None:
     found = problems("--frame=3", str(tmp_path), "other", "-x", "--clips=2", "--clips=3")
     assert [p.what.split()[0] for p in found] == ["--frame", "-x", "--clips", "'other'"]
     assert found[0].fixes == [
@@ -186,14 +186,14 @@ def test_the_command(tmp_path: Path) -> None:
     assert (
         done.returncode == 2
         and "Traceback" not in done.stderr
-        and "nothing was made" in done.stderr
+        and "nothing was written" in done.stderr
     )
     done = python("-m", "training.tasks.make_blur_video", "--help")
     assert done.returncode == 0 and "--layout" in done.stdout
 
 
-def test_a_python_without_the_packages_says_what_to_do_or_hands_over(tmp_path: Path) -> None:
-    """In a project without an environment, and beside the project's own."""
+def test_a_python_without_the_packages_shows_a_fix_or_switches(tmp_path: Path) -> None:
+    """In a project without an environment, and next to the project's own."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     module = ["-m", "training.tasks.make_blur_video", str(tmp_path / "made")]

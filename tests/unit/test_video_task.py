@@ -1,4 +1,4 @@
-"""Network, loss, metrics, schedule and result pictures of video restoration, and that it learns."""
+"""Video restoration: network, loss, metrics, schedule, result pictures, and that it learns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shaken(model: nn.Module) -> nn.Module:
-    """With weights in the last layer too, as after some training."""
+    """The model with weights in the last layer too, as after some training."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     return model
@@ -60,12 +60,12 @@ def test_frames_in_frames_out(scale: int, channels: int) -> None:
     model, frames = Recurrent(channels, 8, 1, scale), torch.rand(2, 3, channels, 9, 14)
     out = model(frames)
     assert out.shape == (2, 3, 3, 9 * scale, 14 * scale)
-    assert torch.equal(out, enlarged(frames, scale))  # before the first step: what there was
+    assert torch.equal(out, enlarged(frames, scale))  # before the first step: the input
     out.square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_every_frame_sees_all_others() -> None:
+def test_every_frame_uses_all_others() -> None:
     torch.manual_seed(1)
     model, frames = shaken(Recurrent(3, 8, 1, 1)), torch.rand(1, 5, 3, 8, 8, requires_grad=True)
     for step in range(5):
@@ -80,19 +80,19 @@ def test_a_clip_of_one_frame_and_bf16() -> None:
     assert out.dtype == torch.float32 and out.shape == (1, 1, 3, 16, 16)
 
 
-def test_its_arithmetic_is_counted() -> None:
+def test_operations_are_counted() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     work = task(VideoOptions(gt_size=16, num_frame=4, embed_dim=8, num_blocks=2))
     model = work.model()
     with FlopCounterMode(display=False) as counter:
         model(torch.rand(1, 4, 3, 16, 16))
-    # the backward pass is twice the forward one
+    # the backward pass takes twice as many as the forward pass
     assert work.flops(model) == 3 * counter.get_total_flops()
     assert task(VideoOptions(gt_size=0)).flops(model) is None
 
 
-# ── how near
+# ── losses and metrics
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -108,7 +108,7 @@ def test_psnr_is_the_mean_over_frames() -> None:
     found = wanted.clone()
     found[0, 0] += 0.1  # 20 dB
     found[0, 1] += 0.01  # 40 dB
-    found[1] = 7.0  # cut to 1: an error of a half
+    found[1] = 7.0  # clamped to 1: an error of a half
     assert metrics.psnr(found, wanted).tolist() == pytest.approx(
         [30.0, -20 * np.log10(0.5)], abs=1e-3
     )
@@ -116,7 +116,7 @@ def test_psnr_is_the_mean_over_frames() -> None:
 
 
 def slow_ssim(a: Any, b: Any) -> float:
-    """Wang 2004 as it is written: every place, every weight."""
+    """Wang 2004, literally: every position, every weight."""
     place = np.arange(11) - 5
     weights = np.exp(-(place[:, None] ** 2 + place[None, :] ** 2) / (2 * 1.5**2))
     weights /= weights.sum()
@@ -188,12 +188,12 @@ def test_steps_and_none() -> None:
     assert set(rates(3, G_scheduler_type="none")) == {1.0}
 
 
-# ── in pieces
+# ── piecewise restoration
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Counting(nn.Module):
-    """Doubles, and says in how large pieces it was asked."""
+    """Doubles its input and records the sizes of its pieces."""
 
     def __init__(self, scale: int) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("scale", [1, 2])
 def test_pieces_cover_everything_once(steps: int, overlap: int, side: int, scale: int) -> None:
     frames = torch.rand(1, 9, 4, 67, 90).round(decimals=1)
-    # enlarging sees the neighbours
+    # enlarging uses neighbouring pixels
     frames = torch.full_like(frames, 0.25) if scale == 2 else frames
     model = Counting(scale)
     out = inference.restored(model, frames, scale=scale, steps=steps, overlap=overlap, side=side)
@@ -247,7 +247,7 @@ def test_the_optimizer_of_the_options() -> None:
     )
 
 
-def test_what_a_checkpoint_says(clips: Path) -> None:
+def test_facts_of_a_checkpoint(clips: Path) -> None:
     options = gopro(
         clips,
         embed_dim=8,
@@ -262,7 +262,7 @@ def test_what_a_checkpoint_says(clips: Path) -> None:
     assert facts["data"] != task(gopro(clips)).facts()["data"]
 
 
-def test_the_figures_of_a_clip(clips: Path) -> None:
+def test_the_metrics_of_a_clip(clips: Path) -> None:
     work = task(gopro(clips, embed_dim=8, num_blocks=1, num_frame_testing=4, size_patch_testing=0))
     rows = work.rows("val")
     assert rows is not None
@@ -271,7 +271,7 @@ def test_the_figures_of_a_clip(clips: Path) -> None:
     assert {name: values.shape for name, values in found.items()} == dict.fromkeys(
         ("psnr", "ssim", "psnr_input"), (1,)
     )
-    # the first weights change nothing
+    # the initial weights change nothing
     assert found["psnr"].item() == pytest.approx(found["psnr_input"].item())
     assert 15 < found["psnr_input"].item() < 45 and 0.3 < found["ssim"].item() < 1
     assert (
@@ -302,19 +302,19 @@ def test_it_learns_and_shows_it(tmp_path_factory: pytest.TempPathFactory, tmp_pa
     clips = tmp_path_factory.mktemp("smeared")
     options = smeared(clips, embed_dim=8, num_blocks=1, G_charbonnier_eps=1e-3, G_optimizer_lr=2e-3)
     work, model, losses = trained(options, 80)
-    least = options.G_charbonnier_eps**0.5  # of a perfect result
+    least = options.G_charbonnier_eps**0.5  # the loss of a perfect result
     assert np.mean(losses[-10:]) - least < 0.9 * (np.mean(losses[:10]) - least)
     rows = work.rows("val")
     assert rows is not None
-    found = work.metrics(model, rows.rows([0], 0))  # of a clip that it has never seen
+    found = work.metrics(model, rows.rows([0], 0))  # of a validation clip
     assert (found["psnr"] - found["psnr_input"]).item() > 0.4
 
-    said = work.sample(model, tmp_path)
+    text = work.sample(model, tmp_path)
     assert (
-        said is not None
-        and said.startswith("clip_000: ")
-        and " → " in said
-        and said.endswith(" dB")
+        text is not None
+        and text.startswith("clip_000: ")
+        and " → " in text
+        and text.endswith(" dB")
     )
     with Image.open(tmp_path / "restored_clip_000.png") as picture:
         picture.load()
@@ -325,7 +325,7 @@ def test_it_learns_and_shows_it(tmp_path_factory: pytest.TempPathFactory, tmp_pa
     assert [f.name for f in tmp_path.iterdir()] == ["restored_clip_000.png"]
 
 
-def test_names_of_pictures_are_plain(clips: Path, tmp_path: Path) -> None:
+def test_picture_names_have_no_special_characters(clips: Path, tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()
     (root / "a b;c").symlink_to(clips / "test" / "clip_000")

@@ -1,5 +1,4 @@
-"""`attach`: which processes are the ranks, what is told of them, what is wrong with the command
-line."""
+"""`duet attach`: finding the ranks, their display, wrong usage."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     code = attach.main(list(argv))
-    said = capsys.readouterr()
-    return code, said.out, NOW.sub("", said.err)
+    captured = capsys.readouterr()
+    return code, captured.out, NOW.sub("", captured.err)
 
 
 def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +52,7 @@ def test_a_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"        at {locks} (locks), kernel: {lines[3].rpartition(' ')[2]}",
     ]
     assert re.fullmatch(
-        rf"HANG rank 1 stands at {re.escape(locks)} \(locks\), since [\d.]+ s", lines[4]
+        rf"HANG rank 1 is stuck at {re.escape(locks)} \(locks\), for [\d.]+ s", lines[4]
     )
     assert lines[5:] == [
         f"    where   {locks}",
@@ -65,15 +64,15 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with targets.ranks(tmp_path, "loads", "waits") as (pids, script):
         (worker,) = procfs.workers(pids[0])
         code, out, _ = shown(capsys, "--json", "--pid", str(pids[1]))
-    told = json.loads(out)
+    found = json.loads(out)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
-    assert code == 5 and told["stuck"] is True
-    assert (told["verdict"]["kind"], told["verdict"]["rank"], told["verdict"]["where"]) == (
+    assert code == 5 and found["stuck"] is True
+    assert (found["verdict"]["kind"], found["verdict"]["rank"], found["verdict"]["where"]) == (
         "hang",
         0,
         place,
     )
-    first, second = told["ranks"]
+    first, second = found["ranks"]
     assert first["workers"] == [{"pid": worker, "state": "sleeping"}] and first["waits_in"] is None
     assert (second["rank"], second["pid"], second["waits_in"], second["function"]) == (
         1,
@@ -93,20 +92,21 @@ def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         targets.stopped(pids[0])
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
         assert (
-            code == 5 and f"STOPPED rank 0 is stopped (SIGSTOP); go on: kill -CONT {pids[0]}" in out
+            code == 5
+            and f"STOPPED rank 0 is stopped (SIGSTOP); resume: kill -CONT {pids[0]}" in out
         )
         targets.stopped(pids[1])
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
         assert code == 5 and out.endswith(
-            f"Stopped (SIGSTOP): all ranks; go on: kill -CONT {pids[0]} {pids[1]}\n"
+            f"Stopped (SIGSTOP): all ranks; resume: kill -CONT {pids[0]} {pids[1]}\n"
         )
 
 
 @pytest.mark.parametrize(
-    ("role", "told"),
+    ("role", "expected"),
     [
-        ("works", "no standstill: one of them works: rank 0 is at "),
-        ("uploads", "no standstill: one of them works: rank 0 is at "),
+        ("works", "no hang: one of them works: rank 0 is at "),
+        ("uploads", "no hang: one of them works: rank 0 is at "),
         (
             "spins",
             "undetermined: in the same Python functions all the time, an endless loop or long "
@@ -114,14 +114,14 @@ def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_what_is_not_certain_is_no_hang(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, told: str
+def test_uncertain_states_are_not_a_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, expected: str
 ) -> None:
     with targets.ranks(tmp_path, role, "waits") as (pids, _):
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
     assert (
         code == 0
-        and out.splitlines()[-1].startswith(told)
+        and out.splitlines()[-1].startswith(expected)
         and out.endswith("; rank 1 waits in all_reduce\n")
     )
 
@@ -130,14 +130,10 @@ def test_a_single_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
         code, out, _ = shown(capsys, f"--pid={pid}")
-    assert (
-        code == 0
-        and "undetermined: nobody waits for another rank, nobody does anything: rank 0 is at "
-        in out
-    )
+    assert code == 0 and "undetermined: no rank waits for another, none works: rank 0 is at " in out
 
 
-def test_any_process_of_a_training_leads_to_its_ranks(tmp_path: Path) -> None:
+def test_the_ranks_are_found_from_any_process_of_a_training(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "loads", "waits", "waits") as (pids, _):
         (worker,) = procfs.workers(pids[0])
         for pid in (*pids.values(), worker, os.getpid()):
@@ -157,7 +153,7 @@ def test_two_trainings_below_one_process(tmp_path: Path, monkeypatch: pytest.Mon
             )
             with pytest.raises(UserError) as caught:
                 discovery.of_process(os.getpid())
-    text = f"there is more than one training below process {os.getpid()} (--pid)"
+    text = f"more than one training below process {os.getpid()} (--pid)"
     fixes = [f"./duet attach --pid={pid}" for pid in (pids[0], others[0])]
     assert caught.value.problems == [
         Problem("process.several", text, "a rank of one of them", fixes)
@@ -187,9 +183,9 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         path = run_directory(tmp_path, pids)
         assert discovery.of_run(path) == pids
         code, out, _ = shown(capsys, f"--run={path}")
-        assert code == 5 and "HANG rank 0 stands at " in out
+        assert code == 5 and "HANG rank 0 is stuck at " in out
         run_directory(tmp_path, pids, supervisor=1)
-        with pytest.raises(UserError):  # the same numbers, of processes that are not its ranks
+        with pytest.raises(UserError):  # the same PIDs, of processes that are not its ranks
             discovery.of_run(path)
 
 
@@ -210,7 +206,7 @@ def test_a_run_by_its_name_and_by_a_path_with_a_space(
     ]
 
 
-def test_a_run_that_torchrun_has_started(tmp_path: Path) -> None:
+def test_a_run_started_by_torchrun(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     with targets.ranks(tmp_path / "ranks", "waits", "waits") as (pids, _):
         path = run_directory(tmp_path, {}, supervisor=os.getppid())
@@ -226,9 +222,9 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert shown(capsys, f"--run={path}") == (
         2,
         "",
-        f"no rank of {path} (--run) runs on this machine\n    allowed: a run that goes on\n"
+        f"no rank of {path} (--run) runs on this machine\n    allowed: a run in progress\n"
         f"    try:     ./monitor_training.sh --run={path} --once   # how it ended\n1 problem; "
-        f"nothing was looked into (exit 2)\n",
+        f"nothing was inspected (exit 2)\n",
     )
     run_directory(tmp_path, {0: 1}, host="far-away")
     assert shown(capsys, f"--run={path}")[2].startswith(
@@ -246,7 +242,7 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
     [
         (
             [],
-            f"which training? Neither --pid nor --run is given\n    allowed: one of them\n    try: "
+            f"neither --pid nor --run is given\n    allowed: one of them\n    try: "
             f"    {COMMAND} --run=experiments/RUN\n"
             f"    or:      {COMMAND} --pid=PID   # any process of it: pgrep -af python\n1 problem; ",
         ),
@@ -254,14 +250,14 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
         (
             ["--pid=x", "17"],
             f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     "
-            f"{PGREP}\n'17' is not known here\n"
+            f"{PGREP}\nunknown argument '17'\n"
             f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 "
             f"problems; ",
         ),
         (
             ["--pid=4194304"],
-            f"there is no process 4194304 (--pid)\n    try:     {PGREP}\n1 problem; nothing was "
-            f"looked into (exit 2)\n",
+            f"process 4194304 (--pid) does not exist\n    try:     {PGREP}\n1 problem; nothing was "
+            f"inspected (exit 2)\n",
         ),
         (
             ["--run"],
@@ -278,13 +274,13 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], argv: list[str], text: 
 def test_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_directory(tmp_path, {})
     text = (
-        f"{tmp_path} (--run) is no run directory\n    allowed: a folder with a plan.json\n    "
+        f"{tmp_path} (--run) is not a run directory\n    allowed: a folder with a plan.json\n    "
         f"try:     {COMMAND} --run={path}\n"
     )
     assert shown(capsys, f"--run={tmp_path}")[2].startswith(text)
 
 
-def test_a_process_that_is_no_python(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_not_python(capsys: pytest.CaptureFixture[str]) -> None:
     sleeper = os.posix_spawnp("sleep", ["sleep", "1000"], {"PATH": os.environ["PATH"]})
     try:
         wait_until(
@@ -298,7 +294,7 @@ def test_a_process_that_is_no_python(capsys: pytest.CaptureFixture[str]) -> None
         os.waitpid(sleeper, 0)
     assert code == 2
     assert err.startswith(
-        f"process {sleeper} (--pid: sleep 1000) is not Python, and no rank is below it\n    try:   "
+        f"process {sleeper} (--pid: sleep 1000) is not Python and has no rank below it\n    try:   "
         f"  {PGREP}\n"
     )
 

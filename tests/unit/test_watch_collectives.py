@@ -1,5 +1,5 @@
-"""What a rank has called, read from outside: a server that answers anything at all, and what counts
-as a difference."""
+"""Collectives that a rank has called, read from outside: servers with arbitrary answers, and what
+counts as a difference."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ENTRY = {
 
 
 @contextmanager
-def answers(folder: Path, said: Any) -> Iterator[Path]:
-    """A rank 0 that says this."""
+def answers(folder: Path, answer: Any) -> Iterator[Path]:
+    """A rank 0 with this answer."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             while self.rfile.readline().strip():
                 pass
-            text = json.dumps(said).encode()
+            text = json.dumps(answer).encode()
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
 
     with (
@@ -52,12 +52,12 @@ def answers(folder: Path, said: Any) -> Iterator[Path]:
             thread.join()
 
 
-def test_what_a_rank_has_called(tmp_path: Path) -> None:
+def test_the_calls_of_a_rank(tmp_path: Path) -> None:
     waits = ENTRY | {"collective_seq_id": 5, "retired": False}
     with answers(tmp_path, {"entries": [ENTRY, waits, ENTRY | {"is_p2p": True}]}) as folder:
         called = flight_recorder.read(folder, 0)
         assert flight_recorder.pending(folder, 0) is True
-    # By the number of its group: all groups of new_group() have the same description.
+    # Keyed by group number: all groups of new_group() have the same description.
     assert called == [
         Call("3", 4, "all_reduce", "float [7]", open=False),
         Call("3", 5, "all_reduce", "float [7]", open=True),
@@ -69,7 +69,7 @@ def test_what_a_rank_has_called(tmp_path: Path) -> None:
     )
 
 
-def test_who_has_nothing_pending(tmp_path: Path) -> None:
+def test_a_rank_without_pending_collectives(tmp_path: Path) -> None:
     with answers(tmp_path, {"entries": [ENTRY, ENTRY]}) as folder:
         assert flight_recorder.pending(folder, 0) is False
 
@@ -81,16 +81,16 @@ def test_a_pending_receive_counts_too(tmp_path: Path) -> None:
         assert flight_recorder.pending(folder, 0) is True
 
 
-def test_a_recorder_that_is_off_tells_nothing(tmp_path: Path) -> None:
+def test_a_recorder_that_is_off(tmp_path: Path) -> None:
     with answers(tmp_path, {"entries": []}) as folder:
         assert flight_recorder.pending(folder, 0) is None
 
 
 @pytest.mark.parametrize(
-    "said", [[], ["x"], 7, None, {"entries": None}, {"entries": ["x"]}, {"entries": {"a": 1}}]
+    "answer", [[], ["x"], 7, None, {"entries": None}, {"entries": ["x"]}, {"entries": {"a": 1}}]
 )
-def test_an_answer_of_another_torch_is_no_answer(tmp_path: Path, said: Any) -> None:
-    with answers(tmp_path, said) as folder:
+def test_an_answer_of_another_torch_counts_as_none(tmp_path: Path, answer: Any) -> None:
+    with answers(tmp_path, answer) as folder:
         assert (
             flight_recorder.read(folder, 0) is None and flight_recorder.pending(folder, 0) is None
         )
@@ -105,30 +105,30 @@ def test_an_answer_of_another_torch_is_no_answer(tmp_path: Path, said: Any) -> N
         {"input_sizes": 3},
     ],
 )
-def test_fields_of_another_torch_are_no_answer(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_fields_of_another_torch_count_as_none(tmp_path: Path, fields: dict[str, Any]) -> None:
     with answers(tmp_path, {"entries": [ENTRY | fields]}) as folder:
         assert flight_recorder.read(folder, 0) is None
 
 
-def test_only_what_is_pending_is_compared() -> None:
+def test_only_pending_collectives_are_compared() -> None:
     ones, twos = (
         Call("0", 1, "all_reduce", "float [1]", open=False),
         Call("0", 1, "all_reduce", "float [2]", open=False),
     )
-    assert mismatch({0: [ones], 1: [twos]}) is None, "both have come out of it"
+    assert mismatch({0: [ones], 1: [twos]}) is None, "both have completed it"
     waits = Call("0", 1, "all_reduce", "float [2]", open=True)
     found = mismatch({0: [ones], 1: [waits]})
     assert found and found.number == 1
 
 
 @pytest.mark.parametrize("operation", sorted(flight_recorder.OWN_SHAPES))
-def test_ranks_that_give_different_parts_do_the_same(operation: str) -> None:
+def test_different_parts_of_a_collective_are_not_a_mismatch(operation: str) -> None:
     mine, other = Call("0", 1, operation, "float [2, 2]"), Call("0", 1, operation, "")
     assert mismatch({0: [mine], 1: [other]}) is None
     found = mismatch({0: [mine], 1: [other], 2: [Call("0", 1, "barrier", "")]})
     assert found and found.rank == 2
 
 
-def test_groups_are_told_apart() -> None:
+def test_groups_are_distinguished() -> None:
     first, second = Call("1", 1, "barrier", ""), Call("2", 1, "all_reduce", "float [4]")
     assert mismatch({0: [first, second], 1: [second, first]}) is None

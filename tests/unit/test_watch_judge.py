@@ -1,5 +1,5 @@
-"""Who is blamed, and who is not: from made-up evidence, since each case here takes several ranks in
-a certain place."""
+"""The guilty rank: from synthetic evidence, because each case here takes several ranks in specific
+places."""
 
 from __future__ import annotations
 
@@ -83,18 +83,18 @@ def rank(
     return RankSnapshot(beat(number, phase, **more), process, list(workers), calls)  # type: ignore[arg-type]
 
 
-def test_who_is_behind_is_guilty_and_the_others_wait() -> None:
+def test_the_rank_behind_is_guilty_and_the_others_wait() -> None:
     found = culprit.find_culprit(
         [rank(0, "backward", seen(*BACKWARD), place=3), rank(1, "forward", seen(USER), place=2)]
     )
     assert (found.kind, found.rank, found.where) == ("hang", 1, "/home/me/model.py:12")
-    assert found.how == "stands at /home/me/model.py:12 (forward)"
+    assert found.how == "is stuck at /home/me/model.py:12 (forward)"
     assert found.waiting == {
         0: "step 20: backward, waits in backward at /home/me/train.py:60 (train)"
     }
 
 
-def test_of_ranks_in_the_same_place_the_one_outside_of_collectives() -> None:
+def test_of_ranks_in_the_same_phase_the_one_outside_collectives() -> None:
     inside, outside = (
         rank(1, "backward", seen(*BACKWARD)),
         rank(0, "backward", seen(USER, *BACKWARD)),
@@ -107,7 +107,7 @@ def test_of_ranks_in_the_same_place_the_one_outside_of_collectives() -> None:
     )
 
 
-def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
+def test_no_rank_is_blamed_where_all_wait_or_all_are_stuck() -> None:
     found = culprit.find_culprit(
         [rank(0, "backward", seen(*BACKWARD)), rank(1, "backward", seen(*BACKWARD))]
     )
@@ -117,18 +117,18 @@ def test_nobody_is_blamed_where_all_wait_or_all_stand() -> None:
     ) and "all ranks wait for each other, in the same place: the network" in found.how
     assert set(found.waiting) == {0, 1}
     found = culprit.find_culprit([rank(0, "forward", seen(USER)), rank(1, "forward", seen(USER))])
-    assert found.rank is None and found.how == "the ranks stand still, in the same place"
+    assert found.rank is None and found.how == "the ranks are stuck, in the same place"
 
 
-def test_a_rank_that_waits_is_not_blamed_for_being_behind() -> None:
-    """As with a network that stands still: the other one has got its sums, this one has not."""
+def test_a_waiting_rank_is_not_blamed_for_being_behind() -> None:
+    """As with a stalled network: the other rank has received its sums, this one has not."""
     found = culprit.find_culprit(
         [rank(0, "record", seen(*REDUCE), place=6), rank(1, "optimizer", seen(*REDUCE), place=5)]
     )
     assert found.rank is None
 
 
-def test_the_fewest_calls_of_those_that_wait() -> None:
+def test_of_waiting_ranks_the_one_with_the_fewest_calls() -> None:
     first, second = Call("0", 7, "all_reduce", "float [4]"), Call("0", 8, "all_reduce", "float [4]")
     ahead = rank(0, "record", seen(*REDUCE), place=6, calls=[first, second])
     found = culprit.find_culprit(
@@ -150,7 +150,7 @@ def test_different_collectives_are_a_desync() -> None:
         "all_gather of float [4]" in found.how
     )
     found = culprit.find_culprit(everything[1:])
-    assert (found.kind, found.rank) == ("desync", None), "of two nobody has the majority"
+    assert (found.kind, found.rank) == ("desync", None), "two ranks have no majority"
     assert flight_recorder.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None
     assert flight_recorder.mismatch({0: [common]}) is None
 
@@ -170,7 +170,7 @@ def test_different_collectives_are_a_desync() -> None:
         (seen(USER, busy=0.97), "hang", "spins at /home/me/model.py:12 (forward)"),
     ],
 )
-def test_how_a_guilty_rank_stands(process: ProcessActivity, kind_: str, how: str) -> None:
+def test_kind_and_text_of_a_guilty_rank(process: ProcessActivity, kind_: str, how: str) -> None:
     found = culprit.find_culprit(
         [rank(0, "forward", process, place=2), rank(1, "backward", seen(*BACKWARD))]
     )
@@ -178,7 +178,7 @@ def test_how_a_guilty_rank_stands(process: ProcessActivity, kind_: str, how: str
     assert found.sentence().startswith(f"{kind_.upper()} rank 0")
 
 
-def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
+def test_a_stuck_worker_is_the_place_of_its_rank() -> None:
     stuck, idle = (
         seen(Frame("/home/me/data.py", 7, "__getitem__"), pid=9),
         seen(WORKER_QUEUE[2], pid=8),
@@ -191,12 +191,13 @@ def test_a_stuck_worker_is_where_its_rank_is_stuck() -> None:
     )
     assert found.where == "/home/me/data.py:7"
     assert (
-        found.how == "waits for its data-loader worker (pid 9), which stands at /home/me/data.py:7 "
+        found.how
+        == "waits for its data-loader worker (pid 9), which is stuck at /home/me/data.py:7 "
         "(__getitem__)"
     )
 
 
-def test_slow_data_that_comes_is_no_hang() -> None:
+def test_slow_data_is_not_a_hang() -> None:
     assert culprit.still_reading(rank(0, "fetch", seen(USER), seen(USER, io=1 << 20)))
     assert culprit.still_reading(rank(0, "building the model", seen(USER, io=1 << 20))), (
         "a checkpoint from a slow disk"
@@ -206,7 +207,7 @@ def test_slow_data_that_comes_is_no_hang() -> None:
     assert not culprit.still_reading(rank(0, "forward", seen(USER, io=1 << 20)))
 
 
-def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
+def test_an_autograd_hook_in_its_own_thread_is_not_waiting() -> None:
     hook = Thread("pt_autograd_0", False, False, False, (USER,))
     found = culprit.find_culprit(
         [
@@ -217,7 +218,7 @@ def test_a_hook_of_autograd_on_its_own_thread_is_no_waiting() -> None:
     assert (found.rank, found.where) == (0, "/home/me/model.py:12")
 
 
-def test_where_a_gpu_is_waited_for_nobody_is_blamed(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_a_gpu_are_not_blamed(tmp_path: Path) -> None:
     file = tmp_path / "steps.py"
     file.write_text("values = total.tolist()\n")
     result = Frame(str(file), 1, "finish")
@@ -258,12 +259,12 @@ ORDER = [
 ]
 
 
-def test_places_are_in_the_order_of_the_training() -> None:
+def test_phases_are_in_the_order_of_the_training() -> None:
     places = [phases.place(b) for b in ORDER]
     assert places == sorted(places) and len(set(places)) == len(places)
     waiting = beat(1, "waiting for data", 0, first_step=0)
     assert phases.place(waiting) == phases.place(beat(0, "preparing data", 0, first_step=0)), (
-        "nobody is behind the one that prepares"
+        "a rank that waits is not behind the one that prepares"
     )
 
 
@@ -293,7 +294,7 @@ def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writer.beat("backward")
         clock[0] += 10_000_000
     budgets = PhaseTimeouts(3.0, compiled=False)
-    assert 5 <= budgets.seconds(beat(0, "forward"), path) <= 6.3, "five times what it usually takes"
+    assert 5 <= budgets.seconds(beat(0, "forward"), path) <= 6.3, "five times the usual duration"
     assert budgets.seconds(beat(0, "backward"), path) == 3, "the floor"
     assert budgets.seconds(beat(0, "never seen"), path) == 3
     assert budgets.seconds(beat(0, "forward", 2, first_step=1), path) == FIRST_STEP_S
@@ -304,11 +305,11 @@ def test_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert budgets.seconds(beat(0, "evaluation"), path) == OWN["evaluation"]
     assert budgets.seconds(beat(0, "importing torch", first_step=0), path) == START_S
     assert PhaseTimeouts(4000.0, compiled=True).seconds(beat(0, "evaluation"), path) == 4000, (
-        "whoever asks for more gets more"
+        "a larger --hang_timeout counts"
     )
 
 
-def test_compilers_have_their_time_wherever_they_work(tmp_path: Path) -> None:
+def test_compilation_has_its_own_budget_in_every_phase(tmp_path: Path) -> None:
     path = tmp_path / "rank0.bin"
     Heartbeat(path, 0).beat("first pass")
     compiled = PhaseTimeouts(3.0, compiled=True)
@@ -320,7 +321,7 @@ def test_compilers_have_their_time_wherever_they_work(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_usual_rolls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usual_durations_are_updated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, wall = [10**9], [0.0]
     monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
     monkeypatch.setattr("time.monotonic", lambda: wall[0])

@@ -1,4 +1,4 @@
-"""What /proc tells about a process, read from real ones."""
+"""Reading real processes from /proc."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_spinning_process_uses_its_cpu(tmp_path: Path) -> None:
     assert now and now.state == "R" and now.cpu_s >= now.main_cpu_s and now.waits_in == ""
 
 
-def test_cpu_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
+def test_cpu_time_of_other_threads_is_not_the_main_threads(tmp_path: Path) -> None:
     program = (
         targets.SPIN.rpartition("turns()")[0]
         + "import threading, time\nthreading.Thread(target=turns, "
@@ -64,7 +64,7 @@ def test_dead_and_gone() -> None:
     wait_until(
         lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z",
         20,
-        "it has ended, and nobody has looked",
+        "it has exited and is not reaped",
     )
     zombie = procfs.read_process(ended.pid)
     assert zombie and zombie.command.startswith("[python")
@@ -107,18 +107,18 @@ if __name__ == "__main__":
     print("ready", forked.pid, spawned.pid, shell.pid, flush=True)
     time.sleep(1000)
 """
-    with targets.running(tmp_path, program) as (pid, _, said):
-        forked, spawned, shell = map(int, said[1:])
+    with targets.running(tmp_path, program) as (pid, _, logged):
+        forked, spawned, shell = map(int, logged[1:])
         wait_until(lambda: procfs.family(shell), 20, "the shell's child")
         family, workers = procfs.family(pid), procfs.workers(pid)
         (sleep,) = procfs.family(shell)
-    # The resource tracker, which the spawned child brings, is family but never has work.
+    # The resource tracker of the spawned child is a descendant, but never works.
     assert {forked, spawned, shell, sleep} < set(family) and len(family) == 5
     assert family.index(shell) < family.index(sleep)
     assert workers == sorted([forked, spawned])
 
 
-def test_who_goes_round_is_not_who_waits(tmp_path: Path) -> None:
+def test_a_polling_process_goes_to_sleep_repeatedly(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
         before = procfs.turns(pid)
@@ -127,7 +127,7 @@ def test_who_goes_round_is_not_who_waits(tmp_path: Path) -> None:
         tmp_path, "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
     ) as (pid, _, _):
         before = procfs.turns(pid)
-        wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it goes round")
+        wait_until(lambda: procfs.turns(pid) > before + 3, 20, "it polls")
     assert procfs.turns(pid) == 0
 
 
@@ -138,13 +138,13 @@ def test_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_is_not_ours_is_unknown() -> None:
+def test_another_users_process_is_unknown() -> None:
     init = procfs.read_process(1)
     assert init and init.io_bytes is None and procfs.environment(1) == {}
 
 
 def test_tracing_is_allowed_with_and_without_yama() -> None:
-    # Twice: it must not matter; and in a forked child.
+    # Called twice, which must not matter; and in a forked child.
     code = (
         "import os; from training.host import process; process.allow_tracing(); "
         "process.allow_tracing();"

@@ -1,4 +1,4 @@
-"""The watch on samples made by hand: uninterruptible I/O, GPUs, other machines, and clocks."""
+"""Stall detection on synthetic samples: uninterruptible I/O, GPUs, other machines, clocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import pytest
 
 from tests.unit.test_watch_scripts import Clock
 from training.watchdog import script_watchdog, stall_detector
-from training.watchdog.hang_report import BLIND, LOOPS, WORKS, HangFinding, NoFinding
+from training.watchdog.hang_report import (
+    ADVANCES,
+    BLIND,
+    ELSEWHERE,
+    GPU_WORKS,
+    LOOPS,
+    WORKS,
+    HangFinding,
+    NoFinding,
+)
 from training.watchdog.probes import procfs, sampling, stacks
 from training.watchdog.probes.sampling import ProcessSample, RankTrace, Sample
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 from training.watchdog.script_watchdog import ScriptWatch
 
-# What can not be made here: uninterruptible I/O, a GPU, other machines.
+# What cannot be created here: uninterruptible I/O, a GPU, other machines.
 MINE, LIBRARY = Frame("/home/me/train.py", 7, "step"), "/u/lib/python3.11/site-packages/torch"
 PROCESS = procfs.Process(1, 0, "S", "python train.py", 10.0, 10.0, 1000, "futex_wait")
 
@@ -62,11 +71,11 @@ def test_blocked_in_io() -> None:
     assert found.how == "is blocked in I/O (nfs_wait_on_request) at /home/me/train.py:7 (step)"
     moving = look(MINE, state="D", faults=5000)
     assert isinstance(judged((reduce(), reduce()), (blocked, moving)), NoFinding), (
-        "it reads a mapped file, slowly"
+        "it reads a mapped file slowly"
     )
     assert isinstance(
         judged((reduce(), reduce()), (blocked, blocked), written=5_000_000), NoFinding
-    ), "the kernel writes what it has got"
+    ), "the kernel writes back its data"
     assert isinstance(judged((reduce(), reduce()), (blocked, blocked), written=4096), HangFinding)
 
 
@@ -80,18 +89,18 @@ def test_blocked_in_io() -> None:
         "torch.save(state, path)",
     ],
 )
-def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) -> None:
+def test_a_slow_save_is_not_a_hang_for_a_long_time(tmp_path: Path, code: str, state: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"{code}\n")
     frames = [Frame(str(script), 1, "save")]
     if code.startswith("torch"):
         frames.insert(0, Frame(f"{LIBRARY}/serialization.py", 900, "_save"))
     saves = look(*frames, state=state, waits_in="nfs_wait_on_request")
-    said = judged((reduce(), reduce()), (saves, saves))
+    logged = judged((reduce(), reduce()), (saves, saves))
     assert (
-        isinstance(said, NoFinding)
-        and said.code == WORKS
-        and said.text.startswith("one of them works: rank 1 is at ")
+        isinstance(logged, NoFinding)
+        and logged.code == WORKS
+        and logged.text.startswith("one of them works: rank 1 is at ")
     )
     found = judged((reduce(), reduce()), (saves, saves), alone=True)
     assert isinstance(found, HangFinding) and (found.kind, found.rank) == (
@@ -100,15 +109,16 @@ def test_a_slow_save_is_no_hang_for_long(tmp_path: Path, code: str, state: str) 
     )
 
 
-def test_a_rank_that_gets_no_core_is_not_idle() -> None:
-    """On an overloaded machine it uses next to no CPU, and each look finds it at the same line."""
+def test_a_rank_without_a_cpu_core_is_not_idle() -> None:
+    """On an overloaded machine it uses almost no CPU time, and each look finds it at the same
+    line."""
     before = dataclasses.replace(look(MINE, state="R"), queued={1: 5.0, 7: 1.0})
     after = dataclasses.replace(look(MINE, state="R", cpu_s=10.01), queued={1: 5.9, 7: 1.0})
-    said = judged((reduce(), reduce()), (before, after))
+    logged = judged((reduce(), reduce()), (before, after))
     assert (
-        isinstance(said, NoFinding)
-        and said.code == WORKS
-        and said.text.startswith("one of them works: rank 1 is at ")
+        isinstance(logged, NoFinding)
+        and logged.code == WORKS
+        and logged.text.startswith("one of them works: rank 1 is at ")
     )
     assert isinstance(
         judged(
@@ -118,7 +128,7 @@ def test_a_rank_that_gets_no_core_is_not_idle() -> None:
     )
 
 
-def test_backward_that_computes_is_no_waiting() -> None:
+def test_a_computing_backward_is_not_waiting() -> None:
     here = Frame(f"{LIBRARY}/autograd/graph.py", 800, "_engine_run_backward")
     waits, computes = look(here, MINE), look(here, MINE, cpu_s=10.9)
     assert isinstance(judged((waits, waits), (waits, computes)), NoFinding)
@@ -126,17 +136,18 @@ def test_backward_that_computes_is_no_waiting() -> None:
     assert isinstance(found, HangFinding) and found.rank is None
 
 
-def test_ranks_that_are_always_met_in_the_same_place_and_go_on() -> None:
-    # One waits for its data in every step, the other for it: each look may find both where they
-    # were, with next to no CPU.
+def test_ranks_that_progress_but_are_always_seen_in_the_same_place() -> None:
+    # One waits for its data in every step, the other for it: each look may find both in the same
+    # place, with almost no CPU time.
     sleeps = look(MINE)
-    goes_on = dataclasses.replace(reduce(), turns=3)
-    said = judged((sleeps, sleeps), (reduce(), goes_on))
-    assert str(said) == "collectives go on: rank 1 is at /home/me/train.py:7 (step), 0 % of a core"
-    assert isinstance(judged((sleeps, sleeps), (goes_on, goes_on)), HangFinding)
+    awake = dataclasses.replace(reduce(), turns=3)
+    found = judged((sleeps, sleeps), (reduce(), awake))
+    assert isinstance(found, NoFinding) and found.code == ADVANCES
+    assert "rank 1 is at /home/me/train.py:7 (step)" in found.text
+    assert isinstance(judged((sleeps, sleeps), (awake, awake)), HangFinding)
 
 
-def test_a_rank_that_waits_for_its_gpu_is_innocent(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_its_gpu_is_not_guilty(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\n")
     at, lock = Frame(str(script), 1, "step"), look(MINE)
@@ -174,17 +185,19 @@ def test_a_gpu_that_computes_is_not_waiting(
         1: "waits in the GPU at train.py:7 (step)",
     }
     found = HangFinding("uneven", None, None, "all ranks wait for each other", places, {}, 1.0)
-    told = watch._doubted(found, alone)
-    assert (told is found) == certain
+    result = watch._doubted(found, alone)
+    assert (result is found) == certain
     if pending is False:
-        assert str(told) == "the GPU of rank 1 computes: none of its collectives is pending"
+        assert isinstance(result, NoFinding) and result.code == GPU_WORKS
     stopped = dataclasses.replace(found, kind="stopped", rank=0)
-    assert watch._doubted(stopped, False) is stopped, "whatever the others do"
+    assert watch._doubted(stopped, False) is stopped, "regardless of the others"
 
 
-def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    watch = ScriptWatch(1.0, say=said.append)
+def test_a_failed_look_is_reported_and_the_next_one_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[str] = []
+    watch = ScriptWatch(1.0, warn=logged.append)
 
     def refused(pids: object) -> Sample:
         raise PermissionError(1, "Operation not permitted")
@@ -192,43 +205,35 @@ def test_a_look_that_fails_is_told_and_the_next_one_comes(monkeypatch: pytest.Mo
     monkeypatch.setattr(script_watchdog, "take", refused)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     for _ in range(3):
-        assert watch._told(2.0, 1.0, False) is None
-    assert said == [
-        "no hang can be found: the looks themselves fail: PermissionError: [Errno 1] Operation not "
-        "permitted"
-    ]
+        assert watch._result(2.0, 1.0, False) is None
+    assert len(logged) == 1 and "PermissionError: [Errno 1] Operation not permitted" in logged[0]
     waiting = Sample(1.0, {0: reduce()})
     monkeypatch.setattr(script_watchdog, "take", lambda pids: waiting)
     watch._examine(watch._samples, {0: 1}, {}, 2.0, 1.0, False)
     assert watch._verdict and watch._verdict[1] == script_watchdog.NOTHING_YET
 
 
-def test_what_may_be_an_endless_loop_is_told_before_it_is_ended() -> None:
-    said: list[str] = []
-    watch = ScriptWatch(1.0, say=said.append)
+def test_a_possible_endless_loop_is_reported_before_the_run_is_ended() -> None:
+    logged: list[str] = []
+    watch = ScriptWatch(1.0, warn=logged.append)
     watch._verdict = (
         watch._samples,
-        NoFinding(
-            LOOPS,
-            "in the same Python functions all the time, an endless loop or long work: rank 0 is at "
-            "train.py:7 (count)",
-        ),
+        NoFinding(LOOPS, "rank 0 is at train.py:7 (count)"),
     )
     watch._loops, watch._training = script_watchdog.SPIN_LOOKS - 1, True
-    assert watch._told(2.0, 1.0, False) is None and said == [], (
-        "a few looks may find the same by accident"
+    assert watch._result(2.0, 1.0, False) is None and logged == [], (
+        "a few looks may agree by chance"
     )
     watch._loops = script_watchdog.SPIN_LOOKS
     for _ in range(3):
-        assert watch._told(2.0, 1.0, False) is None
-    assert said == [
-        "no output for 2 s: in the same Python functions all the time, an endless loop or long "
-        "work: rank 0 is at train.py:7 (count);"
-        " the run is ended if this is still so after 5 s: print progress, or raise --hang_timeout"
+        assert watch._result(2.0, 1.0, False) is None
+    assert logged == [
+        "no output for 2 s: rank 0 is at train.py:7 (count);"
+        " the run is ended after 5 s without output: print progress, or raise --hang_timeout"
     ]
 
 
-def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(
+def test_a_burst_of_stacks_ends_on_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -250,36 +255,31 @@ def test_many_stacks_in_a_row_end_when_they_are_no_longer_wanted(
     assert len(watch._burst(7)) == 2, "closed"
 
 
-def test_ranks_of_other_machines_may_be_waited_for() -> None:
-    said = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
-    assert (
-        str(said) == "all ranks here wait, for a rank of another machine perhaps: rank 0 waits in "
-        "all_reduce, rank 1 waits in all_reduce"
-    )
+def test_ranks_may_be_waiting_for_other_machines() -> None:
+    result = judged((reduce(), reduce()), (reduce(), reduce()), elsewhere=True)
+    assert isinstance(result, NoFinding) and result.code == ELSEWHERE
+    assert result.text.endswith(": rank 0 waits in all_reduce, rank 1 waits in all_reduce")
     assert isinstance(judged((reduce(), reduce()), (reduce(), reduce())), HangFinding)
     lock = look(MINE)
     found = judged((reduce(), reduce()), (lock, lock), elsewhere=True)
-    assert isinstance(found, HangFinding) and found.rank == 1, "who is stuck here is found here"
+    assert isinstance(found, HangFinding) and found.rank == 1, (
+        "a stuck rank of this machine is found here"
+    )
 
 
-def test_without_stacks_nothing_is_said() -> None:
-    blind = ProcessSample(PROCESS, "process 1 may not be looked into", False)
-    assert (
-        str(judged((reduce(), reduce()), (blind, blind)))
-        == "no stack of rank 1: process 1 may not be looked into"
-    )
-    said: list[str] = []
-    watch = ScriptWatch(1.0, say=said.append)
-    watch._verdict = (
-        watch._samples,
-        NoFinding(BLIND, "no stack of rank 1: process 1 may not be looked into"),
-    )
+def test_without_stacks_there_is_no_verdict() -> None:
+    blind = ProcessSample(PROCESS, "process 1 cannot be inspected", False)
+    result = judged((reduce(), reduce()), (blind, blind))
+    assert result == NoFinding(BLIND, "no stack of rank 1: process 1 cannot be inspected")
+    logged: list[str] = []
+    watch = ScriptWatch(1.0, warn=logged.append)
+    watch._verdict = (watch._samples, result)
     for _ in range(3):
-        assert watch._told(2.0, 1.0, False) is None
-    assert said == ["no hang can be found: no stack of rank 1: process 1 may not be looked into"]
+        assert watch._result(2.0, 1.0, False) is None
+    assert logged == [f"hang detection is not possible: {result}"]
 
 
-def test_rates_of_a_course() -> None:
+def test_rates_of_a_trace() -> None:
     first, last = look(MINE), look(MINE, cpu_s=10.5, io_bytes=5000, faults=10)
     child = dataclasses.replace(PROCESS, pid=2, cpu_s=1.0)
     first = dataclasses.replace(first, children={2: child}, sockets={7: 100, 8: 5})

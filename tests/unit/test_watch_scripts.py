@@ -1,5 +1,4 @@
-"""Hang detection for ranks that know nothing of us: real processes in known states, real stacks, a
-short floor."""
+"""Hang detection for user scripts: real processes in known states, real stacks, a short floor."""
 
 from __future__ import annotations
 
@@ -26,14 +25,13 @@ def watched(
     pids: dict[int, int],
     seconds: float,
     ended: dict[int, int] | None = None,
-    said: list[str] | None = None,
+    logged: list[str] | None = None,
     *,
     trains: bool = True,
 ) -> HangFinding | None:
-    """What the watch finds within that time of silence; it is asked as the supervisor's loop
-    does."""
+    """The finding within that time of silence; polled as in the supervisor's loop."""
     watch = ScriptWatch(
-        FLOOR_S, say=(said if said is not None else []).append, trains=lambda: trains
+        FLOOR_S, warn=(logged if logged is not None else []).append, trains=lambda: trains
     )
     watch.output()
     end = time.monotonic() + seconds
@@ -41,7 +39,7 @@ def watched(
         begin = time.monotonic()
         if found := watch.look(pids, ended):
             return found
-        assert time.monotonic() - begin < 1.0, "the loop of the supervisor is not held up"
+        assert time.monotonic() - begin < 1.0, "the supervisor's loop is not blocked"
         time.sleep(0.05)
     return None
 
@@ -52,12 +50,12 @@ def stuck(pids: dict[int, int], ended: dict[int, int] | None = None) -> HangFind
     return found
 
 
-def test_a_lock_while_the_other_waits_for_it(tmp_path: Path) -> None:
+def test_a_lock_while_the_other_rank_waits(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, script):
         found = stuck(pids)
     place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'locks')}"
     assert (found.kind, found.rank, found.where) == ("hang", 0, place)
-    assert found.how.startswith(f"stands at {place} (locks) (no output for "), found.how
+    assert found.how.startswith(f"is stuck at {place} (locks) (no output for "), found.how
     assert found.waiting == {
         1: f"waits in all_reduce at {script}:{targets.line_of(script, 'all_reduce()', 'waits')} "
         f"(waits)"
@@ -68,14 +66,14 @@ def test_a_lock_while_the_other_waits_for_it(tmp_path: Path) -> None:
 
 
 def test_an_endless_loop(tmp_path: Path) -> None:
-    said: list[str] = []
+    logged: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, script):
-        begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, said=said)
+        begin, found = time.monotonic(), watched(pids, 20 * FLOOR_S, logged=logged)
         assert time.monotonic() - begin > script_watchdog.SPIN_TIMES * FLOOR_S, (
             "long work in one function looks the same"
         )
-    assert len(said) <= 1 and all(
-        "in the same Python functions all the time" in text for text in said
+    assert len(logged) <= 1 and all(
+        "in the same Python functions all the time" in text for text in logged
     )
     assert found and (found.kind, found.rank) == ("hang", 1)
     assert found.where and Path(found.where.rpartition(":")[0]) == script
@@ -83,19 +81,19 @@ def test_an_endless_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_before_the_first_step_a_rank_that_computes_is_at_work(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_before_the_first_step_computing_counts_as_work(tmp_path: Path) -> None:
+    logged: list[str] = []
     with targets.ranks(tmp_path, "waits", "spins") as (pids, _):
         assert (
-            watched(pids, (script_watchdog.SPIN_TIMES + 2.5) * FLOOR_S, said=said, trains=False)
+            watched(pids, (script_watchdog.SPIN_TIMES + 2.5) * FLOOR_S, logged=logged, trains=False)
             is None
         )
-    assert len(said) <= 1 and all(
-        "no step has been printed yet, so this is taken for work" in text for text in said
+    assert len(logged) <= 1 and all(
+        "no step has been printed yet, so this counts as work" in text for text in logged
     )
 
 
-def test_before_the_first_step_a_lock_is_found_all_the_same(tmp_path: Path) -> None:
+def test_before_the_first_step_a_lock_is_a_hang(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         found = watched(pids, 20 * FLOOR_S, trains=False)
     assert found and (found.kind, found.rank) == ("hang", 0)
@@ -112,17 +110,17 @@ def test_before_the_first_step_a_lock_is_found_all_the_same(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_rank_that_works_while_the_other_waits_is_no_hang(tmp_path: Path, role: str) -> None:
-    # An evaluation, a checkpoint, an upload, a compiler: on one rank alone, without a word, for
-    # many times the floor.
-    said: list[str] = []
+def test_a_rank_that_works_while_the_other_waits_is_not_a_hang(tmp_path: Path, role: str) -> None:
+    # An evaluation, a checkpoint, an upload, a compiler: on one rank alone, silent, for many times
+    # the floor.
+    logged: list[str] = []
     with targets.ranks(tmp_path, role, "waits") as (pids, _):
-        assert watched(pids, 5 * FLOOR_S, said=said) is None
-    assert said == []
+        assert watched(pids, 5 * FLOOR_S, logged=logged) is None
+    assert logged == []
 
 
 @pytest.mark.slow
-def test_a_write_that_never_returns_is_a_hang_only_after_long(tmp_path: Path) -> None:
+def test_a_write_that_never_returns_is_a_hang_after_a_longer_time(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "saves", "waits") as (pids, script):
         begin, found = time.monotonic(), stuck(pids)
         assert time.monotonic() - begin > script_watchdog.ALONE_TIMES * FLOOR_S
@@ -149,7 +147,7 @@ def test_all_wait_in_the_same_place(tmp_path: Path) -> None:
         found = stuck(pids)
     assert (found.kind, found.rank) == ("hang", None)
     assert found.how.startswith(
-        "all ranks wait for each other, in the same place: the network between them, or a device"
+        "all ranks wait for each other, in the same place: the network or a device"
     )
 
 
@@ -161,42 +159,39 @@ def test_one_has_finished_and_the_other_waits(tmp_path: Path) -> None:
     assert "waits in all_reduce" in found.waiting[1]
 
 
-def test_a_stopped_rank_is_told_and_then_found(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_stopped_rank_is_reported_and_then_found(tmp_path: Path) -> None:
+    logged: list[str] = []
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         targets.stopped(pids[0])
-        found = watched(pids, 20 * FLOOR_S, said=said)
+        found = watched(pids, 20 * FLOOR_S, logged=logged)
     assert found and (found.kind, found.rank) == ("stopped", 0)
     assert (
-        found.how == f"is stopped (SIGSTOP); go on: kill -CONT {pids[0]}"
+        found.how == f"is stopped (SIGSTOP); resume: kill -CONT {pids[0]}"
         and found.since_s >= heartbeat_watchdog.STOPPED_S
     )
-    assert said == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; go on: kill -CONT {pids[0]}"]
+    assert logged == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; resume: kill -CONT {pids[0]}"]
 
 
-def test_whoever_stops_all_ranks_has_a_reason(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_ranks_that_are_all_stopped_are_not_a_hang(tmp_path: Path) -> None:
+    logged: list[str] = []
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         for pid in pids.values():
             targets.stopped(pid)
-        assert watched(pids, 4 * FLOOR_S, said=said) is None
+        assert watched(pids, 4 * FLOOR_S, logged=logged) is None
         for pid in pids.values():
             os.kill(pid, signal.SIGCONT)
-    assert len(said) == 2
+    assert len(logged) == 2
 
 
 @pytest.mark.parametrize("role", [pytest.param("sleeps", marks=pytest.mark.slow), "spins"])
-def test_a_single_rank_may_wait_as_long_as_it_likes(tmp_path: Path, role: str) -> None:
-    # A server, a poll, a timer: nobody can tell these from a deadlock. It is said, once, and only
-    # where nothing happens.
-    said: list[str] = []
+def test_a_single_rank_may_wait_indefinitely(tmp_path: Path, role: str) -> None:
+    # A server, a poll, a timer: indistinguishable from a deadlock. Reported once, and only where
+    # the rank is idle.
+    logged: list[str] = []
     with targets.ranks(tmp_path, role) as (pids, _):
-        assert watched(pids, 7 * FLOOR_S, said=said) is None
-    assert len(said) == (0 if role == "spins" else 1)
-    assert all(
-        "nobody waits for another rank, nobody does anything: rank 0 is at " in text
-        for text in said
-    )
+        assert watched(pids, 7 * FLOOR_S, logged=logged) is None
+    assert len(logged) == (0 if role == "spins" else 1)
+    assert all("no rank waits for another, none works: rank 0 is at " in text for text in logged)
 
 
 def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
@@ -206,19 +201,19 @@ def test_a_loader_whose_worker_is_stuck(tmp_path: Path) -> None:
         place = f"{script}:{targets.line_of(script, 'lock.acquire()', 'stuck_in_the_dataset')}"
         assert (found.kind, found.rank, found.where) == ("hang", 0, place)
         how = (
-            f"waits for its data-loader worker (pid {worker}), which stands at {place} "
+            f"waits for its data-loader worker (pid {worker}), which is stuck at {place} "
             f"(stuck_in_the_dataset)"
         )
         assert found.how.startswith(how)
-        # A single rank, or all of them: no other reason to wait for a worker that does nothing. But
-        # it takes longer to be sure.
+        # A single rank, or all of them: there is no other reason to wait for an idle worker, but it
+        # takes longer to be sure.
         begin = time.monotonic()
         alone = stuck({0: pids[0]})
         assert (alone.rank, alone.where) == (0, place) and alone.how.startswith(how)
         assert time.monotonic() - begin > 3 * FLOOR_S
 
 
-def test_output_begins_anew(tmp_path: Path) -> None:
+def test_output_restarts_the_silence(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         watch, end = ScriptWatch(FLOOR_S), time.monotonic() + 3 * FLOOR_S
         while time.monotonic() < end:
@@ -227,10 +222,10 @@ def test_output_begins_anew(tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
-def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> None:
+def test_a_rank_that_continues_during_the_silence(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "works", "waits") as (pids, _):
         targets.stopped(pids[0])
-        watch, begin = ScriptWatch(60.0, say=[].append), time.monotonic()
+        watch, begin = ScriptWatch(60.0, warn=[].append), time.monotonic()
         while time.monotonic() < begin + 1.0:
             assert watch.look(pids) is None
             time.sleep(0.05)
@@ -238,12 +233,12 @@ def test_a_rank_that_goes_on_in_the_middle_of_the_silence(tmp_path: Path) -> Non
         wait_until(
             lambda: watch.look(pids) is None and not watch._stopped,
             20,
-            "it is no longer counted as stopped",
+            "it no longer counts as stopped",
         )
 
 
-def test_looks_that_take_long_are_as_good() -> None:
-    """On a busy machine a look takes longer than the window in which three of them should fall."""
+def test_slow_looks_count_too() -> None:
+    """On a busy machine a look takes longer than the window for three of them."""
     samples = [Sample(at, {}) for at in (1.0, 1.5, 2.0, 2.5)]
     assert script_watchdog.last(samples, 0.6) == samples[1:]
     assert (
@@ -253,7 +248,7 @@ def test_looks_that_take_long_are_as_good() -> None:
     assert script_watchdog.last(samples, 5.0) == [] and script_watchdog.last(samples[:2], 0.6) == []
 
 
-def test_zero_is_never(tmp_path: Path) -> None:
+def test_zero_turns_it_off(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         watch = ScriptWatch(0)
         for _ in range(20):
@@ -262,7 +257,7 @@ def test_zero_is_never(tmp_path: Path) -> None:
         assert watch._sampler is None
 
 
-def test_a_rank_that_ends_meanwhile(tmp_path: Path) -> None:
+def test_a_rank_that_exits_during_the_silence(tmp_path: Path) -> None:
     with targets.ranks(tmp_path, "locks", "waits") as (pids, _):
         os.kill(pids[0], signal.SIGKILL)
         assert watched(pids, 3 * FLOOR_S) is None
@@ -281,12 +276,12 @@ def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -
     watch = ScriptWatch(3.0)
     clock.now += 40  # imports
     watch.output()
-    assert watch.patience_s() == 3.0, "the start is no measure"
+    assert watch.patience_s() == 3.0, "the start does not count"
     for gap in [0.0001] * 50 + [2.0] * 5:
         clock.now += gap
         watch.output()
     assert watch.patience_s() == pytest.approx(10.0), (
-        "five times the usual; lines that come together are one"
+        "five times the usual gap; lines of one burst count once"
     )
     for gap in [0.1] * 200:
         clock.now += gap
@@ -295,13 +290,13 @@ def test_patience_follows_the_silences_so_far(monkeypatch: pytest.MonkeyPatch) -
     for gap in [0.1] * 495:
         clock.now += gap
         watch.output()
-    assert watch.patience_s() == 3.0, "what was usual long ago is forgotten"
+    assert watch.patience_s() == 3.0, "old gaps are forgotten"
 
 
-def test_a_machine_that_was_asleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_was_suspended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(script_watchdog, "time", clock)
     watch = ScriptWatch(3.0)
-    clock.now += 1000  # nobody called look(): we were stopped ourselves
+    clock.now += 1000  # look() was not called: this process was stopped
     assert watch.look({0: os.getpid()}) is None
     assert watch._sampler is None and watch._quiet_since == clock.now

@@ -1,4 +1,4 @@
-"""Bytes of real TCP connections, from the kernel's books."""
+"""Bytes of real TCP connections, from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def exchange(family: socket.AddressFamily, host: str) -> None:
             inode = os.fstat(client.fileno()).st_ino
             arrived = os.fstat(other.fileno()).st_ino
     assert after[arrived] - before[arrived] == 300_000
-    assert 0 < after[inode] - before[inode] <= 300_001, "what the other side has acknowledged"
+    assert 0 < after[inode] - before[inode] <= 300_001, "acknowledged by the other side"
 
 
 def test_ipv4() -> None:
@@ -43,13 +43,13 @@ def test_ipv6() -> None:
     exchange(socket.AF_INET6, "::1")
 
 
-def test_other_peoples_connections_are_not_ours() -> None:
+def test_connections_of_other_processes_are_not_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert os.fstat(server.fileno()).st_ino not in sockets.moved([1 << 22])
     assert sockets.moved([]) == {}
 
 
-def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)):
         monkeypatch.setattr(sockets, "_SOCK_DIAG", 31)  # no such protocol
         assert sockets.moved([os.getpid()]) == {}

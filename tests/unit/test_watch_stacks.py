@@ -1,5 +1,4 @@
-"""Stacks of real processes: blocked, spinning, stopped, holding the interpreter lock in C,
-forked."""
+"""Stacks of real processes: blocked, spinning, stopped, holding the GIL in C, forked."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def test_an_endless_loop(tmp_path: Path) -> None:
     assert stack.main and stack.main.frames[0].name == "turns"
 
 
-def test_a_stopped_process_is_looked_into_and_stays_stopped(tmp_path: Path) -> None:
+def test_a_stopped_process_has_a_stack_and_stays_stopped(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")
         targets.stopped(pid)
@@ -70,7 +69,7 @@ def test_a_stopped_process_is_looked_into_and_stays_stopped(tmp_path: Path) -> N
     assert now and now.state == "T"
 
 
-def test_the_interpreter_lock_held_in_c(tmp_path: Path) -> None:
+def test_the_gil_held_in_c(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.GIL) as (pid, script, _):
         targets.asleep(pid, "nanosleep")
         stack = taken(pid)
@@ -79,8 +78,8 @@ def test_the_interpreter_lock_held_in_c(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_and_its_parent_at_once(tmp_path: Path) -> None:
-    with targets.running(tmp_path, targets.FORK) as (pid, _, said):
-        child = int(said[1])
+    with targets.running(tmp_path, targets.FORK) as (pid, _, logged):
+        child = int(logged[1])
         targets.asleep(pid)
         targets.asleep(child)
         found = stacks.dump([pid, child, pid])
@@ -92,8 +91,8 @@ def test_a_forked_child_and_its_parent_at_once(tmp_path: Path) -> None:
 
 
 def test_a_process_is_not_disturbed(tmp_path: Path) -> None:
-    # A signal, or a stop as a debugger does it, would interrupt the sleep: it would come back
-    # early, and say so.
+    # A signal, or a stop as by a debugger, would interrupt the sleep: it would return early and
+    # report it.
     program = (
         "import select\nprint('ready', flush=True)\nselect.select([], [], [], "
         "1000)\nprint('woken')\n"
@@ -111,7 +110,7 @@ def test_a_process_is_not_disturbed(tmp_path: Path) -> None:
     assert switches[0] == switches[1]
 
 
-def test_why_there_is_none(tmp_path: Path) -> None:
+def test_reasons_for_no_stack(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     wait_until(
         lambda: (now := procfs.read_process(ended.pid)) and now.state == "Z", 20, "it has ended"
@@ -130,9 +129,8 @@ def test_why_there_is_none(tmp_path: Path) -> None:
 
 def test_no_permission(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to become somebody else")
-    # py-spy as somebody else: it is handed over as a descriptor, since he may not enter our
-    # folders.
+        pytest.skip("needs root, to become another user")
+    # py-spy as another user: passed as a descriptor, because that user cannot enter these folders.
     handle = os.open(packages.program("py-spy") or "", os.O_RDONLY)
     done = subprocess.run(
         [f"/proc/self/fd/{handle}", "dump", "--json", "--nonblocking", "--pid", str(os.getpid())],
@@ -141,7 +139,7 @@ def test_no_permission(tmp_path: Path) -> None:
     os.close(handle)
     assert done.returncode != 0
     assert stacks._reason(os.getpid(), done.stderr) == (
-        f"process {os.getpid()} may not be looked into: run this as its user or as root, and see "
+        f"process {os.getpid()} cannot be inspected: run this as its user or as root, and see "
         f"/proc/sys/kernel/yama/ptrace_scope"
         " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
     )
@@ -161,7 +159,7 @@ def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(
+def test_a_torn_read_is_retried_finally_with_the_process_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(
@@ -170,12 +168,12 @@ def test_a_torn_read_is_tried_again_and_at_last_with_the_process_stopped(
         f'echo "$@" >>"{tmp_path}/calls"; echo "Error: Failed to copy memory" >&2; exit 1',
     )
     me = os.getpid()
-    assert stacks.dump([me]) == {me: f"process {me}: py-spy said: Error: Failed to copy memory"}
+    assert stacks.dump([me]) == {me: f"process {me}: py-spy reported: Error: Failed to copy memory"}
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [f"dump --json --nonblocking --pid {me}"] * 2 + [f"dump --json --pid {me}"]
 
 
-def test_a_py_spy_that_does_not_answer_is_ended_and_a_stop_it_made_is_undone(
+def test_an_unresponsive_py_spy_is_killed_and_its_stop_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(
@@ -224,7 +222,7 @@ def test_faulthandlers_last_dump(tmp_path: Path) -> None:
     assert stacks.from_faulthandler(file) is None
 
 
-def test_a_thread_that_came_between_two_dumps_belongs_to_the_second(tmp_path: Path) -> None:
+def test_a_thread_between_two_dumps_belongs_to_the_second(tmp_path: Path) -> None:
     file = tmp_path / "rank0.stacks"
     dumps = 'Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in f\n'
     dumps += 'Thread 0x2 [worker] (most recent call first):\n  File "b.py", line 2 in g\n\n'
@@ -282,8 +280,7 @@ MINE = ("/home/me/train.py", "main")
 @each(
     ("frames", "name"),
     [
-        # As read from real ranks with torch 2.13; under faulthandler the functions come without
-        # their class.
+        # As read from real ranks with torch 2.13; from faulthandler the functions have no class.
         ([(C10D, "all_reduce"), WRAPPER, MINE], "all_reduce"),
         (
             [(C10D, "all_gather"), WRAPPER, (C10D, "all_gather_object"), WRAPPER, MINE],
@@ -319,8 +316,8 @@ MINE = ("/home/me/train.py", "main")
             [(str(Path(stacks.__file__).parents[2] / "inspector/distributed.py"), "barrier"), MINE],
             "barrier",
         ),
-        # The model's own forward below DDP's, a hook below backward, a checkpoint's file: not
-        # waiting for anybody.
+        # Not waiting for other ranks: the model's own forward below DDP's, a hook below backward, a
+        # checkpoint file.
         ([MINE, (DDP, "DistributedDataParallel.forward"), MINE], None),
         ([(DDP, "DistributedDataParallel._run_ddp_forward"), MINE], None),
         (
@@ -336,7 +333,7 @@ MINE = ("/home/me/train.py", "main")
         ([], None),
     ],
 )
-def test_what_waits_for_other_ranks(frames: list[tuple[str, str]], name: str | None) -> None:
+def test_frames_that_wait_for_other_ranks(frames: list[tuple[str, str]], name: str | None) -> None:
     assert stacks.in_collective(thread(*frames)) == name
 
 
@@ -350,7 +347,7 @@ def test_a_wait_without_a_frame_of_its_own(tmp_path: Path) -> None:
     assert found == ["wait", None, None, None]
 
 
-def test_our_own_frames_around_a_script_are_not_shown(tmp_path: Path) -> None:
+def test_frames_of_the_launcher_around_a_script_are_not_shown(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
         "import time\ndef wait():\n    print('ready', flush=True)\n    time.sleep(1000)\nwait()\n"
@@ -371,8 +368,8 @@ def test_our_own_frames_around_a_script_are_not_shown(tmp_path: Path) -> None:
             )
         finally:
             process.kill()
-    told = stacks.from_faulthandler(tmp_path / "rank0.stacks")
-    for main in (stack.main, told and told.main):
+    result = stacks.from_faulthandler(tmp_path / "rank0.stacks")
+    for main in (stack.main, result and result.main):
         assert main and [(f.file, f.name) for f in main.frames] == [
             (str(script), "wait"),
             (str(script), "<module>"),
@@ -392,7 +389,7 @@ def test_waiting_for_a_worker() -> None:
     assert not stacks.waits_for_worker(thread(MINE))
 
 
-def test_a_process_that_ends_before_it_can_be_let_go(
+def test_a_process_that_exits_before_it_is_continued(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def gone(pid: int, number: int) -> None:
@@ -418,7 +415,7 @@ def test_a_process_that_ends_before_it_can_be_let_go(
         ("train.py", "    dist.all_reduce(closed)", False),
     ],
 )
-def test_who_writes_a_file(tmp_path: Path, file: str, code: str, so: bool) -> None:
+def test_frames_that_write_a_file(tmp_path: Path, file: str, code: str, so: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(code + "\n")
     outer = Frame("/home/me/train.py", 3, "main")
@@ -426,7 +423,7 @@ def test_who_writes_a_file(tmp_path: Path, file: str, code: str, so: bool) -> No
     assert not stacks.saves([outer]) and not stacks.saves([])
 
 
-def test_who_waits_for_its_gpu(tmp_path: Path) -> None:
+def test_frames_that_wait_for_a_gpu(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("total += loss.item()\nlock.acquire()\n")
     assert stacks.waits_for_device(Frame(str(script), 1, "step")) and not stacks.waits_for_device(

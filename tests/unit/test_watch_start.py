@@ -1,4 +1,4 @@
-"""What watches the ranks of one start, and what becomes of the training when that itself fails."""
+"""Hang detection of one attempt, and the training when hang detection itself fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDir:
     return made
 
 
-def test_an_error_of_the_watch_turns_it_off_for_a_while(
+def test_an_internal_error_turns_hang_detection_off_for_a_while(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [1000.0]
@@ -43,22 +43,22 @@ def test_an_error_of_the_watch_turns_it_off_for_a_while(
     monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", lambda self, pids: 1 / 0)
     for off_s in (60, 120, 240, 480):
         assert watch.look({0: os.getpid()}, {}) is None
-        said = capsys.readouterr().err
-        assert f"hang detection is off for {off_s} s: ZeroDivisionError: division by zero" in said
+        logged = capsys.readouterr().err
+        assert f"hang detection is off for {off_s} s: ZeroDivisionError: division by zero" in logged
         assert "1 / 0" in run.watch_error.read_text()
         clock[0] += off_s - 1
         assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == "", (
-            "said once"
+            "reported once"
         )
         clock[0] += 2
     assert watch.look({0: os.getpid()}, {}) is None
-    assert "hang detection is off for this start: ZeroDivisionError" in capsys.readouterr().err
+    assert "hang detection is off for this attempt: ZeroDivisionError" in capsys.readouterr().err
     clock[0] += 1e9
     assert watch.look({0: os.getpid()}, {}) is None and capsys.readouterr().err == ""
 
 
-def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, found = [1000.0], HangFinding(HANG, 0, None, "stands", {}, {}, 4.0)
+def test_a_single_error_is_forgotten(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, found = [1000.0], HangFinding(HANG, 0, None, "is stuck", {}, {}, 4.0)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch = RanksWatch(run, PLAN, range(2), 2)
     monkeypatch.setattr(heartbeat_watchdog.HeartbeatWatchdog, "look", lambda self, pids: 1 / 0)
@@ -69,7 +69,7 @@ def test_an_error_that_passes_is_forgotten(run: RunDir, monkeypatch: pytest.Monk
     assert watch.look({0: os.getpid()}, {}) is found
 
 
-def test_no_error_escapes_elsewhere(
+def test_no_internal_error_escapes(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beat = Heartbeat(run.heartbeat(0), 0)
@@ -86,7 +86,7 @@ def test_no_error_escapes_elsewhere(
     assert "hang detection is off for 60 s: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_ranks_of_torchrun_that_come_late_and_leave_early(
+def test_ranks_of_torchrun_that_start_late_and_exit_early(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, asked = [1000.0], []
@@ -106,7 +106,7 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(
         assert seen[-1] == ({0: leaves.pid, 1: os.getpid()}, {})
         clock[0] += 1.1
         watch.look({None: 7}, {})
-        assert asked == [7, 7], "all are there"
+        assert asked == [7, 7], "all are found"
         assert leaves.stdin
         leaves.stdin.close()
     del there[0]
@@ -114,7 +114,7 @@ def test_ranks_of_torchrun_that_come_late_and_leave_early(
     assert seen[-1] == ({1: os.getpid()}, {0: 0})
 
 
-def test_who_waits_for_another_machine_is_excused_until_that_has_ended(
+def test_waiting_for_another_machine_is_not_a_hang_until_that_has_ended(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("barrier: end of training")
@@ -135,7 +135,7 @@ def test_who_waits_for_another_machine_is_excused_until_that_has_ended(
     wait_until(lambda: watch.look({0: os.getpid()}, {}), 5)
 
 
-def test_a_healthy_rank_is_no_finding_and_zero_turns_it_off(run: RunDir) -> None:
+def test_a_healthy_rank_is_not_a_finding_and_zero_turns_it_off(run: RunDir) -> None:
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("fetch")
     assert RanksWatch(run, PLAN, range(2), 2).look({0: os.getpid(), 1: os.getpid()}, {}) is None
@@ -172,7 +172,7 @@ def looks(
     clock: list[float],
     seconds: float,
 ) -> HangFinding | None:
-    """As the supervisor's loop looks."""
+    """Polls as in the supervisor's loop."""
     end = clock[0] + seconds
     while clock[0] < end:
         clock[0] += 5.0
@@ -181,27 +181,27 @@ def looks(
     return None
 
 
-def test_a_rank_that_never_comes_is_awaited_and_then_named(
+def test_a_rank_without_a_heartbeat_is_a_hang_after_its_start_limit(
     run: RunDir, clock: list[float], idle: int
 ) -> None:
     Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
     pids = {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 300) is None
-    assert watch.look(pids) is None, "not in one look"
+    assert watch.look(pids) is None, "not on the first look"
     found = looks(watch, pids, clock, 60)
     assert (
         found
         and (found.kind, found.rank) == (HANG, 1)
-        and "has sent no heartbeat since it was started" in found.how
+        and "has sent no heartbeat since its start" in found.how
     )
     assert clock[0] - 1000 < 330
 
 
-def test_a_rank_that_was_seen_is_never_absent(
+def test_a_rank_with_an_earlier_heartbeat_is_never_absent(
     run: RunDir, clock: list[float], capsys: pytest.CaptureFixture[str], idle: int
 ) -> None:
-    """Its heartbeat cannot be read after five minutes: once, or for long."""
+    """Its heartbeat is unreadable after five minutes: once, or for long."""
     for rank in range(2):
         Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
     watch, pids = (
@@ -215,7 +215,7 @@ def test_a_rank_that_was_seen_is_never_absent(
     assert capsys.readouterr().err.count("unreadable heartbeat") == 1
 
 
-def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
+def test_an_unreadable_rank_of_torchrun_suspends_the_verdict_on_the_others(
     run: RunDir, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(2):
@@ -238,7 +238,7 @@ def test_a_rank_of_torchrun_that_cannot_be_read_leaves_no_verdict_on_the_others(
     assert len(looked) == 1
 
 
-def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
+def test_a_busy_rank_without_a_heartbeat_is_still_starting(
     run: RunDir,
     clock: list[float],
     capsys: pytest.CaptureFixture[str],
@@ -257,7 +257,7 @@ def test_a_rank_without_a_heartbeat_that_works_is_on_its_way(
 
 
 def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.HeartbeatWatchdog:
-    """Rank 0 is in a forward pass; what is found when it is examined is a hang."""
+    """Rank 0 is in a forward pass; each examination finds a hang."""
     writer = Heartbeat(run.heartbeat(0), 0)
     for writer.step in (1, 9):
         writer.beat("forward")
@@ -266,7 +266,7 @@ def overdue(run: RunDir, clock: list[float], idle: int) -> heartbeat_watchdog.He
     return watch
 
 
-def test_time_in_which_a_rank_gets_no_core_does_not_count(
+def test_time_without_a_cpu_core_does_not_count(
     run: RunDir,
     clock: list[float],
     idle: int,
@@ -279,13 +279,13 @@ def test_time_in_which_a_rank_gets_no_core_does_not_count(
     while clock[0] < began + 9 and watch.look({0: idle}) is None:
         clock[0] += 0.25
     assert clock[0] >= began + 9, "three times the limit"
-    assert "waits for a CPU core: the machine is overloaded" in capsys.readouterr().err
+    assert "the machine is overloaded" in capsys.readouterr().err
     while clock[0] < began + 60 and watch.look({0: idle}) is None:
         clock[0] += 0.25
     assert 5 * 3 <= clock[0] - began < 5 * 3 + 3, "bounded"
 
 
-def test_a_supervisor_that_got_no_core_either_does_not_judge_at_once(
+def test_a_supervisor_without_a_cpu_core_does_not_judge_at_once(
     run: RunDir, clock: list[float], idle: int
 ) -> None:
     watch, looked = overdue(run, clock, idle), []
@@ -297,10 +297,10 @@ def test_a_supervisor_that_got_no_core_either_does_not_judge_at_once(
     assert looked == [1010.0]
 
 
-def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
+def test_a_rank_that_is_continued_after_a_stop_is_not_a_finding(
     run: RunDir, clock: list[float], idle: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs again between the look that found it stopped and the one that was to prove it."""
+    """It continues between the look that found it stopped and the one that verifies it."""
     for rank in range(2):
         writer = Heartbeat(run.heartbeat(rank), rank)
         for writer.step in (1, 9):
@@ -313,34 +313,32 @@ def test_a_rank_that_is_continued_after_a_stop_is_no_finding(
     assert watch.look({0: idle, 1: os.getpid()}) is None
 
 
-def test_a_script_is_also_seen_by_what_its_ranks_have_called(
+def test_collectives_of_a_script_refine_the_finding(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = RanksWatch(run, PLAN | SCRIPT, range(2), 2)
-    said = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
-    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: said[rank])
-    waits = HangFinding(HANG, 0, "main.py:3", "stands", {1: "waits"}, {}, 4.0)
-    found = watch._compared(waits, said)
+    logged = {0: [Call("0", 7, "barrier", "")], 1: [Call("0", 7, "all_reduce", "float [9]")]}
+    monkeypatch.setattr(flight_recorder, "read", lambda folder, rank: logged[rank])
+    waits = HangFinding(HANG, 0, "main.py:3", "is stuck", {1: "waits"}, {}, 4.0)
+    found = watch._compared(waits, logged)
     assert (found.kind, found.rank, found.where) == (DESYNC, None, None)
     assert (
         found.how
-        == "the ranks do not do the same at collective 7: rank 0: barrier; rank 1: all_reduce of "
+        == "the ranks call different operations at collective 7: rank 0: barrier; rank 1: all_reduce of "
         "float [9]"
     )
     uneven = watch._compared(
-        HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), said
+        HangFinding(UNEVEN, None, None, "all ranks wait, in different places", {}, {}, 4.0), logged
     )
     assert uneven.kind == UNEVEN and uneven.how.startswith(
-        "all ranks wait, in different places; the ranks do not do the same at collective 7"
+        "all ranks wait, in different places; the ranks call different operations at collective 7"
     )
     stopped = HangFinding(STOPPED, 0, None, "is stopped", {}, {}, 4.0)
-    assert watch._compared(stopped, said) is stopped
+    assert watch._compared(stopped, logged) is stopped
 
 
-def test_a_job_that_was_frozen_is_given_its_time_again(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by `docker pause` or `scontrol suspend`: the clock goes on, and nobody did anything."""
+def test_a_frozen_job_gets_its_time_back(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `docker pause` or `scontrol suspend`: the clock advances, but no process runs."""
     clock, looked = [1000.0], []
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr("time.monotonic_ns", lambda: int(clock[0] * 1e9))
@@ -361,7 +359,7 @@ def test_a_job_that_was_frozen_is_given_its_time_again(
     for _ in range(12):
         clock[0] += 0.25
         watch.look({0: os.getpid()})
-    assert looked == [], "three seconds after it woke up"
+    assert looked == [], "three seconds after it resumed"
     clock[0] += 0.5
     watch.look({0: os.getpid()})
     assert looked == [clock[0]]

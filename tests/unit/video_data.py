@@ -1,5 +1,5 @@
-"""Small clips for the tests of video restoration: rendered ones, and ones whose pixels say where
-they stand."""
+"""Small clips for tests of video restoration: rendered ones, and ones whose pixels encode their
+position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.tasks.video_restoration.options import VideoOptions
 
 
 def rendered(folder: Path, **facts: Any) -> Path:
-    """Six frames of 32 × 32 pixels, four clips for training and one for validation."""
+    """Six frames of 32 × 32 pixels; four training clips and one validation clip."""
     known: dict[str, Any] = {"clips": 4, "frames": 6, "size": (32, 32)}
     making.make(making.Chosen(folder=folder, **known | facts))
     return folder
@@ -28,8 +28,8 @@ def gopro(folder: Path, **facts: Any) -> VideoOptions:
     )
 
 
-def told(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
-    """A picture in which each pixel says its column, its row, and clip and frame."""
+def pixels(clip: int, frame: int, width: int = 16, height: int = 12) -> Any:
+    """A picture whose pixels encode column, row, clip and frame."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     return np.stack([x, y, np.full_like(x, 16 * clip + frame)], axis=-1).astype(np.uint8)
 
@@ -40,12 +40,14 @@ def write(
     """A clip of such pictures."""
     folder.mkdir(parents=True)
     for frame in range(frames):
-        Image.fromarray(told(clip, frame, width, height)).save(folder / f"{first + frame:06d}.png")
+        Image.fromarray(pixels(clip, frame, width, height)).save(
+            folder / f"{first + frame:06d}.png"
+        )
     return folder
 
 
 def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> VideoOptions:
-    """KAIR's layout: gt/CLIP and lq/CLIP; the sharp pictures are told of as 8 clips more."""
+    """KAIR's layout: gt/CLIP and lq/CLIP; sharp pictures encode clip numbers 8 higher."""
     for number, frames in enumerate(lengths):
         write(folder / "gt" / f"c{number}", 8 + number, frames)
         write(folder / "lq" / f"c{number}", number, frames)
@@ -57,7 +59,7 @@ def pairs(folder: Path, lengths: tuple[int, ...] = (5, 7), **facts: Any) -> Vide
 
 
 def smeared(folder: Path, **facts: Any) -> VideoOptions:
-    """The easiest blur to learn: every frame is smeared to the side by three pixels."""
+    """The easiest blur to learn: every frame is smeared sideways by three pixels."""
     for part, count in (("train", 3), ("test", 1)):
         for clip in range(count):
             random = np.random.default_rng([count, clip])

@@ -1,4 +1,4 @@
-"""As much of a W&B server as its client asks for, on loopback: it keeps what it is sent."""
+"""Minimal W&B server on loopback for its real client: it stores what it receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class WandbServer(ThreadingHTTPServer):
-    """While it is entered, it answers at `address`. `runs`: id → what has arrived of that run."""
+    """Answers at `address` while entered. `runs`: id → what was received of that run."""
 
     daemon_threads = True
 
@@ -20,7 +20,7 @@ class WandbServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.runs: dict[str, Run] = {}
-        self.keys: set[str] = set()  # that clients have shown
+        self.keys: set[str] = set()  # presented by clients
 
     def __enter__(self) -> WandbServer:
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -31,7 +31,7 @@ class WandbServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: object) -> None:
-        """A client that leaves in the middle is what tests are about."""
+        """Ignore clients that disconnect early, which tests do on purpose."""
 
     def run(self, name: str) -> Run:
         return self.runs.setdefault(name, Run())
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Tests' output is not its log."""
+        """No log in the tests' output."""
 
     def _body(self) -> bytes:
         scheme, _, shown = self.headers.get("Authorization", "").partition(" ")

@@ -1,2 +1,2 @@
 """Configuration: fields (schema), files (.py, .json), flags, their merge with origins (resolve),
-batch arithmetic."""
+batch arithmetic, fault injection."""

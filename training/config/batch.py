@@ -1,7 +1,7 @@
 """Batch arithmetic: total_batch_size = device_batch_size × max_seq_len × world_size × accumulation
 steps.
 
-Where a sample is no sequence of tokens, its length counts as 1, and sizes are in samples.
+For samples that are not token sequences the length is 1 and sizes are in samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """One optimizer step. Sizes in the task's unit (tokens, samples) unless the name says
+    """Batch of one optimizer step. Sizes are in the task's unit (tokens, samples), except those in
     sequences."""
 
     device_sequences: int  # per rank and micro-batch
@@ -51,7 +51,7 @@ class Batch:
 
 
 def split(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> Batch | None:
-    """The batch, or None when the total does not divide."""
+    """The batch, or None if `total_tokens` is not divisible."""
     steps, rest = divmod(total_tokens, device_sequences * seq_len * world_size)
     return None if rest or not steps else Batch(device_sequences, seq_len, world_size, steps)
 
@@ -63,13 +63,13 @@ def divisors(number: int) -> list[int]:
 
 
 def device_choices(seq_len: int, world_size: int, total_tokens: int) -> list[int]:
-    """Every device_batch_size that divides this total, ascending; empty when none does."""
+    """Every device_batch_size that divides this total, ascending."""
     sequences, rest = divmod(total_tokens, seq_len * world_size)
     return [] if rest or not sequences else divisors(sequences)
 
 
 def smaller(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> int | None:
-    """The next smaller device_batch_size that divides this total; None when there is none."""
+    """The next smaller device_batch_size that divides this total, or None."""
     return max(
         (
             size
@@ -83,8 +83,8 @@ def smaller(device_sequences: int, seq_len: int, world_size: int, total_tokens: 
 def repairs(
     device_sequences: int, seq_len: int, world_size: int, total_tokens: int
 ) -> list[tuple[str, int]]:
-    """The nearest single changes that make the batch divide, as (field, value): totals first, then
-    device batches."""
+    """The smallest single changes that make the batch divisible, as (field, value): totals first,
+    then device batches."""
     micro = device_sequences * seq_len * world_size
     below = total_tokens // micro * micro
     totals = [t for t in (below, below + micro) if t > 0]

@@ -1,4 +1,4 @@
-"""A value as it is typed or written in a file → the type and range of its field."""
+"""Conversion of typed text and config file values to the type and range of their field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.config.schema import FIELDS, Known, kind
 
 
 def as_text(raw: Any) -> str:
-    """A value of a config file as it would be typed."""
+    """A config file value as it would be typed."""
     return (
         str(raw).lower()
         if isinstance(raw, bool) or raw is None
@@ -22,8 +22,8 @@ def as_text(raw: Any) -> str:
 
 
 def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple[Any, str | None]:
-    """(typed value, None) or (None, what is wrong beside the value itself): text from flags is
-    parsed, values from files must have the type."""
+    """(value, None) or (None, error suffix): text from flags is parsed, values from files must have
+    the type of the field."""
     meta, wanted = fields[name].metadata, kind(name, fields)
     if raw in meta["words"]:
         return raw, None
@@ -72,7 +72,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def shown(raw: Any) -> str:
-    """A value for a message: never longer than a line, and numbers that Python does not print."""
+    """`repr` of a value for a message, shortened to 200 characters."""
     try:
         text = repr(raw)
     except ValueError:

@@ -1,10 +1,9 @@
-"""`--inject=FAULT@key=value,…[;FAULT@…]`: a fault that happens on purpose, so that diagnosis and
-recovery are proven on the real thing. Read and checked before anything starts; without it nothing
-of this is ever imported by a rank.
+"""Fault injection, `--inject=FAULT@key=value,…[;FAULT@…]`: real faults that test diagnosis and
+recovery. Parsed and checked before the start; ranks import nothing of it without the flag.
 
-    --inject=kill@rank=1,step=5                               SIGKILL to rank 1 when it begins the
-                                                              forward pass of step 5
-    --inject='stop@rank=0,phase=epoch 2: creating'            SIGSTOP when rank 0 creates its data
+    --inject=kill@rank=1,step=5                               SIGKILL to rank 1 at the forward pass
+                                                              of step 5
+    --inject='stop@rank=0,phase=epoch 2: creating'            SIGSTOP when rank 0 creates the data
                                                               iterator of epoch 2
     --inject='corrupt@step=10;kill@rank=1,step=13,attempt=any'
 """
@@ -25,24 +24,21 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 LIST = "list"
-ATTEMPT = "DUET_ATTEMPT"  # which start of the run this is, set by the supervisor
+ATTEMPT = "DUET_ATTEMPT"  # number of this start of the run, set by the supervisor
 ALWAYS = "any"
-STEP = 5  # where nothing says when
-# Key → (what it means, smallest whole number; None: text or a fraction).
+STEP = 5  # default
+# Key → (meaning, with the default in brackets; lowest integer, None: text or a fraction).
 KEYS: dict[str, tuple[str, int | None]] = {
-    "rank": ("which rank (1; 0 with a single rank, and for what only rank 0 does)", 0),
-    "step": ("at this optimizer step", 1),
-    "epoch": ("in this epoch", 1),
-    "phase": ("in a phase with this text in its name, as the monitor shows it", None),
-    "call": ("at the n-th time that all of this is so (1)", 1),
-    "attempt": (
-        "at this start of the run (1), or any: a restart is spared unless it is asked for",
-        1,
-    ),
-    "worker": ("which data-loader worker of the rank (0)", 0),
-    "seconds": ("how long", None),
+    "rank": ("rank (1; 0 with a single rank and for faults of rank 0 only)", 0),
+    "step": ("optimizer step", 1),
+    "epoch": ("epoch", 1),
+    "phase": ("part of a phase name, as shown by the monitor", None),
+    "call": ("n-th time that all other keys match (1)", 1),
+    "attempt": ("start of the run (1: not after a restart), or any", 1),
+    "worker": ("data-loader worker of the rank (0)", 0),
+    "seconds": ("duration", None),
     "code": ("exit status", 0),
-    "above": ("only while device_batch_size is over this", 0),
+    "above": ("only while device_batch_size is above this", 0),
 }
 EXAMPLE = "--inject=kill@rank=1,step=5"
 COMMON, WORKERS = (
@@ -53,7 +49,7 @@ COMMON, WORKERS = (
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """One fault that is asked for. None: any."""
+    """One requested fault. None: any."""
 
     text: str
     fault: faults.Fault
@@ -73,19 +69,19 @@ class Spec:
 
 
 def overview() -> str:
-    """`--inject=list`."""
+    """The output of `--inject=list`."""
     lines = [
-        "--inject=FAULT@key=value,…   several separated by ;",
+        "--inject=FAULT@key=value,…   separate several faults by ;",
         "",
-        "Faults (with keys of their own and default):",
+        "Faults (with their own keys and defaults):",
         faults.table(),
     ]
     lines += ["", "Keys:", *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items())]
-    return "\n".join([*lines, "", f"Without step, epoch and phase it happens in step {STEP}."])
+    return "\n".join([*lines, "", f"Without step, epoch and phase the fault is in step {STEP}."])
 
 
 def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
-    """All that is wrong with it, for the configuration of this run."""
+    """All problems of `text` for a run with this many ranks and data-loader workers."""
     if text == LIST:
         return []
     specs, problems = parse(text, ranks)
@@ -93,12 +89,12 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
     for spec in specs:
         if spec.rank >= ranks:
             wrong.append(
-                (f"rank {spec.rank} of {spec.text!r} is not there", f"0 to {ranks - 1}", [])
+                (f"rank {spec.rank} of {spec.text!r} does not exist", f"0 to {ranks - 1}", [])
             )
         elif spec.fault.ranks == faults.MAIN and spec.rank:
             wrong.append(
                 (
-                    f"{spec.fault.name} can not happen on rank {spec.rank}: rank 0 alone does that",
+                    f"{spec.fault.name} cannot happen on rank {spec.rank}, only on rank 0",
                     "rank=0",
                     [],
                 )
@@ -116,7 +112,7 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
 
 
 def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[str]]]]:
-    """(faults that are right, (what is wrong, what is allowed, what to try)…)."""
+    """(valid faults, (problem, allowed, fixes)…)."""
     specs: list[Spec] = []
     wrong: list[tuple[str, str, list[str]]] = []
     for one in filter(None, (part.strip() for part in text.split(";"))):
@@ -125,16 +121,16 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
         if fault is None:
             near = suggest(name, list(faults.TABLE))
             fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [
-                f"--inject={LIST} shows them all"
+                f"--inject={LIST}"
             ]
-            wrong.append((f"{name!r} is no fault", "", fixes))
+            wrong.append((f"unknown fault {name!r}", "", fixes))
             continue
         values, bad = _values(fault, rest)
         wrong += bad
         if not bad:
             specs.append(_spec(one, fault, values, ranks))
     if not specs and not wrong:
-        wrong.append(("nothing is asked for", "FAULT@key=value,…", [EXAMPLE]))
+        wrong.append(("no fault given", "FAULT@key=value,…", [EXAMPLE]))
     return specs, wrong
 
 
@@ -191,7 +187,7 @@ def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str
             )
         elif key not in allowed:
             fixes = [f"{near}={raw}" for near in suggest(key, allowed)]
-            wrong.append((f"{key!r} is no key of {fault.name}", ", ".join(allowed), fixes))
+            wrong.append((f"unknown key {key!r} of {fault.name}", ", ".join(allowed), fixes))
         elif key in values:
             wrong.append((f"{key} of {fault.name} is given twice", "once", []))
         else:
@@ -202,9 +198,9 @@ def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str
 
 
 def _value(key: str, raw: str) -> tuple[Any, str]:
-    """(typed value, nothing) or (None, what would be right)."""
+    """(value, '') or (None, allowed values)."""
     if key == "phase":
-        return raw, "" if raw else "a part of a phase's name, such as 'barrier'"
+        return raw, "" if raw else "part of a phase name, such as 'barrier'"
     if key == "attempt" and raw == ALWAYS:
         return None, ""
     low = KEYS[key][1]
@@ -213,7 +209,7 @@ def _value(key: str, raw: str) -> tuple[Any, str]:
     except ValueError:
         value = math.nan
     if low is None:
-        return value, "" if 0 < value < math.inf else "seconds, over 0"
+        return value, "" if 0 < value < math.inf else "seconds above 0"
     if value >= low and (key != "code" or value < 256):
         return value, ""
     return None, f"a whole number from {low}" + {

@@ -1,5 +1,5 @@
-"""The table of faults: what each one is, where it happens and what may be said of it. What it does
-is training.trainer.faults."""
+"""Table of injectable faults: description, phase and keys. training.trainer.faults implements
+them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# ranks that a fault makes sense on: rank 0, which alone writes and speaks; any
+# Ranks on which a fault can happen: rank 0, which alone writes and logs; any.
 MAIN, ANY = (
     "main",
     "any",
@@ -17,15 +17,14 @@ CREATING, BUILDING, SAVING = "creating data iterator", "building the model", "ch
 
 @dataclass(frozen=True)
 class Fault:
-    """`keys` beyond those that every fault has, with their defaults; `phase`: where it happens when
-    nothing else is asked for."""
+    """`keys`: its own keys with their defaults; `phase`: where it happens by default."""
 
     name: str
     text: str
     phase: str = "forward"
     ranks: str = ANY
     worker: bool = False  # happens in a data-loader worker of the rank
-    tells: bool = True  # noted just before it happens; else it notes itself when it really does
+    tells: bool = True  # recorded just before it happens; else it records itself
     keys: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -33,10 +32,10 @@ _FAULTS = (
     Fault("nan", "the loss of its next micro-batch is NaN"),
     Fault("empty", "its next micro-batch has no sequences", "fetch"),
     Fault("no_data", "its dataset has no sequences at all", CREATING),
-    Fault("slow", "pauses for `seconds`, then goes on: no failure", keys={"seconds": 8.0}),
+    Fault("slow", "pauses for `seconds`, then continues: no failure", keys={"seconds": 8.0}),
     Fault(
         "slow_disk",
-        "from now on every fsync takes `seconds` longer: no failure",
+        "every further fsync takes `seconds` longer: no failure",
         BUILDING,
         ranks=MAIN,
         keys={"seconds": 8.0},
@@ -51,49 +50,49 @@ _FAULTS = (
     ),
     Fault(
         "files",
-        "all file descriptors are in use, as after a leak: nothing can be opened any more",
+        "all file descriptors are in use, as after a leak: no file can be opened",
         CREATING,
     ),
     Fault(
         "wandb_hang",
-        "starting W&B takes `seconds` (an hour): its thread only, no failure",
+        "the start of W&B takes `seconds` (an hour) in its thread: no failure",
         BUILDING,
         ranks=MAIN,
         tells=False,
         keys={"seconds": 3600.0},
     ),
-    Fault("sleep", "waits for ever for a lock that it holds itself"),
+    Fault("sleep", "waits forever for a lock that it holds itself"),
     Fault(
         "lock_tqdm",
-        "another thread takes tqdm's lock for ever: the progress bar and its lines block",
+        "another thread holds the lock of tqdm forever: the progress bar blocks",
         ranks=MAIN,
     ),
     Fault(
         "gil",
-        "blocks in C and keeps Python's global lock: none of the rank's threads runs any more",
+        "blocks in C while holding the GIL: no thread of the rank can run",
     ),
     Fault("loop", "endless loop in Python"),
     Fault("stop", "SIGSTOP to itself"),
     Fault(
         "io",
-        "blocks in the kernel without being interruptible (state D), as on a dead network disk",
+        "blocks uninterruptibly in the kernel (state D), as on a dead network disk",
     ),
-    Fault("desync", "asks for a collective that no other rank asks for (a broadcast)"),
-    Fault("desync_shape", "asks for one all_reduce more than the others, of a shape of its own"),
+    Fault("desync", "calls a collective that no other rank calls (a broadcast)"),
+    Fault("desync_shape", "calls one more all_reduce than the others, with a different shape"),
     Fault("kill", "SIGKILL to itself"),
     Fault("segv", "reads at address 0 (SIGSEGV)"),
     Fault("abort", "aborts (SIGABRT), as a failed assertion in C does"),
-    Fault("exit", "leaves with status `code` in the middle of the training", keys={"code": 0}),
+    Fault("exit", "exits with status `code` in the middle of the training", keys={"code": 0}),
     Fault("raise", "raises ValueError"),
     Fault(
         "oom",
-        "GPU out of memory, as long as device_batch_size is over `above`; on a CPU the same "
-        "exception with CUDA's text",
+        "GPU out of memory while device_batch_size is above `above`; on a CPU the same exception "
+        "with the text of CUDA",
         keys={"above": 0},
     ),
     Fault(
         "worker_stuck",
-        "a data-loader worker waits for ever for a lock that it holds itself",
+        "a data-loader worker waits forever for a lock that it holds itself",
         worker=True,
     ),
     Fault("worker_kill", "SIGKILL to a data-loader worker", worker=True),
@@ -104,7 +103,7 @@ TABLE: dict[str, Fault] = {fault.name: fault for fault in _FAULTS}
 
 
 def table() -> str:
-    """All faults, for people."""
+    """All faults as a text table."""
     width = max(map(len, TABLE))
     lines = []
     for name, one in TABLE.items():

@@ -1,5 +1,5 @@
-"""The command line: every field is a flag, written `--a_b=1`, `--a-b=1`, `--a-b 1`, and `--flag` or
-`--no-flag` for bool."""
+"""Parser of the training command line: every field is a flag, written `--a_b=1`, `--a-b=1` or
+`--a-b 1`, and `--flag` or `--no-flag` for bool."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 from training.config.schema import FIELDS, Known, kind
 from training.core.errors import Problem
 
-# Flags that are no configuration: they choose what happens with it.
+# Flags that are not fields: they select an action.
 ACTIONS = {
-    "config": "the config file (or simply its path)",
-    "dry_run": "show the whole plan, launch nothing",
-    "explain": "the same; every environment variable that matters, where its value is from and "
-    "what it does",
-    "check": "the same, with every check of the machine, and measure the memory of a step by fake "
-    "tensors (some seconds)",
+    "config": "config file (its path alone is enough)",
+    "dry_run": "show the plan, launch nothing",
+    "explain": "--dry_run, with the origin and effect of every relevant environment variable",
+    "check": "--dry_run, with all checks of the machine and the memory of a step, measured with "
+    "fake tensors (a few seconds)",
     "json": "with --check: one JSON object on standard output",
     "save_config": "write the resolved configuration to this .py or .json file, launch nothing "
     "(with --dry_run: show the plan too)",
-    "script": "launch_train.sh N --script main.py -- ARGS: a script of your own instead of our "
-    "training",
-    "help": "this text",
+    "script": "launch_train.sh N --script main.py -- ARGS: launch a user script instead of the "
+    "built-in training",
+    "help": "show this help",
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
 SWITCHES = ("dry_run", "explain", "check", "json", "help")
@@ -41,8 +40,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Unknown:
-    """An unknown flag as typed, with its value (None: it has none), and which words of the command
-    line it is."""
+    """An unknown flag as typed, its value (None: none), and the range of its words on the command
+    line."""
 
     typed: str
     text: str | None
@@ -56,9 +55,9 @@ class Unknown:
 
 @dataclass
 class CommandLine:
-    """What the user typed: `flags` name → (text, flag as typed), positional arguments in order.
-    `places`: the words of each flag, and of each positional argument. `unknown`:
-    training.plan.cli_args answers them, who knows the whole command."""
+    """A parsed command line. `flags`: name → (text, flag as typed); `places`: the range of words of
+    each flag; `positional_at`: the word index of each positional argument; `unknown`: handled by
+    training.plan.cli_args, which knows the whole command."""
 
     flags: dict[str, tuple[str, str]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
@@ -73,7 +72,7 @@ class CommandLine:
 
 
 def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
-    """`fields`: what may be set; with a task's own options."""
+    """Parse a command line. `fields`: known fields, including options of the task."""
     line = CommandLine()
     known = [*fields, *ACTIONS]
     rest = list(argv)
@@ -105,8 +104,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
         is_switch = name in SWITCHES or (name in fields and kind(name, fields) == "bool")
         if not equals:
             if is_switch:
-                # Not 0 and 1: in `./launch_train.sh --dry_run 1 CONFIG` that is the number of
-                # processes.
+                # Not 0 and 1: `./launch_train.sh --dry_run 1 CONFIG` has a number of processes.
                 text = (
                     rest.pop(0)
                     if rest and rest[0].lower() in WORDS and not rest[0].isdigit()
@@ -138,7 +136,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
         line.problems.append(
             Problem(
                 "flag.json_without_check",
-                "--json says how --check answers, and there is no --check",
+                "--json is given without --check",
                 "",
                 ["--check --json"],
             )
@@ -147,18 +145,18 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
 
 
 def written(name: str, value: Any) -> str:
-    """A flag to paste into a shell; None: a switch."""
+    """A flag quoted for the shell; `value` None: a switch."""
     return f"--{name}" + ("" if value is None else f"={shlex.quote(str(value))}")
 
 
 def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: int) -> None:
-    """`rest`: the words after it; its value is taken from there."""
+    """Record an unknown flag; its value, if any, is removed from `rest`, the words that follow."""
     from training.config import foreign_names
 
     typed, equals, text = word.partition("=")
     switch = foreign_names.is_switch(typed.lstrip("-"))
     value: str | None = text if equals else None
-    # and is no config path
+    # A config path is not a value.
     follows = bool(rest) and not rest[0].startswith("--") and not rest[0].endswith((".py", ".json"))
     if (
         not equals

@@ -1,8 +1,8 @@
-"""Argument names of other tools, and the Duet fields that mean the same. Data:
-training/config/meant.py applies it.
+"""Table of other tools' argument names and the matching Duet fields, used by
+training/config/meant.py.
 
 Sources: the argument parsers of Hugging Face Trainer (TrainingArguments), Accelerate, Lightning
-(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/launching.md has the table, and a
+(Trainer), nanoGPT, nanochat, LitGPT, DeepSpeed and torchrun. docs/launching.md has the table; a
 test compares the two.
 """
 
@@ -35,22 +35,22 @@ from training.config.translate import (
 
 @dataclass(frozen=True)
 class Foreign:
-    """One row: `names` that mean the same. `to`: Duet's fields as shown to people, empty where
-    there is none."""
+    """One row: `names` with the same meaning. `to`: the Duet fields shown to the user, empty
+    without an equivalent."""
 
     names: tuple[str, ...]
     tools: str
     to: tuple[str, ...]
     translate: Translate
-    note: str = ""  # what differs
-    example: str = ""  # a value as those tools take it; empty for a switch
-    sized: bool = False  # the translation depends on sizes, which other flags may change
+    note: str = ""  # difference
+    example: str = ""  # a value in those tools; empty for a switch
+    sized: bool = False  # the translation depends on Sizes, which other flags may change
 
 
 _BF16 = {"precision": "bf16"}
-_NO_FP16 = "Duet has no fp16: bf16 is the nearest"
+_NO_FP16 = "no fp16 in Duet; bf16 is the closest"
 _FP16 = ("fp16", "float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16", "amp")
-# Values of Duet's own fields as other tools write them, in lower case.
+# Values of Duet fields as spelled by other tools, in lower case.
 VALUES: dict[str, dict[str, str]] = {
     "precision": {
         **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"), "bf16"),
@@ -86,7 +86,7 @@ VALUES: dict[str, dict[str, str]] = {
     "resume": dict.fromkeys((*TRUE, "last", "newest", "auto"), "latest"),
     "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
 }
-# (field, value to use) → what to add for these words.
+# (field, Duet value) → note for these words.
 VALUE_NOTES = {("precision", "bf16"): dict.fromkeys(_FP16, _NO_FP16)}
 _PRECISION = words(
     {
@@ -95,7 +95,7 @@ _PRECISION = words(
     }
 )
 _DDP = "Duet trains with DDP: the whole model on every GPU"
-_FIXED = "Duet has no such field"
+_FIXED = "no such field in Duet"
 _WIDTH = "the width is depth × 64, with a head for every 64 to 128 units"
 
 HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = (
@@ -137,8 +137,7 @@ ROWS = (
         "total_batch_size",
         times("total_batch_size", *_EACH),
         "4",
-        "accumulation follows from total_batch_size = device_batch_size × max_seq_len × ranks × "
-        "steps",
+        "accumulation steps = total_batch_size / (device_batch_size × max_seq_len × ranks)",
         True,
     ),
     _row(
@@ -147,7 +146,7 @@ ROWS = (
         "total_batch_size",
         times("total_batch_size", "max_seq_len"),
         "64",
-        "Duet counts tokens: sequences × max_seq_len",
+        "in tokens: sequences × max_seq_len",
         True,
     ),
     _row("auto_find_batch_size", HF, "device_batch_size", switch({"device_batch_size": "auto"})),
@@ -178,7 +177,7 @@ ROWS = (
         HF,
         "activation_checkpointing",
         all_blocks,
-        note="a number of blocks: true is all of them",
+        note="a number of blocks; true means all",
         sized=True,
     ),
     # Duration
@@ -202,7 +201,7 @@ ROWS = (
         "num_iterations",
         steps_of_tokens,
         "1000000",
-        "Duet counts steps: tokens / total_batch_size",
+        "in steps: tokens / total_batch_size",
         True,
     ),
     _row(
@@ -211,7 +210,7 @@ ROWS = (
         "num_iterations num_epochs",
         none,
         "01:00:00",
-        "Duet has no limit by time, other than submit_job.sh --time on SLURM",
+        "no time limit in Duet, except submit_job.sh --time on SLURM",
     ),
     _row(
         "target_flops target_param_data_ratio",
@@ -219,7 +218,7 @@ ROWS = (
         "num_iterations",
         none,
         "12",
-        "the length is a number of steps or epochs",
+        "duration in steps or epochs",
     ),
     _row(
         "eval_steps eval_interval val_check_interval",
@@ -234,7 +233,7 @@ ROWS = (
         "eval_tokens",
         times("eval_tokens", *_EACH),
         "20",
-        "Duet counts tokens of all ranks",
+        "in tokens of all ranks",
         True,
     ),
     _row(
@@ -264,7 +263,7 @@ ROWS = (
         "eval_every save_every log_every",
         none,
         "steps",
-        "each is a number of steps; 0 is never",
+        "each is a number of steps; 0: never",
     ),
     # Optimizer
     _row(
@@ -273,7 +272,7 @@ ROWS = (
         "matrix_lr embedding_lr unembedding_lr",
         one_rate,
         "3e-4",
-        "Duet has three peak rates; one rate for all of them is meant for AdamW, not for Muon",
+        "Duet has three peak rates; a single rate suits AdamW, not Muon",
     ),
     _row(
         "optim",
@@ -295,7 +294,7 @@ ROWS = (
         "warmup_ratio",
         warmup,
         "40",
-        "a share of num_iterations",
+        "a fraction of num_iterations",
         True,
     ),
     _row(
@@ -307,7 +306,7 @@ ROWS = (
         "final_lr_frac",
         none,
         "6e-5",
-        "final_lr_frac is a fraction of the peak rate",
+        "a fraction of the peak rate",
     ),
     _row(
         "lr_scheduler_type lr_scheduler decay_lr lr_decay_iters",
@@ -315,7 +314,7 @@ ROWS = (
         "warmup_ratio warmdown_ratio final_lr_frac",
         none,
         "cosine",
-        "the schedule is linear: warm-up, constant, warm-down",
+        "fixed linear schedule: warm-up, constant, warm-down",
     ),
     _row(
         "beta1 beta2 adam_beta1 adam_beta2 adam_epsilon scalar_lr",
@@ -323,7 +322,7 @@ ROWS = (
         "",
         none,
         "0.95",
-        "Duet has no such field",
+        _FIXED,
     ),
     # Data
     _row(
@@ -359,7 +358,7 @@ ROWS = (
         RANKS,
         gpu_list,
         "0,1",
-        "the variable CUDA_VISIBLE_DEVICES chooses GPUs",
+        "select GPUs with the variable CUDA_VISIBLE_DEVICES",
     ),
     _row(
         "num_nodes num_machines",
@@ -379,14 +378,14 @@ ROWS = (
         "",
         nothing,
         "c10d",
-        "not needed: the launcher sets it",
+        "not needed; set by the launcher",
     ),
     _row(
         "standalone multi_gpu same_network",
         f"{TORCHRUN}, {ACCELERATE}",
         "",
         nothing,
-        note="not needed: the launcher sets it",
+        note="not needed; set by the launcher",
     ),
     _row(
         "ddp_backend dist_backend backend",
@@ -394,7 +393,7 @@ ROWS = (
         "",
         nothing,
         "nccl",
-        "not needed: nccl on GPUs, gloo on the CPU",
+        "not needed; nccl on GPUs, gloo on CPUs",
     ),
     _row("max_restarts", f"{TORCHRUN}, {ACCELERATE}", "retries", same("retries"), "3"),
     _row(
@@ -403,7 +402,7 @@ ROWS = (
         "hang_timeout",
         same("hang_timeout"),
         "1800",
-        "seconds for one phase of a step, not for a collective",
+        "seconds per phase of a step, not per collective",
     ),
     _row(
         "ddp_find_unused_parameters",
@@ -440,14 +439,14 @@ ROWS = (
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
     _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
-    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note="Duet has no fp8: bf16 and fp32"),
+    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note="no fp8 in Duet; bf16 or fp32"),
     _row(
         "mixed_precision dtype torch_dtype",
         f"{ACCELERATE}, {NANOGPT}",
         "precision",
         _PRECISION,
         "bf16",
-        f"fp16: {_NO_FP16}",
+        _NO_FP16,
     ),
     _row(
         "accelerator device_type",
@@ -478,7 +477,7 @@ ROWS = (
         "out_dir",
         same("out_dir"),
         "out",
-        "the folder that holds all run directories",
+        "the folder of all run directories",
     ),
     _row(
         "resume_from_checkpoint ckpt_path resume_from resume_path resume_from_step checkpoint "
@@ -487,7 +486,7 @@ ROWS = (
         "resume",
         resume,
         "latest",
-        "a run, not a checkpoint file: its newest verified checkpoint is loaded",
+        "a run, not a checkpoint file; its newest valid checkpoint is loaded",
     ),
     _row(
         "init_from",
@@ -495,7 +494,7 @@ ROWS = (
         "resume",
         words({"resume": {"resume": "latest"}, "scratch": {}}),
         "resume",
-        "Duet starts from random weights or resumes a run of its own",
+        "Duet starts from random weights or resumes one of its runs",
     ),
     _row(
         "experiment_name exp_name name model_tag",
@@ -509,7 +508,7 @@ ROWS = (
         HF,
         "",
         nothing,
-        note="not needed: every run has its own directory and evaluates",
+        note="not needed; every run has its own directory and evaluates",
     ),
     _row("logging_dir", HF, "log_dir", same("log_dir"), "logs"),
     _row(
@@ -556,8 +555,8 @@ SECTIONS = (
 
 
 def row_of(name: str) -> Foreign | None:
-    """`name` as typed, without dashes in front. LitGPT, Lightning and torchtitan put a section
-    before it: --train.max_steps."""
+    """The row of a name typed without leading dashes. LitGPT, Lightning and torchtitan prefix a
+    section: --train.max_steps."""
     section, dot, last = name.replace("-", "_").lower().rpartition(".")
     if dot and section not in SECTIONS:
         return None
@@ -567,13 +566,13 @@ def row_of(name: str) -> Foreign | None:
 
 
 def is_switch(name: str) -> bool:
-    """Does it take no value where it comes from?"""
+    """Whether the name is a switch without a value in the other tool."""
     row = row_of(name)
     return row is not None and not row.example
 
 
 def table() -> list[str]:
-    """For docs/launching.md."""
+    """The table in docs/launching.md."""
     lines = ["| name elsewhere | used by | Duet | |", "|---|---|---|---|"]
     for row in ROWS:
         to = (

@@ -1,6 +1,6 @@
-"""JSON in which // begins a comment, with the line of every key: what option files are written in.
+"""Parser of JSON with // comments, for option files; records the line of every key.
 
-The message of an error never holds text of the file: it may hold a key that nobody else should see.
+Error messages never quote the file, since it may contain a secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from training.core.jsonl import Record
 from training.core.redact import SECRET_NAME, masked
 
 MAX_DEPTH = 50
-MAX_DIGITS = 18  # every whole number of a configuration has less
+MAX_DIGITS = 18  # every whole number in a configuration has fewer
 Keys = tuple[str, ...]  # from the top down to one key
 
 _GAP = re.compile(r"(?:[ \t\r\n]+|//[^\n]*)*")
@@ -27,7 +27,7 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class JsoncError(Exception):
-    """What is no JSON, and where: line and column count from 1."""
+    """A syntax error. Line and column count from 1."""
 
     def __init__(self, line: int, column: int, message: str) -> None:
         self.line, self.column, self.message = line, column, message
@@ -36,11 +36,11 @@ class JsoncError(Exception):
 
 @dataclass
 class Document:
-    """What a text holds. Where a key is given twice, the last one counts."""
+    """A parsed file. The last one of duplicate keys counts."""
 
     value: Any = None
-    lines: dict[Keys, int] = field(default_factory=dict)  # of every key that no list is around
-    # with the lines of the first and the second
+    lines: dict[Keys, int] = field(default_factory=dict)  # of every key outside lists
+    # duplicate keys with the lines of both
     twice: list[tuple[Keys, int, int]] = field(default_factory=list)
 
 
@@ -52,15 +52,13 @@ def parse(text: str) -> Document:
 
 
 def without_comments(text: str) -> str:
-    """Spaces for comments, so that every character stays where it is; also of a text that is no
-    JSON."""
+    """Replace comments by spaces, so that positions are kept; the text may be invalid JSON."""
     pattern = re.compile(rf"({_STRING.pattern})|//[^\n]*")
     return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
 
 
 def relaxed(text: str) -> str:
-    """The same, and for a comma before a closing bracket too: what editors accept as JSON with
-    comments."""
+    """The same, also for trailing commas: JSON with comments as accepted by editors."""
     pattern = re.compile(rf"({_STRING.pattern})|//[^\n]*|,(?={_GAP.pattern}[}}\]])")
     return pattern.sub(lambda found: found[0] if found[1] else " " * len(found[0]), text)
 
@@ -86,14 +84,14 @@ class _Reader:
 
     def whole(self) -> Any:
         if not self.next():
-            self.wrong("nothing is in it")
+            self.wrong("the file is empty")
         value = self.one((), 0)
         if self.next():
-            self.wrong("something stands after the end")
+            self.wrong("unexpected text after the end")
         return value
 
     def one(self, keys: Keys | None, depth: int) -> Any:
-        """The value that begins here. `keys`: where it stands; None inside a list."""
+        """The value that begins here. `keys`: its path; None inside a list."""
         char = self.next()
         if char in ("{", "["):
             if depth >= MAX_DEPTH:
@@ -107,10 +105,10 @@ class _Reader:
         for _ in self.elements("{"):
             start = self.at
             if self.text[start : start + 1] != '"':
-                self.wrong("a key in double quotes is expected")
+                self.wrong("expected a key in double quotes")
             key, line = self.string(), self.line(start)
             if self.next() != ":":
-                self.wrong("a colon is missing after the key")
+                self.wrong("missing colon after the key")
             self.at += 1
             inside = None if keys is None else (*keys, key)
             if key in first:
@@ -125,8 +123,7 @@ class _Reader:
         return [self.one(None, depth) for _ in self.elements("[")]
 
     def elements(self, opening: str) -> Any:
-        """Comes back once for each element, standing at its beginning, and goes behind the closing
-        bracket at the end."""
+        """Yield at the beginning of each element; end after the closing bracket."""
         start, closing = self.at, _CLOSING[opening]
         self.at += 1
         if self.next() == closing:
@@ -138,39 +135,36 @@ class _Reader:
             char = self.next()
             if char not in (",", closing):
                 self.ended(start, closing)
-                self.wrong(f"a comma or {closing} is missing before this")
+                self.wrong(f"missing comma or {closing}")
             self.at += 1
             if char == closing:
                 return
 
     def begins(self, start: int, closing: str) -> None:
-        """An element, and not the end or a second comma."""
+        """Require an element here, not the end or a second comma."""
         char = self.next()
         self.ended(start, closing)
         if char in (",", *_CLOSING.values()):
-            self.wrong("a comma too many, or something missing, before this")
+            self.wrong("a superfluous comma or a missing element before this")
 
     def ended(self, start: int, closing: str) -> None:
         if self.at >= len(self.text):
-            self.wrong(
-                f"the {self.text[start]} of line {self.line(start)} is never closed: {closing} is "
-                f"missing"
-            )
+            self.wrong(f"missing {closing} for the {self.text[start]} in line {self.line(start)}")
 
     def string(self) -> str:
         found = _STRING.match(self.text, self.at)
         if found is None:
             self.wrong(
-                "this text does not end: a double quote is missing, or a tab or another control "
-                "character is in it"
+                "unterminated text: a double quote is missing, or the text contains a control "
+                "character such as a tab"
             )
         try:
             value = json.loads(found[0])
             value.encode()
         except UnicodeEncodeError:
-            self.wrong("half a character (a lone surrogate) is in this text")
+            self.wrong("lone surrogate (half a character) in this text")
         except json.JSONDecodeError as error:
-            self.wrong("a backslash begins something that JSON does not know", self.at + error.pos)
+            self.wrong("invalid escape sequence after a backslash", self.at + error.pos)
         self.at = found.end()
         return str(value)
 
@@ -200,16 +194,16 @@ class _Reader:
 def _hint(word: str) -> str:
     small = word.lower().lstrip("+-")
     if not word:
-        return "a value is missing"
+        return "missing value"
     if small in ("true", "false", "null", "none"):
-        return "true, false and null are written in small letters (null, not None)"
+        return "true, false and null must be lower-case (null, not None)"
     if small in ("nan", "inf", "infinity"):
-        return "NaN and Infinity are no numbers of JSON"
+        return "NaN and Infinity are not valid in JSON"
     if word.startswith(("#", "/*")):
-        return "comments begin with //"
+        return "comments must begin with //"
     if small[:1].isdigit() or small.startswith("."):
-        return "not a number as JSON writes them (12, 0.5, 1e-4)"
-    return "text stands in double quotes"
+        return "not a valid JSON number (such as 12, 0.5, 1e-4)"
+    return "text must be in double quotes"
 
 
 def kind(value: Any) -> str:
@@ -225,15 +219,15 @@ def kind(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """For a message, as the file has it. Of what holds more only its kind: nobody knows what is in
-    it."""
+    """A value for a message, as in the file and masked; only the kind of objects and of lists that
+    contain some."""
     if isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
     ):
         return kind(value)
     text = json.dumps(value, ensure_ascii=False)
     text = text if text.isprintable() else json.dumps(value)
-    # a path is no key, though it may be long
+    # A path is not a secret, however long it is.
     text = text if "/" in text and not re.search(r"\s", text) else masked(text)
     return text if len(text) <= 160 else f"{text[:157]}…"
 

@@ -1,5 +1,5 @@
-"""Configuration files are data: `.py` with plain assignments and `.json` with one flat object.
-Nothing is executed."""
+"""Reader of config files: `.py` with plain assignments or `.json` with one flat object. Nothing is
+executed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.config.jsonc import relaxed
+from training.config.jsonc import kind, relaxed
 from training.core import suggest
 from training.core.errors import Problem
 from training.core.jsonl import Record
 
-# The arithmetic a config may use: `total_batch_size = 2 * device_batch_size * max_seq_len` stays
-# readable. No power and no shift: they alone can make a number that fills the memory.
+# Allowed arithmetic, as in `total_batch_size = 2 * device_batch_size * max_seq_len`. Without power
+# and shift, which can produce a number that fills the memory.
 OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -33,8 +33,8 @@ Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 @dataclass
 class ConfigFile:
-    """What a config file says. `title`: what it calls itself; `notes`: for the plan; `gpu_ids`: of
-    a KAIR option file."""
+    """The contents of a config file. `title`: its own name; `notes`: for the plan; `gpu_ids`: of a
+    KAIR option file."""
 
     values: Values = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ConfigFile:
 
 
 class NotPlain(Exception):
-    """An expression that a config may not hold."""
+    """An expression that is not allowed in a config."""
 
 
 def read(
@@ -52,8 +52,8 @@ def read(
     others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], ConfigFile]]],
     ranks: int,
 ) -> ConfigFile:
-    """A config of ours, or a file of another vocabulary. `others`: for each of these whether a text
-    is one, and its reader; `ranks`: that it is for, as far as that is known (0: not)."""
+    """Read a Duet config or a file in another format. `others`: (detector, reader) of each other
+    format; `ranks`: number of ranks, 0 if unknown."""
     text, problems = _text(path)
     if problems:
         return ConfigFile({}, problems)
@@ -64,8 +64,7 @@ def read(
 
 
 def load(path: Path) -> tuple[Values, list[Problem]]:
-    """The assignments of a config of ours with their origins, and everything wrong with the
-    file."""
+    """The assignments of a Duet config with their origins, and all problems of the file."""
     text, problems = _text(path)
     return ({}, problems) if problems else _parsed(path, text)
 
@@ -73,7 +72,7 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
 def _text(path: Path) -> tuple[str, list[Problem]]:
     allowed = "a .py or .json file; ready ones: " + ", ".join(map(str, _ready("dual_gpu")))
     hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
-    # os.path and not Path: a name that no file system takes is no crash.
+    # os.path, since Path raises for names that the file system rejects.
     if os.path.isdir(path):
         inside = [
             f"--config={shlex.quote(str(p))}"
@@ -94,15 +93,15 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
         return "", [
             Problem(
                 "config.unreadable",
-                f"config {path} can not be read: {error}",
+                f"config {path} cannot be read: {error}",
                 "a readable UTF-8 file",
             )
         ]
 
 
 def near(path: Path) -> list[Path]:
-    """Config files that this path may mean, which is none: without its suffix, a ready one by its
-    name, or nearly so."""
+    """Suggested config files for a path that is not one: a missing suffix, or the (misspelled) name
+    of a provided config."""
     known = [Path(f"{path}{suffix}") for suffix in (".py", ".json")]
     named = [p for p in _ready("*") if path.name in (p.name, p.stem)]
     spelled = [
@@ -111,12 +110,12 @@ def near(path: Path) -> list[Path]:
         for p in _ready("*")
         if p.stem == n
     ]
-    there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
+    there = [p for p in known if os.path.isfile(p)]  # noqa: PTH113 – Path.is_file raises for names that the file system rejects
     return list(dict.fromkeys(there or named[:1] or spelled[:1]))
 
 
 def _ready(folder: str) -> list[Path]:
-    """The configs of the project, from where the user is."""
+    """The provided configs, relative to the working directory if possible."""
     found = sorted((Path(__file__).resolve().parents[2] / "configs").glob(f"{folder}/[a-z]*.py"))
     return [p.relative_to(Path.cwd()) if p.is_relative_to(Path.cwd()) else p for p in found]
 
@@ -206,7 +205,7 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
             value = OPERATORS[type(node.op)](left, right)
         except (ArithmeticError, ValueError) as error:
             raise NotPlain(str(error)) from None
-        # squared line after line it would fill the memory
+        # Repeated squaring would fill the memory.
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise NotPlain("the number is too large")
         return value
@@ -214,7 +213,7 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
 
 
 def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
-    """With // comments and a comma before a closing bracket, as editors accept them."""
+    """Parse JSON with // comments and trailing commas."""
     duplicates: list[str] = []
 
     def pairs(items: list[tuple[str, Any]]) -> Record:
@@ -244,7 +243,7 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
         return {}, [
             Problem(
                 "config.no_object",
-                f"{name}: holds a {type(value).__name__}",
+                f"{name}: {kind(value)} instead of an object",
                 'one object such as {"depth": 12}',
             )
         ]

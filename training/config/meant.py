@@ -1,7 +1,7 @@
-"""What an unknown name or a wrong value may have meant: another tool's name for a field, or a near
-spelling whose type fits.
+"""Suggestions for unknown names and invalid values: names used by other tools, or similar spellings
+of a matching type.
 
-One place for flags, keys of config files and DUET_ variables.
+Shared by flags, config file keys and DUET_ variables.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DEFAULT = Sizes(8, 1536, 2, 24576, 0, 12)
 
 @dataclass(frozen=True)
 class Meant:
-    """`changes`: what to write instead, best first; empty where nothing is near. `why`: for the
-    first line."""
+    """`changes`: suggested replacements, best first; `why`: explanation for the first line of the
+    problem."""
 
     changes: tuple[Changes, ...] = ()
     why: str = ""
@@ -45,8 +45,8 @@ def name(
     actions: tuple[str, ...] = (),
     dashes: str = "",
 ) -> Meant:
-    """`typed`: an unknown name. `text`: its value as text; None: it has none. `actions`: other
-    names that are known. `dashes`: before a field's name in a sentence."""
+    """Suggestions for the unknown name `typed`. `text`: its value as text, None without one;
+    `actions`: other known names; `dashes`: prefix of field names in sentences."""
     row = row_of(typed)
     if row is not None and not (text is None and row.example):
         found = _foreign(row, "true" if text is None else text, fields, sizes, dashes)
@@ -56,7 +56,7 @@ def name(
         return Meant((), _target(row, fields, dashes, exact=True), _allowed(row, fields))
     plain = typed.replace("-", "_").lower().rpartition(".")[2]
     if SECRET.search(plain):
-        return Meant()  # its value is repeated nowhere
+        return Meant()  # never repeat its value
     fitting = [n for n in suggest(plain, [*fields, *actions]) if fits(n, text, fields)]
     if not fitting and text is not None and (spelled := suggest(plain, list(NAMES), 0.8)[:1]):
         return _foreign(NAMES[spelled[0]], text, fields, sizes, dashes) or Meant()
@@ -65,7 +65,7 @@ def name(
 
 
 def fits(field: str, text: str | None, fields: Known) -> bool:
-    """Could this be the field's value? A bool alone needs none."""
+    """Whether `text` is a valid value of the field; None is valid only for a bool."""
     if field not in fields:
         return True  # an action
     if text is None:
@@ -74,7 +74,7 @@ def fits(field: str, text: str | None, fields: Known) -> bool:
 
 
 def _foreign(row: Foreign, text: str, fields: Known, sizes: Sizes, dashes: str) -> Meant | None:
-    """None: the row is about fields that this task does not have."""
+    """Suggestions from a row of foreign_names; None if the task lacks its fields."""
     if row.to and not any(field in fields or field == RANKS for field in row.to):
         return None
     changes = row.translate(text, sizes)
@@ -93,10 +93,10 @@ def _foreign(row: Foreign, text: str, fields: Known, sizes: Sizes, dashes: str) 
 
 
 def _target(row: Foreign, fields: Known, dashes: str, exact: bool) -> str:
-    """Where Duet has it. `exact`: it is the same thing."""
+    """The corresponding fields as text. `exact`: a single one with the same meaning."""
     known = ", ".join(f"{dashes}{n}" for n in row.to if n in fields)
     if exact:
-        return "; ".join(filter(None, (f"in Duet it is {known}" if known else "", row.note)))
+        return "; ".join(filter(None, (f"use {known}" if known else "", row.note)))
     return "; ".join(filter(None, (row.note, f"see {known}" if known else "")))
 
 
@@ -105,7 +105,7 @@ def _allowed(row: Foreign, fields: Known) -> str:
 
 
 def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
-    """(values near to the wrong one, best first, as text; a note on the first)."""
+    """(suggested values as text, best first; a note on the first)."""
     text = as_text(raw).strip()
     meta, word = fields[field].metadata, text.lower()
     found = (
@@ -116,8 +116,7 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if field == "device" and re.fullmatch(r"(cuda|gpu):[\d,]+", word):
         return (
             ["cuda"],
-            f"every rank takes one GPU; the variable CUDA_VISIBLE_DEVICES={word.partition(':')[2]} "
-            f"would choose which",
+            f"every rank uses one GPU, selected by CUDA_VISIBLE_DEVICES={word.partition(':')[2]}",
         )
     if meta["choices"] or meta["words"]:
         found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
@@ -129,7 +128,7 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
 
 
 def _numbers(text: str, meta: Any, wanted: str) -> list[str]:
-    """The number that a person means by 64K, 1e5, 12.5, 4,096 or -1, in the field's range."""
+    """Numbers in the range of the field for text such as 64K, 1e5, 12.5, 4,096 or -1."""
     if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
         return [text.replace(",", "")]
     match = re.fullmatch(
@@ -154,8 +153,8 @@ def _numbers(text: str, meta: Any, wanted: str) -> list[str]:
 
 
 def line(names: Changes, origin: str, fields: Known) -> str:
-    """What to write in a config file in place of what is at `origin`: file:line of a .py file, or
-    file: 'key' of a JSON file."""
+    """The replacement for a line of a config file. `origin`: file:line of a .py file, or file:
+    'key' of a JSON file."""
     values = {field: convert(field, text, True, fields)[0] for field, text in names.items()}
     where = origin.removeprefix("from ")
     if re.search(r"\.py:\d+$", where):
@@ -165,7 +164,7 @@ def line(names: Changes, origin: str, fields: Known) -> str:
             ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items())
             + f"   in {where}"
         )
-    return flags_of(names)  # an option file has names of its own: a flag wins over it
+    return flags_of(names)  # an option file uses other names: suggest a flag, which overrides it
 
 
 def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
@@ -182,7 +181,7 @@ def sizes_of(config: Config, ranks: int, runs: tuple[str, ...] = ()) -> Sizes:
 
 
 def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
-    """The sizes after these changes."""
+    """`sizes` with these changes applied."""
     known: FieldValues = {
         n: int(v) for n, v in changes.items() if n in Sizes.__dataclass_fields__ and v.isdecimal()
     }
@@ -192,5 +191,5 @@ def with_changes(sizes: Sizes, changes: Changes) -> Sizes:
 
 
 def flags_of(changes: Changes) -> str:
-    """As flags to paste."""
+    """The changes as flags, quoted for the shell."""
     return " ".join(f"--{n}" + (f"={shlex.quote(v)}" if v else "") for n, v in changes.items())

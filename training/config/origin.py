@@ -1,4 +1,4 @@
-"""Where a value came from: a text for people that keeps what a program needs to know."""
+"""Origin of a value: display text with machine-readable attributes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ DEFAULT, FLAG, VARIABLE, FILE = "default", "flag", "variable", "file"
 
 
 class Origin(str):
-    """Reads and is written as its text. `source`: FLAG, VARIABLE or FILE; `name`: the flag or
-    variable as typed."""
+    """`source`: FLAG, VARIABLE or FILE; `name`: the flag or variable as typed. Stored as its
+    text."""
 
     source: str
     name: str
@@ -19,5 +19,5 @@ class Origin(str):
 
 
 def asked_for(origin: str) -> bool:
-    """Does this very command say it, by a flag or a variable?"""
+    """Whether a flag or variable of this command sets the value."""
     return isinstance(origin, Origin) and origin.source in (FLAG, VARIABLE)

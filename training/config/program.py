@@ -1,5 +1,4 @@
-"""Is a `.py` file a program, given where a config belongs? Then one answer helps more than a
-problem for each of its lines."""
+"""Detection of a program passed as a config, to report one problem instead of one per line."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ STEPS = (ast.For, ast.While, ast.With, ast.Try)
 
 
 def kind(path: Path, fields: Iterable[str]) -> str:
-    """CONFIG also for what cannot be read or is no Python: reading it as a config reports why.
-    `fields`: what a config may assign."""
+    """CONFIG, PROGRAM or TASK. Unreadable files and invalid Python are CONFIG: the config reader
+    reports the reason. `fields`: names that a config may assign."""
     try:
         body = ast.parse(path.read_bytes()).body if path.suffix == ".py" else []
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""Merge: flag > environment > resumed run > config file > default; every value typed, in range and
-with its origin."""
+"""Merge of all sources: flag > environment > resumed run > config file > default; every value is
+converted, range-checked and has an origin."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 PREFIX = "DUET_"
-# Variables with our prefix that are no fields: how the parts of the product talk to each other, and
-# to tests.
+# Variables with the prefix that are not fields: internal communication and tests.
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
     *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT"),
@@ -31,9 +30,9 @@ INTERNAL = {
 @dataclass
 class Resolved:
     config: Config
-    origins: dict[str, str]  # field → where its value came from
+    origins: dict[str, str]  # field → origin of its value
     problems: list[Problem] = field(default_factory=list)
-    options: FieldValues = field(default_factory=dict)  # of a task of its own
+    options: FieldValues = field(default_factory=dict)  # task-specific fields
 
 
 def resolve(
@@ -43,8 +42,8 @@ def resolve(
     resumed: Values | None = None,
     fields: Known = FIELDS,
 ) -> Resolved:
-    """The configuration, with all problems of all sources; a field with a problem keeps its
-    default. `fields`: those that the task has."""
+    """The configuration, with all problems of all sources; an invalid field keeps its default.
+    `fields`: those of the task."""
     problems: list[Problem] = []
     values: FieldValues = {}
     origins = dict.fromkeys(fields, DEFAULT)
@@ -60,7 +59,7 @@ def resolve(
             problems.append(_wrong_value(name, raw, origin, problem, fields))
         else:
             values[name], origins[name] = value, origin
-    # What a task does not have keeps its default here, and stands in no plan.
+    # Fields that the task does not have keep their defaults and are not in the plan.
     origins = dict.fromkeys(FIELDS, DEFAULT) | origins
     config = Config(
         **{name: value for name, value in values.items() if fields[name] is FIELDS.get(name)}
@@ -75,7 +74,7 @@ def resolve(
                 "config.workers_conflict",
                 f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 "
                 f"({origins['num_workers']})",
-                "persistent_workers needs workers",
+                "at least 1 worker with persistent_workers",
                 ["--num_workers=2", "--persistent_workers=false"],
                 "persistent_workers",
             )
@@ -102,7 +101,7 @@ def resolve(
                 "config.schedule_ratios",
                 f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio "
                 f"{config.warmdown_ratio} "
-                f"({origins['warmdown_ratio']}) is more than the whole run",
+                f"({origins['warmdown_ratio']}) exceeds 1",
                 "a sum of at most 1",
                 field="warmup_ratio",
             )
@@ -118,8 +117,8 @@ def _lookup(
     environ: Mapping[str, str],
     resumed: Values,
 ) -> tuple[Any, Origin, bool] | None:
-    """(value, origin, is it text to be parsed) from the source that wins, or None for the
-    default."""
+    """(value, origin, whether it is text to parse) from the source with the highest precedence;
+    None: the default."""
     if name in line.flags:
         text, typed = line.flags[name]
         return text, Origin(f"from {typed} on the command line", FLAG, typed), True
@@ -147,7 +146,7 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
 
 
 def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
-    """Of a config file."""
+    """The problem of an unknown key in a config file."""
     from training.config import meant
 
     if name in FIELDS:
@@ -167,7 +166,7 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
     return Problem(
         "field.unknown",
         f"{name} is not a known field ({origin}){why}",
-        found.allowed or "a field that --help lists",
+        found.allowed or "a field listed by --help",
         fixes,
     )
 
@@ -185,7 +184,7 @@ def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
     why = f": {found.why}" if found.why else ""
     return Problem(
         "environment.unknown_field",
-        f"{variable} is in the environment but sets no field{why}",
+        f"{variable} is set in the environment but matches no field{why}",
         found.allowed,
         [*fixes, f"unset {variable}"],
     )

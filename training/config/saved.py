@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 SUFFIXES = (".py", ".json")
-EACH_START = ("resume", "run_name", "node_rank")  # belong to one start, or to one machine
+EACH_START = ("resume", "run_name", "node_rank")  # specific to a start or a machine
 
 
 def problems(path: Path) -> list[Problem]:
@@ -43,8 +43,7 @@ def problems(path: Path) -> list[Problem]:
 
 
 def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> FieldValues:
-    """What is written: everything that a resumed run would keep, and of what belongs to each start
-    only what is not the default."""
+    """The values to write: all that a resumed run keeps, and other ones that are not default."""
 
     def kept(name: str) -> bool:
         return name not in EACH_START and (
@@ -55,7 +54,7 @@ def chosen(values: Mapping[str, Any], origins: Mapping[str, str]) -> FieldValues
 
 
 def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Problem]:
-    """Returns what hinders it. A file of the same content stays."""
+    """Write the file and return the problems. An existing file with the same content is kept."""
     text = _json(values, origins) if path.suffix == ".json" else _python(values, origins)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -65,7 +64,7 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
             free = next(
                 p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists()
             )
-            what = f"--save_config is {str(path)!r}: it exists, with other content"
+            what = f"--save_config is {str(path)!r}: the file exists with different content"
             return [
                 Problem(
                     "save_config.exists",
@@ -78,8 +77,8 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
         return [
             Problem(
                 "output.unwritable",
-                f"--save_config is {str(path)!r}: it cannot be written: {error.strerror}",
-                "a file that can be written",
+                f"--save_config is {str(path)!r}: the file cannot be written: {error.strerror}",
+                "a writable file",
             )
         ]
     return []
@@ -90,7 +89,7 @@ def _origin(name: str, origins: Mapping[str, str]) -> str:
 
 
 def _python(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    head = '"""Saved configuration: the origin of each value is behind it."""\n\n'
+    head = '"""Saved configuration, with the origin of each value."""\n\n'
     return head + "".join(
         f"{name} = {value!r}  # {_origin(name, origins)}\n" for name, value in values.items()
     )

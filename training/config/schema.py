@@ -1,8 +1,7 @@
-"""Every configuration field: its default, unit, scope and range. Defaults stand here and nowhere
-else.
+"""Configuration fields: default, unit, scope and range. Defaults are defined here only.
 
-The defaults are those of configs/dual_gpu/conservative.py, so that the enhanced script works
-without a config file.
+They match configs/dual_gpu/conservative.py, so that the enhanced script works without a config
+file.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def option(
     env: str = "",
     own: bool = False,
 ) -> Any:
-    """A field: `unit` says unit and scope, `low`/`high` are inclusive, `words` are allowed beside
-    the type (auto, none), `env` is an environment variable of other tools that sets it too (besides
-    DUET_<FIELD>); `own`: of the default task alone."""
+    """A field. `unit`: unit and scope; `low`, `high`: inclusive range; `words`: allowed words
+    besides the type (auto, none); `env`: environment variable of another tool that also sets it
+    (besides DUET_<FIELD>); `own`: of the default task only."""
     meta = {"group": group, "help": help, "unit": unit, "low": low, "high": high, "own": own}
     return field(default=default, metadata={**meta, "choices": choices, "words": words, "env": env})
 
@@ -58,7 +57,7 @@ class Config:
     task: str = option(
         "gpt",
         "model",
-        "what is trained: gpt, video_restoration, or a .py file of your own (docs/tasks.md)",
+        "gpt, video_restoration, or a .py file with your own task (docs/tasks.md)",
         unit="path",
     )
     depth: int = option(
@@ -76,7 +75,7 @@ class Config:
     dropout: float = option(
         0.0,
         "model",
-        "share of each block's output that is dropped while training",
+        "dropout of the output of each block",
         unit="fraction",
         low=0,
         high=0.9,
@@ -86,7 +85,8 @@ class Config:
     device_batch_size: int | str = option(
         8,
         "batch",
-        "micro-batch of one rank; auto: the largest that divides and fits",
+        "micro-batch of one rank; auto: the largest that divides total_batch_size and fits into "
+        "memory",
         unit="sequences per rank",
         low=1,
         high=1 << 20,
@@ -95,8 +95,8 @@ class Config:
     total_batch_size: int = option(
         24576,
         "batch",
-        "batch of one optimizer step, reached by gradient accumulation (other tasks than gpt: one "
-        "micro-batch of all ranks)",
+        "batch of one optimizer step, by gradient accumulation (default of tasks other than gpt: "
+        "one micro-batch of all ranks)",
         unit="tokens (other tasks: samples), all ranks",
         low=1,
         high=1 << 40,
@@ -104,8 +104,8 @@ class Config:
     activation_checkpointing: int | str = option(
         "auto",
         "batch",
-        "blocks whose activations are computed again in the backward pass; auto: as many as the "
-        "memory asks for",
+        "blocks whose activations are recomputed in the backward pass; auto: only as many as "
+        "needed to fit into memory",
         unit="blocks",
         low=0,
         high=256,
@@ -115,7 +115,8 @@ class Config:
     loss_chunks: int | str = option(
         "auto",
         "batch",
-        "parts in which logits and loss are computed; auto: as many as the memory asks for",
+        "parts in which logits and loss are computed; auto: only as many as needed to fit into "
+        "memory",
         unit="parts of a micro-batch",
         low=1,
         high=1 << 12,
@@ -124,29 +125,28 @@ class Config:
     )
 
     num_iterations: int = option(
-        0, "duration", "stop after this many optimizer steps; 0: by epochs", unit="steps", low=0
+        0, "duration", "stop after this many optimizer steps; 0: no limit", unit="steps", low=0
     )
     num_epochs: int = option(
         0,
         "duration",
-        "stop after this many passes over the data; 0: by iterations, or one pass if both are 0",
+        "stop after this many passes over the data; 0: no limit, or one pass if num_iterations is "
+        "0 too",
         unit="epochs",
         low=0,
     )
     eval_every: int = option(
-        250, "duration", "validation every so often, and at the end; 0: never", unit="steps", low=0
+        250, "duration", "interval of evaluations (also at the end); 0: never", unit="steps", low=0
     )
     eval_tokens: int = option(
         131072,
         "duration",
-        "validation tokens per evaluation, at most",
+        "maximum number of validation tokens per evaluation",
         unit="tokens, all ranks",
         low=1,
         own=True,
     )
-    log_every: int = option(
-        10, "duration", "print a progress line every so often", unit="steps", low=1
-    )
+    log_every: int = option(10, "duration", "interval of progress lines", unit="steps", low=1)
     sample_tokens: int = option(
         256,
         "duration",
@@ -159,7 +159,7 @@ class Config:
     optimizer: str = option(
         "muon",
         "optimizer",
-        "of the blocks' matrices; everything else has AdamW",
+        "optimizer of the weight matrices of the blocks; other parameters use AdamW",
         choices=("muon", "adamw"),
         unit="all ranks",
         own=True,
@@ -167,7 +167,7 @@ class Config:
     matrix_lr: float | str = option(
         "auto",
         "optimizer",
-        "peak learning rate of the blocks' matrices; auto: by the optimizer",
+        "peak learning rate of the weight matrices; auto: depends on the optimizer",
         unit="per step",
         low=0,
         words=AUTO,
@@ -180,45 +180,45 @@ class Config:
         0.008, "optimizer", "peak learning rate of the output head", unit=RATE, low=0, own=True
     )
     weight_decay: float = option(
-        0.0, "optimizer", "decoupled weight decay of the blocks' matrices", low=0, high=1, own=True
+        0.0, "optimizer", "decoupled weight decay of the weight matrices", low=0, high=1, own=True
     )
     grad_clip: float = option(
-        1.0, "optimizer", "largest global gradient norm; 0: no clipping", low=0
+        1.0, "optimizer", "maximum global gradient norm; 0: no clipping", low=0
     )
     warmup_ratio: float = option(
-        0.02, "optimizer", "share of the steps for linear warm-up", unit="fraction", low=0, high=1
+        0.02, "optimizer", "share of steps for linear warm-up", unit="fraction", low=0, high=1
     )
     warmdown_ratio: float = option(
         0.7,
         "optimizer",
-        "share of the steps for linear decay at the end",
+        "share of steps for linear decay at the end",
         unit="fraction",
         low=0,
         high=1,
     )
     final_lr_frac: float = option(
-        0.05, "optimizer", "learning rate at the end", unit="fraction of the peak", low=0, high=1
+        0.05, "optimizer", "final learning rate", unit="fraction of the peak", low=0, high=1
     )
 
     data: str = option(
         "stdlib",
         "data",
-        "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the Python "
-        "standard library's sources",
+        "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the source "
+        "code of the Python standard library",
         unit="path",
         own=True,
     )
     text_field: str = option(
         "text",
         "data",
-        "the key or column that holds the text in .jsonl and .parquet",
+        "key or column of the text in .jsonl and .parquet files",
         unit="name",
         own=True,
     )
     encoding: str = option(
         "utf-8",
         "data",
-        "of the text files that are not UTF-8: gbk, big5, latin-1, utf-16, …",
+        "encoding of text files that are not UTF-8: gbk, big5, latin-1, utf-16, …",
         unit="name",
         own=True,
     )
@@ -232,7 +232,7 @@ class Config:
     vocab_size: int = option(
         8192,
         "data",
-        "tokens of a bpe tokenizer that is trained",
+        "size of a bpe tokenizer trained on the data",
         unit="tokens",
         low=258,
         high=1 << 20,
@@ -241,23 +241,23 @@ class Config:
     num_workers: int = option(
         0, "data", "data-loader processes", unit="processes per rank", low=0, high=256
     )
-    persistent_workers: bool = option(False, "data", "keep the workers from one epoch to the next")
+    persistent_workers: bool = option(False, "data", "keep the workers between epochs")
 
     find_unused_parameters: bool = option(
-        False, "distributed", "DDP looks for parameters without gradient at each step"
+        False, "distributed", "DDP searches for parameters without gradients in each step"
     )
     debug_ddp: bool = option(
-        False, "distributed", "every rank's part of the data and of each inspected step is shown"
+        False, "distributed", "show the data share of every rank and each inspected step"
     )
     inspect_every: int = option(
         100,
         "distributed",
-        "parameters are proven equal on all ranks every so often; 0: never",
+        "interval of checks that all ranks have equal parameters; 0: never",
         unit="steps",
         low=0,
     )
     use_static_graph: bool = option(
-        False, "distributed", "DDP may assume the same graph at each step"
+        False, "distributed", "DDP may assume the same graph in each step"
     )
 
     device: str = option(
@@ -268,61 +268,63 @@ class Config:
         unit="all ranks",
     )
     precision: str = option(
-        "auto", "compute", "auto: bf16 where the hardware has it", choices=("auto", "bf16", "fp32")
+        "auto",
+        "compute",
+        "auto: bf16 if the hardware supports it",
+        choices=("auto", "bf16", "fp32"),
     )
     compile: str = option(
         "auto",
         "compute",
-        "torch.compile; auto: on a GPU only",
+        "torch.compile; auto: only on a GPU",
         choices=("auto", "1", "0"),
         env="TORCH_COMPILE",
     )
     seed: int = option(1337, "compute", "initial weights and data order", low=0, high=(1 << 63) - 1)
 
     run_name: str = option("", "run", "name of the run directory; empty: config name and time")
-    out_dir: str = option("experiments", "run", "where run directories are made", unit="path")
-    log_dir: str = option("logs", "run", "where <script>_<time>.log files are made", unit="path")
+    out_dir: str = option("experiments", "run", "folder of the run directories", unit="path")
+    log_dir: str = option("logs", "run", "folder of the <script>_<time>.log files", unit="path")
     save_every: int = option(
         500,
         "run",
-        "checkpoint every so often, and at the end; 0: only at the end",
+        "interval of checkpoints (also at the end); 0: only at the end",
         unit="steps",
         low=0,
     )
     keep_checkpoints: int = option(
-        2, "run", "older checkpoints are removed", unit="checkpoints", low=1
+        2, "run", "number of checkpoints to keep", unit="checkpoints", low=1
     )
     resume: str = option(
         "",
         "run",
-        "continue this run: a run directory, its name, or latest (the newest unfinished one, of "
+        "resume this run: a run directory, its name, or latest (the newest unfinished one, of "
         "CONFIG if given)",
         unit="path",
     )
     hang_timeout: int = option(
         60,
         "run",
-        "a phase that takes longer than this, and 5 times longer than usual, is a hang; 0: never",
+        "a phase that takes longer than this and 5 times longer than usual is a hang; 0: never",
         unit="seconds",
         low=0,
     )
     retries: int | str = option(
         "auto",
         "run",
-        "after a failure of the machine, start again from the last checkpoint, so many times in a "
-        "row without progress; "
-        "auto: 2 in train_dual_gpu_enhanced.sh, else 0",
+        "maximum number of restarts from the last checkpoint after failures of the machine, in a "
+        "row without progress; auto: 2 in train_dual_gpu_enhanced.sh, else 0",
         unit="restarts",
         low=0,
         high=100,
         words=AUTO,
     )
 
-    use_dummy_wandb: bool = option(False, "tracking", "W&B is not imported at all")
+    use_dummy_wandb: bool = option(False, "tracking", "do not import W&B")
     wandb_mode: str = option(
         "auto",
         "tracking",
-        "auto: online when logged in, else disabled",
+        "auto: online if logged in, else disabled",
         choices=("auto", "online", "offline", "disabled"),
         env="WANDB_MODE",
     )
@@ -335,11 +337,11 @@ class Config:
         env="WANDB_RUN",
     )
     tensorboard: bool = option(True, "tracking", "TensorBoard files in the run directory")
-    report: bool = option(True, "tracking", "report.html in the run directory at the end")
+    report: bool = option(True, "tracking", "write report.html to the run directory at the end")
     notify: str = option(
         "",
         "tracking",
-        "run at the end of the run, however it has ended; what happened is in DUET_TEXT and on "
+        "command to execute when the run ends or fails; it gets the result in DUET_TEXT and on "
         "standard input",
         unit="shell command",
     )
@@ -347,7 +349,7 @@ class Config:
     launcher: str = option(
         "auto",
         "launch",
-        "auto: what the environment says, else spawn; spawn, torchrun: start ranks here; env, "
+        "auto: detected from the environment, else spawn; spawn, torchrun: start ranks here; env, "
         "slurm: this process is a rank",
         choices=("auto", "spawn", "torchrun", "env", "slurm"),
         unit="this process",
@@ -355,21 +357,21 @@ class Config:
     nnodes: int = option(
         1,
         "launch",
-        "machines that train together, each started by hand",
+        "number of machines, each started by hand",
         unit="machines",
         low=1,
         high=4096,
     )
     node_rank: int = option(
-        0, "launch", "which of them this one is", unit="this machine", low=0, high=4095
+        0, "launch", "index of this machine, from 0", unit="this machine", low=0, high=4095
     )
     master_addr: str = option(
-        "", "launch", "address or name of machine 0, as the others reach it", unit="all machines"
+        "", "launch", "address or name of machine 0, reachable by the others", unit="all machines"
     )
     master_port: int = option(
         0,
         "launch",
-        "port of the ranks' meeting point; 0: any free one, on several machines 12355",
+        "rendezvous port of the ranks; 0: any free one, 12355 with several machines",
         unit="TCP port",
         low=0,
         high=65535,
@@ -377,15 +379,14 @@ class Config:
     rendezvous_timeout: int = option(
         300,
         "launch",
-        "how long machines wait for each other; who is missing is said after 5 s",
+        "how long machines wait for each other; missing ones are reported after 5 s",
         unit="seconds",
         low=1,
     )
     libuv: str = option(
         "auto",
         "launch",
-        "server of the ranks' meeting point; auto: torch's own answer, so that a build without "
-        "libuv trains too",
+        "TCPStore backend: 1 with, 0 without libuv; auto: libuv if the torch build supports it",
         choices=("auto", "1", "0"),
         unit="all ranks",
         env="USE_LIBUV",
@@ -393,12 +394,12 @@ class Config:
     debug: bool = option(
         False,
         "launch",
-        "NCCL and torch.distributed debug output for this run; DUET_DEBUG=1 traces the shell too",
+        "debug output of NCCL and torch.distributed; DUET_DEBUG=1 traces the shell too",
     )
     inject: str = option(
         "",
         "launch",
-        "inject a fault (CONTRIBUTING.md); list shows every fault",
+        "inject a fault (CONTRIBUTING.md); list: show all faults",
         unit="FAULT@key=value,…",
     )
 
@@ -407,26 +408,25 @@ FIELDS = {f.name: f for f in fields(Config)}
 
 
 def shared(name: str) -> bool:
-    """Does every task have this field, and not the default one alone?"""
+    """Whether every task has this field."""
     return not FIELDS[name].metadata["own"]
 
 
 def of_the_run(name: str) -> bool:
-    """Does a resumed run keep this? Where its folders are and how it is launched belongs to each
-    start."""
+    """Whether a resumed run keeps this field; folders and launch settings belong to each start."""
     return (
         name not in ("resume", "out_dir", "log_dir") and FIELDS[name].metadata["group"] != "launch"
     )
 
 
 def kind(name: str, known: Known = FIELDS) -> str:
-    """The type of a field as a word: int, float, bool or str (words beside it are in the metadata).
-    `known`: with a task's own."""
+    """The type of a field: int, float, bool or str (additional words are in the metadata).
+    `known`: fields, including those of the task."""
     return str(known[name].type).split(" ", 1)[0]
 
 
 def describe(name: str, known: Known = FIELDS) -> str:
-    """What a field accepts, for people: 'a whole number from 1, or auto (sequences per rank)'."""
+    """Allowed values of a field: 'a whole number from 1, or auto (sequences per rank)'."""
     meta = known[name].metadata
     if meta["choices"]:
         text = "one of " + ", ".join(meta["choices"])

@@ -1,5 +1,5 @@
-"""Is there a secret in a command that everybody can read: in plan.json, in the log, in the list of
-processes?"""
+"""Detection of secrets in the --notify command, which is visible in plan.json, the log and the
+process list."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from training.core.redact import (
     WEBHOOK,
 )
 
-# What the shell puts in itself when the command runs: $NAME, ${NAME…}, $(cat file), `cat file`.
+# Expansions by the shell: $NAME, ${NAME…}, $(cat file), `cat file`.
 FILLED_IN = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^)]*\)|`[^`]*`")
 MARK = "$V"
 HARMLESS = re.compile(r"""["']?(?:(?:Bearer|Basic|token)\s*)?(?:\$V\S{0,2}|)["']?""", re.IGNORECASE)
-# Addresses whose path alone lets everybody in, beside those of training.core.redact.
+# Addresses whose path is the secret, besides those of training.core.redact.
 OPEN_ADDRESS = re.compile(
     r"https?://[^\s\"']*?(?:/(?:web)?hooks?/|/services/|/bot|(?<=//)api\.day\.app/|/with/key/)[^\s\"'$/?]{8,}"
 )
@@ -30,39 +30,38 @@ LOGIN = re.compile(
 )
 FIX = (
     """--notify='curl -H "Authorization: Bearer $NTFY_TOKEN" …'   """
-    "# after: export NTFY_TOKEN=…; mind the single quotes"
+    "# after: export NTFY_TOKEN=…; note the single quotes"
 )
 
 
 def problems(command: str, origin: str) -> list[Problem]:
-    """One when something in `command` looks like a key, a password or an address that is one."""
+    """One problem if `command` contains what looks like a key, a password or a secret address."""
     found = first(command)
     if not found:
         return []
     what = (
-        f"notify ({origin}) holds what looks like a secret, {found}: plan.json, the log and "
-        f"the "
-        f"list of processes would show it"
+        f"notify ({origin}) contains what looks like a secret, {found}: plan.json, the log and the "
+        f"process list would show it"
     )
     return [
         Problem(
             "secret.in_config",
             what,
-            "secrets in variables, that the command names in single quotes",
+            "secrets in environment variables, referenced in single quotes",
             [FIX],
         )
     ]
 
 
 def first(command: str) -> str:
-    """How the first secret can be recognised, without showing it; '' when there is none."""
+    """Description of the first secret without its value; '' if there is none."""
     text = FILLED_IN.sub(MARK, command)
     for found in NAMED_SECRET.finditer(text):
         name, value = found[1].strip(" \t\"'=:;|&("), found[2]
-        # 'the key turned out …' is a sentence
-        says_so = any(c in found[1] for c in "=:") or name.startswith("-")
+        # 'the key turned out …' is a sentence.
+        assigned = any(c in found[1] for c in "=:") or name.startswith("-")
         if (
-            says_so
+            assigned
             and not HARMLESS.fullmatch(value)
             and not name.lower().endswith(("file", "path"))
         ):
@@ -76,11 +75,11 @@ def first(command: str) -> str:
     for pattern in (WEBHOOK, OPEN_ADDRESS):
         for found in pattern.finditer(text):
             if MARK not in found[0]:
-                return "an address that anybody who knows it can post to"
+                return "an address that allows posting without a password"
     if CLOUD_KEY.search(text) or IDENTITY.search(text):
-        return "a key by its form"
+        return "text in the format of a key"
     return (
-        "a key by its form"
+        "text in the format of a key"
         if any(SECRET_VALUE.search(word[0]) for word in LONG_WORD.finditer(text))
         else ""
     )

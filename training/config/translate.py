@@ -1,5 +1,4 @@
-"""How a value of another tool becomes one of ours: the functions behind
-training/config/foreign_names.py."""
+"""Conversion of other tools' values to Duet fields, for training/config/foreign_names.py."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "none", "n
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a translation may depend on: the run as it would be without the foreign name."""
+    """Inputs of a translation: the run without the foreign name."""
 
     device_batch_size: int
     max_seq_len: int
@@ -24,7 +23,7 @@ class Sizes:
     total_batch_size: int
     num_iterations: int
     depth: int
-    runs: tuple[str, ...] = ()  # that may be resumed, newest first
+    runs: tuple[str, ...] = ()  # resumable runs, newest first
 
 
 Translate = Callable[[str, Sizes], Changes | None]  # None: this value has no equivalent
@@ -35,7 +34,7 @@ def same(field: str) -> Translate:
 
 
 def count(field: str) -> Translate:
-    """A whole number; other tools switch off by -1, and take 3.0 for 3."""
+    """A whole number; other tools use -1 for off and accept 3.0 for 3."""
 
     def translate(text: str, _: Sizes) -> Changes | None:
         if text == "-1":
@@ -46,7 +45,7 @@ def count(field: str) -> Translate:
 
 
 def words(table: Mapping[str, Changes | None], otherwise: Translate | None = None) -> Translate:
-    """By a word; a switch without a value is "true"."""
+    """Translation by a table of words; a switch without a value is "true"."""
 
     def translate(text: str, sizes: Sizes) -> Changes | None:
         word = text.lower()
@@ -57,7 +56,7 @@ def words(table: Mapping[str, Changes | None], otherwise: Translate | None = Non
 
 
 def switch(on: Changes | None, off: Changes | None = None) -> Translate:
-    """`off`: nothing to change, unless given."""
+    """Translation of a switch; `off`: no change by default."""
     return words({"true": on, "false": off or {}})
 
 
@@ -83,7 +82,7 @@ def warmup(text: str, sizes: Sizes) -> Changes | None:
     number = _number(text)
     if number is None or number < 0:
         return None
-    if number < 1:  # Hugging Face: a share
+    if number < 1:  # Hugging Face: a fraction of the steps
         return {"warmup_ratio": text}
     return (
         {"warmup_ratio": f"{min(1.0, float(number) / sizes.num_iterations):.4g}"}
@@ -93,7 +92,7 @@ def warmup(text: str, sizes: Sizes) -> Changes | None:
 
 
 def ranks(text: str, _: Sizes) -> Changes | None:
-    """A number, or the indices of GPUs."""
+    """A number of processes, or GPU indices."""
     indices = text.strip("[]").replace(" ", "").split(",")
     if len(indices) > 1 and all(map(_whole, indices)):
         return {RANKS: str(len(indices)), "CUDA_VISIBLE_DEVICES": ",".join(indices)}
@@ -130,14 +129,14 @@ def endpoint(text: str, _: Sizes) -> Changes | None:
 
 
 def existing(field: str) -> Translate:
-    """A path, only if it exists: what other tools take here may be a name on a hub."""
+    """A path if it exists; other tools also accept names on a hub."""
     return lambda text, _: (
         {field: text} if text and os.path.exists(os.path.expanduser(text)) else None  # noqa: PTH111
     )
 
 
 def resume(text: str, sizes: Sizes) -> Changes | None:
-    """A run: by the path of a checkpoint in it, or the newest one."""
+    """The run of a checkpoint path, or the newest run."""
     named = next((run for run in sizes.runs if run in text.split("/")), "")
     if named:
         return {"resume": named}
@@ -151,7 +150,7 @@ def all_blocks(text: str, sizes: Sizes) -> Changes | None:
 
 
 def nothing(_text: str, _sizes: Sizes) -> Changes | None:
-    """Left out: Duet does it anyway, or decides it itself."""
+    """Omitted: Duet always does it or decides it."""
     return {}
 
 

@@ -1,2 +1,2 @@
-"""What every room needs: errors and exit codes, the log, the run directory and its records, the
+"""Shared by all packages: errors and exit codes, the log, the run directory and its records, the
 heartbeat, units, redaction."""

@@ -1,5 +1,5 @@
-"""A command line of a few flags, by a table: every command but training, whose flags are the fields
-of the configuration.
+"""Table-driven flag parser of every command except training, whose flags are the configuration
+fields.
 
 A flag is written --a-b=1, --a_b=1 or --a-b 1; a switch takes no value.
 """
@@ -22,9 +22,9 @@ Near = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Flag:
-    """`read`: the value of a text, ValueError where it is wrong; None: a switch. `allowed`: its
-    values, for people; `near`: values to try in place of a wrong one; `fixes`: other commands that
-    help; `bare`: the value where none is given, None: it has to be."""
+    """`read` converts text to a value and raises ValueError; None: a switch. `allowed`: valid
+    values, as shown in errors; `near`: suggested replacements for an invalid value; `fixes`: other
+    commands that help; `bare`: the value of a flag without one (None: a value is required)."""
 
     read: Callable[[str], Any] | None = None
     allowed: str = ""
@@ -37,7 +37,7 @@ SWITCH, TEXT = Flag(), Flag(str)
 
 
 def whole(low: int, high: int, usual: int, allowed: str = "", bare: int | None = None) -> Flag:
-    """A whole number; `usual`: what to try in place of something else."""
+    """A whole number; `usual`: the suggestion for anything that is not a number."""
 
     def read(text: str) -> int:
         if not is_whole(text) or not low <= int(text) <= high:
@@ -71,9 +71,7 @@ def seconds(low: float, high: float, usual: float, bare: float | None = None) ->
 
 def process_id() -> Flag:
     fixes = ("pgrep -af python   # all Python processes, with their pids",)
-    return Flag(
-        whole(1, (1 << 31) - 1, 1).read, "the number of a process of the training", fixes=fixes
-    )
+    return Flag(whole(1, (1 << 31) - 1, 1).read, "the PID of a training process", fixes=fixes)
 
 
 def one_of(*choices: str) -> Flag:
@@ -94,7 +92,7 @@ def is_whole(text: str) -> bool:
 
 @dataclass
 class Args:
-    """`values`: flag, with underscores, → its value; `words`: what is no flag."""
+    """`values`: flag name with underscores → value; `words`: positional arguments."""
 
     values: dict[str, Any] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
@@ -108,13 +106,13 @@ def parse(
     near: Near | None = None,
     positional: bool = True,
 ) -> Args:
-    """`flags`: by the name that people read. `near(unknown flag)`: which of them was meant, "" for
-    none; None leaves it among the words. `positional`: does the command take words? Problems are in
-    the answer."""
+    """`flags`: by the name shown in help. `near(unknown flag)`: the closest known flag, "" for
+    none; None keeps the word in `words`. `positional`: whether the command takes positional
+    arguments. Problems are returned, not raised."""
     near = near or partial(nearest, flags=flags)
     known = {name.replace("-", "_"): name for name in flags}
     args, rest = Args(), list(argv)
-    # word as typed, flag or "", the one that was meant, value
+    # word as typed, flag or "", closest known flag, value
     typed: list[tuple[str, str, str, str | None]] = []
     while rest:
         word = rest.pop(0)
@@ -188,7 +186,7 @@ def nearest(word: str, flags: Mapping[str, Flag]) -> str:
 def _unknown(
     word: str, text: str | None, near: str, flags: Mapping[str, Flag], command: str, again: str
 ) -> Problem:
-    # A flag whose value is missing would only lead to the next error.
+    # Suggesting a flag without its value would only cause the next error.
     fits = near and (text or not flags[near].read)
     fix = (
         f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"

@@ -1,17 +1,16 @@
-"""The course of a training, from any source: how many steps count, how many points a curve keeps,
-and their order statistics."""
+"""Window sizes, order statistics and downsampling for the curves of a training."""
 
 from __future__ import annotations
 
 import math
 
-SPEED_STEPS = 100  # step time and speed are those of so many last steps
-RATE_STEPS = 1000  # the time left follows from so many, evaluations and checkpoints among them
+SPEED_STEPS = 100  # last steps that step time and speed are computed from
+RATE_STEPS = 1000  # last steps that the ETA is computed from, with evaluations and checkpoints
 CURVE_POINTS = 4096
 
 
 def median(values: list[float]) -> float | None:
-    """Of sorted values."""
+    """The median of sorted values."""
     middle = len(values) // 2
     return (
         None
@@ -23,13 +22,13 @@ def median(values: list[float]) -> float | None:
 
 
 def percentile(values: list[float], percent: int) -> float | None:
-    """Of sorted values: the smallest that `percent` of them do not exceed."""
+    """The smallest of sorted values that `percent` of them do not exceed."""
     return values[max(0, math.ceil(len(values) * percent / 100) - 1)] if values else None
 
 
 def thin(values: list[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-    """At most `points` (last step, mean) over equal stretches of steps; NaN where any value of a
-    stretch is."""
+    """At most `points` pairs (last step, mean) over equal ranges of steps; NaN where a range
+    contains a NaN or infinite value."""
     if len(values) <= points:
         return values
     first, span = values[0][0], values[-1][0] - values[0][0] + 1

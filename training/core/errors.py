@@ -1,7 +1,7 @@
-"""Exit codes, and problems told to people: the value, where it came from, what is allowed, the
-command that fixes it.
+"""Exit codes, and user-facing problems: the value, its origin, what is allowed, the command that
+fixes it.
 
-Imports nothing of the project, so that every other module may use it.
+Imports no other module of the project, so that every module can use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a caller may rely on; EXIT_MEANING says it for people."""
+    """The stable exit codes; EXIT_MEANING describes them."""
 
     DONE = 0
     CONFIG = 2
@@ -23,40 +23,39 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-# How a rank ends after an exception; the supervisor reads the cause from the rank's error file. A
-# full disk has no room for that file, so it has a status of its own (EX_IOERR of sysexits.h).
+# Exit statuses of a rank after an exception; the supervisor reads the cause from the rank's error
+# file. A full disk has no room for that file, hence a separate status (EX_IOERR of sysexits.h).
 RANK_FAILED, RANK_DISK_FULL = 1, 74
 
 EXIT_MEANING = {
     Exit.DONE: "training finished",
-    Exit.CONFIG: "the configuration, the command line or the data is wrong; nothing was launched",
+    Exit.CONFIG: "invalid configuration, command line or data; nothing was launched",
     Exit.RESOURCES: "a resource is missing (GPU, memory, disk, port, folder): nothing was "
     "launched, or no checkpoint could be saved",
     Exit.TRAINING: "a rank failed; the cause is in the run's failure.json",
-    Exit.HANG: "no rank made progress; who was stuck is in the run's failure.json",
-    Exit.PREEMPTED: "stopped by TERM or USR1, checkpoint saved: run again with --resume",
+    Exit.HANG: "no rank made progress; the stuck rank is in the run's failure.json",
+    Exit.PREEMPTED: "stopped by TERM or USR1, checkpoint saved: resume with --resume",
     Exit.INTERRUPTED: "stopped by Ctrl-C",
 }
 
 
 class NothingToDo(Exception):
-    """What is asked for is done already: the answer is shown, nothing is launched, and the exit
-    status is 0."""
+    """The request needs no launch: print the answer and exit with status 0."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the user's input or machine. `code`: what it is for a program
-    (training.core.codes); `field`: the option that it is about, if it is one."""
+    """One error in the user's input or on the machine. `code`: for programs (training.core.codes);
+    `field`: the option concerned, '' for none."""
 
     code: str
     what: str  # the value and where it came from
-    allowed: str = ""  # what would be right
+    allowed: str = ""  # valid values
     fixes: list[str] = dataclasses.field(default_factory=list)  # commands to paste, best first
     field: str = ""
 
     def lines(self) -> list[str]:
-        """The problem as text: the first line says what, the others are indented below it."""
+        """The problem as text: one line that states it, the others indented below."""
         out = [self.what]
         if self.allowed:
             out.append(f"    allowed: {self.allowed}")
@@ -65,8 +64,8 @@ class Problem:
 
 
 class UserError(Exception):
-    """Problems that the user can fix; shown without a traceback, all of them at once.
-    `said_by_another`: every rank has them, and one of the others tells."""
+    """Problems that the user can fix; reported together, without a traceback. `said_by_another`:
+    every rank has the same problems and another rank reports them."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class UserError(Exception):
 
 
 class RunStopped(UserError):
-    """A run stops itself for lack of a resource. `closing`: what it leaves; `cause`: the operating
-    system's error."""
+    """A run stops itself because a resource is missing. `closing`: the last line of the report;
+    `cause`: the error of the operating system."""
 
     def __init__(self, problem: Problem, closing: str, cause: OSError) -> None:
         super().__init__(problem, Exit.RESOURCES)

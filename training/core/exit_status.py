@@ -1,4 +1,4 @@
-"""How a process ended, for people."""
+"""Exit status of a process as text."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def how(status: int) -> str:
         except ValueError:
             return f"killed by signal {-status}"
     if status == 0:
-        return "left with status 0 in the middle of the training"
-    return f"left with status {status}"
+        return "exited with status 0 in the middle of the training"
+    return f"exited with status {status}"

@@ -1,5 +1,5 @@
-"""Which run somebody means: a run directory, its name in experiments/, or the newest one. For every
-command that looks at runs."""
+"""Run lookup for every command that reads runs: a run directory, its name in experiments/, or the
+newest run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
 
 @dataclass(frozen=True)
 class RunSelector:
-    """How the command that asks speaks of it: `argument` as in its help, `named` before a run's
-    name, `newest` for the newest run."""
+    """How a command spells its run argument: `argument` as in its help, `named` before the name of
+    a run, `newest` for the newest run."""
 
     argument: str
     named: str
@@ -32,32 +32,32 @@ class RunSelector:
 
 
 def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
-    """None: the newest. Raises UserError."""
+    """The run named `wanted`; None: the newest run. Raises UserError."""
     if wanted is not None:
         return _named(wanted, experiments, asker)
     run = newest(experiments)
     if run is None:
         fixes = [FIRST_RUN, f"{asker.named}/another/folder/RUN"]
         raise UserError(
-            Problem("run.none", f"there is no run in {experiments} yet", "a run to look at", fixes)
+            Problem("run.none", f"there is no run in {experiments} yet", "an existing run", fixes)
         )
     return run
 
 
 def path_of(typed: str) -> Path:
-    """A path as typed, with `~`; that of an unknown user stays as it is, as in a shell."""
+    """A typed path with `~` expanded; `~` of an unknown user is kept, as in a shell."""
     return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
 def newest(experiments: Path) -> RunDir | None:
     try:
         return rundir.newest(experiments)
-    except OSError:  # removed while we looked
+    except OSError:  # removed during the search
         return None
 
 
 def is_run(run: RunDir) -> bool:
-    """Whether anything of a run is there: a run that lost its plan can still be looked at."""
+    """Whether `run` contains any file of a run; one without its plan can still be shown."""
     files = (
         run.plan,
         run.metrics,
@@ -74,7 +74,7 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     for path in (path_of(wanted), experiments / wanted):
         if is_run(RunDir(path)):
             return RunDir(path.absolute())
-    # Imported only when something is wrong: the first screen of the monitor comes sooner.
+
     names = [plan.parent.name for plan in experiments.glob("*/plan.json")]
     fixes = [
         asker.command(name) for name in suggest(wanted.rstrip("/").rsplit("/", 1)[-1], names)[:1]
@@ -82,11 +82,7 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     if is_run(RunDir(Path(wanted).parent)):  # one of its files was named
         fixes.insert(0, asker.command(str(Path(wanted).parent)))
     fixes.append(f"{asker.newest}   # the newest run" if names else FIRST_RUN)
-    there = (
-        "a folder, but without anything of a run"
-        if os.path.isdir(wanted)
-        else "no run directory there"
-    )
+    there = "a folder without any file of a run" if os.path.isdir(wanted) else "not a run directory"
     what = f"{asker.argument} is {wanted!r}: {there}"
     raise UserError(
         Problem(

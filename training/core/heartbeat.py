@@ -1,14 +1,14 @@
-"""What a rank is doing right now, in one small memory-mapped file: written in less than a
-microsecond, readable by any process.
+"""Heartbeat of a rank: its current phase in a small memory-mapped file, written in less than a
+microsecond and readable by any process.
 
-A reader never waits for the writer and the writer never for a reader. Two records are written in
-turn, each with a checksum: while one is being written the other is whole, also when the writer is
-preempted, stopped or killed in the middle, and in whatever order the hardware or `read()` moves the
-bytes. A reader takes the newest whole one.
+Reader and writer never wait for each other. Two records with checksums are written alternately:
+while one is being written the other is complete, even if the writer is preempted, stopped or
+killed halfway, and in whatever order the hardware or `read()` moves the bytes. A reader takes the
+newest complete record.
 
-The file stays after the run: it shows where each rank was at its end. After the records it holds
-how long every phase took so far, as one histogram each: the limit of a phase is computed from that
-(training.core.phase_timeouts).
+The file is kept after the run and shows where each rank ended. The records are followed by one
+histogram of durations per kind of phase, from which training.core.phase_timeouts computes the
+limit of a phase.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECORDS_AT = (64, 256)
 _pack_fields, _pack_record = _FIELDS.pack, _RECORD.pack_into  # bound: a beat is in every step
 _MAGIC, _VERSION = b"DUET", 3
 _HEADER = 512  # bytes
-# kinds of phases, bytes of a name; what comes after the last slot's first user shares it
+# kinds of phases, bytes of a name; further kinds share the last slot
 _SLOTS, _NAME = (
     24,
     64,
@@ -43,7 +43,7 @@ _SLOTS, _NAME = (
 _BUCKETS = 256  # of a histogram: four for each power of two nanoseconds
 _NAMES_AT, _COUNTS_AT = _HEADER, _HEADER + _SLOTS * _NAME
 SIZE = _COUNTS_AT + 4 * _SLOTS * _BUCKETS
-# both records torn takes a reader that is as slow as two beats: it reads again
+# Both records are torn only if a read takes as long as two beats: it is repeated.
 _TRIES, _PAUSE_S = (
     20,
     0.0005,
@@ -58,17 +58,17 @@ Histogram = tuple[int, ...]  # counts by bucket
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """One reading. `age_s` counts from the last change of phase, on this machine's monotonic
-    clock."""
+    """One reading. `age_s`: seconds since the last change of phase, by the monotonic clock of this
+    machine."""
 
     rank: int
     pid: int
     beats: int  # number of phase changes so far
     epoch: int
     step: int
-    # phase changes since this step began: comparable between ranks, which do the same in a step
+    # phase changes since this step began: comparable between ranks, which run the same phases
     place: int
-    first_step: int  # that this process has begun; 0 before it
+    first_step: int  # first step of this process; 0 before it
     monotonic_ns: int
     wall_time: float
     phase: str
@@ -82,23 +82,22 @@ class HeartbeatRecord:
 
 
 def kind(phase: str) -> str:
-    """The phase without its numbers: 'epoch 7: creating data iterator' is one kind in every
+    """The phase without its numbers: 'epoch 7: creating data iterator' has the same kind in every
     epoch."""
     return _NUMBERS.sub("#", phase)
 
 
 class Heartbeat:
-    """The writer of one rank. `epoch` and `step` are set by the trainer, `beat(phase)` publishes
-    all."""
+    """Heartbeat writer of one rank. The trainer sets `epoch` and `step`; `beat(phase)` publishes
+    all three."""
 
     def __init__(self, path: Path, rank: int, pid: int = 0) -> None:
-        """`pid`: of the rank, where another process writes for it."""
+        """`pid`: of the rank, if another process writes on its behalf."""
         self.rank, self.epoch, self.step, self._beats = rank, 0, 0, 0
         self._begun = self._place = self._first_step = 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Allocated, not sparse: a write through the map into a hole of a full disk would be a
-            # SIGBUS.
+            # Allocated, not sparse: writing to a hole through the map raises SIGBUS on a full disk.
             os.posix_fallocate(handle, 0, SIZE)
             self._map = mmap.mmap(handle, SIZE)
         finally:
@@ -108,14 +107,14 @@ class Heartbeat:
         self._map[: len(identity)] = identity
         self._checksum = crc32(identity)
         self._counts = memoryview(self._map)[_COUNTS_AT:].cast("I")
-        # phase → its bytes, their checksum, where its histogram begins
+        # phase → its bytes, their checksum, offset of its histogram
         self._known: dict[str, tuple[bytes, int, int]] = {}
         self._kinds: list[str] = []
         self._since, self._histogram, self._phase = time.monotonic_ns(), -1, ""
 
     def again(self) -> None:
-        """Still the same phase, and it gets on; how often may differ between ranks, so it does not
-        count as a place."""
+        """Progress within the same phase. Not counted in `place`: the number of calls may differ
+        between ranks."""
         self._place -= 1
         self.beat(self._phase)
 
@@ -151,7 +150,7 @@ class Heartbeat:
 
 
 class NoHeartbeat:
-    """Stands in where there is no run directory (somebody else's script using our helpers)."""
+    """Stand-in without a run directory (a user script that uses Duet's helpers)."""
 
     epoch = step = 0
 
@@ -163,7 +162,7 @@ class NoHeartbeat:
 
 
 def read(path: Path) -> HeartbeatRecord | None:
-    """The last whole beat; None when there is none yet, or the file cannot be read."""
+    """The last complete beat; None before the first and if the file cannot be read."""
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -182,7 +181,7 @@ def _is_heartbeat(content: bytes) -> bool:
 
 
 def _parse(content: bytes, at: int) -> HeartbeatRecord | None:
-    """None: not yet written, or being written."""
+    """None: not written yet, or being written."""
     numbers, phase, checksum = _RECORD.unpack_from(content, at)
     if crc32(numbers, crc32(phase, crc32(content[: _IDENTITY.size]))) != checksum:
         return None
@@ -205,21 +204,20 @@ def _read(path: Path, size: int) -> bytes:
 
 
 def durations(path: Path) -> dict[str, Histogram]:
-    """How long each kind of phase took so far: kind → counts by bucket (see `upper_s`). The present
-    phase is not in it."""
+    """Durations of completed phases: kind → counts by bucket (see `upper_s`)."""
     for _ in range(_TRIES):
         content = _read(path, SIZE)
         if len(content) < SIZE or not _is_heartbeat(content):
             return {}
-        # not read in the middle of a new name
+        # otherwise a new name was being written
         if _read(path, _COUNTS_AT)[_NAMES_AT:] == content[_NAMES_AT:_COUNTS_AT]:
             break
     names = (
         content[at : at + _NAME].rstrip(b"\0").decode("utf-8", "replace")
         for at in range(_NAMES_AT, _COUNTS_AT, _NAME)
     )
-    # Each count is one aligned store. A name is whole before its first count: one without any may
-    # be half-written.
+    # Each count is one aligned store. A name is complete before its first count, so a name without
+    # counts may be half-written.
     counts = struct.unpack_from(f"<{_SLOTS * _BUCKETS}I", content, _COUNTS_AT)
     found = {
         name: counts[i * _BUCKETS : (i + 1) * _BUCKETS] for i, name in enumerate(names) if name
@@ -228,13 +226,14 @@ def durations(path: Path) -> dict[str, Histogram]:
 
 
 def upper_s(bucket: int) -> float:
-    """The upper edge of a bucket in seconds; the lower one is at least 4/5 of it."""
+    """The upper edge of a bucket in seconds; the lower edge is at least 4/5 of it."""
     bits, quarter = divmod(bucket, 4)
     return float((5 + quarter) << max(0, bits - 3)) / 1e9
 
 
 def quantile_s(counts: Histogram, share: float) -> float | None:
-    """So long this share of the phases took, at most; None without any."""
+    """The duration in seconds that `share` (0 to 1) of the phases did not exceed; None for empty
+    `counts`."""
     left = share * sum(counts)
     if not left:
         return None
@@ -246,9 +245,8 @@ def quantile_s(counts: Histogram, share: float) -> float | None:
 
 
 def read_all(folder: Path, ranks: Container[int] | None = None) -> list[HeartbeatRecord]:
-    """The beats of these ranks (of all), in rank order. Ages mean something for ranks of this
-    machine only. What can not be read (a disk that does not answer, no descriptor left) has no
-    beat."""
+    """The last beats of `ranks` (default: all), in rank order. `age_s` is meaningful only for ranks
+    of this machine. Unreadable files (hung disk, no file descriptor left) are omitted."""
     paths: list[Path] = []
     if isinstance(ranks, Iterable):
         paths = [folder / f"rank{rank}.bin" for rank in ranks]
@@ -262,13 +260,13 @@ def read_all(folder: Path, ranks: Container[int] | None = None) -> list[Heartbea
 
 
 class Readings:
-    """The last beat of each of these ranks, kept while its file cannot be read: a rank that was
-    seen is never absent."""
+    """The last beat of each rank, kept while its file cannot be read: a rank seen once is never
+    absent."""
 
     def __init__(self, folder: Path, ranks: range) -> None:
         self._folder, self._ranks = folder, ranks
         self._last: dict[int, HeartbeatRecord] = {}
-        # seen before, and not in the last call: their ages prove nothing
+        # ranks seen before but not in the last call: their ages are stale
         self.unread: set[int] = set()
 
     def read(self) -> list[HeartbeatRecord]:
@@ -283,6 +281,6 @@ current: Heartbeat | NoHeartbeat = NoHeartbeat()
 
 
 def start(path: Path, rank: int) -> None:
-    """Give this process its heartbeat; from now on `current.beat(phase)` publishes."""
+    """Open the heartbeat of this process as `current`."""
     global current
     current = Heartbeat(path, rank)

@@ -1,5 +1,5 @@
-"""A growing .jsonl file, read piece by piece: only what is new since the last look, only whole
-lines."""
+"""Incremental reader of a growing .jsonl file (complete lines only), and helpers that narrow JSON
+of unknown shape."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import Any, BinaryIO
 
 from training.core import rundir
 
-# JSON as it is found: another program, a person or another version of Duet may have written it. Who
-# reads a value looks at it.
+# JSON from another program, a person or another version of Duet: readers check every value.
 Record = dict[str, Any]
 RENAMED = {"own_ms": "compute_ms"}  # written by early 0.1
-# More new bytes than WHOLE are not parsed line by line, and of more than SEARCHED only a sample is
-# looked at for now: a gigabyte must not delay the first screen.
+# Bytes. More new bytes than WHOLE are sampled instead of parsed line by line, and beyond 2 *
+# SEARCHED not even searched at first: a gigabyte must not delay the first screen.
 WHOLE, END, BLOCK, SAMPLES, SEARCHED = 1 << 19, 1 << 18, 1 << 22, 512, 1 << 26
 
 
 class Tail:
-    """`keep`: every line with these bytes is parsed, also in a long file (of a very long one, by
-    `earlier`); of the others there only a sample and the end."""
+    """Reader of new lines. `keep`: lines that contain these bytes are always parsed (in a very long
+    file by `earlier`); the other lines of a long file are sampled, and its end is read."""
 
     def __init__(self, path: Path, keep: bytes = b"") -> None:
         self.path, self.keep = path, keep
         self._offset, self._inode = 0, -1
-        self._unsearched = 0  # bytes at the beginning of which only a sample was looked at
+        self._unsearched = 0  # bytes at the beginning that were only sampled
 
     def read(self) -> tuple[list[Record], bool]:
-        """New records in file order, and whether the file is another one than before (forget the
-        earlier records)."""
+        """New records in file order, and whether the file was replaced (earlier records are
+        invalid)."""
         try:
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
@@ -52,14 +51,13 @@ class Tail:
         except OSError:  # not there yet, or no longer
             fresh, self._offset, self._inode, self._unsearched = self._inode != -1, 0, -1, 0
             return [], fresh
-        end = text.rfind(b"\n") + 1  # a cut last line waits until it is whole
+        end = text.rfind(b"\n") + 1  # an incomplete last line is left for the next call
         self._offset += end
         lines += text[:end].splitlines()
         return [r for r in map(parse, lines) if r is not None], fresh
 
     def earlier(self) -> list[Record]:
-        """Records with `keep` out of the next piece that was not searched yet; the newest piece
-        first, [] at the end."""
+        """Records with `keep` from the next unsearched piece, newest piece first; [] at the end."""
         if not self._unsearched:
             return []
         start = max(0, self._unsearched - SEARCHED)
@@ -83,8 +81,8 @@ class Tail:
         return not self._unsearched
 
     def _sample(self, file: BinaryIO, until: int) -> list[bytes]:
-        """Whole lines at even distances from the offset to about `until`; the offset then stands at
-        the start of the next line."""
+        """Evenly spaced lines from the offset to about `until`; moves the offset to the start of
+        the next line."""
         lines: list[bytes] = []
         for number in range(SAMPLES):
             file.seek(self._offset + (until - self._offset) * number // SAMPLES)
@@ -97,8 +95,8 @@ class Tail:
         return lines
 
     def _skim(self, file: BinaryIO, until: int) -> list[bytes]:
-        """Some of the lines from the offset up to about `until`; the offset then stands at the
-        start of the next line."""
+        """Evenly spaced lines and all with `keep`, from the offset to about `until`; moves the
+        offset to the start of the next line."""
         stride = max(1, (until - self._offset) // SAMPLES)
         lines: list[bytes] = []
         while self._offset < until:
@@ -107,7 +105,7 @@ class Tail:
             size = block.rfind(b"\n") + 1
             if not size and len(block) < BLOCK:  # only the beginning of the next line is left
                 break
-            size = size or BLOCK  # no text of ours: such a block holds no line
+            size = size or BLOCK  # a block without a line break is not Duet's output
             starts = {block.rfind(b"\n", 0, place) + 1 for place in range(0, size, stride)}
             place = block.find(self.keep, 0, size)
             while place >= 0:
@@ -134,7 +132,7 @@ def mtime(path: Path) -> float | None:
 
 
 def parse(line: bytes) -> Record | None:
-    """With today's names: older runs stay readable."""
+    """A record with current field names, or None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -148,12 +146,12 @@ def parse(line: bytes) -> Record | None:
 
 
 def number(value: Any) -> float | None:
-    """A file may hold anything: a number, or None. NaN and infinity are numbers."""
+    """A number, NaN and infinity included, or None."""
     return value if isinstance(value, float) else whole(value)
 
 
 def whole(value: Any) -> int | None:
-    """An integer of a sane size, or None."""
+    """An integer of at most 63 bits, or None."""
     return (
         value
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
@@ -170,14 +168,14 @@ def text(value: Any) -> str | None:
 
 
 def dig(value: Any, *keys: str) -> Any:
-    """value[key][key]…, or None as soon as something is missing or no object."""
+    """value[key][key]…, or None where a key is missing or a value is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def last_lines(path: Path | None, count: int, most_bytes: int = 1 << 14) -> list[str]:
-    """The end of a text file; of an endless line, its end."""
+    """The last `count` non-empty lines within the last `most_bytes` of a text file."""
     try:
         if path is None or not path.is_file():
             return []
@@ -186,7 +184,6 @@ def last_lines(path: Path | None, count: int, most_bytes: int = 1 << 14) -> list
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return []
-    # A progress bar overwrites its line: what stands after the last carriage return is what a
-    # terminal shows.
+    # A progress bar overwrites its line: a terminal shows what follows the last carriage return.
     shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
     return [line for line in shown if line.strip()][-count:]

@@ -1,9 +1,8 @@
-"""What people read: `[INFO] 2024-10-21 16:00:00 message` on the console and, word for word, in the
-run's log file.
+"""Console log: `[INFO] 2024-10-21 16:00:00 message`, identical in the log file of the run.
 
-Everything goes to standard error, so that standard output stays free for data. Colours only on a
-terminal, never in the log file, and not when NO_COLOR is set (https://no-color.org). lib/log.sh
-prints the same format before Python runs.
+Messages go to standard error; standard output is reserved for data. Colours appear only on a
+terminal and not if NO_COLOR is set (https://no-color.org). lib/log.sh prints the same format
+before Python runs.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 _log: int | None = None
 _log_name = ""
-_open_line = b""  # what a rank has written without an end of line, and stands on the console
+_open_line = b""  # a rank's unfinished line on the console
 
 
 def open_log(path: str | os.PathLike[str]) -> None:
-    """From now on everything said here is appended to `path` too. Raises OSError."""
+    """Append all further messages to `path` too. Raises OSError."""
     global _log, _log_name
     # Unbuffered: a killed process loses nothing.
     _log, _log_name = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), os.fspath(path)
@@ -43,8 +42,8 @@ def colourful(stream: TextIO) -> bool:
 
 
 def to_log(text: str) -> None:
-    """Append lines to the log file as a reader of a terminal would see them: without colours and
-    overwritten text."""
+    """Append text to the log file as a terminal would show it: without colours and overwritten
+    text."""
     lines = (
         line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text.replace("\r\n", "\n")).split("\n")
     )
@@ -52,8 +51,7 @@ def to_log(text: str) -> None:
 
 
 def lines_to_log(raw: bytes) -> None:
-    """The same for whole lines of a rank, however many; a progress bar that was wiped out is no
-    line."""
+    """The same for complete lines of a rank; an erased progress bar is dropped."""
     if _log is None:
         return
     if raw.isascii() and b"\r" not in raw and b"\x1b" not in raw:
@@ -75,20 +73,20 @@ def _write(data: bytes) -> None:
     try:
         os.write(_log, data)
     except OSError as error:
-        # a full disk must not stop the training; said once, on the console only
+        # A full disk must not stop the training; reported once, on the console only.
         _log = None
-        warning(f"the log file {_log_name} can not be written any more: {error.strerror}")
+        warning(f"cannot write to the log file {_log_name} any more: {error.strerror}")
 
 
 def left_open(line: bytes) -> None:
-    """A rank's output stands on the console up to here; b'' when its last line has ended."""
+    """Record the unfinished line that a rank has left on the console; b'' for none."""
     global _open_line
     _open_line = line
 
 
 def _end_line() -> str:
-    """What a message needs before it: a progress bar makes room for it on a terminal and is drawn
-    again below."""
+    """What to print before a message: erases a progress bar on a terminal (it is redrawn below the
+    message) and ends any other unfinished line."""
     global _open_line
     line, _open_line = _open_line, b""
     if not line:
@@ -97,7 +95,7 @@ def _end_line() -> str:
 
 
 def raw(text: str) -> None:
-    """Text without a level (tables, a rank's own output), to the console and the log."""
+    """Print text without a level (tables, output of a rank) to the console and the log."""
     _console(text)
     to_log(text)
 
@@ -106,7 +104,7 @@ def _console(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except OSError:  # the terminal is gone (closed ssh): the log file goes on
+    except OSError:  # the terminal is gone (closed ssh); the log file is still written
         pass
 
 
@@ -115,8 +113,7 @@ def _now() -> str:
 
 
 def say(level: str, message: str, *, shown: bool = True) -> None:
-    """One message; further lines of it stand below the first without a prefix. `shown`: False for
-    the log file only."""
+    """Log one message; only its first line has a prefix. `shown`: False for the log file only."""
     stamp = _now()
     tag = f"\x1b[{COLOURS[level]}m[{level}]\x1b[0m" if colourful(sys.stderr) else f"[{level}]"
     if shown:
@@ -141,7 +138,7 @@ def error(message: str, *, shown: bool = True) -> None:
 
 
 def report(problem: UserError, closing: str = "nothing was launched") -> None:
-    """All problems of a UserError, each with its fix, and one closing line."""
+    """Log all problems of a UserError with their fixes, and one closing line."""
     if problem.said_by_another:
         return
     for one in problem.problems:

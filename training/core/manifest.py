@@ -1,5 +1,5 @@
-"""The manifest of a checkpoint: what it belongs to and how to prove it whole. Imports no torch: the
-plan reads it too."""
+"""Checkpoint manifest: position, model shape, data and checksums. Without torch, since the plan
+reads it too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 NAME = "manifest.json"
 OWN = re.compile(r"step_\d{8,}")
-# What a checkpoint says of itself; `own_sha256` is the checksum of everything else in the manifest.
+# Required keys; `own_sha256` is the checksum of all the others.
 KEYS = (
     "format",
     "step",
@@ -41,18 +41,18 @@ def write(folder: Path, facts: ManifestRecord) -> None:
 
 
 def read(folder: Path) -> tuple[ManifestRecord | None, str]:
-    """(manifest of a checkpoint's folder, what is wrong with it)."""
+    """(manifest of a checkpoint folder, error text): one of the two."""
     found = rundir.read_json(folder / NAME)
     if found is None:
         return None, f"{NAME} is missing or damaged"
     if found.get("format") != FORMAT:
-        return None, f"written in format {found.get('format')}, this version reads {FORMAT}"
+        return None, f"format {found.get('format')}; this version reads format {FORMAT}"
     if missing := [key for key in KEYS if key not in found]:
         return None, f"{NAME} lacks {', '.join(missing)}"
     if found["own_sha256"] != _checksum({k: v for k, v in found.items() if k != "own_sha256"}):
         return None, f"{NAME} does not match its own checksum"
     if folder.name != folder_name(found["step"]):
-        return None, f"{NAME} is of step {found['step']}"
+        return None, f"{NAME} is for step {found['step']}"
     return cast("ManifestRecord", found), ""
 
 
@@ -61,8 +61,7 @@ def folder_name(step: int) -> str:
 
 
 def all_in(checkpoints: Path) -> list[Path]:
-    """The folders of a run's checkpoints, oldest first. What a user has put beside them is not
-    ours."""
+    """The checkpoint folders of a run, oldest first; other folders are ignored."""
     found = (
         path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir()
     )
@@ -70,7 +69,7 @@ def all_in(checkpoints: Path) -> list[Path]:
 
 
 def newest(checkpoints: Path) -> ManifestRecord | None:
-    """Of the newest checkpoint that can be read; its state is not looked at."""
+    """The newest valid manifest; the state of its checkpoint is not verified."""
     return next((found for path in reversed(all_in(checkpoints)) if (found := read(path)[0])), None)
 
 

@@ -1,9 +1,8 @@
-"""What a run counts (tokens of text, samples of anything else) and what its figures are called: the
-same on the screen, in the metrics, in the report and in the last words of a run.
+"""Units and names of a run's metrics: tokens of text or samples of anything else; the same on the
+screen, in metrics.jsonl, in the report and in the closing summary.
 
-`facts` is a record of metrics.jsonl or a summary, in which a task may have a word of its own for
-its samples (clips), or the `training` of a state, in which they are always called samples and the
-word stands under `unit`.
+`facts` is a record of metrics.jsonl or a summary, in which a task may use its own word for samples
+(clips), or `training` of a state, which always has the key `samples` and holds that word in `unit`.
 """
 
 from __future__ import annotations
@@ -19,24 +18,22 @@ COUNTED = (TOKENS, "samples")
 PER_S = "_per_s"
 SPEEDS = {unit: unit + PER_S for unit in COUNTED}
 NATS, BITS = "nats/token", "bits/byte"
-# the loss at an end of a run is the mean of this part of its steps, of so many at most
+# The first and last loss of a run are means over 1/ENDS_SHARE of its steps, at most ENDS_MOST.
 ENDS_SHARE, ENDS_MOST = (
     20,
     50,
 )
-EVALUATION = "val_"  # every figure of an evaluation begins so
-PLAIN = "val_loss"  # stands for those that have no better one
-INPUT = (
-    "_input"  # a score of what the model is given: what the score of the same name has to surpass
-)
-SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by a word of the name
+EVALUATION = "val_"  # prefix of every evaluation metric
+PLAIN = "val_loss"  # compared only if there is no other score
+INPUT = "_input"  # suffix of a score of the model's input: the baseline of the same score
+SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
 FIRST, LAST = "_first", "_last"
-DATA = ("dataroot_gt", "data")  # options that say what a task trains on
+DATA = ("dataroot_gt", "data")  # task options that name the training data
 
 
 def counted(facts: Mapping[str, Any]) -> str | None:
-    """The unit: 'tokens', 'samples', or a task's own word; None where nothing is told."""
+    """The unit: 'tokens', 'samples' or the task's own word; None if unknown."""
     known = next(
         (
             unit
@@ -56,17 +53,17 @@ def counted(facts: Mapping[str, Any]) -> str | None:
 
 
 def so_far(facts: Mapping[str, Any]) -> int | None:
-    """How many of them."""
+    """The number of tokens or samples so far."""
     return whole(facts.get(counted(facts) or TOKENS))
 
 
 def speed(facts: Mapping[str, Any]) -> float | None:
-    """So many per second, all ranks together."""
+    """Tokens or samples per second, all ranks together."""
     return number(facts.get((counted(facts) or TOKENS) + PER_S))
 
 
 def as_samples(unit: str | None) -> str:
-    """'tokens' or 'samples', whatever the word."""
+    """'tokens' or 'samples'; a task's own word counts as samples."""
     return TOKENS if unit in (None, TOKENS) else "samples"
 
 
@@ -75,22 +72,22 @@ def loss_unit(facts: Mapping[str, Any]) -> str | None:
 
 
 def bits_per_byte(bytes_per_token: float) -> float:
-    """What a loss in nats per token is multiplied by."""
+    """The factor from nats per token to bits per byte."""
     return 1 / (math.log(2) * bytes_per_token)
 
 
 def display(facts: Mapping[str, Any]) -> tuple[float, str | None]:
-    """How a loss is shown: in the unit of the evaluations (bits per byte) where the text's bytes
-    per token are known, so that both can be compared; else as it is recorded, with its unit.
-    `facts`: a summary, or the `training` of a state."""
+    """(factor, unit) for displaying a loss: bits per byte if the bytes per token are known, so that
+    it compares with evaluations; otherwise the recorded unit. `facts`: a summary, or `training` of
+    a state."""
     if (density := number(facts.get("bytes_per_token"))) and counted(facts) == TOKENS:
         return bits_per_byte(density), BITS
     return 1.0, facts["loss_unit"] if "loss_unit" in facts else loss_unit(facts)
 
 
 def course(summary: Mapping[str, Any]) -> str:
-    """The loss of a run from its begin to its end, with its unit: '5.51 → 2.13 bits/byte'. Each is
-    a mean over some steps, since single batches differ."""
+    """The loss at the beginning and end of a run, with its unit: '5.51 → 2.13 bits/byte'. Both are
+    means over several steps, since single batches differ."""
     ends = [
         number(summary.get(f"loss_{which}", summary.get(f"loss_{single}")))
         for which, single in (("begin", "first"), ("end", "last"))
@@ -102,7 +99,7 @@ def course(summary: Mapping[str, Any]) -> str:
 
 
 def ends(losses: Sequence[float]) -> tuple[float, float]:
-    """The mean of the first and of the last steps."""
+    """The means of the first and of the last losses."""
     some = min(ENDS_MOST, max(1, len(losses) // ENDS_SHARE))
     return sum(losses[:some]) / some, sum(losses[-some:]) / some
 
@@ -122,14 +119,14 @@ def higher_is_better(key: str) -> bool:
 
 
 def scores(keys: Iterable[str]) -> list[str]:
-    """Those of an evaluation, each once; the one that runs are compared by first: the first that
-    its task tells, better not the loss."""
+    """The evaluation metrics without duplicates, in the task's order; the first is the one that
+    runs are compared by. `val_loss` and baselines come last."""
     names = dict.fromkeys(key for key in keys if key.startswith(EVALUATION))
     return sorted(names, key=lambda name: (name.endswith(INPUT), name == PLAIN))
 
 
 def of_the_input(key: str, keys: Iterable[str]) -> bool:
-    """Does it only say what another of these scores has to surpass?"""
+    """Whether `key` is the baseline of another of these scores."""
     return key.endswith(INPUT) and key.removesuffix(INPUT) in keys
 
 
@@ -146,7 +143,7 @@ def courses(summary: Mapping[str, Any]) -> list[str]:
 
 
 def data(plan: Mapping[str, Any] | None) -> str | None:
-    """What a run trains on; a task of somebody's own may not say."""
+    """The name of the training data; None if a user task does not have it."""
     options = dig(plan, "task", "options")
     return text(dig(plan, "data", "name")) or next(
         (name for key in DATA if (name := text(dig(options, key)))), None
@@ -154,5 +151,5 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
 
 
 def pieces(plan: Mapping[str, Any] | None) -> str:
-    """What its data set is made of."""
+    """The elements of the data set: 'samples' or 'sequences'."""
     return "samples" if dig(plan, "task", "unit") == "samples" else "sequences"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
-    """The command that continues this run: a resumed run keeps its own configuration, so it is
-    short."""
+    """The command that resumes `run`, with flags from `changes`. The run keeps its configuration,
+    so the command is short."""
     script = plan["command"]["script"]
     program = {
         "launch_train.sh": f"./launch_train.sh {plan['ranks']}",

@@ -1,5 +1,5 @@
-"""How long a rank may stay in a phase before that is a hang: a floor, and five times what the phase
-takes 99 of 100 times. What is slow by nature has limits of its own."""
+"""Time limits of phases, above which a rank hangs: five times the 99th percentile of the phase,
+with --hang_timeout as the minimum. Slow phases have separate limits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from training.core import heartbeat, phases
 from training.core.heartbeat import STEP_PHASES, HeartbeatRecord, Histogram
 
 TIMES, SHARE = 5.0, 0.99
-ROLL_S, WINDOWS = 60.0, 10  # what was usual ten minutes ago is no measure
-FEW = 20  # phases in the window: with fewer, all of them count
+ROLL_S, WINDOWS = 60.0, 10  # durations from more than ten minutes ago are ignored
+FEW = 20  # with fewer phases in the window, all phases so far count
 SLOW_STARTS = (*phases.STARTING, "epoch #: creating data iterator")
 START_S = 300.0  # imports from a slow disk, a large model
-FIRST_STEPS = 2  # steps of a process that warm up: compilers, allocators, caches
+FIRST_STEPS = 2  # warm-up steps of a process: compilers, allocators, caches
 FIRST_STEP_S, COMPILE_S = 300.0, 1800.0
 OWN = {
     "evaluation": 300.0,
@@ -31,13 +31,13 @@ NEVER_S = 864000.0
 
 
 def backstop_s(floor_s: float, *, supervised: bool) -> float:
-    """The limit of a collective itself. Where a supervisor judges, it only matters when that has
-    failed."""
+    """The timeout of collectives in seconds. With a supervisor it only matters if that fails."""
     return max(BACKSTOP_S if supervised else UNWATCHED_S, 10 * floor_s) if floor_s else NEVER_S
 
 
 class PhaseTimeouts:
-    """Of the ranks of one machine. `floor_s` is --hang_timeout; `compiled`: torch.compile is on."""
+    """Phase limits for the ranks of one machine. `floor_s` is --hang_timeout; `compiled`:
+    torch.compile is on."""
 
     def __init__(self, floor_s: float, *, compiled: bool) -> None:
         self.floor_s = floor_s
@@ -46,7 +46,7 @@ class PhaseTimeouts:
         self._last: dict[Path, dict[str, Histogram]] = {}
 
     def seconds(self, beat: HeartbeatRecord, path: Path) -> float:
-        """The limit of the present phase of the rank that writes this heartbeat."""
+        """The limit of the current phase in `beat`, which was read from `path`."""
         name = heartbeat.kind(beat.phase)
         usual_s = self.usual_s(beat, path)
         if name == "first pass" or (name == "evaluation" and not usual_s):  # these compile too
@@ -62,13 +62,13 @@ class PhaseTimeouts:
         return max(self.floor_s, own, TIMES * usual_s)
 
     def usual_s(self, beat: HeartbeatRecord, path: Path) -> float:
-        """99 of 100 such phases took no longer lately; 0 when there was none yet."""
+        """The recent 99th percentile of the current phase in seconds; 0 without data."""
         name, now = heartbeat.kind(beat.phase), self._durations(path)
         total, window = now.get(name, ()), self._window(now, name, path)
         return heartbeat.quantile_s(window if sum(window) >= FEW else total, SHARE) or 0.0
 
     def _window(self, now: Mapping[str, Histogram], name: str, path: Path) -> Histogram:
-        """What has been added since the oldest reading that is kept."""
+        """Counts added since the oldest stored reading."""
         then = self._seen.get(path, deque())[0][1].get(name, ()) if self._seen.get(path) else ()
         counts = now.get(name, ())
         return (
@@ -78,7 +78,7 @@ class PhaseTimeouts:
         )
 
     def roll(self, paths: list[Path]) -> None:
-        """Called now and then: notes what is usual at this time."""
+        """Store the current histograms, at most once every ROLL_S; call it regularly."""
         clock = time.monotonic()
         for path in paths:
             kept = self._seen.setdefault(path, deque(maxlen=WINDOWS))
@@ -86,6 +86,6 @@ class PhaseTimeouts:
                 kept.append((clock, self._durations(path)))
 
     def _durations(self, path: Path) -> dict[str, Histogram]:
-        """The last ones while the file cannot be read: without any, a limit would be shorter."""
+        """The last histograms while the file cannot be read: limits must not shrink."""
         self._last[path] = heartbeat.durations(path) or self._last.get(path, {})
         return self._last[path]

@@ -1,5 +1,4 @@
-"""What the phases of our own training mean to one who watches: who waits for whom, who is
-behind."""
+"""Phases of Duet's own training: their order, and which of them wait, read or take long."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ STARTING = (
     "building the model",
     "first pass",
 )
-# After the last step of a stretch, in this order; 'epoch 3: …' counts without its first two words.
+# Phases between two series of steps, in order; numbers are replaced by '#' (heartbeat.kind).
 BETWEEN = (
     "evaluation",
     "gather state",
@@ -27,7 +26,7 @@ BETWEEN = (
     "closing trackers",
     FINISHED,
 )
-# Here a rank may wait for the others, and be right.
+# Phases in which a rank may legitimately wait for the others.
 _WAITING = (
     "backward",
     "reduce",
@@ -39,7 +38,7 @@ _WAITING = (
     "meeting the other ranks",
 )
 DATA = ("fetch", "creating data iterator")
-# longer than a step
+# Phases longer than a step.
 LONG = (
     "evaluation",
     "checkpoint",
@@ -48,7 +47,7 @@ LONG = (
     "preparing data",
     "creating data iterator",
 )
-# checkpoints and libraries come from a disk too
+# Phases that read from a disk besides DATA: libraries, checkpoints.
 READING = (
     "importing torch",
     "building the model",
@@ -56,18 +55,18 @@ READING = (
 
 
 def place(beat: HeartbeatRecord) -> tuple[int, int, int]:
-    """How far a rank is; the smallest is behind. Comparable between the ranks of a run."""
+    """The position of a rank, comparable between the ranks of a run; the smallest is behind."""
     if beat.phase in STEP_PHASES:
         return beat.step, 0, beat.place
     name = kind(beat.phase)
     if name in STARTING and beat.first_step == 0:
-        # Whoever prepares the data and who waits for it are at the same place.
+        # The rank that prepares the data and those that wait for it are at the same place.
         return -1, max(0, STARTING.index(name)) - (name == "waiting for data"), 0
     return beat.step, 1, BETWEEN.index(name) if name in BETWEEN else -1
 
 
 def waits(phase: str) -> bool:
-    """May a rank in this phase be waiting for the others?"""
+    """Whether a rank in this phase may be waiting for the others."""
     return phase.startswith("barrier: ") or phase in _WAITING
 
 
@@ -80,5 +79,5 @@ def takes_long(phase: str) -> bool:
 
 
 def reads(phase: str) -> bool:
-    """May this phase take long because a disk is slow?"""
+    """Whether a slow disk may prolong this phase."""
     return needs_data(phase) or phase in READING

@@ -1,5 +1,4 @@
-"""The project as a folder: where it is, the script of one rank, and what differs where it is an
-installed package."""
+"""Paths of the project, as a checkout or as an installed package."""
 
 from __future__ import annotations
 
@@ -7,10 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = "train.py"
-# by pip, in the folder of Python's packages (lib/site/_duet.py)
+# Installed by pip into site-packages (lib/site/_duet.py).
 INSTALLED = ROOT.name == "duet_home"
-# Below it are experiments/, logs/ and data/: the checkout, or the folder in which an installed
-# `duet` is called.
+# The folder of experiments/, logs/ and data/: the checkout, or the working directory of an
+# installed `duet`.
 WORK = Path.cwd() if INSTALLED else ROOT
 _BY_DUET = {
     "./train_dual_gpu_enhanced.sh": "duet train-enhanced",
@@ -23,8 +22,8 @@ _BY_DUET = {
 
 
 def typed(text: str) -> str:
-    """Text with commands, as they are typed here: an installed package has `duet` instead of the
-    scripts."""
+    """`text` with its commands as they are typed here: an installed package has `duet` instead of
+    the scripts."""
     if INSTALLED:
         for script, command in _BY_DUET.items():
             text = text.replace(script, command)
@@ -32,6 +31,6 @@ def typed(text: str) -> str:
 
 
 def shipped(path: Path) -> Path:
-    """A path that the user has named; a ready file of the package, such as
-    configs/dual_gpu/quickstart.py, where there is no such file."""
+    """`path`, or the file of this name in the installed package (such as
+    configs/dual_gpu/quickstart.py) if `path` does not exist."""
     return ROOT / path if INSTALLED and not path.exists() and (ROOT / path).is_file() else path

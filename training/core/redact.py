@@ -1,5 +1,5 @@
-"""What must not be shown or written: keys, and in a text that goes to strangers also names of
-people, machines and home folders."""
+"""Redaction of secrets, and, for texts that leave the machine, of names of users, hosts and home
+folders."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SECRET_NAME = re.compile(
 SECRET_VALUE = re.compile(
     r"""^[0-9a-f]{40}$                                        # a W&B key of the older form
     | ^(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_]{32,}$            # long, letters and digits, no path
-    | ^(sk|hf|gh[a-z]|github|glpat|wandb|xox[a-z])[-_][\w-]{16,} # marked as a key by who gave it
+    | ^(sk|hf|gh[a-z]|github|glpat|wandb|xox[a-z])[-_][\w-]{16,} # prefix of a service
     """,
     re.VERBOSE,
 )
 LOGIN_IN_ADDRESS = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 NAMED_SECRET = re.compile(
     r"""((?:^|[^A-Za-z])(?:[\w-]*[_-])?(?:api[_-]?key|key|token|secret|passwd|password|credential|auth|authorization)(?:[_-]\w{1,20})?
-        ["']?\s*(?:=|:|\ (?=\S+$)|\ (?=\S+\ ))\s*)            # its name, and what stands between
+        ["']?\s*(?:=|:|\ (?=\S+$)|\ (?=\S+\ ))\s*)            # its name and the separator
     ("[^"]*"|'[^']*'|(?:Bearer\s+|Basic\s+)?[^\s"',;]{6,})""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -36,7 +36,7 @@ MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
 CLOUD_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
-# who it is and what it runs: `pid 4711 (alice): python …`
+# another user's process, with its user and command: `pid 4711 (alice): python …`
 STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)
 
 
@@ -47,12 +47,12 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def shown(name: str, value: str) -> str:
-    """A variable's value for people and files."""
+    """The value of a variable as it may be shown or written."""
     return HIDDEN if is_secret(name, value) else value
 
 
 def word(text: str) -> str:
-    """One word of a command line: `--name=value`, or a value alone."""
+    """Redact one word of a command line: `--name=value`, or a value alone."""
     name, equals, value = text.partition("=")
     if not equals:
         return "…" if is_secret("", text) else text
@@ -60,15 +60,14 @@ def word(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A line of a log without what looks like a key, by its name or by its form, and without
-    addresses of mail and machines."""
+    """Redact a log line: anything that looks like a key by name or form, email and IP addresses."""
     text = NAMED_SECRET.sub(r"\1…", LOGIN_IN_ADDRESS.sub("://…@", WEBHOOK.sub(r"\1…", text)))
     text = ADDRESS.sub("IP", MAIL.sub("MAIL", CLOUD_KEY.sub("…", text)))
     return LONG_WORD.sub(lambda word: "…" if SECRET_VALUE.search(word[0]) else word[0], text)
 
 
 def masked_values(value: Any, name: str = "") -> Any:
-    """The same for what a file of facts holds: keys stay, and what is no text."""
+    """`masked` for every string of a JSON value; keys and other types are kept."""
     if isinstance(value, dict):
         return {key: masked_values(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -79,13 +78,13 @@ def masked_values(value: Any, name: str = "") -> Any:
 
 
 class Anonymous:
-    """Takes out of a text what says who and where: `~` for the home folder, `USER`, `HOST`."""
+    """Replaces home folders by `~`, user names by `USER` and host names by `HOST` in a text."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         users, homes = {environ.get("USER"), environ.get("LOGNAME")}, {environ.get("HOME")}
         try:
             entry = pwd.getpwuid(os.getuid())
-        except KeyError:  # a container that runs as a number
+        except KeyError:  # a container whose user ID has no name
             pass
         else:
             users.add(entry.pw_name)
@@ -93,7 +92,7 @@ class Anonymous:
         homes |= {os.path.realpath(h) for h in homes if h}
         host = socket.gethostname()
         hosts = {host, host.split(".")[0], environ.get("HOSTNAME")}
-        # The longest first: a home folder inside another one, a host with its domain.
+        # Longest first: a home folder inside another one, a host with its domain.
         self._homes = sorted(
             (h.rstrip("/") for h in homes if h and Path(h).is_absolute() and h != "/"),
             key=len,

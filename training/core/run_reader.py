@@ -1,9 +1,9 @@
-"""The files of a run directory as typed records (training.core.contracts). A file may be of another
-version of Duet: here that is looked at, once; None is a file that is missing or not (yet) whole.
+"""Readers of a run directory's files, as typed records (training.core.contracts); None: the file is
+missing or incomplete.
 
-The version of plan.json is that of the whole run directory. Each reader knows every older one: what
-has another name since is renamed here, what was added since is NotRequired in the contract. A later
-version may mean something else by the same words, so it is refused.
+The version of plan.json applies to the whole run directory and is checked here. Older versions are
+read: renamed fields get their new names here, added fields are NotRequired in the contract. Later
+versions may change the meaning of a field and are rejected.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import DataRecord, SummaryRecord, SupervisorRecord
     from training.core.contracts.verdict import FailureRecord, RankErrorRecord
 
-# Of plan.json, and with it of the whole run directory. A change that breaks readers raises it.
+# The version of the run directory, stored in plan.json; increased by changes that break readers.
 PLAN_VERSION = 1
 RENAMED = {"meeting_timeout": "rendezvous_timeout"}  # configuration fields of early 0.1
 
 
 def read_plan(path: Path) -> Plan | None:
-    """Raises UserError for the plan of a later version."""
+    """Raises UserError for a plan of a later version."""
     found = rundir.read_json(path)
     return None if found is None else as_plan(found, path)
 
 
 def as_plan(found: Mapping[str, Any], path: Path) -> Plan:
-    """`path`: where it was found, for people. A plan without a version is that of a job that has
-    not started yet. Raises UserError."""
+    """The plan with current field names; `path` is for the error message. A plan without a version
+    belongs to a job that has not started. Raises UserError."""
     version = found.get("schema_version", PLAN_VERSION)
     if not isinstance(version, int) or not 1 <= version <= PLAN_VERSION:
         by = (
@@ -68,8 +68,8 @@ def _renamed(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_summary(path: Path) -> SummaryRecord | None:
-    """Of a training; a script's has less (contracts.run_files.ScriptSummary), so a reader that may
-    meet one asks for its fields."""
+    """The summary of a training. That of a script has fewer fields
+    (contracts.run_files.ScriptSummary): check for them where a run may be a script."""
     return cast("SummaryRecord | None", rundir.read_json(path))
 
 

@@ -1,5 +1,4 @@
-"""The run directory: where each stage writes and every other stage reads. No other module spells
-these names."""
+"""Paths and file access of the run directory. File names are defined here only."""
 
 from __future__ import annotations
 
@@ -19,24 +18,23 @@ if TYPE_CHECKING:
     from training.core.contracts import events
 
 VARIABLE = "DUET_RUN_DIR"
-# what a failure in failure.json is, beside the kinds of a death and of a finding
-# (training.watchdog): a wish
+# A kind of failure besides exits and hangs (training.watchdog): the user asked for it.
 ASKED: Final = "asked"
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
-_warned: set[Path] = set()  # files that could not be written, said once
+_warned: set[Path] = set()  # files whose write error was reported
 
 
 class RunDir:
-    """Paths of one run. `create()` makes the folders; reading never needs them to be there. `node`:
-    of several machines, each has a folder of its own for what it decides and sees itself; the first
-    one's is the run directory."""
+    """Paths of one run. `create()` makes the folders; readers do not need them. `node`: index of
+    the machine; each has a folder for its own plan and results, which is the run directory for the
+    first one."""
 
     def __init__(self, path: str | os.PathLike[str], node: int = 0) -> None:
         self.path = Path(path)
         self.own = self.path / f"node{node}" if node else self.path
         self.plan = self.path / "plan.json"
-        # Of the start before a resume, until that has an end of its own (training.core.standing).
+        # Those before a resume, kept until the resumed run has ended (training.core.standing).
         self.plan_before = self.path / "plan.before.json"
         self.data_before = self.path / "data.before.json"
         self.own_plan = self.own / "plan.json"
@@ -55,11 +53,11 @@ class RunDir:
         self.hangs = self.path / "hangs"
         self.watch_error = self.own / "watch_error.txt"
         self.checkpoints = self.path / "checkpoints"
-        # pictures of what the model makes, which the report shows
+        # images of the model's output, shown in the report
         self.samples = self.path / "samples"
         self.tensorboard = self.path / "tb_logger"
         self.wandb = self.path / "wandb"
-        self.wandb_id = self.path / "wandb.json"  # of the W&B run that every start goes on with
+        self.wandb_id = self.path / "wandb.json"  # the W&B run that every start continues
 
     @property
     def name(self) -> str:
@@ -70,7 +68,7 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
 
     def is_gone(self) -> bool:
-        """Has the directory been removed? A disk that does not answer is no proof of it."""
+        """Whether the directory was removed; other errors of the disk do not count."""
         try:
             self.own.stat()
         except OSError as error:
@@ -78,8 +76,8 @@ class RunDir:
         return False
 
     def forget_before(self, created: float) -> None:
-        """The start that was planned then has an end of its own: what is left of the end before it
-        goes."""
+        """Delete the results of earlier starts, once the start planned at `created` (unix s) has
+        its own."""
         for old in (self.summary, self.failure):
             if not written_since(old, created):
                 old.unlink(missing_ok=True)
@@ -93,7 +91,7 @@ class RunDir:
         return self.ranks / f"rank{rank}.log"
 
     def rank_error(self, rank: int) -> Path:
-        """What a failing rank says of itself (see training.trainer.error_file)."""
+        """The error file of a failed rank (training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
 
     @overload
@@ -133,13 +131,13 @@ class RunDir:
     @overload
     def event(self, kind: Literal["requeue"], /, **facts: Unpack[events.RequeueFacts]) -> None: ...
     def event(self, kind: events.EventKind, /, **facts: object) -> None:
-        """Append one record to events.jsonl; a single write, so that several processes may append.
-        A full disk is said and stops nobody."""
+        """Append one record to events.jsonl, in a single write so that several processes may
+        append. A write error, such as a full disk, is logged once and not raised."""
         try:
             append_json(self.events, {"time": time.time(), "event": kind, **facts})
         except OSError as error:
             if self.events not in _warned:
-                log.warning(f"{self.events} can not be written: {error.strerror}")
+                log.warning(f"cannot write {self.events}: {error.strerror}")
             _warned.add(self.events)
 
 
@@ -151,7 +149,7 @@ def written_since(path: Path, since: float) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` whole or not at all: temporary file in the same folder, fsync, rename. Raises
+    """Replace `path` atomically: temporary file in the same folder, fsync, rename. Raises
     OSError."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -176,7 +174,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`, or None when it is missing or not (yet) whole."""
+    """The object in `path`; None if the file is missing, incomplete or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -194,7 +192,7 @@ def append_json(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a .jsonl file; a line that is cut (a crash, a write under way) is skipped."""
+    """Records of a .jsonl file; incomplete lines (crash, write in progress) are skipped."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -209,6 +207,6 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def newest(experiments: Path) -> RunDir | None:
-    """The run that was planned last below `experiments`."""
+    """The most recently planned run in `experiments`."""
     plans = [(plan.stat().st_mtime_ns, plan.parent) for plan in experiments.glob("*/plan.json")]
     return RunDir(max(plans)[1]) if plans else None

@@ -1,7 +1,7 @@
-"""Which plan of a run counts. A resume keeps the plan and the end of the start before it until it
-has an end of its own: when it ends before its first step, the run is what it was.
+"""Selection of a run's valid plan and results. A resume keeps those of the previous start until it
+has its own; if it ends before its first step, the previous ones remain valid.
 
-Imports the standard library only: the command line is checked with it before anything is installed.
+Needs only the standard library: the command line is checked before anything is installed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import SummaryRecord, SupervisorRecord
     from training.core.contracts.verdict import FailureRecord
 
-STARTED_WITHIN_S = 60.0  # a supervisor writes its number soon after it began
+STARTED_WITHIN_S = 60.0  # a supervisor writes its PID soon after its start
 TAIL = 1 << 16  # bytes of metrics.jsonl
 
 
 def plan_file(run: rundir.RunDir) -> Path:
-    """plan.json, or the plan before it when the resume that wrote it has ended without a step."""
-    # os.path and not Path: a name that no file system takes is no crash.
+    """plan.json, or the previous plan if a resume has ended without a step."""
+    # os.path, since Path raises for names that the file system rejects.
     plan = rundir.read_json(run.plan) if os.path.exists(run.plan_before) else None
     if plan is None:
         return run.plan
@@ -40,13 +40,12 @@ def data_file(run: rundir.RunDir) -> Path:
 
 
 def read_plan(run: rundir.RunDir) -> Plan | None:
-    """Raises UserError for the plan of a later version."""
+    """The valid plan. Raises UserError for a plan of a later version."""
     return run_reader.read_plan(plan_file(run))
 
 
 def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None]:
-    """(summary, failure) of the start whose plan counts; what an earlier start left is not its
-    end."""
+    """(summary, failure) of the start with the valid plan; those of earlier starts are ignored."""
     since = float((rundir.read_json(plan_file(run)) or {}).get("created", 0.0))
     summary = (
         run_reader.read_summary(run.summary) if rundir.written_since(run.summary, since) else None
@@ -57,8 +56,8 @@ def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None
 
 
 def lives(supervisor: SupervisorRecord) -> bool:
-    """Whether its process is still there: on this machine, and not another one that has got its
-    number. On another machine: perhaps."""
+    """Whether the supervisor process is alive and its PID was not reused. True for a supervisor on
+    another machine, which cannot be checked."""
     if supervisor.get("host") != socket.gethostname():
         return True
     try:
@@ -76,7 +75,7 @@ def lives(supervisor: SupervisorRecord) -> bool:
 
 
 def stepped_since(run: rundir.RunDir, since: float) -> bool:
-    """Has a step been recorded since then?"""
+    """Whether a step was recorded at or after `since` (unix s)."""
     try:
         with run.metrics.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -93,8 +92,8 @@ def stepped_since(run: rundir.RunDir, since: float) -> bool:
 
 
 def _may_live(run: rundir.RunDir, created: float) -> bool:
-    """The start that was planned then. Until its supervisor or a rank is known, it is given a
-    minute."""
+    """Whether the start planned at `created` (unix s) may be alive: True for the first
+    STARTED_WITHIN_S without a supervisor or a rank."""
     supervisor = run_reader.read_supervisor(run.supervisor) or {}
     if float(supervisor.get("started", 0.0)) >= created:
         return lives(supervisor)

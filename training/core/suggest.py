@@ -1,17 +1,17 @@
-"""Names near in spelling to a wrong one."""
+"""Spelling suggestions."""
 
 from __future__ import annotations
 
-NEAR = 0.75  # share of equal characters: --depht is near --depth, block_size is not near vocab_size
+NEAR = 0.75  # similarity by difflib: --depht matches --depth, block_size not vocab_size
 
 
 def suggest(name: str, known: list[str], cutoff: float = NEAR, most: int = 2) -> list[str]:
-    """Names that differ little in spelling, or whose first words these are (`warmup`,
-    `total_batch`); nearest first."""
+    """Known names similar to `name`, or the only one that begins with `name_` (`warmup`,
+    `total_batch`); closest first."""
     import difflib
 
     found = difflib.get_close_matches(name, known, n=most, cutoff=cutoff)
-    # --uot: out
+    # swapped letters in short names: --uot → --out
     found += [k for k in known if len(k) < 6 and k != name and sorted(k) == sorted(name)]
     begins = [k for k in known if len(name) > 3 and k.startswith(f"{name}_")]
     return list(dict.fromkeys(found + (begins if len(begins) == 1 else [])))[:most]

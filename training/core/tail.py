@@ -1,4 +1,4 @@
-"""The end of a file of text."""
+"""The last lines of a text file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ TAIL_BYTES = 1 << 16
 
 
 def tail(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a file, progress bars as a terminal would leave them; nothing from before
-    the byte `since`."""
+    """The last `lines` lines of a file after the byte `since`, progress bars as a terminal shows
+    them; [] if the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, path.stat().st_size - TAIL_BYTES))

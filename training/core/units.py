@@ -1,11 +1,11 @@
-"""Counts and sizes in messages: '1 rank', '2 ranks', '512 kB', '0.58 M parameters'."""
+"""Formatting of counts, sizes and durations: '1 rank', '2 ranks', '512 kB', '0.58 M parameters'."""
 
 from __future__ import annotations
 
 import math
 import time
 
-SMALL = 0.01  # below it four places behind the point are too few
+SMALL = 0.01  # smaller values need more than four decimal places
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
@@ -23,7 +23,7 @@ def size(count: float) -> str:
 
 
 def millions(count: int) -> str:
-    """A number of weights: '25.4 M', '0.58 M', '1,234' where M would leave nothing."""
+    """A number of weights: '25.4 M', '0.58 M', '1,234' below 100,000."""
     return f"{count / 1e6:.2f} M" if count >= 100_000 else f"{count:,}"
 
 
@@ -55,12 +55,12 @@ def count(value: float | None) -> str:
 
 
 def amount(value: float) -> str:
-    """12,346 · 3.27: a small one with what stands behind the point."""
+    """12,346 · 3.27: below 100 with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def decimal(value: float | None, form: str = "") -> str:
-    """Four places behind the point, of a small value three digits."""
+    """Four decimal places; three significant digits below SMALL."""
     return (
         "-"
         if value is None
@@ -81,7 +81,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def gib(value: float | None) -> str:
-    """The number alone; the caller writes GiB once."""
+    """The number of GiB without the unit."""
     return (
         "-" if value is None else format(value / (1 << 30), ".1f" if value < 100 << 30 else ".0f")
     )

@@ -1,2 +1,2 @@
-"""Text to token shards: find the documents (corpus), tokenize (tokenizer), write shards once
-(prepare), read them (loader)."""
+"""Text to token shards: `corpus` finds the documents, `tokenizer` encodes them, `prepare` writes
+the shards once, `loader` reads them."""

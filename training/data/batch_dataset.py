@@ -1,4 +1,4 @@
-"""What a training reads: something with a length that gives a whole batch for indices."""
+"""Base class of datasets that return whole batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.data.permutation import Ints
 
 
 class BatchDataset(ABC):
-    """Read in the rank itself, or in its data-loader workers."""
+    """A sized dataset, read in the rank itself or in its data-loader workers."""
 
     @abstractmethod
     def __len__(self) -> int: ...

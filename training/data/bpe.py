@@ -1,7 +1,7 @@
-"""Learned vocabularies: Hugging Face tokenizers (trained here, or a tokenizer.json) and tiktoken's
-ranks.
+"""Learned vocabularies: Hugging Face tokenizers (trained here or read from a tokenizer.json) and
+tiktoken ranks.
 
-Both libraries are optional (training.data.optional_deps), so they are imported where they are used.
+Both libraries are optional (training.data.optional_deps), so they are imported at their first use.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from training.data import tokenizer_base
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
 
-# GPT-4's split: contractions, words with one leading space, at most three digits, punctuation,
+# GPT-4's split: contractions, words with one leading space, up to three digits, punctuation,
 # lines, spaces.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
     r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The same for a vocabulary that is learned here, with bounded words: learning is quadratic in the
-# length of a word, and a line without spaces would be one.
+# The same with bounded words, for a vocabulary learned here: learning is quadratic in the length
+# of a word, and a line without spaces would be one word.
 WORD = 32  # characters
 LEARNED_SPLIT = (
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}{{1,{WORD}}}|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}[\r\n]{{0,{WORD}}}|\s{{0,{WORD}}}[\r\n]{{1,{WORD}}}"
     rf"|\s{{1,{WORD}}}(?!\S)|\s{{1,{WORD}}}"
 )
-BATCH = 1 << 20  # bytes of text that are tokenized at once, on all cores
+BATCH = 1 << 20  # bytes of text tokenized at once on all cores
 Tokens = npt.NDArray[Any]
 
 
 class _Batched(Tokenizer):
-    """Pieces are gathered to batches; their tokens come in the same order."""
+    """Encodes pieces in batches and keeps their order."""
 
     def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[Tokens]:
         waiting: list[DocumentPart] = []
@@ -59,7 +59,7 @@ class _Batched(Tokenizer):
         yield from self._encode(waiting)
 
     def _encode(self, pieces: list[DocumentPart]) -> Iterator[Tokens]:
-        # what is read from files is UTF-8
+        # files are read as UTF-8
         texts = [piece.content.decode("utf-8", "replace") for piece in pieces]
         for piece, ids in zip(pieces, self._ids(texts), strict=True):
             yield np.array([self.bos, *ids] if piece.first else ids, f"<u{self.token_bytes}")
@@ -70,16 +70,15 @@ class _Batched(Tokenizer):
 
 
 class Learned(_Batched):
-    """A tokenizer.json. The padding, truncation and extra tokens that it may ask for are not
-    done."""
+    """A tokenizer.json. Its settings for padding, truncation and added tokens are ignored."""
 
     def __init__(self, path: Path, name: str, padded_vocab: int) -> None:
-        # else the library warns at every fork that follows
+        # without it the library warns at every later fork
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         library = import_module("tokenizers")
         try:
             self.inner = library.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises this very class
+        except Exception as error:  # the library raises plain Exception
             raise UserError(
                 Problem(
                     "tokenizer.invalid",
@@ -123,7 +122,7 @@ class Learned(_Batched):
             if text in added:
                 lengths[number] = len(text.encode())
             elif by_bytes:
-                lengths[number] = len(text)  # a character of its alphabet for each byte
+                lengths[number] = len(text)  # one character of its alphabet per byte
             elif len(text) == 6 and text.startswith("<0x"):
                 lengths[number] = 1
             else:
@@ -193,11 +192,11 @@ def _ranks(path: Path) -> dict[bytes, int]:
         except (ValueError, binascii.Error):
             raise wrong(f"line {number} is not 'base64 rank'") from None
         if not token or not size < len(ranks) == len(taken):
-            raise wrong(f"line {number}: no token, or a token or a rank that stood there before")
+            raise wrong(f"line {number}: empty token, or duplicate token or rank")
     lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if lacking:
         raise wrong(
-            f"{len(lacking)} of the 256 single bytes are missing: such a text could not be "
+            f"{len(lacking)} of the 256 single bytes are missing; text with them could not be "
             f"tokenized"
         )
     return ranks
@@ -206,8 +205,8 @@ def _ranks(path: Path) -> dict[bytes, int]:
 def train(
     texts: Iterable[str], vocab_size: int, folder: Path, waiting: Callable[[], None] = lambda: None
 ) -> Learned:
-    """A byte-level BPE vocabulary of at most `vocab_size` ids, the separator among them, saved in
-    `folder`. `waiting` is called now and then while it is learned."""
+    """Train a byte-level BPE vocabulary of at most `vocab_size` ids, separator included, and save
+    it in `folder`. `waiting` is called regularly during training."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     library = import_module("tokenizers")
     inner = library.Tokenizer(library.models.BPE())
@@ -225,7 +224,7 @@ def train(
     )
     _interruptible(lambda: inner.train_from_iterator(iter(texts), trainer), waiting)
     inner.save(str(folder / tokenizer_base.JSON))
-    # fewer than asked for when the text is too short for so many merges
+    # fewer than requested if the text is too short for that many merges
     found = inner.get_vocab_size(with_added_tokens=True)
     return Learned(
         folder / tokenizer_base.JSON, f"bpe, {found} tokens, trained on the data", padded(found)
@@ -233,8 +232,8 @@ def train(
 
 
 def _interruptible(work: Callable[[], None], waiting: Callable[[], None]) -> None:
-    """Run it in a thread and wait, with a call of `waiting` a few times a second: the library does
-    not look at signals for minutes, and Ctrl-C must end the program."""
+    """Run `work` in a thread and call `waiting` a few times a second: the library ignores signals
+    for minutes, and Ctrl-C must end the program."""
     failure: list[BaseException] = []
 
     def run() -> None:

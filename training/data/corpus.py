@@ -1,4 +1,4 @@
-"""Which documents a `data` value means. Looks at names and sizes only; read.py reads the text."""
+"""Files behind a `data` value. Only names and sizes are examined; readers.py reads the text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
 NAMED = ".parquet, .txt or .jsonl (also .gz, .zst)"
-# Not part of every Python installation, or not typical text: tests hold tables and broken encodings
-# on purpose.
+# Not part of every Python installation, or not typical text: tests contain tables and invalid
+# encodings.
 STDLIB_WITHOUT = {
     "site-packages",
     "dist-packages",
@@ -31,8 +31,8 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """The files of a corpus in a fixed order; `name` is for people and folder names; `encoding`: of
-    the text files that are not UTF-8, "" where all have to be."""
+    """Files of a corpus in a fixed order. `name`: for display and folder names; `encoding`: of the
+    text files that are not UTF-8, "" if all must be UTF-8."""
 
     name: str
     files: tuple[Path, ...]
@@ -43,30 +43,30 @@ class CorpusSource:
 def find(
     data: str, origin: str = "", encoding: str = ""
 ) -> tuple[CorpusSource | None, Problem | None]:
-    """The source behind a `data` value, or what is wrong with it; `origin` tells where the value
-    came from; `encoding`: of the files that are not UTF-8."""
+    """The source for a `data` value, or what is wrong with it. `origin`: where the value was set;
+    `encoding`: of the files that are not UTF-8."""
     if data == STDLIB:
         return _stdlib()
     name_of_encoding = "" if not encoding or is_plain(encoding) else encoding
     path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    said = f"data is {data!r}" + (f" ({origin})" if origin else "")
+    given = f"data is {data!r}" + (f" ({origin})" if origin else "")
     allowed = f"a {NAMED} file, a folder of them, or stdlib"
     if not os.path.exists(path):
-        return None, _missing(path, data, said, allowed)
+        return None, _missing(path, data, given, allowed)
     if path.is_dir():
-        # A named pipe would be waited for; a link to nowhere is told below.
+        # Opening a named pipe would block; a dangling link is reported below.
         files = [f for f in _walk(path, SUFFIXES, set()) if f.is_file() or not f.exists()]
         if not files:
             return None, Problem(
                 "data.no_files",
-                f"{said}: no {NAMED} file in this folder",
+                f"{given}: no {NAMED} file in this folder",
                 allowed,
                 [f"ls {shlex.quote(str(path))}"],
             )
     elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
-        return None, Problem("data.suffix", f"{said}: not a {NAMED} file", allowed)
+        return None, Problem("data.suffix", f"{given}: not a {NAMED} file", allowed)
     total = 0
     for file in files:
         try:
@@ -80,12 +80,12 @@ def find(
             )
             return None, Problem(
                 "data.unreadable",
-                f"{said}: {file} can not be read: {error.strerror}",
+                f"{given}: {file} cannot be read: {error.strerror}",
                 "a readable file",
                 mode,
             )
     if total == 0:
-        return None, Problem("data.empty", f"{said}: empty", "some text")
+        return None, Problem("data.empty", f"{given}: empty", "some text")
     name = path.resolve().name
     suffix = next(
         (s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)),
@@ -96,27 +96,27 @@ def find(
     ), None
 
 
-def _missing(path: Path, data: str, said: str, allowed: str) -> Problem:
-    """Never suggests other data: only where to look for what was meant."""
+def _missing(path: Path, data: str, given: str, allowed: str) -> Problem:
+    """Problem for a missing path. Its fixes never suggest other data, only where to look."""
     if "://" in data:
         return Problem(
             "data.not_downloaded",
-            f"{said}: no such file or folder, and Duet downloads nothing",
+            f"{given}: a URL; Duet does not download data",
             allowed,
         )
     there = path.absolute().parent
     if any(c in path.name for c in "*?[") and os.path.isdir(there):
         return Problem(
             "data.missing",
-            f"{said}: no such file or folder; it is a pattern",
-            f"{allowed}; a pattern is not",
+            f"{given}: no such file or folder; patterns are not expanded",
+            allowed,
             [f"ls {shlex.quote(str(there))}"],
         )
     while not os.path.isdir(there) and there != there.parent:
         there = there.parent
     return Problem(
         "data.missing",
-        f"{said}: no such file or folder",
+        f"{given}: no such file or folder",
         allowed,
         [f"ls {shlex.quote(str(there))}"],
     )
@@ -129,7 +129,7 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     if total < 1 << 20:
         return None, Problem(
             "data.stdlib_missing",
-            f"data is 'stdlib', but {root} holds only {total} bytes of sources",
+            f"data is 'stdlib', but {root} contains only {total} bytes of source code",
             "text",
             ["--data=YOUR_TEXT.txt"],
         )

@@ -1,5 +1,5 @@
-"""How long a run is: steps per epoch from the data, total steps from iterations or epochs,
-whichever ends first."""
+"""Length of a run: steps per epoch and total steps, from iterations or epochs, whichever ends
+first."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from training.data.prepare import PreparedCorpus
 @dataclass(frozen=True)
 class TrainingLength:
     total_steps: int
-    steps_per_epoch: int  # of a whole epoch, with this batch and data
-    epochs: int  # that are begun
+    steps_per_epoch: int  # in a full epoch of this data with this batch
+    epochs: int  # started, full or partial
 
 
 def plan_length(
     config: Config, batch: Batch, samples: int, *, step: int = 0, epoch: int = 0, used: int = 0
 ) -> TrainingLength | None:
-    """From `step` on, where `used` samples (sequences) of `epoch` (from 0) are trained already:
-    with another batch or other data, perhaps. None when there are not enough samples for one
-    step."""
-    # Whole steps of all ranks together: the same for every number of ranks, and uneven data can not
-    # hang.
+    """Length from `step` on, when `used` samples (sequences) of `epoch` (from 0) are already
+    trained, possibly with another batch or data. None if there are too few samples for one step."""
+    # Count whole steps of all ranks together: the result does not depend on the number of ranks,
+    # and uneven data cannot hang.
     per_step = batch.total_tokens // batch.seq_len
     steps, left = samples // per_step, max(0, samples - used) // per_step
     if not steps:
         return None
     limits = [config.num_iterations] if config.num_iterations else []
     if config.num_epochs or not limits:
-        more = max(1, config.num_epochs) - epoch  # this one, and those that have not begun
+        more = max(1, config.num_epochs) - epoch  # this one and those not started
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))
     total = min(limits)
     return TrainingLength(total, steps, epoch + 1 + -(-max(0, total - step - left) // steps))
 
 
 def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int) -> TrainingLength:
-    """The same for a prepared text. Raises UserError when it has not enough tokens for one step."""
+    """`plan_length` for a prepared text. Raises UserError if it is too short for one step."""
     found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
     if found is None:
         needed = batch.total_tokens + 1

@@ -1,9 +1,8 @@
-"""The encoding of a text: UTF-8 is proven, any other is guessed from the bytes, and only ever
-offered to the user.
+"""Encoding of text: UTF-8 is verified; any other is guessed from the bytes and only suggested to
+the user.
 
-A guess decodes the bytes by each candidate and counts the characters that text of its language
-consists of: the candidates are few, a wrong one gives rare characters, and a sample in the message
-shows whether the guess is right.
+The guess decodes the bytes with each candidate and counts the characters typical of its language:
+a wrong candidate gives rare characters, and the message shows a sample so that the user can check.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ ALLOWED = (
     "the name of a text encoding, e.g. gbk, big5, shift_jis, euc-kr, latin-1, cp1252, "
     "cp1251, utf-16"
 )
-SAMPLE = 1 << 16  # bytes that a guess looks at
-SHOWN = 5  # files in a message
-CONTEXT = 24  # characters of a text in a message
+SAMPLE = 1 << 16  # bytes examined by a guess
+SHOWN = 5  # files named in a message
+CONTEXT = 24  # characters of text quoted in a message
 CONTROLS = bytes(range(9))
-DAMAGED = 0.1  # of the characters beyond ASCII: with fewer broken ones it is UTF-8
+DAMAGED = 0.1  # share of broken non-ASCII characters below which text counts as UTF-8
 
 _HAN = (
     "的一是不了在人有我他中大上到就出会可也你生能而子那得下自之年"
@@ -56,9 +55,9 @@ _UTF16 = _HANS + _HANT + _KANA + _HANGUL + _CYRILLIC + _WEST
 
 @dataclass(frozen=True)
 class Candidate:
-    """`share` of the characters beyond ASCII that are among `typical` in text in this encoding;
-    `chance`: in any other bytes. `latin`: they have letters of ASCII beside them (True) or have not
-    (False)."""
+    """An encoding to guess. `share`: of the non-ASCII characters, those in `typical` for text in
+    this encoding; `chance`: the same for other bytes; `latin`: whether ASCII letters surround
+    them."""
 
     codec: str
     typical: frozenset[str]
@@ -90,9 +89,9 @@ _MARKS = (
 
 
 def check(name: str, origin: str) -> list[Problem]:
-    """What is wrong with a value of --encoding; `origin`: where it came from."""
+    """Problems of a value of --encoding. `origin`: where it was set."""
     try:
-        # else bytes.decode() does not take it: base64, rot13
+        # rejects codecs that bytes.decode() does not accept: base64, rot13
         fine = codecs.lookup(name)._is_text_encoding
     except LookupError:
         fine = False
@@ -111,12 +110,12 @@ def check(name: str, origin: str) -> list[Problem]:
 
 
 def is_plain(name: str) -> bool:
-    """Does this value of --encoding ask for UTF-8 only?"""
+    """Whether this value of --encoding allows UTF-8 only."""
     return codecs.lookup(name).name == UTF8
 
 
 def is_utf8(text: bytes) -> bool:
-    """Whole characters of UTF-8. Some UTF-16 would be that too, but for its control characters."""
+    """Whether `text` is UTF-8. Control characters rule out UTF-16 that would also be valid."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -125,8 +124,8 @@ def is_utf8(text: bytes) -> bool:
 
 
 def _zeros(text: bytes) -> str:
-    """UTF-16 of ASCII or of one other alphabet: every other byte is zero, or one that text does not
-    have."""
+    """The UTF-16 codec of ASCII text or of one other alphabet: every other byte is zero, or one
+    that text does not contain."""
     if len(text) < 4 or len(text.translate(None, CONTROLS)) == len(text):
         return ""
     many, few = len(text) // 2 * 0.5, len(text) // 2 * 0.02
@@ -138,7 +137,7 @@ def _zeros(text: bytes) -> str:
 
 
 def guess(text: bytes) -> str:
-    """The codec of a text that is not UTF-8; UTF8 where only some bytes are damaged; "" when no
+    """The codec of text that is not UTF-8; UTF8 if only some bytes are damaged; "" if no
     candidate fits."""
     if found := next((name for mark, name in _MARKS if text.startswith(mark)), "") or _zeros(
         text[: SAMPLE * 4]
@@ -155,17 +154,16 @@ def guess(text: bytes) -> str:
 
 
 def _interesting(text: bytes) -> bytes:
-    """A part that begins with the line of the first byte beyond ASCII, at an even place."""
+    """A part from the start of the line with the first non-ASCII byte, at an even offset."""
     first = next((at for at, byte in enumerate(text) if byte > 0x7F), 0)
     begin = (text.rfind(b"\n", 0, first) + 1) & ~1
     return text[begin : begin + SAMPLE]
 
 
 def _score(sample: bytes, of: Candidate) -> float:
-    """How much more likely these characters are in this encoding than by chance: the logarithm of
-    that."""
+    """Log-likelihood ratio of these characters: in this encoding against chance."""
     try:
-        # the last character may be cut
+        # the last character may be incomplete
         decoded = codecs.getincrementaldecoder(of.codec)().decode(sample)
     except UnicodeDecodeError:
         return -math.inf
@@ -191,8 +189,8 @@ def _score(sample: bytes, of: Candidate) -> float:
 
 @dataclass
 class NotUtf8(Exception):
-    """`text`: some of the file with the first place that is not UTF-8; `where`: the file, perhaps
-    with a line."""
+    """`text`: a part of the file with the first bytes that are not UTF-8; `where`: the file,
+    possibly with a line."""
 
     file: Path
     where: str
@@ -200,7 +198,7 @@ class NotUtf8(Exception):
 
 
 def problems(found: Sequence[NotUtf8]) -> list[Problem]:
-    """One for each encoding that is found, with its files."""
+    """One problem per detected encoding, with its files."""
     groups: dict[str, list[NotUtf8]] = {}
     for one in found:
         groups.setdefault(guess(one.text), []).append(one)
@@ -216,14 +214,14 @@ def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
     if not name:
         return Problem(
             "data.encoding",
-            f"{what}, encoding not recognised",
+            f"{what}, unknown encoding",
             "UTF-8, or its encoding as --encoding=NAME",
             [f"file {shlex.quote(str(files[0]))}"],
         )
     if name == UTF8:
         return Problem(
             "data.encoding_damaged",
-            f"{what} as a whole, some bytes are damaged",
+            f"{what}: some bytes are damaged",
             "UTF-8",
             [_converted(UTF8, files, drop=True) + "   # drops them"],
         )
@@ -237,7 +235,7 @@ def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
 
 
 def _excerpt(text: bytes, name: str) -> str:
-    """What it says in this encoding, around the first character beyond ASCII."""
+    """Decoded text around the first non-ASCII character."""
     part = text if name.startswith(("utf-16", "utf-32")) else _interesting(text)
     decoded = part[: SAMPLE // 16 * 4].decode(name, "replace").lstrip("\ufeff")
     at = next((at for at, c in enumerate(decoded) if c > "\x7f"), 0)
@@ -245,7 +243,7 @@ def _excerpt(text: bytes, name: str) -> str:
 
 
 def _converted(name: str, files: Sequence[Path], *, drop: bool = False) -> str:
-    """The command that makes them UTF-8, in place."""
+    """The command that converts the files to UTF-8 in place."""
     known = name.upper().replace("-LE", "LE").replace("-BE", "BE")
     names = [shlex.quote(str(file)) for file in files]
     tool = {".gz": ("gzip -dc", "| gzip "), ".zst": ("zstd -dc", "| zstd ")}.get(

@@ -27,12 +27,12 @@ def as_it_is(batch: Any) -> Any:
 
 
 class Batches:
-    """This rank's micro-batches. Step after step, all ranks together take the next G sequences of
-    the epoch's order: micro-batch m of rank r the B ones from (m·W + r)·B on. So a step has the
-    same samples for every number of ranks.
+    """Micro-batches of this rank. In each step all ranks together take the next G sequences of the
+    epoch's order: micro-batch m of rank r takes the B sequences from (m·W + r)·B on. A step
+    therefore has the same samples for any number of ranks.
 
-    `arrive` makes of the rows of a loader what the model gets, on its device. Nothing here starts a
-    thread; with `workers` torch's DataLoader reads ahead.
+    `arrive` turns a row batch into the model's input on its device. No threads are started here;
+    with `workers`, torch's DataLoader reads ahead.
     """
 
     def __init__(
@@ -53,56 +53,54 @@ class Batches:
         self.arrive = arrive
         self.step_sequences = batch.total_tokens // batch.seq_len  # G
         self._sampler = _Share(batch, rank, seed, len(dataset))
-        # What keeps workers alive stands here and nowhere else. They ignore SIGTERM, by which
-        # multiprocessing would end them when the program ends, and wait for them for ever: so they
-        # are let go before.
+        # The only reference that keeps workers alive. They ignore SIGTERM, which multiprocessing
+        # uses to end them at exit before it waits for them without limit, so they are released
+        # earlier.
         self._held: dict[str, Any] = {}
         self._ends = weakref.finalize(self, self._held.clear)
         if workers:
             self._held["loader"] = DataLoader(
                 _Rows(dataset),
-                batch_size=None,  # the sampler gives whole batches
+                batch_size=None,  # the sampler returns whole batches
                 sampler=self._sampler,
                 num_workers=workers,
                 persistent_workers=persistent,
                 worker_init_fn=functools.partial(start_worker, os.getpid()),
-                # A private generator: creating an iterator must not shift the global random state
+                # A private generator: creating an iterator must not advance the global random state
                 # (exact resume).
                 generator=torch.Generator().manual_seed(seed + rank & (1 << 63) - 1),
-                # Restarting two workers costs 30 ms with fork and 700–1200 ms otherwise; they touch
+                # Restarting two workers takes 30 ms with fork, 700–1200 ms otherwise; they use
                 # neither CUDA nor gloo.
                 multiprocessing_context="fork",
             )
 
     def epoch(self, number: int, used: int) -> Iterator[Any]:
-        """The micro-batches of epoch `number` (from 0), after `used` sequences of it that all ranks
-        have trained already.
+        """The micro-batches of epoch `number` (from 0) after the `used` sequences that all ranks
+        have already trained.
 
-        Workers are started here, before the first batch is asked for. Ends with the last whole
+        Starts the workers at once, before the first batch is requested. Ends with the last full
         step.
         """
         self._sampler.epoch, self._sampler.used = number, used
         loader = self._held.get("loader")
-        self._held["rows"] = (
-            None  # workers of an epoch that was left early end before new ones start
-        )
+        self._held["rows"] = None  # workers of an abandoned epoch end before new ones start
         rows = self._held["rows"] = (
             iter(loader) if loader is not None else _Plain(self.dataset, iter(self._sampler))
         )
         return self._arriving(weakref.ref(rows))
 
     def close(self) -> None:
-        """End the workers; no batch can be had any more. Done by itself when the program ends."""
+        """End the workers; no more batches can be read. Called automatically at exit."""
         self._ends()
 
     def indices(self, epoch: int, used: int, rank: int | None = None, steps: int = 1) -> Ints:
-        """The sequences that a rank (this one) takes in the step (or so many steps) beginning at
-        `used`: all its micro-batches in order, (steps·A·B,)."""
+        """Sequences that a rank (default: this one) takes in `steps` steps starting at `used`: all
+        its micro-batches in order, (steps·A·B,)."""
         share = _share(self.batch, self.rank if rank is None else rank, steps)
         return self.order(epoch).at(used + share.ravel())
 
     def order(self, epoch: int) -> EpochPermutation:
-        """The order of all sequences in that epoch."""
+        """The order of all sequences in an epoch."""
         return EpochPermutation(len(self.dataset), self.seed, epoch)
 
     def _arriving(self, source: weakref.ref[Iterator[Any]]) -> Iterator[Any]:
@@ -112,11 +110,11 @@ class Batches:
             if one is None:
                 return
             yield self.arrive(one)
-        raise RuntimeError("these batches were closed, or another epoch has begun")
+        raise RuntimeError("the batches were closed, or another epoch has started")
 
 
 def _share(batch: Batch, rank: int, steps: int) -> Ints:
-    """Positions that a rank takes in so many steps, counted from the first one's beginning:
+    """Positions that a rank takes in `steps` steps, relative to the start of the first:
     (micro-batches, B)."""
     micro = np.arange(steps * batch.accumulation, dtype=np.int64)
     first = (micro * batch.world_size + rank) * batch.device_sequences
@@ -124,7 +122,7 @@ def _share(batch: Batch, rank: int, steps: int) -> Ints:
 
 
 class _Plain:
-    """Rows without workers."""
+    """Rows read without workers."""
 
     def __init__(self, dataset: BatchDataset, keys: Iterator[Key]) -> None:
         self.dataset, self.keys = dataset, keys
@@ -138,7 +136,7 @@ class _Plain:
 
 
 class _Share:
-    """A sampler: the sequences of each micro-batch of a rank, from `used` to the end of the epoch,
+    """Sampler of a rank: the sequences of each micro-batch, from `used` to the end of the epoch,
     computed in blocks."""
 
     def __init__(self, batch: Batch, rank: int, seed: int, count: int) -> None:
@@ -161,7 +159,7 @@ class _Share:
 
 
 class _Rows(Dataset[Any]):
-    """What workers read: a whole batch for the key of one."""
+    """Dataset for workers: one item is a whole batch."""
 
     def __init__(self, dataset: BatchDataset) -> None:
         self.dataset = dataset
@@ -175,8 +173,8 @@ class _Rows(Dataset[Any]):
 
 
 def start_worker(rank_pid: int, worker: int) -> None:
-    """A data-loader worker dies with its rank, also one that died while it was forked; leaves
-    signals to it; uses one thread."""
+    """Initialize a data-loader worker: it exits with its rank (even one that died during the fork),
+    leaves signals to the rank and uses one thread."""
     process.die_with_parent(rank_pid)
     process.ignore_stop_signals()
     torch.set_num_threads(1)

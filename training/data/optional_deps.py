@@ -1,7 +1,7 @@
-"""Optional packages: what a file form or a tokenizer needs beyond what every run has, and what is
-reported when it is missing.
+"""Optional packages that a file format or tokenizer needs, and the problem reported if one is
+missing.
 
-Nothing is imported here: a package is there when the interpreter would find it.
+Nothing is imported here: a package counts as installed if the interpreter would find it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from training.core.errors import Problem
 from training.host import packages
 
-# Ends of names, the package, what it does.
+# Suffix, package, its use.
 FORMS = (
     (".parquet", "pyarrow", "reads .parquet"),
     (".zst", "zstandard", "reads .zst"),
@@ -26,9 +26,9 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
     """One problem for all packages that these files and this tokenizer need and this interpreter
     lacks.
 
-    Ask with the interpreter of the run only: another one's packages say nothing.
+    Call it only in the interpreter of the run: another interpreter has other packages.
     """
-    needs: dict[str, str] = {}  # package → who needs it
+    needs: dict[str, str] = {}  # package → reason
     if tokenizer == "bpe":
         needs["tokenizers"] = "--tokenizer=bpe needs tokenizers"
     for name in [str(tokenizer), *map(str, files)]:
@@ -45,7 +45,7 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
     return [
         Problem(
             "package.missing",
-            f"an optional package is not installed: {'; '.join(lacking.values())}",
+            f"optional package not installed: {'; '.join(lacking.values())}",
             "",
             packages.add(lacking),
         )

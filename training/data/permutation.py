@@ -1,10 +1,9 @@
-"""The order of an epoch by arithmetic: no permutation is stored, so an epoch of any length starts
-at once.
+"""Order of an epoch, computed: no permutation is stored, so an epoch of any length starts at once.
 
-The positions 0 … n-1 of an epoch map one to one to the sequences 0 … n-1: rounds of 'add, multiply
-by an odd number, shift and xor' are a bijection on k-bit numbers, and whatever falls outside n is
-mapped again until it falls inside (cycle walking). The order depends on (count, seed, epoch) and
-nothing else: not on the number of ranks, workers or the batch.
+The positions 0 … n-1 of an epoch map one to one to the sequences 0 … n-1: rounds of "add, multiply
+by an odd number, shift and xor" are a bijection on k-bit numbers, and results outside 0 … n-1 are
+mapped again until they fall inside (cycle walking). The order depends only on (count, seed, epoch),
+not on the number of ranks or workers or the batch.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ def mix(value: int) -> int:
 
 
 class EpochPermutation:
-    """The sequences of one epoch in their order. `count` sequences; any `seed` and `epoch` (whole
-    numbers)."""
+    """The order of one epoch of `count` sequences, for any integer `seed` and `epoch`."""
 
     def __init__(self, count: int, seed: int, epoch: int) -> None:
         self.count = count
         bits = max(1, (count - 1).bit_length())
         self._mask = np.uint64((1 << bits) - 1)
-        # Half the bits come down in each round; a different number of them every other round.
+        # Rounds alternate between shifts by half and by a third of the bits.
         shifts = (max(1, bits // 2), max(1, (bits + 2) // 3))
         state = mix(mix(seed) + GOLDEN * (epoch + 1))
         self._rounds = []
@@ -49,11 +47,11 @@ class EpochPermutation:
             )
 
     def indices(self, start: int, stop: int) -> Ints:
-        """The sequences at the positions start … stop-1, (n,) int64; fewer where the epoch ends."""
+        """The sequences at positions start … stop-1, (n,) int64; fewer at the end of the epoch."""
         return self.at(np.arange(start, min(stop, self.count), dtype=np.int64))
 
     def at(self, positions: Ints) -> Ints:
-        """The sequences at these positions, each from 0 to count-1; the same shape, int64."""
+        """The sequences at these positions (0 … count-1); same shape, int64."""
         values = self._permute(positions.astype(np.uint64).ravel())
         outside = np.flatnonzero(values >= self.count)
         while len(outside):
@@ -63,7 +61,7 @@ class EpochPermutation:
         return values.astype(np.int64).reshape(positions.shape)
 
     def _permute(self, values: Words) -> Words:
-        """A bijection on numbers of k bits, in place."""
+        """A bijection on k-bit numbers, in place."""
         for add, multiply, shift in self._rounds:
             values += add
             values *= multiply  # modulo 2^64, so modulo 2^k too
@@ -73,9 +71,9 @@ class EpochPermutation:
 
 
 def digest(indices: npt.ArrayLike) -> int:
-    """A 64-bit hash of a multiset of sequences: the sum, modulo 2^64, of mixed values.
+    """A 64-bit hash of a multiset of sequences: the sum of mixed values modulo 2^64.
 
-    It does not depend on the order, and digests of disjoint parts add up (modulo 2^64) to the
+    It does not depend on the order, and the digests of disjoint parts add up (modulo 2^64) to the
     digest of the whole.
     """
     values = np.asarray(indices, dtype=np.int64).astype(np.uint64).ravel()

@@ -1,11 +1,10 @@
-"""Text → token shards on the disk, once per corpus and tokenizer. Whoever comes second finds them,
-proven whole.
+"""Text → token shards on disk, once per corpus and tokenizer. Later starts verify and reuse them.
 
 data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endian tokens, memory-mapped
                                              by the loader
                           tokenizer.json or ranks.tiktoken      of a learned vocabulary
                           index.json                            sizes and checksums; the folder
-                                                                appears whole, by one rename
+                                                                appears complete, by one rename
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ from training.data.tokenizer_base import BOS, BYTES, PADDED_VOCAB, Tokenizer
 
 FORMAT = 3
 SHARD_TOKENS = 1 << 27
-# One document in twenty is for validation; when that gives no sensible share (few or one huge
-# document), the last twentieth of all tokens.
+# One document in twenty is for validation; if that share is out of range (few documents or a huge
+# one), the last twentieth of all tokens.
 VALIDATION_ONE_IN = 20
 SENSIBLE_SHARE = (0.01, 0.20)
-# A vocabulary is learned from so much text, drawn from the whole corpus: more changes nothing but
-# the time.
+# A vocabulary is learned from this much text, drawn from the whole corpus: more only takes longer.
 LEARN_BYTES = 256 << 20
-COMPRESSION = 4  # a guess, for that draw only
+COMPRESSION = 4  # an estimate, used for that draw only
 PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
 
-Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # activity, bytes done, total bytes
 TOKENIZING, CHECKING, LEARNING, MERGING = (
     "preparing",
     "checking",
@@ -52,13 +50,13 @@ TOKENIZING, CHECKING, LEARNING, MERGING = (
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody wants."""
+    """Progress callback that ignores its arguments."""
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """A corpus on the disk, in tokens. `vocab` is what the model has rows for: the tokenizer's ids
-    and padding."""
+    """A corpus on disk, in tokens. `vocab`: embedding rows of the model, the tokenizer's ids and
+    padding."""
 
     folder: str
     name: str
@@ -66,13 +64,13 @@ class PreparedCorpus:
     train_tokens: int
     val_tokens: int
     tokenizer: str = (
-        BYTES  # a description; training.data.tokenizer.for_corpus() gives the tokenizer
+        BYTES  # a description; training.data.tokenizer.for_corpus() loads the tokenizer
     )
     vocab: int = PADDED_VOCAB
     token_bytes: int = 2
     bos: int = BOS
     shard_tokens: int = SHARD_TOKENS
-    # of the text, separators left out: a loss in nats per token becomes one in bits per byte by it
+    # of text, without separators; converts a loss in nats per token to bits per byte
     bytes_per_token: float = 1.0
 
     @property
@@ -94,7 +92,7 @@ class PreparedCorpus:
 
 
 def content(data: PreparedCorpus) -> str:
-    """One checksum of all tokens, whatever folder and files they came from."""
+    """One checksum of all tokens, independent of folder and source files."""
     files = (rundir.read_json(Path(data.folder, "index.json")) or {"files": {}})["files"]
     return hashlib.sha256(
         json.dumps(
@@ -106,8 +104,8 @@ def content(data: PreparedCorpus) -> str:
 def fingerprint(
     source: CorpusSource, text_field: str, chosen: str = BYTES, vocab_size: int = 0
 ) -> str:
-    """Changes whenever a file of the corpus (path, size or time) or the tokenizer (choice, size,
-    content) does."""
+    """A hash that changes with every file of the corpus (path, size, time) and with the tokenizer
+    (choice, size, content)."""
     digest = hashlib.sha256(f"{FORMAT} {SHARD_TOKENS} {text_field}".encode())
     if chosen == tokenizer_base.BPE:
         digest.update(f"\0bpe {vocab_size}".encode())
@@ -134,29 +132,29 @@ def ensure(
     chosen: str = BYTES,
     vocab_size: int = 0,
 ) -> PreparedCorpus:
-    """The prepared corpus, made when it is not there or not whole. `chosen` and `vocab_size` as
-    --tokenizer, --vocab_size.
+    """The prepared corpus, made if it is missing or damaged. `chosen` and `vocab_size`: as
+    --tokenizer and --vocab_size.
 
-    Raises UserError for text or a tokenizer that can not be used, OSError for a full disk.
+    Raises UserError for unusable text or an unusable tokenizer, OSError for a full disk.
     """
-    # room for the rest within the 255 bytes of a file name
+    # leaves room for the rest within the 255 bytes of a file name
     short = os.fsdecode(os.fsencode(source.name)[:100])
     folder = cache / f"{short}-{fingerprint(source, text_field, chosen, vocab_size)}"
     found, _ = _existing(folder, progress)
     if found:
         return found
     cache.mkdir(parents=True, exist_ok=True)
-    # two runs at once: the second waits and finds it done
+    # of two runs at once, the second waits and finds the corpus prepared
     with _alone(cache / f".{folder.name}.lock"):
         found, damage = _existing(folder, progress)
         if found:
             return found
         if damage:
             log.warning(
-                f"the prepared data {folder} is damaged: {damage}; it is prepared again from "
+                f"the prepared data {folder} is damaged: {damage}; preparing it again from "
                 f"{source.name}"
             )
-        work = cache / f".{folder.name}.work"  # always the same: what a killed one left is removed
+        work = cache / f".{folder.name}.work"  # a fixed name: leftovers of a killed run are removed
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         try:
@@ -170,7 +168,7 @@ def ensure(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Holds a lock file, which is gone afterwards."""
+    """Holds a lock file and removes it afterwards."""
     while True:
         with open(path, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -178,7 +176,7 @@ def _alone(path: Path) -> Iterator[None]:
                 same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
             except FileNotFoundError:
                 same = False
-            # whoever held it before has removed it: another one may hold a new file of that name
+            # the previous holder removed the file: another process may hold a new one
             if not same:
                 continue
             try:
@@ -189,7 +187,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:
-    """(what is there and whole, what is damaged)."""
+    """(the intact corpus, or None; what is damaged, or "")."""
     if not folder.exists():
         return None, ""
     index = rundir.read_json(folder / "index.json")
@@ -204,7 +202,7 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
             for path, size in _shards(prepared, part)
         }
         if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
-            return None, "index.json contradicts itself"
+            return None, "index.json is inconsistent"
         damage = shards.damage(
             folder, index["files"], lambda done, total: progress(CHECKING, done, total)
         )
@@ -275,7 +273,7 @@ def _write(
 
 
 def for_validation(document: int) -> bool:
-    """Does this document (by number) belong to the validation part?"""
+    """Whether the document with this number belongs to the validation part."""
     return zlib.crc32(str(document).encode()) % VALIDATION_ONE_IN == 0
 
 
@@ -287,7 +285,7 @@ def _tokenize(
     val: Writer,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Everything into the two parts, document by document; returns the number of documents and of
+    """Tokenize every document into one of the two parts. Returns the number of documents and of
     their bytes."""
     count, done, text = 0, 0, 0
     seen: deque[DocumentPart] = deque()  # pieces that are being tokenized
@@ -306,7 +304,7 @@ def _tokenize(
         (val if for_validation(count - 1) else train).write(tokens)
         done = piece.done
         progress(TOKENIZING, done, source.total_bytes)
-    if done != source.total_bytes and count:  # the end of a compressed file belongs to no text
+    if done != source.total_bytes and count:  # the end of a compressed file contains no text
         progress(TOKENIZING, source.total_bytes, source.total_bytes)
     return count, text
 
@@ -326,7 +324,7 @@ def _cut_tail(train: Writer, val: Writer) -> Writer:
 def _learn(
     source: CorpusSource, text_field: str, vocab_size: int, work: Path, progress: Progress
 ) -> Tokenizer:
-    """A vocabulary of the training documents; of a large corpus, from a part drawn evenly."""
+    """A vocabulary of the training documents, or of an even sample of a large corpus."""
     from training.data import bpe
 
     guess = sum(
@@ -350,7 +348,7 @@ def _learn(
                 learned += len(piece.content)
                 yield piece.content.decode("utf-8", "replace")
 
-    def waiting() -> None:  # the text is read; what is left has no end in sight
+    def waiting() -> None:  # the text is read; the remaining time is unknown
         if done >= source.total_bytes:
             progress(MERGING, done, source.total_bytes)
 
@@ -367,6 +365,6 @@ def _warn_of_loss(words: Tokenizer) -> None:
     text = words.decode(ids.tolist())
     if text != PROBE:
         log.warning(
-            f"tokenizer {words.name} changes text ({PROBE!r} comes back as {text!r}): bits per "
+            f"tokenizer {words.name} changes text ({PROBE!r} is decoded as {text!r}): bits per "
             f"byte are not exact"
         )

@@ -1,8 +1,7 @@
-"""The documents of a corpus, streamed: whatever the file's form, never more than a line or some
-rows of it in memory.
+"""Documents of a corpus, streamed: no more than one line or some rows of a file are in memory.
 
-A text file is one document; a line of .jsonl and a row of .parquet are one each. What can not be
-read in full is a problem that names file and line; nothing is skipped or guessed.
+A text file is one document; each line of .jsonl and row of .parquet is one. Unreadable content is
+a problem with file and line; nothing is skipped or guessed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from training.core.errors import Problem, UserError
 from training.data import encoding
 from training.data.corpus import CorpusSource
 
-PIECE = 1 << 18  # a longer document comes in pieces of at most so many bytes
-MAX_LINE = 1 << 30  # a longer line is no line of .jsonl
-ROWS = 256  # of .parquet at once
+PIECE = 1 << 18  # maximum bytes of a piece; longer documents are split
+MAX_LINE = 1 << 30  # a longer line is not valid .jsonl
+ROWS = 256  # of .parquet per read
 CONTINUED = 0b10 << 6  # the two highest bits of a byte that continues an UTF-8 character
 
 
@@ -33,11 +32,11 @@ class DocumentPart(NamedTuple):
 
     content: bytes
     first: bool = True  # begins a document
-    done: int = 0  # bytes of all files of the source that have been read so far
+    done: int = 0  # bytes read so far of all files of the source
 
 
 class _Damaged(Exception):
-    """A compressed file that ends too early or is not what its name says."""
+    """A compressed file that ends too early or does not have the format of its suffix."""
 
 
 def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
@@ -56,7 +55,7 @@ def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
             raise UserError(
                 Problem(
                     "data.unreadable",
-                    f"{file} can not be read: {error.strerror or error}",
+                    f"{file} cannot be read: {error.strerror or error}",
                     "a readable file",
                 )
             ) from None
@@ -64,15 +63,15 @@ def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
 
 
 def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[DocumentPart]:
-    """The pieces of one file; `done` counts its own bytes. `name`: the encoding, where it is not
+    """The pieces of one file; `done` counts bytes of this file. `name`: the encoding if not
     UTF-8."""
     form, suffix = _form(file), file.suffix.lower()
     if not size and suffix in (".gz", ".zst", ".parquet"):
         raise UserError(
             Problem(
                 "data.damaged",
-                f"{file}: damaged file: it is empty, a {suffix} file never is",
-                "the whole file",
+                f"{file}: damaged file: an empty {suffix} file",
+                "a complete file",
             )
         )
     if form == ".txt":
@@ -95,7 +94,7 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
 def _text(file: Path, name: str) -> Iterator[DocumentPart]:
     done = 0
     with _opened(file, name) as (text, raw):
-        for number, piece in enumerate(_told(pieces(text), file)):
+        for number, piece in enumerate(_checked(pieces(text), file)):
             if not encoding.is_utf8(piece):
                 raise encoding.NotUtf8(file, str(file), piece)
             done = done + len(piece) if raw is text else raw.tell()
@@ -103,7 +102,7 @@ def _text(file: Path, name: str) -> Iterator[DocumentPart]:
 
 
 def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
-    """Of the files that have not been read yet, by their beginning."""
+    """Files not read yet whose beginning is not UTF-8 either."""
     for file in files:
         if _form(file) == ".parquet":
             continue
@@ -116,11 +115,11 @@ def _also_not_utf8(files: Sequence[Path]) -> Iterator[encoding.NotUtf8]:
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """A text in pieces of at most PIECE bytes, cut at the end of a line; in a huge line, between
-    two characters.
+    """A text in pieces of at most PIECE bytes, cut at line ends or, in a huge line, between
+    characters.
 
-    Where it is cut depends on the text only, so a text gives the same pieces from any file. At
-    least one piece.
+    The cuts depend only on the text, so a text gives the same pieces from any file. At least one
+    piece.
     """
     text, first = b"", True
     while True:
@@ -137,7 +136,7 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _between_characters(text: bytes) -> int:
-    """Where to cut so that the character at the end stays whole; bytes that are no UTF-8 are cut
+    """Where to cut without splitting the last character; bytes that are not UTF-8 are cut
     anywhere."""
     for end in range(len(text) - 1, len(text) - 5, -1):
         if text[end] & 0b11 << 6 != CONTINUED:
@@ -146,7 +145,7 @@ def _between_characters(text: bytes) -> int:
 
 
 def _form(file: Path) -> str:
-    """What the content is: .jsonl, .parquet, or .txt for any other text."""
+    """Format of the content: .jsonl, .parquet, or .txt for any other text."""
     name = file.name.lower().removesuffix(".gz").removesuffix(".zst")
     return (
         ".jsonl" if name.endswith(".jsonl") else ".parquet" if name.endswith(".parquet") else ".txt"
@@ -158,10 +157,10 @@ def _form(file: Path) -> str:
 
 
 class _opened:
-    """(content, file): the same object when nothing is compressed or decoded; the file tells how
-    far it has been read.
+    """(content, file): the same object unless the file is compressed or decoded; the position in
+    `file` is the number of bytes read.
 
-    `name`: the encoding of a file that is not UTF-8 as a whole; "": it is not asked.
+    `name`: encoding to use if the whole file is not UTF-8; "": the file is not checked.
     """
 
     def __init__(self, file: Path, name: str = "") -> None:
@@ -185,13 +184,13 @@ class _opened:
 
 def _is_utf8(file: Path) -> bool:
     with _opened(file) as (text, _):
-        return all(map(encoding.is_utf8, _told(pieces(text), file)))
+        return all(map(encoding.is_utf8, _checked(pieces(text), file)))
 
 
 class _Zstandard(io.RawIOBase):
-    """The library's own reader takes a file that was cut for one that ends; this one does not."""
+    """Zstandard stream that rejects a truncated file; the library's own reader accepts one."""
 
-    INPUT = 1 << 14  # a small part, since it may hold a thousand times as much
+    INPUT = 1 << 14  # small, since it may expand a thousandfold
 
     def __init__(self, raw: BinaryIO) -> None:
         self.zstandard: Any = import_module("zstandard")
@@ -208,7 +207,7 @@ class _Zstandard(io.RawIOBase):
             block = block or self.raw.read(self.INPUT)
             if not block:
                 if self.frame and not self.frame.eof:
-                    raise _Damaged("it ends too early")
+                    raise _Damaged("the file ends too early")
                 return 0
             if self.frame is None or self.frame.eof:
                 self.frame = self.zstandard.ZstdDecompressor().decompressobj()
@@ -222,8 +221,8 @@ class _Zstandard(io.RawIOBase):
         return count
 
 
-def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
-    """The same items; a damaged file becomes a problem that says how far it could be read."""
+def _checked(items: Iterator[Any], file: Path) -> Iterator[Any]:
+    """Pass on `items`; a damaged file becomes a problem with the last readable position."""
     count = 0
     try:
         for item in items:
@@ -236,7 +235,7 @@ def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
             Problem(
                 "data.damaged",
                 f"{file}: damaged {what} file{where}: {error}",
-                "the whole file, compressed once more",
+                "a complete file, compressed again",
             )
         ) from None
     except UnicodeDecodeError as error:
@@ -251,7 +250,7 @@ def _told(items: Iterator[Any], file: Path) -> Iterator[Any]:
         ) from None
 
 
-# ── many documents in a file
+# ── formats with many documents
 # ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -259,14 +258,14 @@ def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes,
     position = 0
     with _opened(file, name) as (lines, raw):
         for number, line in enumerate(
-            _told(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1
+            _checked(iter(lambda: lines.readline(MAX_LINE + 1), b""), file), 1
         ):
             if len(line) > MAX_LINE:
                 raise UserError(
                     Problem(
                         "data.line_too_long",
-                        f"{file}:{number}: a line of more than {MAX_LINE} bytes",
-                        "one JSON object a line",
+                        f"{file}:{number}: line longer than {MAX_LINE} bytes",
+                        "one JSON object per line",
                     )
                 )
             position = position + len(line) if raw is lines else raw.tell()
@@ -281,7 +280,7 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object a line")
+            Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object per line")
         ) from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         keys = (
@@ -290,8 +289,8 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
         raise UserError(
             Problem(
                 "data.no_text_field",
-                f"{where}: no text under {text_field!r}",
-                "a JSON object with the text in it",
+                f"{where}: no text in field {text_field!r}",
+                "a JSON object with this text field",
                 _fields(keys),
             )
         )
@@ -306,8 +305,8 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     row = 0
     try:
-        # A part of a column at a time, however large the row groups are; sums of pages are checked
-        # where there are any.
+        # Read part of a column at a time, however large the row groups are; page checksums are
+        # verified if present.
         with parquet.ParquetFile(
             file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
         ) as table:
@@ -320,7 +319,7 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
                         raise UserError(
                             Problem(
                                 "data.no_text_field",
-                                f"{file}: row {row}: no text under {text_field!r}",
+                                f"{file}: row {row}: no text in column {text_field!r}",
                                 "a text in every row",
                             )
                         )
@@ -328,11 +327,11 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         first = str(error).partition("\n")[0]
         what = f"{file}: damaged Parquet file" + (f" after row {row}" if row else "") + f": {first}"
-        raise UserError(Problem("data.damaged", what, "a whole Parquet file")) from None
+        raise UserError(Problem("data.damaged", what, "a complete Parquet file")) from None
 
 
 def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
-    """The column is there, once, and holds text."""
+    """Check that the column exists once and contains text."""
 
     def is_text(kind: Any) -> bool:
         kinds = arrow.types
@@ -349,7 +348,7 @@ def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
     )
     columns = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:12])
     what = (
-        f"column {text_field!r} holds {found[0].type}, not text"
+        f"column {text_field!r} has type {found[0].type}, not text"
         if len(found) == 1
         else f"no column {text_field!r}"
     )
@@ -359,7 +358,7 @@ def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
         Problem(
             "data.no_text_field",
             f"{file}: {what}; its columns: {columns}",
-            "a column of texts",
+            "a text column",
             fixes,
         )
     )

@@ -1,5 +1,4 @@
-"""Files of tokens: written in parts of a fixed size, and proven whole before they are read
-again."""
+"""Files of tokens: written in parts of a fixed size and verified before they are read again."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def names(part: str, count: int) -> list[str]:
 
 
 def sizes(tokens: int, limit: int) -> list[int]:
-    """Tokens of each shard: all but the last are full; no shard for no token."""
+    """Tokens of each shard: all but the last are full; no shards for zero tokens."""
     return [min(limit, tokens - start) for start in range(0, tokens, limit)]
 
 
@@ -53,7 +52,7 @@ class Writer:
             tokens = tokens[room:]
 
     def close(self) -> None:
-        """Everything is on the disk; writing may go on."""
+        """Flush everything to disk; writing may continue."""
         if self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -73,7 +72,7 @@ class Writer:
                     yield np.frombuffer(chunk, f"<u{self.token_bytes}")
 
     def truncate(self, tokens: int) -> None:
-        """Keep the first `tokens` only."""
+        """Keep only the first `tokens` tokens."""
         self.close()
         old = self.paths
         self.tokens = tokens
@@ -83,17 +82,17 @@ class Writer:
             os.truncate(self.paths[-1], tokens % self.limit * self.token_bytes)
 
     def drop(self) -> None:
-        """Close without a care: what was written is thrown away."""
+        """Close without error reports: the content is discarded."""
         if self._file:
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):  # a full disk has been told
+            with contextlib.suppress(OSError):  # a full disk is already reported
                 file.close()
 
 
 def sums(
     paths: list[Path], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[str]:
-    """The sha256 of each file; several at once, since hashing lets other threads run. Raises
+    """The sha256 of each file, several in parallel, since hashing releases the GIL. Raises
     OSError."""
     total, done, stop = sum(path.stat().st_size for path in paths), [0] * len(paths), False
 
@@ -115,7 +114,7 @@ def sums(
                 if left:
                     progress(sum(done), total)
         except BaseException:
-            stop = True  # Ctrl-C does not wait for gigabytes
+            stop = True  # Ctrl-C must not wait for gigabytes
             raise
     found = {number: future.result() for future, number in waiting.items()}
     return [found[number] for number in range(len(paths))]
@@ -124,8 +123,8 @@ def sums(
 def damage(
     folder: Path, files: Mapping[str, Mapping[str, Any]], progress: Callable[[int, int], None]
 ) -> str:
-    """What is wrong with the first file that is not as `files` (name → bytes, sha256) says; "" when
-    all are whole."""
+    """Problem of the first file that differs from `files` (name → bytes, sha256); "" if all are
+    intact."""
     paths = [folder / name for name in files]
     try:
         for path, facts in zip(paths, files.values(), strict=True):
@@ -134,9 +133,8 @@ def damage(
         for path, facts, found in zip(paths, files.values(), sums(paths, progress), strict=True):
             if found != facts["sha256"]:
                 return (
-                    f"{path.name} is not what was written (sha256 {found[:12]}…, not "
-                    f"{facts['sha256'][:12]}…)"
+                    f"{path.name} was changed (sha256 {found[:12]}…, not {facts['sha256'][:12]}…)"
                 )
     except OSError as error:
-        return f"{Path(str(error.filename or folder)).name} can not be read: {error.strerror}"
+        return f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror}"
     return ""

@@ -21,11 +21,11 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # inputs and targets, int64
 
 
 class TokenDataset(BatchDataset, Dataset[Pair]):
-    """Sequence i is tokens [i·T, i·T+T) with the next token of each as its target; it may cross a
-    border of shards.
+    """Sequence i is the tokens [i·T, i·T+T), each with the next token as its target; it may span
+    several shards.
 
-    `sizes`: tokens that each shard must have. Raises UserError, with the shard's name, for one that
-    is lost or has another size.
+    `sizes`: expected tokens per shard. Raises UserError with the shard's name if one is missing or
+    has another size.
     """
 
     def __init__(
@@ -42,12 +42,11 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
         self._shards = [
             _open(path, kind, sizes[i] if sizes else None) for i, path in enumerate(paths)
         ]
-        self._firsts = [0]  # the first token of each shard
+        self._firsts = [0]  # index of the first token of each shard
         for shard in self._shards:
             self._firsts.append(self._firsts[-1] + len(shard))
         self._length = max(0, self._firsts[-1] - 1) // seq_len
-        # The usual case: all sequences as the rows of one view, so a batch is one copy of whole
-        # rows.
+        # The usual case: all sequences are rows of one view, so a batch is one copy of whole rows.
         self._rows: npt.NDArray[Any] | None = None
         if len(self._shards) == 1 and self._length:
             tokens = self._shards[0]
@@ -64,11 +63,11 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
         return inputs[0], targets[0]
 
     def batch(self, indices: Sequence[int] | Ints) -> Pair:
-        """Sequences as (len(indices), T) inputs and targets, int64."""
+        """Sequences as inputs and targets, (len(indices), T) int64 each."""
         return pair(self.rows(indices))
 
     def rows(self, indices: Sequence[int] | Ints, epoch: int = 0) -> torch.Tensor:
-        """Sequences with the token after each, (len(indices), T+1) int64."""
+        """Sequences plus the following token, (len(indices), T+1) int64."""
         if self._rows is not None:
             return torch.from_numpy(self._rows[indices].astype(np.int64))
         width = self.seq_len + 1
@@ -87,7 +86,7 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
         return torch.from_numpy(out)
 
     def _copy(self, start: int, row: Ints) -> None:
-        """Tokens from `start` on, out of as many shards as it takes."""
+        """Copy tokens from `start` on, across shards, into `row`."""
         number, done = bisect_right(self._firsts, start) - 1, 0
         while done < len(row):
             part = self._shards[number][start + done - self._firsts[number] :][: len(row) - done]
@@ -96,8 +95,8 @@ class TokenDataset(BatchDataset, Dataset[Pair]):
 
 
 def dataset(data: PreparedCorpus, part: str, seq_len: int) -> TokenDataset:
-    """The dataset of a part ("train" or "val") of a prepared corpus; the shards' sizes are checked
-    (UserError)."""
+    """Dataset of one part ("train" or "val") of a prepared corpus. Raises UserError if a shard has
+    the wrong size."""
     paths = data.train if part == "train" else data.val
     return TokenDataset(paths, seq_len, token_bytes=data.token_bytes, sizes=data.sizes(part))
 
@@ -111,7 +110,7 @@ def arrive(rows: torch.Tensor, device: torch.device) -> Pair:
 
 
 def to_device(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Whole rows, before they are made a pair: parts of rows are not contiguous, and would be
+    """Copy whole rows, before they become pairs: slices of rows are not contiguous and would be
     copied through pageable memory."""
     return (
         rows.pin_memory().to(device, non_blocking=True)
@@ -125,12 +124,12 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
     try:
         size = path.stat().st_size
     except OSError as error:
-        what = f"the shard {path} can not be read: {error.strerror}"
+        what = f"the shard {path} cannot be read: {error.strerror}"
         raise UserError(
             Problem(
                 "data.shard_damaged",
                 what,
-                "the shards as they were prepared; the next start makes them again",
+                "intact shards; the next start prepares missing data again",
                 fixes,
             ),
             Exit.RESOURCES,
@@ -138,18 +137,17 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
     expected = size // kind.itemsize * kind.itemsize if tokens is None else tokens * kind.itemsize
     if size != expected:
         what = (
-            f"the shard {path} has {size} bytes, not {expected}: it was changed or cut after "
-            f"it "
-            f"was prepared"
+            f"the shard {path} has {size} bytes, not {expected}: it was changed or truncated "
+            f"after it was prepared"
         )
         raise UserError(
             Problem(
                 "data.shard_damaged",
                 what,
-                "the shards as they were prepared; the next start makes them again",
+                "intact shards; the next start prepares missing data again",
                 fixes,
             ),
             Exit.RESOURCES,
         )
-    # The plain array below the memmap: slicing that one costs a fraction.
+    # The plain array of the memmap: slicing it costs a fraction of slicing the memmap.
     return np.asarray(np.memmap(path, dtype=kind, mode="r")) if size else np.zeros(0, kind)

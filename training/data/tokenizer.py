@@ -1,8 +1,7 @@
-"""Text to tokens and back: bytes, or a vocabulary that is trained on the corpus or loaded from a
-file.
+"""Text to tokens and back: bytes, or a vocabulary trained on the corpus or loaded from a file.
 
-Nothing but the standard library is imported with this module: a plan asks it for the size of a
-vocabulary. The libraries of learned vocabularies stand in training.data.bpe.
+Imports only the standard library: planning needs the vocabulary size. The libraries of learned
+vocabularies are used in training.data.bpe.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TIKTOKEN_LINES = re.compile(
 
 
 def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
-    """The tokenizer of a prepared corpus, from its folder alone. Raises UserError."""
+    """The tokenizer of a prepared corpus, read from its folder. Raises UserError."""
     index = rundir.read_json(Path(prepared.folder, "index.json")) or {}
     name = index.get("tokenizer_file")
     if name is None:
@@ -52,7 +51,7 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
             Problem(
                 "tokenizer.unreadable",
                 what,
-                "the folder as it was prepared; the next start makes it again",
+                "an intact folder; the next start prepares missing data again",
                 fixes,
             ),
             Exit.RESOURCES,
@@ -65,8 +64,8 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
 
 
 def identity(prepared: PreparedCorpus) -> str:
-    """What tells its tokenizer from all others: the checksum of the file in the prepared folder, or
-    bytes."""
+    """Identity of the corpus's tokenizer: the checksum of its file in the prepared folder, or
+    "bytes"."""
     file = next(
         (f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None
     )
@@ -74,8 +73,8 @@ def identity(prepared: PreparedCorpus) -> str:
 
 
 def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
-    """The tokenizer behind a value of `--tokenizer` other than bpe. Raises UserError for a file
-    that is none."""
+    """The tokenizer for a value of `--tokenizer` other than bpe. Raises UserError for an invalid
+    file."""
     if tokenizer == BYTES:
         return Bytes()
     from training.data import bpe
@@ -88,7 +87,7 @@ def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
         raise UserError(
             Problem(
                 "tokenizer.changed",
-                f"tokenizer {path}: {found.vocab} ids where the file names {ids}",
+                f"tokenizer {path}: {found.vocab} ids, but the file lists {ids}",
                 ALLOWED,
                 list(FIXES),
             )
@@ -100,15 +99,15 @@ def expanded(tokenizer: str) -> Path:
     return Path(os.path.expanduser(tokenizer))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
-# ── what can be told from the file, before anything is loaded
+# ── facts read from the file without loading a tokenizer
 # ────────────────────────────────────────────────────────
 
 
 def vocab_of(tokenizer: str, vocab_size: int) -> int:
-    """Rows of the embedding (a multiple of 64) that a value of `--tokenizer` leads to, in some
-    milliseconds; of bpe the most that it can be, since a short text gives fewer.
+    """Rows of the embedding (a multiple of 64) for a value of `--tokenizer`, found in milliseconds.
+    For bpe this is the maximum, since a short text gives fewer.
 
-    Raises UserError for a file that is no tokenizer; `check` says it with the origin of the value.
+    Raises UserError for a file that is not a tokenizer; `check` also names the origin of the value.
     """
     if tokenizer == BYTES:
         return PADDED_VOCAB
@@ -120,21 +119,21 @@ def vocab_of(tokenizer: str, vocab_size: int) -> int:
 
 
 def fewer(tokenizer: str, vocab_size: int, rows: int) -> str:
-    """A note where the text of a bpe tokenizer gave fewer tokens than were asked for, or nothing.
-    `rows`: of the embedding."""
+    """A note if the text of a bpe tokenizer gave fewer tokens than requested, or "". `rows`: of the
+    embedding."""
     if tokenizer != BPE or rows >= padded(vocab_size):
         return ""
     return (
-        f"--vocab_size is {vocab_size}, and the text has fewer different tokens: the model has "
-        f"{rows} rows for them"
+        f"--vocab_size is {vocab_size}, but the text has fewer distinct tokens: the model has "
+        f"{rows} embedding rows"
     )
 
 
 def check(tokenizer: str, origin: str = "") -> list[Problem]:
-    """What is wrong with a value of `--tokenizer`; `origin` tells where it came from."""
+    """Problems of a value of `--tokenizer`. `origin`: where it was set."""
     if tokenizer in (BYTES, BPE):
         return []
-    path, said = (
+    path, given = (
         expanded(tokenizer),
         f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else ""),
     )
@@ -142,17 +141,17 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return [
             Problem(
                 "tokenizer.is_folder",
-                f"{said}: a folder",
+                f"{given}: it is a folder",
                 ALLOWED,
                 [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"],
             )
         ]
     if not path.is_file():
-        return [Problem("tokenizer.missing", f"{said}: no such file", ALLOWED, list(FIXES))]
+        return [Problem("tokenizer.missing", f"{given}: no such file", ALLOWED, list(FIXES))]
     if path.suffix.lower() not in (".json", ".tiktoken"):
         return [
             Problem(
-                "tokenizer.suffix", f"{said}: not a .json or .tiktoken file", ALLOWED, list(FIXES)
+                "tokenizer.suffix", f"{given}: not a .json or .tiktoken file", ALLOWED, list(FIXES)
             )
         ]
     try:
@@ -161,18 +160,18 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return [
             Problem(
                 "tokenizer.unreadable",
-                f"{said}: it can not be read: {error.strerror}",
+                f"{given}: cannot be read: {error.strerror}",
                 "a readable file",
                 [f"chmod u+r {shlex.quote(str(path))}"],
             )
         ]
     except ValueError as error:
-        return [Problem("tokenizer.invalid", f"{said}: {error}", ALLOWED, list(FIXES))]
+        return [Problem("tokenizer.invalid", f"{given}: {error}", ALLOWED, list(FIXES))]
     return []
 
 
 def _facts(path: Path) -> tuple[int, str]:
-    """(number of ids with our separator, the separator's name when the file has one)."""
+    """(number of ids including Duet's separator, name of the file's own separator or "")."""
     state = path.stat()
     return _read_facts(path, state.st_mtime_ns, state.st_size)
 
@@ -188,8 +187,8 @@ def _read_facts(path: Path, changed: int, size: int) -> tuple[int, str]:
 
 
 def tiktoken_ids(content: bytes) -> int:
-    """The number of ids in a .tiktoken file: lines of base64 and rank. ValueError names the line
-    that is wrong."""
+    """Number of ids in a .tiktoken file, lines of base64 and rank. Raises ValueError with the wrong
+    line."""
     if not _TIKTOKEN_LINES.fullmatch(content):
         for number, line in enumerate(content.splitlines(), 1):
             if not _TIKTOKEN_LINES.fullmatch(line) or not line:
@@ -198,20 +197,20 @@ def tiktoken_ids(content: bytes) -> int:
                 )
     lines = content.rstrip().count(b"\n") + 1
     last = int(content.rsplit(None, 1)[-1]) if content.strip() else -1
-    # as in every file that is in use: 0, 1, 2, …; what is loaded is looked at line by line
+    # as in every common file: 0, 1, 2, …; loading checks every line
     if last + 1 == lines:
         return lines
     ranks = list(map(int, content.split()[1::2]))
     if not ranks:
-        raise ValueError("it is empty")
+        raise ValueError("empty file")
     if max(ranks) >= 1 << 24:
-        raise ValueError(f"rank {max(ranks)} is no rank of a vocabulary")
+        raise ValueError(f"rank {max(ranks)} is too large for a vocabulary")
     return max(ranks) + 1
 
 
 def _json_facts(content: bytes) -> tuple[int, str]:
-    """As _facts, for tokenizer.json. The merges, more than half of the file, are not parsed where
-    they end it, as they do in every file that the library writes."""
+    """`_facts` of a tokenizer.json. The merges, more than half of the file, are not parsed if they
+    end it, as in every file that the library writes."""
     merges = re.search(rb'"merges"\s*:\s*\[', content)
     wrong = "not a tokenizer.json of Hugging Face"
     found: Any = None
@@ -229,4 +228,4 @@ def _json_facts(content: bytes) -> tuple[int, str]:
         bos = bos_among({t["content"]: t["id"] for t in added if t.get("special")})
         return max(map(int, ids)) + (1 if bos else 2), bos
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"{wrong}: no vocabulary in it") from None
+        raise ValueError(f"{wrong}: it has no vocabulary") from None

@@ -1,5 +1,4 @@
-"""What a tokenizer is, and the one that needs nothing: bytes. Only the standard library is imported
-with this module."""
+"""Tokenizer interface and the byte tokenizer. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 BYTES, BPE = "bytes", "bpe"
 VOCAB = 257  # 256 bytes and the document separator
 BOS = 256
-PADDED_VOCAB = 320  # of bytes
+PADDED_VOCAB = 320  # for the byte tokenizer
 BOS_NAME = "<|bos|>"
-# What other tokenizers call it, the most fitting first.
+# The separator's names in other tokenizers, best match first.
 BOS_NAMES = (
     BOS_NAME,
     "<|begin_of_text|>",
@@ -39,17 +38,17 @@ FIXES = ("--tokenizer=bytes", "--tokenizer=bpe")
 
 
 def padded(vocab: int) -> int:
-    """The next multiple of 64: matrix shapes that hardware likes."""
+    """`vocab` rounded up to a multiple of 64: matrix shapes that hardware handles well."""
     return -(-vocab // 64) * 64
 
 
 def bos_among(special: Mapping[str, int]) -> str:
-    """The special token that separates documents, "" when there is none."""
+    """The special token that separates documents, "" if there is none."""
     return next((name for name in BOS_NAMES if name in special), "")
 
 
 class Tokenizer(ABC):
-    """`name` for people; `vocab`: ids 0 … vocab-1, the separator `bos` among them; `padded_vocab`:
+    """`name`: for display; `vocab`: ids 0 … vocab-1, including the separator `bos`; `padded_vocab`:
     rows of the embedding."""
 
     name: str
@@ -59,38 +58,35 @@ class Tokenizer(ABC):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in a shard."""
+        """Bytes per token in a shard."""
         return 2 if self.vocab <= 1 << 16 else 4
 
     def encode_documents(self, texts: Iterable[str | bytes]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each document, the separator first; little-endian uint16 or uint32,
-        (tokens,)."""
+        """Tokens of each document, separator first: little-endian uint16 or uint32, (tokens,)."""
         return self.encode_pieces(
             DocumentPart(t.encode("utf-8", "replace") if isinstance(t, str) else t) for t in texts
         )
 
     @abstractmethod
     def encode_pieces(self, pieces: Iterable[DocumentPart]) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each piece in turn; the separator stands before a document's first piece
-        only."""
+        """Tokens of each piece in turn; the separator precedes only a document's first piece."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens; separators and ids beyond the vocabulary are dropped, broken UTF-8
+        """Text of the tokens. Separators and ids beyond the vocabulary are dropped; invalid UTF-8
         becomes U+FFFD."""
 
     @abstractmethod
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each token stands for, (vocab,); 0 for the separator and other special
-        tokens."""
+        """Bytes of text per token, (vocab,); 0 for the separator and other special tokens."""
 
     def save(self, folder: Path) -> str:
-        """Write what `of` needs; the name of the file, "" when it needs none."""
+        """Write the file that loads the tokenizer. Returns its name, "" if none is needed."""
         return ""
 
 
 class Bytes(Tokenizer):
-    """Every byte is a token: any text in any language works with nothing to train or load."""
+    """Every byte is a token: works for any text without training or files."""
 
     name = BYTES
     vocab, padded_vocab, bos = VOCAB, PADDED_VOCAB, BOS

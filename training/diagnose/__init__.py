@@ -1,8 +1,9 @@
-"""What went wrong, from logs: ours or anybody's, alive or ended. No torch here.
+"""Failure diagnosis from logs of Duet or any other program, of a live or an ended run. No torch.
 
-signatures/    what is known of failures: data
-source         a log as it lies on the disk; scan: where in it anything stands that is worth reading
-log_line, progress_marks, traceback, log_analysis   what one log tells around those places
-root_cause     which of it is the cause
-log_parsers/   the figures of a training, from its log alone
+signatures/    catalogue of known failure messages: data
+source         log files as text; scan: places in them that are worth reading
+log_line, progress_marks, traceback, log_analysis   the content of one log around those places
+events         candidates for the cause; survived: failures after which training continued
+root_cause     choice of the cause; guilty_rank: its rank
+log_parsers/   training metrics from a log
 """

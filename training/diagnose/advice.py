@@ -1,5 +1,4 @@
-"""What to do, with the values of the run and of the text that was found. Sentences stand in the
-catalogue; here they are filled."""
+"""Advice from the catalogue, filled with values of the run and of the matched log line."""
 
 from __future__ import annotations
 
@@ -35,24 +34,24 @@ def advice(
     signature: Signature | None,
     groups: Mapping[str, str],
     language: str,
-    ours: Mapping[str, str] | None = None,
+    run_values: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Best first. `ours`: the values of a run of ours (`values`). A sentence whose values are not
-    known is left out.
+    """Best first. `run_values`: of a Duet run (`values`). A sentence with an unknown value is
+    omitted.
 
-    The advice of a text is complete in itself, so that of its cause, which has the same in general
-    words, is for texts without any."""
+    A signature's own advice is complete; the general advice of its cause is used only for
+    signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
     special = (
         filled(signature.advice, groups, language) if signature and signature.cause == cause else []
     )
-    if ours and (own := filled(known.ours, {**groups, **ours}, language)):
+    if run_values and (own := filled(known.ours, {**groups, **run_values}, language)):
         return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
     return _first_ones(special or filled(known.advice, groups, language))
 
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
-    """Whether one of the others has the same topic."""
+    """Whether one of `others` is about the same topic."""
     return any(
         re.search(topic, sentence) and any(re.search(topic, other) for other in others)
         for topic in topics
@@ -68,35 +67,34 @@ def of_end(
     signature: Signature | None,
     groups: Mapping[str, str],
     language: str,
-    ours: Mapping[str, str],
+    run_values: Mapping[str, str],
 ) -> list[str]:
-    """For a failed run of ours, or a stopped one, by its `kind`, `cause` and `status`
-    (failure.json)."""
+    """For a failed or stopped Duet run, by its `kind`, `cause` and `status` (failure.json)."""
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
-        return of_kind("torn_down", language, ours)
+        return of_kind("torn_down", language, run_values)
     if kind in (SILENT, GONE):
-        return of_kind(SILENT, language, ours)
+        return of_kind(SILENT, language, run_values)
     if kind in signatures.kinds():
-        return of_kind(kind, language, ours)
-    return advice(cause, signature, groups, language, ours)
+        return of_kind(kind, language, run_values)
+    return advice(cause, signature, groups, language, run_values)
 
 
-def of_kind(kind: str, language: str, ours: Mapping[str, str]) -> list[str]:
-    """For what a supervisor saw (signatures/kinds.json)."""
-    return filled(signatures.kinds()[kind], ours, language)
+def of_kind(kind: str, language: str, run_values: Mapping[str, str]) -> list[str]:
+    """For an observation of the supervisor (signatures/kinds.json)."""
+    return filled(signatures.kinds()[kind], run_values, language)
 
 
 def filled(text: LocalizedText, values: Mapping[str, str], language: str) -> list[str]:
-    """The sentences whose values are all known. Of `with {port} || without` it is the first one
-    that can be said."""
+    """The sentences whose values are all known; the first such alternative of
+    `with {port} || without`."""
     found = []
     for sentence in text.in_language(language):
-        said = next(
+        usable = next(
             (one for one in sentence.split(OTHERWISE) if _names(one) <= values.keys()), None
         )
-        if said is not None:
-            found.append(said.format_map(values))
+        if usable is not None:
+            found.append(usable.format_map(values))
     return found
 
 
@@ -105,7 +103,7 @@ def _names(sentence: str) -> set[str]:
 
 
 def values(run: RunDir, plan: Plan) -> dict[str, str]:
-    """Of a training of ours; of a script that we only launch there is little to propose."""
+    """Values of a Duet run for advice; only a few for a user script."""
     found = {
         "ranks": plan["ranks"],
         "run": shlex.quote(str(run.path)),
@@ -114,7 +112,7 @@ def values(run: RunDir, plan: Plan) -> dict[str, str]:
     }
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found |= {"nofile": soft, "nofile_most": hard}
-    with contextlib.suppress(OSError):  # a run directory that was moved: the sentence is left out
+    with contextlib.suppress(OSError):  # the run directory was moved: the sentence is omitted
         found["free_mb"] = f"{shutil.disk_usage(run.path).free / 1e6:.0f}"
     if "config" in plan and "batch" in plan:
         found |= _training(run, plan)
@@ -125,16 +123,23 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
     command: Callable[..., str] = lambda **changes: next_command(plan, run, **changes)  # noqa: E731
     config, batch = plan["config"], plan["batch"]
     now, total = batch["device_sequences"], config["total_batch_size"]
-    found: dict[str, object] = {"resume_command": command(), "now": now, "total": total}
+    found: dict[str, object] = {
+        "resume_command": command(),
+        "now": now,
+        "total": total,
+        "unit": tasks.task_of(plan)["unit"],
+    }
     if workers := config.get("num_workers"):
         fewer = workers // 2 if workers > 2 else 0
         found["fewer_workers_command"] = command(num_workers=fewer)
         found["no_workers_command"] = command(num_workers=0)
     if not config.get("find_unused_parameters", True):
         found["unused_command"] = command(find_unused_parameters="true")
+    if "precision" in plan and plan["precision"]["value"] == "bf16":
+        found["fp32_command"] = command(precision="fp32")
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:
-        return found | {"smallest": now}
+        return found | {"smallest": now, "lighter": tasks.spec_of(plan).lighter}
     found |= {
         "size": size,
         "factor": f"{now / size:g}",

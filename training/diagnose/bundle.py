@@ -1,4 +1,4 @@
-"""What strangers need to help, in one file, and nothing that they should not see."""
+"""Redacted bug-report bundle."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ PACKAGES = (
 
 
 def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) -> Path:
-    """A .tar.gz with plan, versions, card and the last lines of each log, without keys, names and
-    home folders. Raises UserError."""
+    """Writes a .tar.gz with plan, versions, card and the last lines of each log, without keys,
+    user names and home folders. Raises UserError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     target = Path(wanted or f"duet-issue-{time.strftime('%Y%m%d_%H%M%S')}.tar.gz")
     if target.exists():
         raise UserError(
             Problem(
                 "output.exists",
-                f"{target} is there already",
+                f"{target} already exists",
                 "a new file",
                 [f"--report-issue={target.with_name('new-' + target.name)}"],
             )
@@ -74,7 +74,7 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
         write_bytes(target, packed.getvalue())
     except OSError as error:
         raise UserError(
-            Problem("output.unwritable", f"{target} can not be written: {error.strerror}"),
+            Problem("output.unwritable", f"cannot write {target}: {error.strerror}"),
             Exit.RESOURCES,
         ) from error
     return target
@@ -99,8 +99,8 @@ def versions() -> dict[str, str | None]:
         "system": platform.platform(),
         "cpus": str(os.cpu_count()),
     }
-    found["duet"] = _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
-    found["gpus"] = _said(
+    found["duet"] = _output_of(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
+    found["gpus"] = _output_of(
         ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     )
     for name in PACKAGES:
@@ -124,7 +124,7 @@ def _tails(paths: Sequence[Path | None]) -> list[tuple[str, str]]:
     ]
 
 
-def _said(command: list[str]) -> str | None:
+def _output_of(command: list[str]) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -133,7 +133,7 @@ def _said(command: list[str]) -> str | None:
 
 
 def _of_run(run: RunDir, clean: _Cleaner) -> list[tuple[str, str]]:
-    """Its files of facts, and what was seen of its last hang."""
+    """(name, content) of the run's records, stacks and last hang."""
     found = []
     for path in (run.plan, run.failure, run.summary, run.preflight):
         if (content := read_json(path)) is not None:

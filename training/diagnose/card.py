@@ -1,4 +1,4 @@
-"""One screen for a person: the cause, who, the proof, what to do."""
+"""Failure card: cause, rank, evidence and advice on one screen."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ WORDS = {
 
 
 def language(environ: Mapping[str, str] = os.environ) -> str:
-    """As the terminal speaks: zh for a Chinese locale, else en."""
+    """zh for a Chinese locale, else en."""
     chosen = next((environ[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(n)), "")
     return "zh" if chosen.lower().startswith("zh") else "en"
 
 
 def row(name: str, text: str, spoken: str) -> str:
-    """A name and its text, in two columns also where a character is two cells wide."""
+    """A name and its text in two columns, aligned for double-width characters too."""
     word = WORDS[spoken].get(name, name)
     cells = len(word) if word.isascii() else 2 * len(word)
     return word + " " * max(1, COLUMN - cells) + text
 
 
 def of_run(record: FailureRecord, spoken: str | None = None) -> str:
-    """Of a failed run (failure.json)."""
+    """Card of a failed run (failure.json)."""
     spoken = spoken or language()
     words = WORDS[spoken]
     who = words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"])
@@ -101,16 +101,16 @@ def cut(text: str) -> str:
 
 
 def draw(record: DiagnosisRecord, spoken: str) -> str:
-    """Of a diagnosis (training.diagnose.result)."""
+    """Card of a diagnosis (training.diagnose.result)."""
     words = WORDS[spoken]
     if record["cause"] == NONE:
         return f"  {record['title']}" + (
             f" ({record['summary']})" if record["summary"] != record["title"] else ""
         )
-    said = record["summary"] if record["summary"] != record["title"] else ""
+    summary = record["summary"] if record["summary"] != record["title"] else ""
     lines = [row("cause", f"{record['cause']}: {record['title']}", spoken)]
-    if said:
-        lines.append(row("", cut(said), spoken))
+    if summary:
+        lines.append(row("", cut(summary), spoken))
     lines.append(
         row(
             "who",

@@ -1,6 +1,5 @@
-"""What the last words of a rank mean: one of the fixed ids of causes. Only structured evidence
-counts: the exception that a rank reported itself, and what an aborted one said at its end. Words of
-the others are no evidence."""
+"""Cause id of a rank's failure. Only structured evidence counts: the exception that the rank
+reported, and the end of an aborted rank's log. Logs of other ranks are not evidence."""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from training.diagnose.root_cause import RootCause
 
 SEARCHED_BYTES = 64 << 20  # of a log: a second
-DRIVER_S = (
-    10.0  # NVML answers within a second; of a GPU that has fallen off the bus it may wait for ever
-)
+DRIVER_S = 10.0  # NVML answers within a second, but may block forever if a GPU fell off the bus
 ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -40,10 +37,10 @@ UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
     signatures.EXIT_STATUS,
     "peer_died",
 )
-SEGFAULT, KILLED = "segfault", "killed"  # how a process ended, where it does not report why
+SEGFAULT, KILLED = "segfault", "killed"  # by exit status, without a report of the rank
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may tell more
-LEFT = "SystemExit"  # the type of an error file whose script left by sys.exit
+VAGUE = {UNKNOWN, RAISED, EXIT_STATUS}  # the rank's log may be more specific
+LEFT = "SystemExit"  # type in the error file of a script that called sys.exit
 BUFFER = 16 << 10  # bytes that a process may still print after the traceback that ended it
 BY_TYPE = {
     "NotFinite": "nan_loss",
@@ -55,14 +52,14 @@ BY_TYPE = {
 
 
 class _DriverAnswer(TypedDict):
-    """What ASK prints."""
+    """Output of ASK."""
 
     uuids: list[str]
     reason: str
 
 
 def of_error(error: ReportedError) -> str:
-    """Of what a rank reported (training.trainer.error_file)."""
+    """Cause of the error that a rank reported (training.trainer.error_file)."""
     chain = [_known(one) for one in (error, *error.get("before", ()))]
     known = (
         chain[0][0]
@@ -75,17 +72,17 @@ def of_error(error: ReportedError) -> str:
 
 
 def of_status(status: int) -> str:
-    """Of a rank that reports nothing: how its process ended. An abort has many reasons; the rank's
-    log may name one."""
+    """Cause by the exit status of a rank without a report. An abort stays unknown: the rank's log
+    may name its reason."""
     if status >= 0:
         return EXIT_STATUS
     return SEGFAULT if -status in CRASHES else UNKNOWN if -status == signal.SIGABRT else KILLED
 
 
 def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
-    """Of a rank that could not report what ended it: what its log tells after the byte `since`, by
-    the catalogue or by the traceback at its end. None where there is neither."""
-    from training.diagnose import log_analysis, root_cause, scan, source
+    """Cause of a rank without a report, from its log after the byte `since`: by the catalogue or
+    the traceback at its end. None if there is neither."""
+    from training.diagnose import events, log_analysis, root_cause, scan, source
 
     try:
         read = source.LogSource(log, rank, max(since, log.stat().st_size - SEARCHED_BYTES))
@@ -99,44 +96,41 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     event = found.event
     if event is None:
         return None
-    if event.role == root_cause.UNLISTED and event.thrown:
-        return found if event.thrown.last > size - BUFFER else None  # an older one has not ended it
+    if event.role == events.UNLISTED and event.thrown:
+        return found if event.thrown.last > size - BUFFER else None  # an older one was not fatal
     return (
         found
         if found.cause == PEER_DIED
-        or (event.role in root_cause.OF_ITSELF and found.cause != UNKNOWN)
+        or (event.role in events.ABOUT_ITSELF and found.cause != UNKNOWN)
         else None
     )
 
 
 def lost_gpus(plan: Plan) -> str:
-    """Those of this machine that have trained and of which the driver knows nothing any more, for
-    people; '' when all are there."""
+    """Message about planned GPUs of this machine that the driver no longer lists; '' if none."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
         return ""
     try:
         machine = _ask_driver()
     except subprocess.TimeoutExpired:
         return (
-            f"the driver does not answer: a GPU of this machine may have fallen off the bus "
-            f"(NVML, {DRIVER_S:g} s)"
+            f"the driver did not answer within {DRIVER_S:g} s (NVML): a GPU may have fallen off "
+            f"the bus"
         )
     except (OSError, ValueError) as error:
-        console.warning(
-            f"it is not known whether a GPU is lost, since NVML could not be asked: {error}"
-        )
+        console.warning(f"cannot check for lost GPUs: the NVML query failed: {error}")
         return ""
     lost = [
         f"GPU {gpu['index']} ({gpu['name']})"
         for gpu in plan["gpus"]
         if gpu["uuid"] not in machine["uuids"]
     ]
-    return f"{', '.join(lost)} can not be seen any more: {machine['reason']}" if lost else ""
+    return f"{', '.join(lost)} no longer visible: {machine['reason']}" if lost else ""
 
 
 def _ask_driver() -> _DriverAnswer:
-    """In a process of its own: one that waits for a dead GPU can not be interrupted, nor ended, so
-    it is not waited for either."""
+    """In a separate process: a process that waits for a dead GPU cannot be interrupted or killed,
+    so it is abandoned. Raises subprocess.TimeoutExpired, OSError or ValueError."""
     command = [sys.executable, "-c", ASK, str(ROOT)]
     asked = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -156,8 +150,7 @@ def _ask_driver() -> _DriverAnswer:
 
 
 def left(error: ReportedError) -> str:
-    """How a script left that called sys.exit: with a number, or with a text for people, which is
-    status 1."""
+    """Exit of a script that called sys.exit: with a status, or with a message (status 1)."""
     text = one_line(error["message"])
     return (
         exit_status.how(int(text) & 0xFF)
@@ -171,14 +164,14 @@ def is_victim(error: ReportedError) -> bool:
 
 
 def lost_peer(error: ReportedError) -> bool:
-    """A victim, or what a script made of that: `raise … from error`, sys.exit(1). Weaker evidence:
-    any connection may be meant."""
+    """A victim, or an error raised from one: `raise … from error`, sys.exit(1). Weaker evidence: it
+    may be any connection."""
     return is_victim(error) or any(_known(one)[0] == PEER_DIED for one in error.get("before", ()))
 
 
 def root(errors: Sequence[RankErrorRecord], rank: int | None) -> RankErrorRecord | None:
-    """What the rank that failed first reported. Is that only the loss of a peer, which has reported
-    something else before: that."""
+    """The report of the rank that failed first; if that is only the loss of a peer, the peer's
+    earlier report."""
     own = next((e for e in errors if e["rank"] == rank), None)
     if own is None or not is_victim(own):
         return own
@@ -191,7 +184,7 @@ def _known(error: ChainedError) -> tuple[str, str]:
 
 
 def _of_text(text: str) -> tuple[str, str]:
-    """(cause, role) by the catalogue of known texts."""
+    """(cause, role) by the catalogue."""
     from training.diagnose.scan import recognised
 
     known = [

@@ -1,6 +1,5 @@
-"""Logs in which no failure is found. Only evidence of a training that went well makes one healthy:
-it ended in a known way, or its steps were counted and gave results up to the end. Everything else
-is unknown."""
+"""Verdict on logs without a known failure. Healthy only with evidence: a known regular end, or step
+counts with results up to the end. Everything else is unknown."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from training.diagnose.log_line import LogLine
 from training.diagnose.progress_marks import ProgressMark
 from training.diagnose.signatures import NONE, UNKNOWN
 
-# What was found, in place of the role of a text.
-CUT = "cut"  # the log ends in the middle of a failure that it does not tell
+# Findings, in place of the role of a signature.
+CUT = "cut"  # the log ends in the middle of an unnamed failure
 BROKEN_OFF = "broken off"  # the log ends in the middle of a progress bar
-NO_SIGN = "no sign"  # neither a known failure, nor a sign of a training that went well
+NO_SIGN = "no sign"  # neither a known failure, nor evidence of a successful training
 
 STEPS = 2  # increases of one count: three steps in a row
 EPOCH = re.compile(r"ep(?:och)?s?$")  # two of them are enough
-# Bars and counts are also those of downloads: a training has a result.
+# Downloads have bars and counts too: a training also has results.
 RESULT = re.compile(
     r"(?:\b(?:train|val(?:id(?:ation)?)?|test|wer|cer|bleu|dice|iou|f1)|loss|ppl|perplexity|acc(?:uracy)?|psnr|reward|bpb|mAP|mfu|error|err)"
     r"\b[\"']?(?: is| of)?[\s:=|]{0,12}[-+]?[\d.]*\d"
@@ -56,52 +55,51 @@ TROUBLE = re.compile(
 
 @dataclass(frozen=True)
 class HealthSummary:
-    """`line`: what a person should read first; `sure`: the log shows the training's end."""
+    """`line`: the most informative line; `sure`: the log shows the training's end."""
 
     cause: str
     found: str = ""
     line: LogLine | None = None
-    story: LogAnalysis | None = None
+    analysis: LogAnalysis | None = None
     sure: bool = False
 
 
-def summarize(stories: Sequence[LogAnalysis]) -> HealthSummary:
-    for story in stories:
-        if line := _gave_up(story):
-            return HealthSummary(UNKNOWN, CUT, line, story)
-    if any(_finished(story) for story in stories):
+def summarize(analyses: Sequence[LogAnalysis]) -> HealthSummary:
+    for analysis in analyses:
+        if line := _gave_up(analysis):
+            return HealthSummary(UNKNOWN, CUT, line, analysis)
+    if any(_finished(analysis) for analysis in analyses):
         return HealthSummary(NONE, sure=True)
-    for story in stories:
-        if line := _cut_bar(story):
-            return HealthSummary(UNKNOWN, BROKEN_OFF, line, story)
-    if any(_counted(story.marks) for story in stories) and any(
-        RESULT.search(line.text) for s in stories for line in s.lines
+    for analysis in analyses:
+        if line := _cut_bar(analysis):
+            return HealthSummary(UNKNOWN, BROKEN_OFF, line, analysis)
+    if any(_counted(analysis.marks) for analysis in analyses) and any(
+        RESULT.search(line.text) for s in analyses for line in s.lines
     ):
         return HealthSummary(NONE)
     if any(
-        _tabled(story.lines) >= 0 and any(SCORE.search(line.text) for line in story.lines)
-        for story in stories
+        _tabled(analysis.lines) >= 0 and any(SCORE.search(line.text) for line in analysis.lines)
+        for analysis in analyses
     ):
         return HealthSummary(NONE)
-    first = next((story for story in stories if story.lines), None)
+    first = next((analysis for analysis in analyses if analysis.lines), None)
     return HealthSummary(UNKNOWN, NO_SIGN, _telling(first) if first else None, first)
 
 
-def _gave_up(story: LogAnalysis) -> LogLine | None:
-    """The first line after the last step, and after a regular end, that a program prints when it
-    fails."""
-    last = max([story.ends_well, _tabled(story.lines), *(m.offset for m in story.marks)])
+def _gave_up(analysis: LogAnalysis) -> LogLine | None:
+    """The first line of a failing program after the last step and after a regular end."""
+    last = max([analysis.ends_well, _tabled(analysis.lines), *(m.offset for m in analysis.marks)])
     return next(
-        (line for line in story.lines if line.offset > last and GIVES_UP.search(line.text)), None
+        (line for line in analysis.lines if line.offset > last and GIVES_UP.search(line.text)), None
     )
 
 
-def _finished(story: LogAnalysis) -> bool:
-    return story.ends_well >= 0 or any(END.search(line.text) for line in story.lines)
+def _finished(analysis: LogAnalysis) -> bool:
+    return analysis.ends_well >= 0 or any(END.search(line.text) for line in analysis.lines)
 
 
 def _counted(marks: Sequence[ProgressMark]) -> bool:
-    """Whether a count of one rank has risen several times in a row."""
+    """Whether a count of one rank rose several times in a row."""
     last: dict[tuple[str, int | None], tuple[int, int]] = {}
     for mark in marks:
         number, row = last.get((mark.name, mark.rank), (mark.number, 0))
@@ -113,8 +111,8 @@ def _counted(marks: Sequence[ProgressMark]) -> bool:
 
 
 def _tabled(lines: Sequence[LogLine]) -> int:
-    """Offset of the last one of rows of the same form, with a result, in which a number rises
-    several times in a row: `[10]  train-rmse:0.89`. -1: there are none."""
+    """Offset of the last of similar rows with a result and a number that rises several times in a
+    row: `[10]  train-rmse:0.89`. -1 without any."""
     end, rising = -1, set()
     last: dict[tuple[str, int | None], tuple[list[float], list[int]]] = {}
     for line in lines:
@@ -140,24 +138,23 @@ def _tabled(lines: Sequence[LogLine]) -> int:
     return end
 
 
-def _cut_bar(story: LogAnalysis) -> LogLine | None:
-    """The last line where it is a progress bar that was cut off: bars before it end in `]`, and it
-    does not."""
+def _cut_bar(analysis: LogAnalysis) -> LogLine | None:
+    """The last line if it is a truncated progress bar: earlier bars end in `]`, it does not."""
     if (
-        len(story.lines) < 2
-        or not BAR.search(story.lines[-1].raw)
-        or story.lines[-1].raw.rstrip().endswith("]")
+        len(analysis.lines) < 2
+        or not BAR.search(analysis.lines[-1].raw)
+        or analysis.lines[-1].raw.rstrip().endswith("]")
     ):
         return None
     whole = any(
-        BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in story.lines[-20:-1]
+        BAR.search(line.raw) and line.raw.rstrip().endswith("]") for line in analysis.lines[-20:-1]
     )
-    return story.lines[-1] if whole else None
+    return analysis.lines[-1] if whole else None
 
 
-def _telling(story: LogAnalysis) -> LogLine | None:
-    """The last line with a word of trouble, else the last one."""
+def _telling(analysis: LogAnalysis) -> LogLine | None:
+    """The last line with an error word, else the last line."""
     return next(
-        (line for line in reversed(story.lines) if TROUBLE.search(line.text)),
-        story.lines[-1] if story.lines else None,
+        (line for line in reversed(analysis.lines) if TROUBLE.search(line.text)),
+        analysis.lines[-1] if analysis.lines else None,
     )

@@ -1,5 +1,5 @@
-"""What one log tells, read around the places that the scan has found: hits of the catalogue,
-tracebacks, signs of progress, how the launcher says that it ended."""
+"""Analysis of one log around the places of the scan: signature matches, tracebacks, progress, and
+the end as the launcher reports it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AROUND = 16 << 10  # bytes read before and after a place
 TAIL = 128 << 10
 MOST_WINDOWS = 400
 MESSAGE_LINES = 12  # of an exception
-NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL tells there what it tries
-# What is merely said: by Python's warnings, or by a program that goes on.
+NO_FAILURE = re.compile(r"NCCL INFO")  # NCCL logs its attempts there
+# Mere messages: Python's warnings, or a program that continues.
 MERELY = re.compile(r"\b[A-Z]\w*Warning: ")
 GOES_ON = re.compile(
-    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing|going on|(?:will "
-    r")?retry(?:ing)?|recover(?:ed|ing)?)\b"
+    r"\b(?:[Ss]kip(?:ping|ped|s)?|[Ii]gnor(?:ing|ed)|[Cc]ontinuing"
+    r"|going on|(?:will )?retry(?:ing)?|recover(?:ed|ing)?)\b"  # language: quoted
 )
 WORLD = re.compile(
     r"(?:world[_ -]?size|num_processes|nproc[_-]per[_-]node|WORLD_SIZE|nranks|num_ranks|n_gpus"
@@ -40,7 +40,7 @@ SPAWNED = re.compile(r"-- Process (\d+) terminated")
 CARD = re.compile(r"^  (?:Cause|原因) +([a-z_]+): (.*)")  # training.diagnose.card
 CARD_WHO = re.compile(r"^  (?:Who|进程) +rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
-LAST_WORDS = 30  # lines of a log in which an exception counts without its traceback
+LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
     r"^nohup: ignoring input|Setting OMP_NUM_THREADS environment variable|\[runner\.py:\d+:\w+\] "
     r"|\] Setting ds_accelerator to"
@@ -59,13 +59,13 @@ FAILED_END = re.compile(
 
 @dataclass
 class SignatureMatch:
-    """A text of the catalogue in a log."""
+    """A match of a signature in a log."""
 
     signature: Signature
     line: LogLine
     groups: dict[str, str]
-    start: int  # where in the line
-    length: int  # of what was recognised
+    start: int  # character in the line
+    length: int  # of the match
     rank: int | None
     time: float | None
     thrown: Traceback | None = None
@@ -91,22 +91,22 @@ class LogAnalysis:
     tracebacks: list[Traceback] = field(default_factory=list)
     marks: list[progress_marks.ProgressMark] = field(default_factory=list)
     reported: list[Reported] = field(default_factory=list)
-    # rank → number of the last collective it has asked for
+    # rank → number of its last enqueued collective
     enqueued: dict[int, int] = field(default_factory=dict)
     spawned: list[tuple[int, int]] = field(default_factory=list)  # (offset, process of mp.spawn)
-    # our own verdicts: (line, cause, rank, summary)
+    # Duet's failure cards: (line, cause, rank, summary)
     cards: list[tuple[LogLine, str, int | None, str]] = field(default_factory=list)
-    # exceptions at the end whose traceback is not there
-    last_words: list[LogLine] = field(default_factory=list)
+    # exceptions at the end without a traceback
+    bare_exceptions: list[LogLine] = field(default_factory=list)
     world: int | None = None
-    ends_well: int = -1  # offset of the last line that says so
-    failed: int = -1  # offset of the last line in which a launcher or shell says that it failed
+    ends_well: int = -1  # offset of the last line that reports a regular end
+    failed: int = -1  # offset of the last line in which a launcher or shell reports a failure
     trouble: int = -1  # offset of the last exception
-    # offset of the last line that a launcher prints at its start, after it had failed before
+    # offset of the last start message of a launcher after a failure
     started: int = -1
 
     def time_at(self, offset: int) -> float | None:
-        """That of the last line before it that has one."""
+        """Timestamp of the last line up to `offset` that has one."""
         return next((t for o, t in reversed(self._times) if o <= offset), None)
 
     _times: list[tuple[int, float]] = field(default_factory=list)
@@ -114,16 +114,16 @@ class LogAnalysis:
 
 def read(source: LogSource, places: Places) -> LogAnalysis:
     lines = _lines(source, places)
-    story = LogAnalysis(source, lines)
+    analysis = LogAnalysis(source, lines)
     for line in lines:
         if not line.raw.startswith(QUOTED):
-            _take(story, line)
-    story.tracebacks = traceback.read(lines)
-    story.reported = _reported(lines)
-    _cards(story)
+            _take(analysis, line)
+    analysis.tracebacks = traceback.read(lines)
+    analysis.reported = _reported(lines)
+    _cards(analysis)
     quoted = {
         offset
-        for t in story.tracebacks
+        for t in analysis.tracebacks
         for offset in t.code
         if not (t.asserted and t.asserted.offset == offset)
     }
@@ -140,16 +140,16 @@ def read(source: LogSource, places: Places) -> LogAnalysis:
                 or NO_FAILURE.search(line.raw)
             ):
                 continue
-            if (hit := _hit(story, line, key)) and not _merely(hit):
-                story.hits.append(hit)
-    _by_frame(story)
-    taken = {t.end.offset for t in story.tracebacks if t.end} | {
-        hit.line.offset for hit in story.hits
+            if (hit := _hit(analysis, line, key)) and not _merely(hit):
+                analysis.hits.append(hit)
+    _by_frame(analysis)
+    taken = {t.end.offset for t in analysis.tracebacks if t.end} | {
+        hit.line.offset for hit in analysis.hits
     }
-    story.last_words = [
-        x for x in lines[-LAST_WORDS:] if x.offset not in taken | quoted and _is_error(x.text)
+    analysis.bare_exceptions = [
+        x for x in lines[-LAST_LINES:] if x.offset not in taken | quoted and _is_error(x.text)
     ]
-    return story
+    return analysis
 
 
 def _is_error(text: str) -> bool:
@@ -167,12 +167,12 @@ def _merely(hit: SignatureMatch) -> bool:
     return bool(GOES_ON.search(hit.line.text)) and not EXCEPTION.match(hit.line.text)
 
 
-def _by_frame(story: LogAnalysis) -> None:
-    """An exception that says nothing by itself is known by the place that raised it: `EOFError:  at
+def _by_frame(analysis: LogAnalysis) -> None:
+    """Recognises exceptions without a message by the place that raised them: `EOFError:  at
     …/torch/serialization.py:1886`."""
-    told = {id(hit.thrown) for hit in story.hits if hit.signature.role in (ROOT, WEAK)}
-    for one in story.tracebacks:
-        if one.end and one.frames and id(one) not in told:
+    named = {id(hit.thrown) for hit in analysis.hits if hit.signature.role in (ROOT, WEAK)}
+    for one in analysis.tracebacks:
+        if one.end and one.frames and id(one) not in named:
             through = " ".join(
                 dict.fromkeys(frame.rpartition("/")[2].partition(":")[0] for frame in one.frames)
             )
@@ -182,7 +182,7 @@ def _by_frame(story: LogAnalysis) -> None:
             )
             for signature in recognised(text)[:1]:
                 if signature.role in (ROOT, WEAK):
-                    story.hits.append(
+                    analysis.hits.append(
                         SignatureMatch(
                             signature,
                             one.end,
@@ -190,7 +190,7 @@ def _by_frame(story: LogAnalysis) -> None:
                             0,
                             len(text),
                             one.rank,
-                            story.time_at(one.end.offset),
+                            analysis.time_at(one.end.offset),
                             one,
                         )
                     )
@@ -201,7 +201,7 @@ def _known() -> dict[str, Signature]:
     return {s.id: s for s in signatures.signatures()}
 
 
-def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
+def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
     signature = _known()[key]
     for text in (line.text, line.raw):
         data = text.encode("utf-8", "replace")
@@ -212,7 +212,7 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
                     for name, value in found.groupdict().items()
                     if value is not None
                 }
-                thrown = _thrown(story.tracebacks, story.lines, line)
+                thrown = _thrown(analysis.tracebacks, analysis.lines, line)
                 own = int(groups["rank"]) if groups.get("rank", "").isdigit() else None
                 rank = own if own is not None else line.rank
                 if rank is None and thrown:
@@ -227,7 +227,7 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
                     start,
                     found.end() - found.start(),
                     rank,
-                    story.time_at(line.offset),
+                    analysis.time_at(line.offset),
                     thrown,
                 )
     return None
@@ -236,7 +236,7 @@ def _hit(story: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | None:
 def _thrown(
     tracebacks: Sequence[Traceback], lines: Sequence[LogLine], line: LogLine
 ) -> Traceback | None:
-    """The traceback whose exception this line tells, or a later line of its message."""
+    """The traceback whose exception or message contains this line."""
     for one in tracebacks:
         if one.asserted is line or (one.end and one.end.offset == line.offset):
             return one
@@ -256,27 +256,27 @@ def _thrown(
     return None
 
 
-def _take(story: LogAnalysis, line: LogLine) -> None:
-    """What a single line tells."""
+def _take(analysis: LogAnalysis, line: LogLine) -> None:
+    """Adds the facts of a single line."""
     if (time := time_of(line.raw)) is not None:
-        story._times.append((line.offset, time))
-    story.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
+        analysis._times.append((line.offset, time))
+    analysis.marks += progress_marks.marks(line.text, line.offset, time, line.rank)
     if progress_marks.is_end(line.text):
-        story.ends_well = line.offset
+        analysis.ends_well = line.offset
     if FAILED_END.search(line.text):
-        story.failed = line.offset
+        analysis.failed = line.offset
     elif "Traceback (most recent call last" in line.text or EXCEPTION.match(line.text):
-        story.trouble = line.offset
-    elif START.search(line.text) and max(story.failed, story.trouble) > story.started:
-        story.started = line.offset
-    if story.world is None and (world := WORLD.search(line.text)):
-        story.world = int(world[1])
+        analysis.trouble = line.offset
+    elif START.search(line.text) and max(analysis.failed, analysis.trouble) > analysis.started:
+        analysis.started = line.offset
+    if analysis.world is None and (world := WORLD.search(line.text)):
+        analysis.world = int(world[1])
     if found := ENQUEUED.search(line.text):
         rank = line.rank if line.rank is not None else said_by(line.text)
         if rank is not None:
-            story.enqueued.setdefault(rank, int(found[1] or found[2]))
+            analysis.enqueued.setdefault(rank, int(found[1] or found[2]))
     if spawned := SPAWNED.search(line.text):
-        story.spawned.append((line.offset, int(spawned[1])))
+        analysis.spawned.append((line.offset, int(spawned[1])))
 
 
 def _reported(lines: Sequence[LogLine]) -> list[Reported]:
@@ -298,22 +298,22 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
     return found
 
 
-def _cards(story: LogAnalysis) -> None:
-    for index, line in enumerate(story.lines):
+def _cards(analysis: LogAnalysis) -> None:
+    for index, line in enumerate(analysis.lines):
         if card := CARD.search(line.text):
-            who = next(
+            rank = next(
                 (
                     int(m[1])
-                    for after in story.lines[index : index + 3]
+                    for after in analysis.lines[index : index + 3]
                     if (m := CARD_WHO.search(after.text))
                 ),
                 None,
             )
-            story.cards.append((line, card[1], who, card[2]))
+            analysis.cards.append((line, card[1], rank, card[2]))
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:
-    """The log's head, its end and what stands around the places, in its order; the rest is not
+    """Lines of the log's head, its end and around the places, in file order; the rest is not
     read."""
     wanted = {source.since: 1} | {p.offset: p.line for p in _fewer(places.found)}
     # (start, end, a known offset in it, the number of its line)
@@ -355,7 +355,7 @@ def _window(source: LogSource, start: int, end: int, offset: int, number: int) -
             found.append(_line(segment, line, position))
         position += len(segment)
     if start > source.since and found and found[0].offset == start:
-        del found[0]  # its beginning is cut
+        del found[0]  # its start is missing
     return found
 
 

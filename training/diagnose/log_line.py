@@ -1,4 +1,4 @@
-"""What stands around a line's own words: who says it (a prefix of the launcher), and when."""
+"""Rank and time of a log line, from the launcher's prefix and the timestamp."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 SHOWN = 400  # characters of a line
 
-# Prefixes, as launchers put them before the lines of a rank. `rank`: the number is one of a rank
-# (of a node with one rank a task).
+# Prefixes that launchers put before the lines of a rank. `rank`: a group with the number of a rank
+# (or of a task with one rank).
 PREFIXES = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
@@ -58,17 +58,17 @@ BOX = re.compile(r"^[│|┃] ?(.*?) *[│|┃]$")
 
 @dataclass(frozen=True)
 class LogLine:
-    """One segment of a log. `number`: of its line, from 1; `offset`: where it begins, in bytes."""
+    """One segment of a log. `number`: of its line, from 1; `offset`: of its start, in bytes."""
 
     number: int
     text: str  # without its prefixes
-    rank: int | None  # as its prefix tells
+    rank: int | None  # from its prefix
     raw: str
     offset: int
 
 
 def split(raw: str) -> tuple[str, int | None]:
-    """(a line without its prefixes, the rank that they tell)."""
+    """(the line without its prefixes, the rank in them)."""
     text, rank = raw, None
     for _ in range(4):  # node: [rank1]: 2024-…
         for prefix in PREFIXES:
@@ -94,7 +94,7 @@ def decoded(data: bytes) -> str:
 
 
 def shown(text: str, middle: int = 0) -> str:
-    """A line for people: cut around its decisive place when it is very long."""
+    """A line for display: cut around `middle` if it is very long."""
     text = text.rstrip()
     if len(text) <= SHOWN:
         return text
@@ -104,14 +104,14 @@ def shown(text: str, middle: int = 0) -> str:
 
 
 def said_by(text: str) -> int | None:
-    """The rank that says a line, or of which a launcher says it, in its own words."""
+    """The rank named inside a line: of its writer, or the one that a launcher reports."""
     found = SPEAKER.search(text)
     return int(next(g for g in found.groups() if g is not None)) if found else None
 
 
 def time_of(raw: str) -> float | None:
-    """When a line was written, in seconds; without a time zone those of UTC, so good to compare
-    lines of one cluster. Dates without a year belong to the current one."""
+    """Timestamp of a line in Unix seconds; UTC without a time zone, so comparable within one
+    cluster only. Dates without a year get the current one."""
     head = raw[:120]
     for pattern in TIMES:
         if found := pattern.search(head):

@@ -1,6 +1,5 @@
-"""Many patterns, one pass: where in a text any of them is found. RE2 does it in linear time
-whatever the text holds. Without it (a bare Python that looks at somebody's log) Python's own `re`
-gives the same answers, slowly."""
+"""Search for many patterns in one pass. RE2 takes linear time for any text; without it, Python's
+own `re` finds the same, slowly."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ try:
 except (ImportError, AttributeError):
     re2 = None
 
-SHORTEST = 4  # characters of a literal that is worth looking for
-LONGEST_LINE = 8192  # bytes, for `re`, which may take the square of it
+SHORTEST = 4  # characters of a useful literal
+LONGEST_LINE = 8192  # bytes, for `re`, which may take quadratic time
 
 
 @functools.cache
 def compiled(pattern: str) -> Any:
-    """For bytes: a log may be of any encoding, or of several. Most are never asked for."""
+    """For bytes: a log may have any encoding, or several. Cached; most are never used."""
     if re2 is None:
         return re.compile(pattern.encode())
     return re2.compile(pattern.encode(), _options(latin=pattern.isascii()))
@@ -42,25 +41,25 @@ def finder(patterns: Sequence[tuple[str, str]]) -> Fast | Slow:
 
 
 class Fast:
-    """The literal parts of all patterns in one automaton (RE2's filter), then only those patterns
-    whose literals are there."""
+    """First the literals of all patterns in one automaton (RE2's filter), then only the patterns
+    whose literals occur."""
 
     def __init__(self, patterns: Sequence[tuple[str, str]]) -> None:
         self._literals = re2.Filter()
         self._patterns = []
         for key, pattern in patterns:
-            # a launcher's prefix may stand before; read again in its line
+            # a launcher's prefix may precede it; the line is matched again later
             lines = "(?m)" + pattern.removeprefix("^")
             self._literals.Add(lines.encode(), _options(latin=False))
             self._patterns.append((key, lines))
         self._literals.Compile()
 
     def candidates(self, data: bytes) -> list[tuple[str, str]]:
-        """What may be in it: (key, pattern)."""
+        """(key, pattern) that may match."""
         return [self._patterns[index] for index in self._literals.Match(data, True) or ()]
 
     def found(self, data: bytes) -> Iterator[tuple[str, int]]:
-        """(key, position), in no order."""
+        """(key, position), unordered."""
         for key, pattern in self.candidates(data):
             for match in compiled(pattern).finditer(data):
                 yield key, match.start()
@@ -96,16 +95,16 @@ class Slow:
 
 
 def literals(pattern: str) -> tuple[bytes, ...]:
-    """Texts of which one must be there for a pattern to match, in small letters; (b"",) when none
-    can be told."""
-    # its name before Python 3.11
+    """Lower-case literals of which every match contains one; (b"",) if unknown."""
+    # the name before Python 3.11
     parser = re._parser if hasattr(re, "_parser") else __import__("sre_parse")
     found = _needed(list(parser.parse(pattern)))
     return tuple(sorted(found)) if found else (b"",)
 
 
 def _needed(items: list[Any]) -> set[bytes]:
-    """The best of what every match contains: a run of letters, or the runs of all alternatives."""
+    """The best literals that every match contains: one run of characters, or one of each
+    alternative."""
     best: set[bytes] = set()
     run = ""
     for kind, value in [*items, (None, None)]:
@@ -126,5 +125,5 @@ def _needed(items: list[Any]) -> set[bytes]:
 
 
 def _better(one: set[bytes], other: set[bytes]) -> set[bytes]:
-    """What is rarer: the longer of their shortest texts."""
+    """The rarer set: the one whose shortest text is longer."""
     return max(one, other, key=lambda texts: min(map(len, texts), default=0))

@@ -1,4 +1,4 @@
-"""Signs that training goes on: a failure after which it goes on was none."""
+"""Step and epoch counts in a log: evidence that training continued after an apparent failure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProgressMark:
 
 
 def marks(text: str, offset: int, time: float | None, rank: int | None) -> list[ProgressMark]:
-    """Everything in a line that counts."""
+    """All counts in a line."""
     if len(text) > 2 * LONG:  # bars on one endless line
         return marks(text[:LONG], offset, time, rank) + marks(text[-LONG:], offset, time, rank)
     if not (LOOKS_LIKE_TRAINING.search(text) or ALONE.match(text)):
@@ -75,8 +75,8 @@ def is_end(text: str) -> bool:
 def rises_after(
     marks: Sequence[ProgressMark], offset: int, time: float | None, rank: int | None
 ) -> int:
-    """How often a count has grown in what was written after `offset`: by the same rank, where that
-    one counts at all. What a full buffer brings late tells its own, earlier time."""
+    """How often a count grew after `offset`: for the same rank, if that rank has counts. Lines with
+    an earlier timestamp are late output of a buffer and do not count."""
     if rank is not None and any(m.rank == rank for m in marks):
         marks = [m for m in marks if m.rank == rank]
     highest: dict[str, int] = {}
@@ -96,8 +96,8 @@ def rises_after(
 
 
 def may_be_late(marks: Sequence[ProgressMark], offset: int, most: int) -> bool:
-    """Whether all that follows may have been printed before and have stood in a buffer: no bar
-    (bars are not held back), no time of its own, not more than a buffer holds."""
+    """Whether all marks after `offset` may be late output of a buffer: no bars (unbuffered), no
+    timestamps, at most `most` bytes."""
     after = [m for m in marks if m.offset >= offset]
     return (
         all(m.name != "bar" and m.time is None for m in after)

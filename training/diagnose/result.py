@@ -1,4 +1,4 @@
-"""The diagnosis of some logs as one record: what --json prints and what the card is drawn from."""
+"""Diagnosis of logs as one record: the output of --json and the content of the card."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from training.core.errors import Problem, UserError
 from training.core.rundir import RunDir
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
+from training.diagnose.events import OWN, Event
 from training.diagnose.health import BROKEN_OFF, NO_SIGN
 from training.diagnose.log_analysis import LogAnalysis, read
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.root_cause import OWN, Event, RootCause, find_root_cause
+from training.diagnose.root_cause import RootCause, find_root_cause
 from training.diagnose.scan import scan
 from training.diagnose.signatures import NONE, RAISED, UNKNOWN
 from training.diagnose.source import LogSource, logs_in, rank_of
+from training.diagnose.survived import NAN
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -29,18 +31,17 @@ SHOWN_LINES = 10
 SCHEMA_VERSION = 1
 TEXTS = {
     "empty": {"en": "the log is empty", "zh": "日志是空的"},
-    "binary": {"en": "it is a binary file, not a log", "zh": "这是二进制文件，不是日志"},
+    "binary": {"en": "the file is binary, not a log", "zh": "这是二进制文件，不是日志"},
     BROKEN_OFF: {
-        "en": "the log ends in the middle of a progress bar; no failure before that",
+        "en": "the log ends in the middle of a progress bar; no failure before it",
         "zh": "日志在进度条中间被截断；在此之前没有失败",
     },
     NO_SIGN: {
-        "en": "nothing in it is recognised: no known failure, and no sign of a training that went "
-        "well",
+        "en": "nothing recognised: neither a known failure nor evidence of a successful training",
         "zh": "没有可识别的内容：既没有已知的失败，也没有训练正常的迹象",
     },
     "no end": {
-        "en": "steps are counted up to the end of the log; it shows no end of the training",
+        "en": "step counts up to the end of the log; no end of the training in it",
         "zh": "直到日志末尾步数都在增加；日志中没有训练结束的标志",
     },
 }
@@ -50,10 +51,13 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     plan = run_reader.read_plan(run.plan) if run else None
-    if run and (end := run_files.ended(run)):
+    end = run_files.ended(run) if run else None
+    # A user script that exits with 0 may have trained on NaN: its log decides.
+    by_log = end is not None and end["cause"] == NONE and bool(plan and plan.get("script"))
+    if run and end and not by_log:
         return _of_run(end, run, plan, language)
     own = run_files.reported(run) if run else []
-    stories: list[LogAnalysis] = []
+    analyses: list[LogAnalysis] = []
     binary = 0
     for path in paths:
         logs: Sequence[Path | None] = [path]
@@ -71,8 +75,10 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
                 if source.binary:
                     binary += 1
                 else:
-                    stories.append(read(source, scan(source)))
-    found = find_root_cause(stories, own)
+                    analyses.append(read(source, scan(source)))
+    found = find_root_cause(analyses, own)
+    if run and end and found.cause != NAN:
+        return _of_run(end, run, plan, language)
     nothing = found.cause == UNKNOWN and (
         found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)
     )
@@ -82,13 +88,13 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     record = _record(found, run, plan, language)
     if doing:
         record["summary"] = doing
-    elif nothing and not any(story.lines for story in stories):
+    elif nothing and not any(analysis.lines for analysis in analyses):
         record["summary"] = TEXTS["binary" if binary else "empty"][language]
     return record
 
 
 def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
-    """Raises UserError: there is no log in it, or it holds several runs of ours."""
+    """(logs, error files) of a folder. Raises UserError: no log, or several Duet runs."""
     runs = (
         []
         if (path / "plan.json").exists()
@@ -99,23 +105,19 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
         raise UserError(
             Problem(
                 "log.several_runs",
-                f"{path} holds {len(runs)} runs",
+                f"{path} contains {len(runs)} runs",
                 "one run",
                 [f"./duet diagnose {shlex.quote(str(newest))}"],
             )
         )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
-        raise UserError(
-            Problem(
-                "log.none", f"there is no log in {path}", "text files, also in folders below it"
-            )
-        )
+        raise UserError(Problem("log.none", f"no log in {path}", "text files, also in subfolders"))
     return logs, errors
 
 
 def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> DiagnosisRecord:
-    """What the run itself says: our own verdict, found while it happened, or how it has ended."""
+    """The run's own record: the supervisor's verdict, or its regular end."""
     known = values(run, plan) if plan else {}
     cause = end["cause"]
     return {
@@ -158,7 +160,7 @@ def _record(
         ),
         "also": found.also,
         "title": _title(found.cause, language),
-        "file": (event.story.source.name if event.story else str(event.file or ""))
+        "file": (event.analysis.source.name if event.analysis else str(event.file or ""))
         if event
         else None,
         "where": event.where if event else None,
@@ -186,7 +188,7 @@ def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
         return shown(_message(found.event)) + where
     if found.cause == NONE and found.recovered:
         times = {
-            "en": "{n} failure(s) were overcome: training went on after them",
+            "en": "training continued after {n} failure(s)",
             "zh": "出现过 {n} 次错误，但之后训练继续进行",
         }
         return times[language].format(n=len(found.recovered))
@@ -196,7 +198,7 @@ def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
 
 
 def _message(event: Event) -> str:
-    """An exception without a message is named with the assertion that raised it."""
+    """The line of an event, with the assertion for an exception without a message."""
     thrown = event.thrown
     text = event.line.text.strip()
     return (
@@ -207,11 +209,13 @@ def _message(event: Event) -> str:
 
 
 def _around(event: Event) -> list[str]:
-    """The proof: the end of the traceback, or what stands around the line."""
-    story = event.story
-    if story is None:
+    """Evidence: the end of the traceback, or the lines around the event."""
+    analysis = event.analysis
+    if analysis is None:
         return event.text.splitlines()[-SHOWN_LINES:]
-    own = [line for line in story.lines if line.rank == event.line.rank or event.line.rank is None]
+    own = [
+        line for line in analysis.lines if line.rank == event.line.rank or event.line.rank is None
+    ]
     index = next((i for i, line in enumerate(own) if line.offset == event.line.offset), None)
     if index is None:
         return [shown(event.line.raw)]

@@ -1,5 +1,5 @@
-"""What a run says of its failure in files that need no guess: ours (failure.json, a rank's error
-file) and torch's error files."""
+"""Failures in structured files: Duet's failure.json and rank error files, and torch's error
+files."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from training.core.jsonl import Record
 from training.core.project import typed
 from training.core.rundir import RunDir, read_json, read_records
 from training.diagnose import scan, source, traceback
+from training.diagnose.events import OWN, UNLISTED, Event
 from training.diagnose.log_line import LogLine, shown
-from training.diagnose.root_cause import OWN, UNLISTED, Event
 from training.diagnose.signatures import CASCADE, EVIDENCE, NONE, RAISED, ROOT, UNKNOWN, causes
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import EndRecord
 
-ROOT_FOLDERS = 3  # a log may lie that deep in its run: attempt_0/1/stderr.log
+ROOT_FOLDERS = 3  # depth of a log in its run directory: attempt_0/1/stderr.log
 HEAD = 64 << 10  # bytes
-RUN_SAID = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
+RUN_LINE = re.compile(r"^\[INFO\] [\d: -]{19} run directory: (.+)$", re.MULTILINE)
 STOPPED = {int(Exit.INTERRUPTED): "interrupted", int(Exit.PREEMPTED): "preempted"}
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run of ours that a path belongs to: it is its folder, or lies in it, or is its console's
-    log."""
+    """The Duet run of a path: the run directory itself, a path inside it, or the launcher's
+    console log."""
     path = path.absolute()
     for folder in [path, *path.parents][: ROOT_FOLDERS + 1]:
         if (folder / "plan.json").is_file():
@@ -41,21 +41,21 @@ def run_of(path: Path) -> RunDir | None:
 
 
 def _run_of_console(log: Path) -> RunDir | None:
-    """What our launcher's output says of its run directory, where that is still there."""
+    """The run directory named in Duet's console output, if it still exists."""
     try:
         with log.open("rb") as file:
             head = file.read(HEAD).decode("utf-8", "replace")
     except OSError:
         return None
-    found = [Path(name.strip()) for name in RUN_SAID.findall(head)]
+    found = [Path(name.strip()) for name in RUN_LINE.findall(head)]
     return next(
         (RunDir(folder) for folder in reversed(found) if (folder / "plan.json").is_file()), None
     )
 
 
 def ended(run: RunDir) -> EndRecord | None:
-    """What the run itself says of its end, the later one of failure.json and summary.json; None:
-    nothing."""
+    """The recorded end of a run: the later of failure.json and summary.json; None without
+    either."""
     summary, failure = standing.ends(run)
     if (
         failure
@@ -67,9 +67,9 @@ def ended(run: RunDir) -> EndRecord | None:
         return None
     cause = STOPPED.get(summary.get("exit_code", 0), NONE)
     text = (
-        f"it was stopped at step {summary.get('steps')}, and has saved a checkpoint"
+        f"the run was stopped at step {summary.get('steps')} and saved a checkpoint"
         if cause != NONE
-        else "the run has finished"
+        else "the run finished"
     )
     restarts = sum(record.get("event") == "restart" for record in read_records(run.events))
     text += f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
@@ -86,12 +86,12 @@ def ended(run: RunDir) -> EndRecord | None:
 
 
 def reported(run: RunDir) -> list[Event]:
-    """What its ranks have reported, or how it has vanished."""
+    """Errors that the ranks reported, or the disappearance of the run."""
     return list(of_files(sorted(run.ranks.glob("rank*.error.json")))) or _vanished(run)
 
 
 def alive(run: RunDir) -> str:
-    """What a run that goes on is doing, for people; '' when it does not."""
+    """Message with the phase of each rank of a running run; '' if it is not running."""
     supervisor = run_reader.read_supervisor(run.supervisor)
     if not supervisor or not standing.lives(supervisor):
         return ""
@@ -99,13 +99,13 @@ def alive(run: RunDir) -> str:
         f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats)
     )
     return (
-        f"the run goes on ({doing}); who waits for whom: {typed('./duet attach')} "
-        f"--run={shlex.quote(str(run.path))}"
+        f"the run is still running ({doing}); to see which rank the others wait for: "
+        f"{typed('./duet attach')} --run={shlex.quote(str(run.path))}"
     )
 
 
 def _vanished(run: RunDir) -> list[Event]:
-    """A run that nobody has ended, and of which nobody lives: what its heartbeats show last."""
+    """A run without a recorded end whose processes are all gone: its last heartbeats."""
     supervisor = run_reader.read_supervisor(run.supervisor)
     if not supervisor or standing.lives(supervisor):
         return []
@@ -114,8 +114,8 @@ def _vanished(run: RunDir) -> list[Event]:
         f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}"
         for b in beats
     )
-    text = "the run has ended without a word: its supervisor and every rank are gone" + (
-        f". Last signs: {last}" if last else ""
+    text = "the run ended without a record: its supervisor and all ranks are gone" + (
+        f"; last heartbeats: {last}" if last else ""
     )
     return [
         Event(
@@ -174,7 +174,7 @@ def _event(text: str, rank: int | None, time: float | None, path: Path, where: s
     ]
     first = lines[0].text if lines else ""
     embedded = [t for t in traceback.read(lines) if t.end]
-    if embedded and embedded[-1].end:  # what a worker raised, where the rank only waited for it
+    if embedded and embedded[-1].end:  # raised in a worker that the rank waited for
         first, where = embedded[-1].end.text, embedded[-1].where
     line = LogLine(_line_of(path, text), shown(first), rank, text, 0)
     known = scan.recognised(text)

@@ -1,4 +1,4 @@
-"""The first look at a log: where, in gigabytes, anything stands that is worth reading."""
+"""First pass over a log of any size: the places that are worth reading."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from training.diagnose import signatures
 from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, LogSource
 
-FIRST, LAST = 32, 256  # places kept of each pattern: when it began, and the end of the log
-FAR = 4096  # bytes into its line: the place is then near the match, not at the start of the line
+FIRST, LAST = 32, 256  # places kept of each pattern: from its first ones, and from the log's end
+FAR = 4096  # bytes into a line, beyond which a place is near the match, not at the line's start
 TRACEBACK = "traceback"
-# Not what failed, but how logs are built: read by training.diagnose.log_analysis.
+# Structure of logs, not failures: read by training.diagnose.log_analysis.
 STRUCTURE = {
     TRACEBACK: r"Traceback \(most recent call last",
     "report": r"(?:Root Cause|Other Failures|first observed failure)",
@@ -38,7 +38,7 @@ class LogSpan:
 
 @dataclass
 class Places:
-    """All that was found of one log, in its order."""
+    """Places found in one log, in file order."""
 
     found: list[LogSpan] = field(default_factory=list)
     lines: int = 0  # of the log
@@ -65,8 +65,8 @@ def known() -> Fast | Slow:
 
 
 def recognised(text: str) -> list[signatures.Signature]:
-    """What the catalogue knows of a short text, an exception's message for example; what decides
-    comes first."""
+    """Signatures that match a short text, such as an exception's message; the decisive role
+    first."""
     by_id = {s.id: s for s in signatures.signatures()}
     found = dict.fromkeys(
         key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id
@@ -75,7 +75,7 @@ def recognised(text: str) -> list[signatures.Signature]:
 
 
 def scan(source: LogSource) -> Places:
-    """Every place of a log in constant memory: of each pattern the first and the last ones."""
+    """The first and last places of each pattern in a log, in constant memory."""
     kept: dict[str, _Kept] = {}
     places = Places(size=source.size())
     newlines = 0

@@ -1,5 +1,5 @@
-"""Logs as they lie on disks: any encoding, packed, still written, a folder of them. Everything else
-sees whole lines of bytes."""
+"""Log files of any encoding, compressed, still growing, or in folders; other modules get whole
+lines of bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from training.core.errors import Exit, Problem, UserError
 
 CHUNK = 1 << 20  # bytes
 HEAD = 4096
-MAGIC = 16  # bytes that tell the kind of a binary file
+MAGIC = 16  # bytes of a file's magic number
 MOST_FILES = 4096  # of a folder
 COLOUR = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-Z\\-_]"
@@ -48,7 +48,7 @@ NO_LOGS = {
     ".stacks",
 }
 NO_FOLDERS = {"checkpoints", "tb_logger", "wandb", "hangs", "heartbeat"}
-ERROR_FILE = re.compile(r"error\.json$")  # torch's (TORCHELASTIC_ERROR_FILE) and ours
+ERROR_FILE = re.compile(r"error\.json$")  # torch's (TORCHELASTIC_ERROR_FILE) and Duet's
 BOMS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF16_LE: "utf-16-le",
@@ -57,8 +57,8 @@ BOMS = {
 
 
 class Chunk:
-    """Whole lines, without colours. `offset`: where it begins in the file; `line`: the number of
-    its first line."""
+    """Whole lines without colour codes. `offset`: of its start in the file, in bytes; `line`:
+    number of its first line."""
 
     def __init__(self, raw: bytes, offset: int, line: int) -> None:
         self.raw, self.offset, self.line = raw, offset, line
@@ -66,9 +66,9 @@ class Chunk:
         self._ends: tuple[list[int], list[int], list[int]] | None = None
 
     def place(self, position: int) -> tuple[int, int]:
-        """(line number, offset in the file) of the segment with this position of `data`; a segment
-        begins after \\n or \\r."""
-        if self._ends is None:  # most chunks are never asked
+        """(line number, offset in the file) of the segment at this position of `data`; a segment
+        starts after \\n or \\r."""
+        if self._ends is None:  # not needed for most chunks
             ends = [m.start() for m in LINE_END.finditer(self.data)]
             raw = (
                 ends if self.raw is self.data else [m.start() for m in LINE_END.finditer(self.raw)]
@@ -81,8 +81,8 @@ class Chunk:
 
 
 class LogSource:
-    """One log. `name`: as the user knows it; `rank`: when that name tells it; nothing from before
-    the byte `since` is read."""
+    """One log. `name`: for display; `rank`: from the file name; `since`: first byte that is
+    read."""
 
     def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:
         self.rank, self.since = rank, since
@@ -115,8 +115,8 @@ class LogSource:
 
 
 def _opened(path: Path | None) -> IO[bytes]:
-    """A seekable file of text whose lines end in \\n: the log itself where it is one, else a
-    temporary copy."""
+    """A seekable text file with lines that end in \\n: the log itself if it is one, else a
+    temporary copy. Raises OSError."""
     file: IO[bytes] = path.open("rb") if path else sys.stdin.buffer
     if path and path.is_file():
         head = file.read(HEAD)
@@ -125,22 +125,22 @@ def _opened(path: Path | None) -> IO[bytes]:
             with file, gzip.open(file) as unpacked:
                 copy = _copy(unpacked)  # type: ignore[arg-type]
             if not os.fstat(copy.fileno()).st_size:
-                raise OSError(errno.EINVAL, "it is packed with gzip, and broken", str(path))
+                raise OSError(errno.EINVAL, "damaged gzip file", str(path))
             return copy
         encoding = wide(head)
         if encoding:
             with file:
                 return _narrow(file, encoding)
         return file
-    copy = _copy(file)  # of what can be read once: a pipe
+    copy = _copy(file)  # a pipe can be read only once
     encoding = wide(copy.read(HEAD))
     copy.seek(0)
     return _narrow(copy, encoding) if encoding else copy
 
 
 def _copy(file: IO[bytes]) -> IO[bytes]:
-    copy = tempfile.TemporaryFile()  # noqa: SIM115  it is the source's own, closed with it
-    # cut in the middle: what there is, is a log too
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  closed with its LogSource
+    # a truncated file is a log too
     with contextlib.suppress(EOFError, gzip.BadGzipFile, zlib.error):
         while block := file.read1(CHUNK):  # type: ignore[attr-defined]  # what is read before an error is kept
             copy.write(block)
@@ -150,7 +150,7 @@ def _copy(file: IO[bytes]) -> IO[bytes]:
 
 
 def wide(head: bytes) -> str | None:
-    """The encoding of a text with two bytes a character, as Windows shells write it."""
+    """Encoding of a text with two bytes per character, as Windows shells write it."""
     for bom, encoding in BOMS.items():
         if head.startswith(bom):
             return encoding if encoding.startswith("utf-16") else None
@@ -162,9 +162,9 @@ def wide(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """From its first bytes on, control characters beside those of texts and terminals. Leading
-    zeros are those of a log that was truncated while it was written; a log that ends in garbage
-    begins with text."""
+    """Whether the first bytes and more than 5 % of all are control characters that neither texts
+    nor terminals use. Leading zeros come from a log truncated during writing; a log that ends in
+    garbage starts with text."""
     head = head.lstrip(b"\0")
     return CONTROL.search(head[:MAGIC]) is not None and len(CONTROL.findall(head)) > max(
         8, 0.05 * len(head)
@@ -195,8 +195,8 @@ RANK_ALONE = re.compile(r"(?:^|/)(?:log[-_.]?)?(?:global[-_])?rank[-_.]?(\d+)(?:
 
 
 def rank_of(name: str, *, alone: bool = False) -> int | None:
-    """As a log's name tells it. `alone`: it is the only one, so that a number in its name may mean
-    anything."""
+    """Rank in a log's name. `alone`: the only log, so an arbitrary number in its name is not a
+    rank."""
     if alone:
         found = RANK_ALONE.search(name)
         return int(found[1]) if found else None
@@ -204,8 +204,7 @@ def rank_of(name: str, *, alone: bool = False) -> int | None:
 
 
 def logs_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(logs, files of torch or ours that tell an error) below a folder; what is no text is left
-    out."""
+    """(logs, error files of torch or Duet) in a folder and below; binary files are skipped."""
     logs: list[Path] = []
     errors: list[Path] = []
     for parent, folders, names in os.walk(folder):
@@ -229,7 +228,7 @@ def _is_text(path: Path) -> bool:
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError as error:
-        log.warning(f"{path} is left out: {error.strerror}")
+        log.warning(f"{path} skipped: {error.strerror}")
         return False
     return bool(head) and (
         head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head
@@ -237,7 +236,7 @@ def _is_text(path: Path) -> bool:
 
 
 def missing(paths: list[Path]) -> UserError | None:
-    """What can not be read, all of it at once."""
+    """All unreadable paths in one error; None if there are none."""
     problems = []
     for path in paths:
         if not path.exists():
@@ -249,5 +248,5 @@ def missing(paths: list[Path]) -> UserError | None:
                 )
             )
         elif not os.access(path, os.R_OK):
-            problems.append(Problem("log.unreadable", f"{path} can not be read: permission denied"))
+            problems.append(Problem("log.unreadable", f"cannot read {path}: permission denied"))
     return UserError(problems, Exit.CONFIG) if problems else None

@@ -1,4 +1,4 @@
-"""Tracebacks in a log, also those of several ranks at once, in a frame, one inside the other."""
+"""Tracebacks in a log: interleaved ones of several ranks, framed ones (rich) and nested ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from training.diagnose.log_line import LogLine
 
-MOST_LINES = 600  # of one traceback; a recursion is cut by Python itself
-OTHERS = 60  # lines of somebody else in the middle of one
+MOST_LINES = 600  # of one traceback; Python itself shortens a recursion
+OTHERS = 60  # foreign lines inside one
 HEAD = re.compile(r"Traceback \(most recent call last\)")
 FRAME = re.compile(
     r"^\s*(?:[│|] *)?File \"(?P<file>[^\"]+)\", line (?P<line>\d+)|^\s*[│|]? ?[❱>]? "
@@ -32,15 +32,15 @@ HARMLESS = (
     "Error in atexit",
 )
 THREAD = ("Exception in thread",)
-# What can not belong to the message of an exception.
+# Lines that cannot belong to the message of an exception.
 NEW_MESSAGE = re.compile(
     r"^(?:\[|[WEIFD]\d{4} "
     r"|\d{4}-|(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|Traceback|Killed|Aborted|terminate|Sending|wandb)\b"
     r"|(?:srun|slurmstepd)\S*: |--|====)"
 )
 LIBRARY = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
-NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames of no file that could be opened
-# An exception that is raised again elsewhere, with the traceback of its process in its message.
+NO_FILE = ("<frozen ", "<string>", "<stdin>")  # frames without a file
+# An exception raised again in another process, with the original traceback in its message.
 EMBEDDED = re.compile(r"^Original Traceback \(most")
 SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
 
@@ -48,18 +48,18 @@ SPAWNED = re.compile(r"^-- Process \d+ terminated with the following error:")
 @dataclass
 class Traceback:
     start: LogLine  # its head
-    end: LogLine | None = None  # the line of its exception; None: the log ends before
+    end: LogLine | None = None  # the line of its exception; None: the log ends before it
     type: str = ""
     text: str = ""
     frames: list[str] = field(default_factory=list)  # file:line, outermost first
-    # the source code of each frame, '' where it is not shown
+    # the source line of each frame, '' if not shown
     quotes: list[str] = field(default_factory=list)
     code: set[int] = field(default_factory=set)  # offsets of lines that quote source code
-    asserted: LogLine | None = None  # the quoted line of an assertion that says nothing else
-    before: Traceback | None = None  # the exception from which this one came
-    carries: bool = False  # raised where somebody waited; `before` is what happened
-    harmless: bool = False  # printed, and nobody dies of it
-    in_thread: bool = False  # it ends its thread only
+    asserted: LogLine | None = None  # the source line of an assertion without a message
+    before: Traceback | None = None  # the exception that led to this one
+    carries: bool = False  # raised in a waiting process; `before` is the original
+    harmless: bool = False  # printed, but not fatal
+    in_thread: bool = False  # fatal for its thread only
     last: int = 0  # the offset of the last line that belongs to it
 
     @property
@@ -68,14 +68,14 @@ class Traceback:
 
     @property
     def where(self) -> str | None:
-        """The innermost frame of a file that is no library's; else of any file."""
+        """The innermost frame outside libraries, else of any file."""
         files = [f for f in self.frames if not f.startswith(NO_FILE)]
         own = [f for f in files if not any(mark in f for mark in LIBRARY)]
         return (own or files or [None])[-1]  # type: ignore[list-item]
 
     @property
     def caller(self) -> str:
-        """Source code and place of that frame."""
+        """Source line and place of that frame."""
         own = [
             (q, f)
             for q, f in zip(self.quotes, self.frames, strict=True)
@@ -95,9 +95,9 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
             outer = _carrier(lines, index, found)
             one.before, one.harmless = (
                 None if outer else _linked(lines, index, found),
-                _said_before(lines, index, HARMLESS),
+                _preceded_by(lines, index, HARMLESS),
             )
-            one.in_thread = _said_before(lines, index, THREAD)
+            one.in_thread = _preceded_by(lines, index, THREAD)
             one.harmless = one.harmless or bool(one.before and one.before.harmless)
             if outer:
                 outer.before, outer.carries = one, True
@@ -106,7 +106,7 @@ def read(lines: Sequence[LogLine]) -> list[Traceback]:
 
 
 def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -> Traceback | None:
-    """The exception in whose message this traceback is quoted."""
+    """The exception whose message quotes this traceback."""
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 2) : index] if line.rank == rank]
     if not EMBEDDED.match(lines[index].text) and not any(SPAWNED.match(text) for text in near):
@@ -115,7 +115,7 @@ def _carrier(lines: Sequence[LogLine], index: int, found: Sequence[Traceback]) -
 
 
 def place_before(lines: Sequence[LogLine], line: LogLine) -> str | None:
-    """The frame that is printed without a traceback, as of a SyntaxError."""
+    """file:line of a frame printed without a traceback, as for a SyntaxError."""
     index = next((i for i, one in enumerate(lines) if one.offset == line.offset), 0)
     frames = (
         FRAME.search(one.text)
@@ -171,8 +171,7 @@ def _one(lines: Sequence[LogLine], index: int) -> Traceback:
 
 
 def _lead(text: str) -> str:
-    """What somebody's logger puts before every line of a traceback; a frame around it (rich) is
-    none."""
+    """Prefix that a logger puts before every line of a traceback; '' for a frame (rich)."""
     lead = text[: text.index("Traceback")]
     return "" if lead.strip(" ╭─┌|+") == "" and lead.strip() else re.sub(r"\d", "0", lead)
 
@@ -189,7 +188,7 @@ def _linked(lines: Sequence[LogLine], index: int, found: list[Traceback]) -> Tra
     return next((t for t in reversed(found) if t.rank == rank), None)
 
 
-def _said_before(lines: Sequence[LogLine], index: int, marks: Sequence[str]) -> bool:
+def _preceded_by(lines: Sequence[LogLine], index: int, marks: Sequence[str]) -> bool:
     rank = lines[index].rank
     near = [line.text for line in lines[max(0, index - 2) : index + 1] if line.rank == rank]
     return any(text.startswith(mark) or f" {mark}" in text[:80] for mark in marks for text in near)

@@ -1,2 +1,2 @@
-"""This machine and this process: GPUs, control groups, network, ports, environment variables, who
-has started us. No torch here."""
+"""This machine and this process: GPUs, control groups, network, ports, environment variables, the
+launcher above. Without torch."""

@@ -1,4 +1,4 @@
-"""The memory of a training on the CPU, as the C library manages it."""
+"""glibc allocator settings for training on the CPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 
 # malloc.h of glibc
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-LARGEST_TRIM, LARGEST_MMAP = (1 << 31) - 1, 32 << 20  # bytes; what mallopt(3) takes
+LARGEST_TRIM, LARGEST_MMAP = (1 << 31) - 1, 32 << 20  # bytes; limits of mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """Freed memory stays with this process. A step frees all its activations; glibc would give them
-    back to the kernel and take them again in the next one, page by page: a tenth of a step's time.
-    False when somebody else decides: the user by MALLOC_… variables, or another C library."""
+    """Keep freed memory in this process. A step frees all its activations; glibc would return them
+    to the kernel and fault them in again page by page, a tenth of the step time. False if nothing
+    was changed: the user has set MALLOC_… variables, or the C library is not glibc."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

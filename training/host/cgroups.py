@@ -1,5 +1,4 @@
-"""What this process is allowed, beside what the machine has: control groups (containers, systemd,
-SLURM) and open files."""
+"""Resource limits of this process: control groups (containers, systemd, SLURM) and open files."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from pathlib import Path
 
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MACHINE, MEMORY = Path("/proc/vmstat"), Path("/proc/meminfo")
-UNLIMITED = 1 << 60  # version 1 writes a huge number for 'no limit'
+UNLIMITED = 1 << 60  # cgroup v1 stores a huge number for 'no limit'
 
 
 @dataclass(frozen=True)
 class CgroupMemory:
-    """Bytes of the tightest control group: its limit, and what of it is taken and can not be given
-    back at once."""
+    """The tightest control group in bytes: its limit, and its use without reclaimable file
+    cache."""
 
     limit: int
     used: int
@@ -28,7 +27,7 @@ class CgroupMemory:
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time; None: no limit."""
+    """The CPU quota in cores; None: no limit."""
     found = []
     for folder in _groups("cpu"):
         both = _words(folder / "cpu.max") or [
@@ -46,7 +45,7 @@ def cpu_quota() -> float | None:
 
 
 def memory() -> CgroupMemory | None:
-    """None: no limit."""
+    """The control group with the least room; None: no limit."""
     found = []
     for folder in _groups("memory"):
         limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
@@ -58,8 +57,8 @@ def memory() -> CgroupMemory | None:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has ended since memory ran out: in this process's control
-    groups, else on this machine. None: it does not count them."""
+    """Number of processes killed by the kernel for lack of memory, in the control groups of this
+    process, else on this machine. None: not counted by the kernel."""
     files = [
         file
         for folder in _groups("memory")
@@ -72,20 +71,20 @@ def oom_kills() -> int | None:
 
 
 def available_memory() -> int:
-    """Bytes that may still be taken: of the machine, and of the control group."""
+    """Bytes available to this process, by the machine and by its control group."""
     free, group = machine_memory(), memory()
     return min(free, group.room) if group else free
 
 
 def machine_memory() -> int:
-    """Bytes that the machine as a whole could still give."""
+    """Available bytes of the whole machine."""
     words = re.search(r"^MemAvailable: *(\d+) kB", MEMORY.read_text(), re.MULTILINE)
     return int(words[1]) << 10 if words else 0
 
 
 def says_who() -> str:
-    """For a message about memory: the control group's limit when that, and not the machine, is what
-    there is too little of."""
+    """Suffix of a message about memory: the limit of the control group if that is tighter than the
+    machine, else ''."""
     group = memory()
     if group is None or group.room >= machine_memory():
         return ""
@@ -95,7 +94,7 @@ def says_who() -> str:
 
 
 def open_files() -> tuple[int, int]:
-    """(limit, how far this user may raise it)."""
+    """(soft limit, hard limit) of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (UNLIMITED if soft == resource.RLIM_INFINITY else soft), (
         UNLIMITED if hard == resource.RLIM_INFINITY else hard
@@ -103,7 +102,7 @@ def open_files() -> tuple[int, int]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it, whose limits hold too."""
+    """The folders of this process's control group and of its ancestors, whose limits apply too."""
     try:
         lines = OWN.read_text().splitlines()
     except OSError:
@@ -113,8 +112,8 @@ def _groups(controller: str) -> Iterator[Path]:
         if names and controller not in names.split(","):
             continue
         base = ROOT / controller if names else ROOT
-        # A container may see the path that its host knows, which is not there: its own group is
-        # then at the top.
+        # In a container the path may be that of the host and not exist: its group is then at the
+        # root.
         folder = base if ".." in path else base / path.lstrip("/")
         yield folder
         yield from (parent for parent in folder.parents if parent.is_relative_to(base))
@@ -142,8 +141,7 @@ def _number(*files: Path) -> int | None:
 
 
 def _cache(file: Path) -> int:
-    """Bytes of files that were read some time ago: counted as used, given back when they are
-    needed."""
+    """Bytes of inactive file cache: counted as used, but reclaimable."""
     facts = _facts(file)
     text = facts.get("total_inactive_file", facts.get("inactive_file", "0"))
     return int(text) if text.isdecimal() else 0

@@ -1,6 +1,5 @@
-"""What the plan decides by itself, each decision with its reason: device, precision, compile,
-launcher, restarts; training/tasks/gpt/memory_fit.py
-decides what fits the memory."""
+"""Automatic decisions of the plan, each with its reason: device, precision, compile, launcher,
+restarts. training/tasks/gpt/memory_fit.py decides what fits into memory."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from training.host.torch_build import TorchBuild
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
-# where `--retries=auto` restarts, and how often
+# The script for which --retries=auto restarts, and the number of restarts.
 RECOVERS, RETRIES = (
     "train_dual_gpu_enhanced.sh",
     2,
@@ -27,7 +26,7 @@ RECOVERS, RETRIES = (
 
 @dataclass(frozen=True)
 class Decision:
-    """A decided value and why."""
+    """A decided value and its reason."""
 
     value: Any
     reason: str
@@ -97,12 +96,12 @@ def compiled(config: Config, on: str) -> Decision:
     if config.compile != "auto":
         return Decision(config.compile == "1", "as asked")
     if on == "cuda":
-        return Decision(True, "on a GPU it pays after a few steps")
-    return Decision(False, "on a CPU it pays after about 600 steps only")
+        return Decision(True, "pays off after a few steps on a GPU")
+    return Decision(False, "pays off only after about 600 steps on a CPU")
 
 
 def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
-    """Free bytes for one rank: of the fullest GPU, or its share of the host memory; None when
+    """Free bytes for one rank: those of the fullest GPU, or its share of the host memory; None if
     unknown."""
     if on == "cpu":
         return cgroups.available_memory() // ranks
@@ -112,22 +111,23 @@ def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
 
 def static_graph(config: Config, accumulation: int) -> Decision:
     if not config.use_static_graph:
-        return Decision(False, "not asked for")
+        return Decision(False, "not requested")
     if accumulation > 1:
-        # pytorch#143580, pytorch#187732: it asserts at the first no_sync backward, and would stop
-        # exchanging gradients after.
+        # pytorch#143580, pytorch#187732: an assertion fails in the first no_sync backward; without
+        # it gradients would no longer be exchanged.
         return Decision(
             False,
-            f"torch's static graph is broken with gradient accumulation (here {accumulation} "
+            f"the static graph of torch is broken with gradient accumulation (here {accumulation} "
             f"steps): not used",
         )
     return Decision(True, "as asked")
 
 
 def launcher(config: Config, place: Topology, script: str, ranks: int) -> Decision:
-    """Who starts the ranks of this machine: 'env' somebody else, 'spawn' we, 'torchrun' for us."""
+    """The launcher of this machine's ranks: 'spawn' (Duet itself), 'torchrun', or 'env' (started
+    from outside)."""
     if place.kind == RANK:
-        return Decision("env", "the ranks are started already")
+        return Decision("env", "the ranks are already started")
     if ranks == 1:
         return Decision(
             "env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group"
@@ -135,28 +135,28 @@ def launcher(config: Config, place: Topology, script: str, ranks: int) -> Decisi
     if config.launcher == "torchrun":
         return Decision("torchrun", "as asked")
     return Decision(
-        "spawn", "direct start of the ranks is faster than torchrun and gives true exit statuses"
+        "spawn", "a direct start is faster than torchrun and reports true exit statuses"
     )
 
 
 def retries(config: Config, started_by: Decision, script: str) -> Decision:
-    """How many restarts in a row without progress; see training.launcher.recovery_policy."""
+    """The number of consecutive restarts without progress (training.launcher.recovery_policy)."""
     if started_by.value == "env":
-        return Decision(0, "only what has started the ranks can start them again")
+        return Decision(0, "only the launcher of the ranks can restart them")
     if isinstance(config.retries, int):
         return Decision(config.retries, "as asked")
     if script == RECOVERS:
         return Decision(RETRIES, f"the default of {RECOVERS}")
-    return Decision(0, "--retries=N starts the ranks again after a failure of the machine")
+    return Decision(0, "--retries=N restarts the ranks after a failure of the machine")
 
 
 def left_over(place: Topology) -> list[str]:
-    """What the environment holds of another launcher, for the notes."""
+    """Plan note about ignored variables of another launcher; [] without any."""
     names = ", ".join(place.leftovers)
     return (
         [
-            f"not followed, since nothing has started ranks: {names} (left by a shell profile or "
-            f"an outer run)"
+            f"ignored, since no launcher has started ranks: {names} (left by a shell profile or an "
+            f"outer run)"
         ]
         if names
         else []

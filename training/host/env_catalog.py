@@ -1,4 +1,4 @@
-"""What each environment variable does that matters for a run; the table is variables.json."""
+"""Catalogue of environment variables that affect a run, read from variables.json."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from pathlib import Path
 from training.core.jsonl import Record
 
 TABLE = Path(__file__).with_name("variables.json")
-TYPING_ERROR = 0.85  # so alike are a name and a known one when it is one
+TYPING_ERROR = 0.85  # similarity from which an unknown name is taken for a typo
 
 
 @dataclass(frozen=True)
 class Known:
-    """`wrong`: what is the matter with it, `instead`: what to use, where it does nothing or is an
-    old name."""
+    """`wrong`: why an obsolete or ineffective variable has no effect; `instead`: its
+    replacement."""
 
     does: str
-    device: str = ""  # "cuda": nothing reads it without a GPU
+    device: str = ""  # "cuda": unused without a GPU
     wrong: str = ""
     instead: str = ""
 
     def explain(self, value: str, device: str) -> str:
         if self.wrong:
-            return f"{self.wrong}; instead: {self.replacement(value)}"
+            return f"{self.wrong}; use {self.replacement(value)}"
         return (
-            f"{self.does} (nothing reads it on a CPU)"
-            if self.device and self.device != device
-            else self.does
+            f"{self.does} (unused on a CPU)" if self.device and self.device != device else self.does
         )
 
     def replacement(self, value: str) -> str:
@@ -48,7 +46,7 @@ def known() -> dict[str, Known]:
     out = {}
     for group in _table()["groups"]:
         for name in group["undocumented"]:
-            out[name] = Known(f"{group['of']} knows it, but does not document it", group["device"])
+            out[name] = Known(f"undocumented variable of {group['of']}", group["device"])
         for name, does in group["variables"].items():
             out[name] = Known(does, group["device"])
     for name, entry in _table()["wrong"].items():
@@ -57,15 +55,15 @@ def known() -> dict[str, Known]:
 
 
 def owner(name: str) -> str | None:
-    """Who owns all names that begin like this one (NCCL_…), so that an unknown one is a mistake;
-    None: nobody."""
+    """The library that owns the prefix of this name (NCCL_…), so that an unknown name is an error;
+    None without one."""
     return next(
         (g["of"] for g in _table()["groups"] if g["prefix"] and name.startswith(g["prefix"])), None
     )
 
 
 def meant(name: str) -> str | None:
-    """The variable that a person may have meant by a name that nobody knows."""
+    """The known variable closest to an unknown name, or None."""
     import difflib
 
     near = difflib.get_close_matches(
@@ -75,16 +73,16 @@ def meant(name: str) -> str | None:
 
 
 def unknown(name: str) -> str:
-    """'' for a name that is known or that anybody may use."""
+    """Error text for an unknown name with a reserved prefix; '' for any other name."""
     of = owner(name)
     if of is None or name in known():
         return ""
     near = meant(name)
-    return f"is not a variable {of} knows" + (f", did you mean {near}?" if near else "")
+    return f"is unknown to {of}" + (f"; did you mean {near}?" if near else "")
 
 
 def relevant(environ: Mapping[str, str]) -> list[str]:
-    """The names in this environment that matter for a run, in the order of the table."""
+    """The names in `environ` that affect a run, in the order of the table."""
     order = {name: number for number, name in enumerate(known())}
     found = [name for name in environ if name in order or owner(name)]
     return sorted(found, key=lambda name: (order.get(name, len(order)), name))

@@ -1,5 +1,5 @@
-"""Environment variables of a run: only those with an effect, never over the user's own, each with
-its reason."""
+"""Environment variables of the ranks, each with its reason. Values set by the user are never
+overridden."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import VariableRecord
 
 FOUND = "from the environment"
-SHOWN = 100  # characters of a value
+SHOWN = 100  # characters of a value in a line
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class Variable:
     name: str
     value: str
     why: str
-    # "set here", "kept" when the user's own value stays, FOUND when we would not have set it
+    # "set here"; "kept": the user's value of a variable that Duet sets; FOUND: any other variable
     origin: str
 
     def record(self) -> VariableRecord:
         return cast("VariableRecord", asdict(self))
 
     def line(self) -> str:
-        """For people: value, origin, and what the variable does in a few words."""
+        """One line of text: value, origin, reason and a short description."""
         value = one_line(self.value if len(self.value) <= SHOWN else f"{self.value[: SHOWN - 1]}…")
         does = "" if self.origin == FOUND else explain(self.name, self.value, "cuda")
         return f"{self.name}={value}   {self.origin}: {self.why}" + (f" ({does})" if does else "")
 
 
 def cpu_count() -> int:
-    """Cores this process may use (taskset, cpusets, and a share of time as containers get it)."""
+    """Cores available to this process (taskset, cpusets, CPU quota of a container)."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -58,12 +58,11 @@ def choose(
     meeting: str = "",
     libuv: str = "auto",
 ) -> list[Variable]:
-    """The variables of the ranks, and what else in the environment matters to them; `local_ranks`
-    of `ranks` are on this machine, `meeting` is the address where those of several machines
-    meet."""
+    """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
+    `ranks` are on this machine; `meeting`: rendezvous address of several machines."""
     interface = _interface(ranks == local_ranks, meeting) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
-        ("PYTHONUNBUFFERED", "1", "a rank's last words reach its log")
+        ("PYTHONUNBUFFERED", "1", "the last output of a rank reaches its log")
     ]
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
@@ -75,10 +74,10 @@ def choose(
     if libuv != "auto":
         wanted.append(("USE_LIBUV", libuv, f"--libuv={libuv}"))
     if device == "cuda":
-        wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "the same numbering as nvidia-smi"))
+        wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "same numbering as nvidia-smi"))
         if interface:
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
-        if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins where both are set
+        if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
             wanted.append(
                 (
                     "PYTORCH_ALLOC_CONF",
@@ -88,42 +87,40 @@ def choose(
             )
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
-            wanted.append(("CUDA_HOME", home, "compiled extensions find CUDA"))
+            wanted.append(("CUDA_HOME", home, "compiled extensions need it"))
     if debug:
-        # Not DETAIL: with gloo it makes every DDP model crash in torch 2.13 (SIGSEGV, with bare
-        # torchrun too).
+        # Not DETAIL: with gloo every DDP model crashes in torch 2.13 (SIGSEGV, also with bare
+        # torchrun).
         wanted.append(
             (
                 "TORCH_DISTRIBUTED_DEBUG",
                 "INFO",
-                "--debug: DDP tells its buckets and unused parameters",
+                "--debug: DDP logs its buckets and unused parameters",
             )
         )
-        wanted.append(
-            ("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: torch.distributed tells what it does")
-        )
+        wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: log of torch.distributed"))
         if device == "cuda":
-            wanted.append(("NCCL_DEBUG", "INFO", "--debug: NCCL tells what it does"))
-    ours = [
-        Variable(name, environ[name], "your own value stays", "kept")
+            wanted.append(("NCCL_DEBUG", "INFO", "--debug: log of NCCL"))
+    chosen = [
+        Variable(name, environ[name], "your value is kept", "kept")
         if environ.get(name)
         else Variable(name, value, why, "set here")
         for name, value, why in wanted
     ]
-    decided = {v.name for v in ours}
+    decided = {v.name for v in chosen}
     found = [
         name for name in env_catalog.relevant(environ) if environ[name] and name not in decided
     ]
-    return ours + [
+    return chosen + [
         Variable(n, redact.shown(n, environ[n]), explain(n, environ[n], device), FOUND)
         for n in found
     ]
 
 
 def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
-    """(network interface of the ranks, why)."""
+    """(network interface of the ranks, reason)."""
     if alone:
-        return "lo", "one machine: no name look-up, nothing listens outside"
+        return "lo", "one machine: no name lookup, no open port to the outside"
     found = network.interface_towards(meeting) if meeting else None
     return (
         (found[0], f"the interface that reaches {meeting}, with the address {found[1]}")
@@ -133,14 +130,14 @@ def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
 
 
 def explain(name: str, value: str, device: str) -> str:
-    """What a variable does in this run; '' when nobody can know."""
+    """The effect of a variable in this run; '' if unknown."""
     entry = env_catalog.known().get(name)
     return entry.explain(value, device) if entry else env_catalog.unknown(name)
 
 
 def useless(environ: Mapping[str, str]) -> list[str]:
-    """Warnings about variables that the user set and that do nothing. An unknown name is one when
-    it looks like a known one: libraries beside NCCL use its prefix too."""
+    """Warnings about variables without effect. An unknown name is reported only if it is similar to
+    a known one, since libraries other than NCCL use its prefix too."""
     out = []
     for name in env_catalog.relevant(environ):
         entry = env_catalog.known().get(name)

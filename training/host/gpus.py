@@ -1,6 +1,6 @@
-"""GPUs as NVML sees them: no CUDA context is made, so asking costs nothing and disturbs nobody.
+"""GPU inventory through NVML, without creating a CUDA context.
 
-NVML ignores CUDA_VISIBLE_DEVICES, so the choice is applied here, in PCI order (the plan sets
+NVML ignores CUDA_VISIBLE_DEVICES, so the selection is applied here, in PCI order (the plan sets
 CUDA_DEVICE_ORDER to match).
 """
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT, EXCLUSIVE, PROHIBITED = "default", "exclusive process", "prohibited"
 COMPUTE_MODES = {0: DEFAULT, 1: EXCLUSIVE, 2: PROHIBITED, 3: EXCLUSIVE}
-# Bits of the driver's reasons for low clocks that mean trouble; idle, power cap and fixed clocks
-# are normal.
-BY_HARDWARE = 0x08  # set beside a bit that says why, on cards that know it
+# Abnormal clock event reasons of the driver; idle, power cap and fixed clocks are normal.
+BY_HARDWARE = 0x08  # set together with a more specific bit on cards that support it
 SLOWDOWNS = {
     BY_HARDWARE: "slowed down by the hardware",
     0x20: "slowed down for heat (driver)",
@@ -42,7 +41,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU; None where the driver does not say (normal under MIG and on some boards)."""
+    """One visible GPU; None: not reported by the driver (normal under MIG and on some boards)."""
 
     index: int  # among all GPUs of the machine, in PCI order
     uuid: str
@@ -58,7 +57,7 @@ class Gpu:
     mig: bool | None = None  # split into instances
     power_limit_w: float | None = None
     fan_percent: int | None = None
-    slowdowns: tuple[str, ...] | None = None  # of SLOWDOWNS, at this moment
+    slowdowns: tuple[str, ...] | None = None  # current ones of SLOWDOWNS
 
     def record(self) -> GpuRecord:
         return cast("GpuRecord", asdict(self))
@@ -66,19 +65,19 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuInventory:
-    """The visible GPUs, and why there are none or fewer than the machine has."""
+    """The visible GPUs, and the reason for their number."""
 
     gpus: tuple[Gpu, ...]
     reason: str
     driver: str | None = None
-    cuda: str | None = None  # the newest CUDA that the driver runs
+    cuda: str | None = None  # newest CUDA version supported by the driver
 
 
 def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
-    """The GPUs that a process with this environment would see."""
+    """The GPUs visible to a process with this environment."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:  # asked before pynvml, whose import takes longer than all else
+    except OSError:  # checked before the slow import of pynvml
         return GpuInventory((), "no NVIDIA driver on this machine")
     try:
         import pynvml
@@ -101,7 +100,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
 
 
 def _counted(environ: Mapping[str, str]) -> GpuInventory:
-    """How many GPUs there are, and which, where pynvml is not installed yet."""
+    """Count and UUIDs of the GPUs, before pynvml is installed."""
     nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
     if nvml.nvmlInitWithFlags(0) != 0:
         return GpuInventory((), "the NVIDIA driver does not answer")
@@ -117,8 +116,8 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
-    """Apply CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the first invalid entry
-    ends the list."""
+    """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the
+    first invalid entry ends the list."""
     if selection is None:
         return every, f"{len(every)} on this machine"
     chosen: list[Gpu] = []
@@ -135,7 +134,7 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
 
 
 def ask(query: Callable[..., T], *args: Any) -> T | None:
-    """What the driver answers, None when it does not (an old driver, MIG, many workstation
+    """The result of a driver query; None if unsupported (old driver, MIG, many workstation
     cards)."""
     import pynvml
 
@@ -179,7 +178,7 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
 
 def _slowdowns(pynvml: Any, handle: Any) -> tuple[str, ...] | None:
     reasons = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # the name that drivers before 535 know
+    if reasons is None:  # name before driver 535
         reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return None if reasons is None else slowdowns(reasons)
 
@@ -192,8 +191,8 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
 
 
 def one_line(text: str) -> str:
-    """A stranger's command line for a message: a line break or an escape in it must not act on the
-    reader's terminal."""
+    """`text` (such as another process's command line) without line breaks and escape sequences that
+    would affect the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -206,5 +205,5 @@ def _process(pid: int, used: int | None) -> GpuProcess:
         process = psutil.Process(pid)
         words = process.cmdline() or [process.name()]
         return GpuProcess(pid, used, process.username(), one_line(" ".join(words))[:80])
-    except (psutil.Error, OSError):  # a pid of the host seen from a container, or gone meanwhile
+    except (psutil.Error, OSError):  # a PID of the host in a container, or an ended process
         return GpuProcess(pid, used)

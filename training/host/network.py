@@ -1,4 +1,4 @@
-"""Which of this machine's network interfaces reaches the meeting point of several machines."""
+"""Addresses and network interfaces of this machine, for the rendezvous of several machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def resolve(name: str) -> str | None:
-    """An address of this name; None when it is not known."""
+    """An address of this name; None if it does not resolve."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except (socket.gaierror, UnicodeError):
@@ -31,9 +31,9 @@ def own_addresses() -> dict[str, str]:
 
 
 def own_address(name: str) -> str:
-    """Where node 0 listens: at the meeting point's address alone when that is of this machine;
-    everywhere ('') when the others know it by an address that it does not have itself (a service in
-    front of it) or by its loopback name."""
+    """The listening address of node 0: the rendezvous address if this machine has it; '' (all
+    interfaces) if the others use another one (a service in front) or `name` resolves to
+    loopback."""
     address = resolve(name)
     if address is None or ipaddress.ip_address(address).is_loopback:
         return ""
@@ -41,13 +41,12 @@ def own_address(name: str) -> str:
 
 
 def interface_towards(name: str) -> tuple[str, str] | None:
-    """(interface, its address) that packets to the meeting point leave by; None when nobody
-    knows."""
+    """(interface, its address) of the route to the rendezvous address; None if unknown."""
     address = resolve(name)
     if address is None or ipaddress.ip_address(address).is_loopback:
         return None
     own = own_addresses()
-    if address in own:  # node 0 itself: the route to an own address is the loopback
+    if address in own:  # node 0: the route to one of its own addresses is the loopback
         return own[address], address
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

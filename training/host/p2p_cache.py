@@ -1,8 +1,7 @@
-"""What communication tests have found out about sets of GPUs, kept for later starts in the user's
-cache folder.
+"""Cache of communication test results per set of GPUs, in the user's cache folder.
 
-A verdict holds for these GPUs, this driver and this torch (which brings its NCCL). It is a hint
-that saves a hang: a file that is missing, damaged or can not be written is no reason to stop.
+A verdict is valid for the same GPUs, driver and torch (which includes NCCL). It only prevents a
+known hang, so a missing, damaged or unwritable file is not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from training.core import rundir
 from training.host.env_vars import Variable
 
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
-FOUND = "the GPUs hang or get wrong data with peer-to-peer copies and work without"
+FOUND = "the GPUs hang or corrupt data with peer-to-peer copies and work without"
 
 
 class P2PVerdict(TypedDict):
@@ -26,14 +25,14 @@ class P2PVerdict(TypedDict):
     torch: str | None  # version
     nccl: str  # version
     variables: dict[str, str]
-    found: str  # for people
+    found: str  # text
     time: float  # unix s
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """None where a user has no folder of his own."""
+    """The cache file; None for a user without a home folder."""
     cache = Path(environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # is to be ignored then, says the XDG specification
+    if not cache.is_absolute():  # to be ignored by the XDG specification
         try:
             cache = Path.home() / ".cache"
         except RuntimeError:
@@ -44,7 +43,7 @@ def path(environ: Mapping[str, str] = os.environ) -> Path | None:
 def remembered(
     gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None
 ) -> dict[str, str]:
-    """Environment variables that a run on these GPUs needs, name → value."""
+    """Environment variables needed by a run on these GPUs: name → value."""
     key = _Key(gpu_uuids, driver, torch_version)
     found: dict[str, str] = {}
     for verdict in _read():
@@ -59,10 +58,10 @@ def variables(
     torch_version: str | None,
     environ: Mapping[str, str],
 ) -> list[Variable]:
-    """The same as a plan has them; the user's own values stay."""
+    """The same as variables of a plan, without those that the user has set."""
     why = (
-        f"{FOUND}, says a communication test ({path()}); NCCL_P2P_DISABLE=0 with --check tries "
-        f"again"
+        f"{FOUND}, found by a communication test ({path()}); NCCL_P2P_DISABLE=0 with --check "
+        f"repeats it"
     )
     found = remembered(gpu_uuids, driver, torch_version)
     return [
@@ -75,13 +74,10 @@ def variables(
 def remember(
     gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None, nccl_version: str
 ) -> str:
-    """The variables of WITHOUT_P2P for these GPUs; what became of it, for people. Never raises."""
+    """Cache WITHOUT_P2P for these GPUs. The result as text; never raises."""
     key, file = _Key(gpu_uuids, driver, torch_version), path()
     if not key.complete or file is None:
-        return (
-            f"not remembered: "
-            f"{'the driver does not name the GPUs' if file else 'there is no home folder'}"
-        )
+        return f"not cached: {'the driver does not report GPU UUIDs' if file else 'no home folder'}"
     new: P2PVerdict = {
         "gpus": sorted(key.gpus),
         "driver": driver,
@@ -92,17 +88,17 @@ def remember(
         "time": time.time(),
     }
     problem = _write(file, [*(v for v in _read() if not key.met_by(v)), new])
-    return problem or f"remembered in {file}: later starts on these GPUs set it by themselves"
+    return problem or f"cached in {file}: later starts on these GPUs set it automatically"
 
 
 def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> str:
-    """These GPUs have just worked with peer-to-peer copies; what became of it, empty when nothing
-    was known."""
+    """Remove the verdict on these GPUs, since they work with peer-to-peer copies. The result as
+    text; '' without a verdict."""
     key, file, known = _Key(gpu_uuids, driver, torch_version), path(), _read()
     left = [v for v in known if not key.met_by(v)]
     if file is None or len(left) == len(known):
         return ""
-    return _write(file, left) or f"forgotten, since they work now: {FOUND} ({file})"
+    return _write(file, left) or f"peer-to-peer copies work now: removed from {file}"
 
 
 class _Key:
@@ -113,14 +109,14 @@ class _Key:
         self.complete = bool(self.gpus and driver and torch_version) and not self.gpus & {"", "-"}
 
     def met_by(self, verdict: P2PVerdict) -> bool:
-        """Found for these GPUs or for some of them: two that can not talk can not in larger company
-        either."""
+        """Whether the verdict is about these GPUs or a subset: GPUs that cannot communicate as a
+        pair cannot in a larger group either."""
         same = (verdict["driver"], verdict["torch"]) == (self.driver, self.torch)
         return self.complete and same and set(verdict["gpus"]) <= self.gpus
 
 
 def _read() -> list[P2PVerdict]:
-    """The verdicts that are whole."""
+    """The valid verdicts in the file."""
     file = path()
     found = (rundir.read_json(file) or {}).get("verdicts") if file else None
     return [v for v in found if _whole(v)] if isinstance(found, list) else []
@@ -133,15 +129,15 @@ def _whole(verdict: object) -> bool:
         return False
     gpus = verdict["gpus"]
     known = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)
-    # Only what we would have written: this file decides on the environment of a run.
+    # Only variables that Duet writes: this file determines the environment of a run.
     return bool(known) and verdict["variables"] == WITHOUT_P2P
 
 
 def _write(file: Path, verdicts: list[P2PVerdict]) -> str:
-    """Empty, or what went wrong."""
+    """'' or an error text."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         rundir.write_json(file, {"schema_version": 1, "verdicts": verdicts})
     except OSError as error:
-        return f"not remembered: {file} can not be written ({error.strerror})"
+        return f"not cached: cannot write {file} ({error.strerror})"
     return ""

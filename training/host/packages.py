@@ -1,9 +1,8 @@
-"""The packages of pyproject.toml: those that every run needs, and what is off without each of the
-others.
+"""Required and optional packages of pyproject.toml, and the features that need the optional ones.
 
-Standard library only and nothing imported: lib/environment.py asks before anything is installed. A
-package is there when the interpreter would find its module, whoever has installed it (pip, conda, a
-build of one's own).
+Standard library only, and no package is imported: lib/environment.py uses this module before
+anything is installed. A package counts as installed if the interpreter finds its module, however
+it was installed (pip, conda, a local build).
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ REQUIRED = {
 @dataclass(frozen=True)
 class Optional:
     module: str
-    off: str  # without it
+    off: str  # effect of its absence
 
 
 OPTIONAL = {
-    "py-spy": Optional("", "no stacks of hung ranks"),  # a program, see program()
+    "py-spy": Optional("", "no stacks of hung ranks"),  # an executable, see program()
     "google-re2": Optional("re2", "slower log search"),
     "vl-convert-python": Optional("vl_convert", "no charts in report.html"),
     "tensorboard": Optional("tensorboard", "no TensorBoard files"),
@@ -47,7 +46,7 @@ OPTIONAL = {
 
 
 def found(module: str) -> bool:
-    """Would `import module` find something? Top-level modules only."""
+    """Whether `import module` would succeed. Top-level modules only."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -55,13 +54,13 @@ def found(module: str) -> bool:
 
 
 def program(name: str) -> str | None:
-    """A program that a package has installed: beside this Python, or on PATH."""
+    """Path of an executable next to this Python or on PATH; None if missing."""
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Those of these packages, required or optional, that this interpreter does not have."""
+    """The missing ones of these required or optional packages, for this interpreter."""
     modules = REQUIRED | {name: one.module for name, one in OPTIONAL.items()}
     return [
         name for name in names if not (found(modules[name]) if modules[name] else program(name))
@@ -69,8 +68,8 @@ def lacking(names: Iterable[str]) -> list[str]:
 
 
 def install(names: Iterable[str]) -> str:
-    """The command that brings these packages into the environment of this interpreter; optional
-    ones as they are locked."""
+    """The command that installs these packages for this interpreter; optional ones in the locked
+    version."""
     versions = _versions()
     words = [
         f"{name}=={versions[name]}" if name in OPTIONAL and name in versions else name
@@ -80,7 +79,7 @@ def install(names: Iterable[str]) -> str:
 
 
 def add(names: Iterable[str]) -> list[str]:
-    """Commands that bring packages of the section `extras`, for this interpreter first."""
+    """Commands that install packages of the section `extras`, for this interpreter first."""
     command = shlex.join([sys.executable, "-m", "pip", "install", *names])
     if INSTALLED:
         return [command]
@@ -91,7 +90,7 @@ def add(names: Iterable[str]) -> list[str]:
 
 
 def locked(section: str) -> list[str]:
-    """The pins that a section of requirements.lock adds; `run` is the first one. Raises OSError."""
+    """The pins of a section of requirements.lock; `run` is the first one. Raises OSError."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     found: dict[str, list[str]] = {}
     current = "run"
@@ -121,12 +120,12 @@ def _versions() -> dict[str, str]:
 
 
 def missing_text(lacks: Iterable[str]) -> str:
-    """What is off without these optional packages, and the one command that brings them; '' without
-    any."""
+    """Effects of these missing optional packages, and the command that installs them; '' for an
+    empty list."""
     names = list(lacks)
     if not names:
         return ""
     return (
-        f"not installed, so off: {', '.join(f'{OPTIONAL[n].off} ({n})' for n in names)}; try: "
+        f"missing optional packages: {', '.join(f'{OPTIONAL[n].off} ({n})' for n in names)}; try: "
         f"{install(names)}"
     )

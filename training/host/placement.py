@@ -1,5 +1,4 @@
-"""The place of this process in a training: alone, one node of several, or a rank. What is asked
-for, and what was found."""
+"""The role of this process in a training: alone, one node of several, or a rank."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ LOCAL: Final = "local"
 NODE: Final = "node"
 RANK: Final = "rank"
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 12355  # of several machines, where nobody can tell the others which one is free
+DEFAULT_PORT = 12355  # of several machines, which cannot agree on a free port
 ON, OFF = "--launcher=env", "--launcher=spawn"
 
 
 @dataclass(frozen=True)
 class LauncherOptions:
-    """What the user says of it: fields of the configuration."""
+    """Configuration fields that determine the role."""
 
     launcher: str = "auto"
     nnodes: int = 1
@@ -34,20 +33,20 @@ class LauncherOptions:
 
 @dataclass(frozen=True)
 class Topology:
-    """`kind`: LOCAL and NODE start ranks, a RANK is one. `source` says who told us."""
+    """`kind`: LOCAL and NODE start ranks, a RANK is one of them."""
 
     kind: PlaceKind
-    source: str  # nobody, flags, torchrun, platform, slurm
+    source: str  # nobody, flags, torchrun, platform, slurm  # language: quoted
     reason: str
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    local_world_size: int = 1  # 0: nobody says
+    local_world_size: int = 1  # 0: unknown
     nnodes: int = 1
     node_rank: int = 0
     master_addr: str = ""
     master_port: int = 0
-    leftovers: Sequence[str] = ()  # variables of another launcher that are not followed
+    leftovers: Sequence[str] = ()  # ignored variables of another launcher
 
     def record(self) -> PlaceRecord:
         return cast("PlaceRecord", asdict(self))
@@ -66,7 +65,7 @@ class Topology:
         return f"mode {where}: {self.reason}"
 
     def variables(self) -> dict[str, str]:
-        """What a rank needs in its environment (SLURM says it in words of its own)."""
+        """The environment variables of a rank (SLURM uses different names)."""
         if self.kind != RANK:
             return {}
         numbers = {"RANK": self.rank, "LOCAL_RANK": self.local_rank, "WORLD_SIZE": self.world_size}
@@ -77,7 +76,7 @@ class Topology:
 
 
 def numbers(environ: Mapping[str, str], names: Iterable[str], reason: str) -> list[int]:
-    """Whole numbers from the environment; UserError with all that are none."""
+    """Whole numbers from the environment. Raises UserError with all invalid ones."""
     bad = [name for name in names if not environ.get(name, "").isdecimal()]
     if bad:
         raise UserError(
@@ -102,8 +101,8 @@ def inside(name: str, value: int, limit_name: str, limit: int) -> None:
                 f"{name} is {value} (environment), but {limit_name} is {limit}",
                 f"{name} from 0 to {limit - 1}",
                 [
-                    f"unset {name} {limit_name}   # when another program left them",
-                    f"{OFF}   # not to follow them",
+                    f"unset {name} {limit_name}   # if another program has set them",
+                    f"{OFF}   # to ignore them",
                 ],
             )
         )

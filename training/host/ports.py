@@ -1,4 +1,4 @@
-"""The port of the ranks' meeting point (`--master_port`); without the flag the kernel gives a free
+"""Checks of the rendezvous port (`--master_port`); without the flag the kernel assigns a free
 one."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TRIES = 10
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        # As the real listener does it: a port in TIME_WAIT is free.
+        # As in the real listener: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -22,13 +22,13 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def next_free(wanted: int) -> int | None:
-    """`wanted` or the next free port, ten tries at most."""
+    """The first free port of the TRIES ports from `wanted`, or None."""
     return next((p for p in range(wanted, min(wanted + TRIES, 65536)) if is_free(p)), None)
 
 
 def owner(port: int) -> str:
-    """Who listens there, for people: 'pid 4711 (alice): python train.py', as far as this user may
-    know."""
+    """The process that listens on `port`, as text: 'pid 4711 (alice): python train.py', as far as
+    this user may see it."""
     try:
         import psutil
     except ModuleNotFoundError:  # before the installation
@@ -40,7 +40,7 @@ def owner(port: int) -> str:
     for c in connections:
         if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port:
             if c.pid is None:
-                return "a process of another user"
+                return "another user's process"
             try:
                 process = psutil.Process(c.pid)
                 return (

@@ -1,7 +1,6 @@
-"""Life and death of processes: a child dies with its parent, whatever kills that, and nothing of a
-run outlives it.
+"""Process lifetime: children die with their parent, and no process outlives its run.
 
-Standard library only: lib/guardian.py uses it without the environment.
+Standard library only: lib/guardian.py uses it outside the environment.
 """
 
 from __future__ import annotations
@@ -15,14 +14,19 @@ from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1).value
-# In the environment of every process of a launch and of all that they start, whatever sessions and
-# parents those give themselves.
+# Environment variable inherited by every process of a launch, even in a new session or with
+# another parent.
 TOKEN = "DUET_TOKEN"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# They end by themselves when the processes that they serve are gone, and unlink the shared memory
-# that those have left in /dev/shm.
-KEEPERS = ("multiprocessing.resource_tracker", "loky.backend.resource_tracker", "torch_shm_manager")
-# that they outlive a rank for a moment needs no message
+# They exit by themselves when the processes that they serve have exited: the first three unlink the
+# shared memory that those left in /dev/shm, the service of W&B writes the rest of its run.
+KEEPERS = (
+    "multiprocessing.resource_tracker",
+    "loky.backend.resource_tracker",
+    "torch_shm_manager",
+    "/wandb/bin/",
+)
+# They may outlive a rank by a moment without a warning.
 HELPERS = (
     *KEEPERS,
     "multiprocessing.forkserver",
@@ -33,22 +37,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """The kernel kills this process when its parent dies (Linux, prctl(2)). `parent`: its pid,
-    checked against a race."""
+    """Let the kernel kill this process when its parent dies (Linux, prctl(2)). `parent`: its PID,
+    to detect an earlier death."""
     if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if parent is not None and os.getppid() != parent:  # it died before we asked
+    if parent is not None and os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def allow_tracing() -> None:
-    """Let processes of the same user take this one's stacks, and those of its forked children
-    (data-loader workers). Where Yama restricts tracing (Ubuntu's default), only ancestors may
-    otherwise, and py-spy is a sibling. It survives exec."""
+    """Allow all processes of the user to read the stacks of this one and of its forked children
+    (data-loader workers). With Yama (default on Ubuntu) only ancestors may, and py-spy is a
+    sibling. The setting survives exec."""
 
     def allow() -> None:
-        # Kernels without Yama refuse the call, and need none. Wherever stacks can not be had, that
-        # is said when they are wanted.
+        # Kernels without Yama reject the call and do not need it. Other obstacles are reported when
+        # stacks are read.
         _libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
 
     allow()
@@ -66,19 +70,19 @@ def ignore_stop_signals() -> None:
 
 
 def marked(token: str) -> dict[int, str]:
-    """Living processes that were started, however indirectly, with this token: pid → command line.
-    This process is left out."""
+    """Running processes started directly or indirectly with this token, without this one: PID →
+    command line."""
     mark = f"{TOKEN}={token}".encode()
     return _living(lambda pid: mark in _read(pid, "environ").split(b"\0"))
 
 
 def group(number: int) -> dict[int, str]:
-    """Living processes of a process group: pid → command line."""
+    """Running processes of a process group: PID → command line."""
     return _living(lambda pid: int(_stat(pid)[2]) == number)
 
 
 def end_group(number: int) -> None:
-    """Kill a process group, except what tidies up after it."""
+    """Kill a process group except KEEPERS."""
     _kill(
         lambda: {
             pid: command for pid, command in group(number).items() if not _named(command, KEEPERS)
@@ -87,8 +91,8 @@ def end_group(number: int) -> None:
 
 
 def sweep(token: str) -> dict[int, str]:
-    """End everything with this token; what had to be killed and is no helper of Python's or
-    torch's. What tidies up gets TIDYING_S."""
+    """End every process with this token; KEEPERS get TIDYING_S to end. Returns the killed processes
+    except HELPERS."""
     killed = _kill(
         lambda: {
             pid: command for pid, command in marked(token).items() if not _named(command, KEEPERS)
@@ -104,8 +108,8 @@ def sweep(token: str) -> dict[int, str]:
 
 
 def _kill(find: Callable[[], dict[int, str]]) -> dict[int, str]:
-    """Kill what is found, and look again until nothing new is: a process may start another one
-    meanwhile."""
+    """Kill all processes found, and repeat until there are no new ones: a process may have started
+    another."""
     killed: dict[int, str] = {}
     while left := {pid: command for pid, command in find().items() if pid not in killed}:
         for pid in left:
@@ -126,11 +130,11 @@ def _living(wanted: Callable[[int], bool]) -> dict[int, str]:
             continue
         pid = int(name)
         try:
-            if wanted(pid) and _stat(pid)[0] != b"Z":  # Z: dead, its parent has not looked yet
+            if wanted(pid) and _stat(pid)[0] != b"Z":  # Z: dead, not yet reaped
                 found[pid] = (
                     _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
                 )
-        except OSError:  # of another user, or gone meanwhile
+        except OSError:  # another user's process, or ended
             continue
     return found
 

@@ -1,5 +1,5 @@
-"""What every `python -m training.X` does around its work: its help, a closed pipe, Ctrl-C and
-packages that are not installed."""
+"""Common main function of all `python -m training.X`: help, closed pipes, Ctrl-C and missing
+packages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def run(
     needs: tuple[str, ...] = (),
     pipe: bool = True,
 ) -> int:
-    """The exit status of main(arguments). `internal`: called by the launch scripts, without a
-    --help of its own. `needs`: packages it
-    cannot work without. `pipe`: a closed pipe ends it in silence; False where that must not end
-    it."""
+    """The exit status of main(arguments). `internal`: called by the launch scripts, with `doc` as
+    its --help. `needs`: required packages. `pipe`: a closed pipe ends the process silently; False
+    if it must continue."""
     argv = sys.argv[1:]
     if pipe:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it in silence
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` ends it silently
     helps = any(word in ("-h", "--help") for word in (argv[:1] if internal else argv))
     if internal and (helps or not argv):
         print((doc or "").strip())
@@ -43,13 +42,13 @@ def run(
     except BrokenPipeError:
         if not pipe:
             raise
-        # what is flushed when the interpreter ends
+        # for the flush when the interpreter ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.DONE)
 
 
 def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
-    """Raises UserError (exit 3) when this interpreter lacks one of these packages."""
+    """Raises UserError (exit 3) if this interpreter lacks one of these packages."""
     lacks = packages.lacking(names)
     if not lacks:
         return

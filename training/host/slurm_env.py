@@ -1,4 +1,4 @@
-"""A SLURM step as ranks or nodes. Only srun's steps have SLURM_STEP_ID: a batch script alone has
+"""Ranks and nodes of a SLURM step. Only steps of srun have SLURM_STEP_ID; a plain batch script has
 SLURM_PROCID=0 too."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from training.core.errors import Problem, UserError
 from training.host.placement import LOOPBACK, NODE, RANK, LauncherOptions, Topology, inside, numbers
 
-# Below the kernel's range of ports for outgoing connections, so that nothing takes one by chance.
+# Below the kernel's ephemeral ports, so that outgoing connections do not use them.
 PORTS = range(20000, 30000)
 LIMIT_S = 10
 
@@ -27,8 +27,8 @@ class SlurmStep:
 
 
 def tasks(environ: Mapping[str, str]) -> SlurmStep | None:
-    """The step that this process is a task of; None without one, and in a step of a single task
-    (srun --pty bash)."""
+    """The step of this process; None outside of a step and in a step with a single task (srun --pty
+    bash)."""
     words = [
         environ.get(name, "")
         for name in ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -78,7 +78,7 @@ def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) ->
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """Tasks on this node, from a list such as '2(x3),1'; 0 when it does not say."""
+    """Number of tasks on this node, from a list such as '2(x3),1'; 0 if unknown."""
     counts: list[int] = []
     for word in (
         environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
@@ -92,15 +92,15 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 
 def port(environ: Mapping[str, str]) -> int:
-    """The same on every node without asking, another one for each job and step."""
+    """A port that every node of a step computes alike, different for each job and step."""
     job, step = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     number = (int(job) if job.isdecimal() else 0) * 31 + (int(step) if step.isdecimal() else 0)
     return PORTS[number % len(PORTS)]
 
 
 def first_node(environ: Mapping[str, str]) -> str:
-    """The address of the step's first node. Names of nodes need not resolve, so SLURM is asked for
-    the address. Raises UserError."""
+    """The address of the first node of the step, from SLURM since node names need not resolve.
+    Raises UserError."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     name = _scontrol("show", "hostnames", nodes).split("\n")[0].strip() or (
         nodes if "[" not in nodes and "," not in nodes else ""
@@ -109,8 +109,8 @@ def first_node(environ: Mapping[str, str]) -> str:
         raise UserError(
             Problem(
                 "slurm.first_node",
-                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is not known: scontrol does "
-                f"not answer",
+                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is unknown: scontrol does not "
+                f"respond",
                 "the address of the first node",
                 ["--master_addr=ADDRESS"],
             )
@@ -120,7 +120,7 @@ def first_node(environ: Mapping[str, str]) -> str:
 
 
 def _scontrol(*words: str) -> str:
-    """'' when it is not there or fails: the caller knows what is lacking then."""
+    """The output of scontrol; '' if it is missing or fails."""
     try:
         done = subprocess.run(
             ["scontrol", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -1,10 +1,8 @@
-"""Where this process stands: alone, on one node of several, or as a rank that something else has
-started. Each answer with its reason. Nothing here starts anything, and nothing that was started is
-ever started again inside itself.
+"""Detection of this process's role: alone, one node of several, or a rank started by another
+launcher. Ranks are never started inside a rank.
 
-In this order: torchrun above us; a platform that injects ranks; a platform that injects nodes; a
-SLURM step; --nnodes; otherwise local, and then what is left of another launcher in the environment
-is not followed.
+Checked in this order: torchrun; a platform that injects ranks; a platform that injects nodes; a
+SLURM step; --nnodes. Otherwise the role is local, and variables of other launchers are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from training.host.placement import (
     numbers,
 )
 
-# What makes a process a rank; a child of ours gets its own, or none.
+# Variables of a rank; removed from the environment of other child processes.
 RANK_VARIABLES = (
     *(
         "RANK",
@@ -49,8 +47,8 @@ def belongs_to_a_launcher(name: str) -> bool:
 
 
 def leftovers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables of a launcher; where none has started us, a shell profile or an outer run left
-    them."""
+    """Launcher variables in `environ`; in a local run they come from a shell profile or an outer
+    run."""
     return tuple(sorted(name for name in environ if belongs_to_a_launcher(name)))
 
 
@@ -65,9 +63,9 @@ def find(
     starts_ranks: bool,
     several_gpus: bool = False,
 ) -> Topology:
-    """`starts_ranks`: asked by a launch script, which can start ranks; train.py itself starts them
-    only where a platform gives it a whole node (`several_gpus`: this machine has more than one).
-    Raises UserError when what is injected makes no sense."""
+    """`starts_ranks`: the caller is a launch script, which can start ranks; train.py starts them
+    only if a platform assigns it a whole node (`several_gpus`: this machine has more than one).
+    Raises UserError for inconsistent variables."""
     if asked.launcher == "slurm":
         return slurm_env.rank(environ, asked, "as asked (--launcher=slurm)")
     if asked.launcher == "env":
@@ -97,16 +95,15 @@ def find(
 
 
 def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:
-    """Ranks are started by us: here alone, or on this node of several that the flags name.
-    `reason`: "" where nobody has asked for it."""
+    """Duet starts the ranks: on this machine only, or as one of several nodes given by flags.
+    `reason`: "" if not requested."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        return Topology(
-            LOCAL, "nobody", reason or "nothing above us has started ranks", leftovers=left
-        )
+        reason = reason or "no launcher has started ranks"
+        return Topology(LOCAL, "nobody", reason, leftovers=left)  # language: quoted
     problems = []
     if not asked.master_addr:
-        fix = "--master_addr=ADDRESS   # of the first machine, as the others reach it"
+        fix = "--master_addr=ADDRESS   # of the first machine, reachable by the others"
         problems.append(
             Problem(
                 "nodes.no_master_addr",
@@ -120,7 +117,7 @@ def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
             Problem(
                 "nodes.node_rank",
                 f"node_rank is {asked.node_rank}, but nnodes is {asked.nnodes}",
-                f"0 to {asked.nnodes - 1}, another one on each machine",
+                f"0 to {asked.nnodes - 1}, different on each machine",
                 [f"--node_rank={asked.nnodes - 1}"],
             )
         )
@@ -153,7 +150,7 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
             Problem(
                 "environment.rank_missing",
                 f"{reason}, but {' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} "
-                f"missing or no number",
+                f"missing or not a number",
                 "the address and port of rank 0, the same on every rank",
                 [f"export MASTER_PORT={DEFAULT_PORT}", f"{OFF}   # to start ranks here instead"],
             )
@@ -180,8 +177,8 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
 
 
 def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topology:
-    """RANK and WORLD_SIZE without LOCAL_RANK count nodes (Kubeflow's PyTorchJob, and platforms made
-    like it)."""
+    """RANK and WORLD_SIZE without LOCAL_RANK count nodes (PyTorchJob of Kubeflow, and similar
+    platforms)."""
     reason = (
         "a platform has given each node a RANK (LOCAL_RANK is not set), so the ranks are "
         "started here"

@@ -1,5 +1,4 @@
-"""The installed torch, read from its version.py: importing torch takes seconds, and the plan must
-not."""
+"""The installed torch, read from its version.py, since importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ NO_LIBUV = "use_libuv was requested but PyTorch was"  # built (2.4: 'build') wit
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """`cuda` is the CUDA version it was built for, None for a CPU build."""
+    """`cuda`: CUDA version of the build; None for a CPU build."""
 
     version: str
     cuda: str | None
-    folder: str = ""  # where it is installed
+    folder: str = ""  # installation folder
 
 
 def installed() -> TorchBuild | None:
-    """None when there is no torch, or one that does not say."""
+    """None without torch or without its version.py."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

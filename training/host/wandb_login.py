@@ -1,5 +1,4 @@
-"""Which mode of W&B a run on this machine uses: that follows from the configuration and from
-whether somebody is logged in."""
+"""W&B mode of a run, from the configuration and the login on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from training.config.schema import Config
 
 
 def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
-    """The mode that is used and why; 'disabled' never imports wandb. `key`: of login()."""
+    """(mode, reason); wandb is not imported for 'disabled'. `key`: from the option file."""
     if config.use_dummy_wandb:
         return "disabled", "dummy"
     if config.wandb_mode != "auto":

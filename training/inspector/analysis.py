@@ -1,5 +1,4 @@
-"""What the ranks' reports say together: looked at by rank 0 alone, whenever something new may be on
-the board."""
+"""Analysis of the reports of all ranks, on rank 0."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
         StepRow,
     )
 
-SAME = 0.5  # of the samples of two ranks: not by chance
-COSTS = 0.05  # of a step: what a slow rank must cost to be told
+SAME = 0.5  # share of common samples of two ranks that is not a coincidence
+COSTS = 0.05  # share of a step that a slow rank must cost to be reported
 LEAST_MS = 2.0
-NAMED_S = 5.0  # that others stand still before the rank they wait for is named
-EARLY = (1, 10)  # steps that are looked at in any case
+NAMED_S = 5.0  # standstill of the other ranks before the rank they wait for is reported
+EARLY = (1, 10)  # steps that are always checked
 
 
 def due(step: int, every: int) -> bool:
@@ -40,13 +39,14 @@ def next_due(step: int, every: int) -> int:
 
 
 class Judge:
-    """`say(text, **facts)` and `find(finding)` take what is noticed; `slow`: how many times the
-    others' own time; `patience_s`: so long others may stand still."""
+    """Analysis of the reports. `report(text, **facts)` and `find(finding)` receive the results;
+    `slow`: factor over the own time of the other ranks; `patience_s`: maximum standstill of the
+    other ranks."""
 
     def __init__(
         self,
         board: SharedStore,
-        say: Callable[..., None],
+        report: Callable[..., None],
         find: Callable[[Finding], None],
         *,
         every: int,
@@ -54,18 +54,18 @@ class Judge:
         patience_s: float,
         disjoint: bool,
     ) -> None:
-        self._board, self._say, self._find = board, say, find
+        self._board, self._report, self._find = board, report, find
         self._every, self._slow, self._disjoint = every, slow, disjoint
         self.named_s = min(NAMED_S, patience_s / 2)
         self._starts: list[StartReport] | None = None
-        self._compared = False  # the samples
+        self._compared = False  # whether the samples were compared
         self._due = next_due(0, every) if every else 0
-        # rank → its last state, since when
+        # rank → its last state, time of its last change
         self._changed: dict[int, tuple[RankProgress, float]] = {}
         self._windows, self._suspects = 0, set[int]()
 
     def look(self, now: float) -> None:
-        """`now`: seconds on any clock that runs."""
+        """Analyse new reports. `now`: seconds of a monotonic clock."""
         if self._starts is None:
             self._starts = self._board.take_all("start")
             if self._starts:
@@ -84,8 +84,7 @@ class Judge:
 
     @property
     def outstanding(self) -> bool:
-        """Something is on the board that not all have said yet, or somebody seems to wait for
-        others."""
+        """Whether some ranks have not reported yet, or a rank seems to wait for others."""
         return bool(
             self._awaited("start", self._starts is None)
             or self._awaited("seen", not self._compared)
@@ -106,20 +105,22 @@ class Judge:
         world = self._board.world
         for rank, r in enumerate(reports[:MANY]):
             facts = {key: r[key] for key in ("dataset", "batches", "sampler", "first")}
-            self._say(f"rank {rank} of {world}: {_data(r)}", rank=rank, world_size=world, **facts)
+            self._report(
+                f"rank {rank} of {world}: {_data(r)}", rank=rank, world_size=world, **facts
+            )
         reasons = sorted({r["left_out"] for r in reports if r["left_out"]})
         if len({r["structure"] for r in reports}) > 1:
-            self._say(
+            self._report(
                 "parameters are not compared: the ranks hold different ones (pipeline or expert "
                 "parallel?)"
             )
         elif world > 1 and reasons:
             left = "" if any(r["compared"] for r in reports) else "all: "
-            self._say(f"parameters that are not compared: {left}{'; '.join(reasons)}")
+            self._report(f"parameters that are not compared: {left}{'; '.join(reasons)}")
         if world > 1 and not any(r["wrapped"] for r in reports):
-            self._say(
-                "the model is not wrapped in DistributedDataParallel or FSDP: whether its "
-                "gradients are averaged is up to the script"
+            self._report(
+                "the model is not wrapped in DistributedDataParallel or FSDP: the script must "
+                "average its gradients"
             )
         counts = [r["batches"] for r in reports]
         if len({c for c in counts if c is not None}) > 1:
@@ -132,8 +133,7 @@ class Judge:
             self._find(
                 Finding(
                     "uneven",
-                    f"{text}: the others will wait for it at the end of the epoch (drop_last, or "
-                    f"Join)",
+                    f"{text}: the others will wait at the end of the epoch; use drop_last or Join",
                     few[0],
                 )
             )
@@ -163,14 +163,14 @@ class Judge:
                 )
             )
         elif notes:
-            self._say(f"{ranks([notes[0][0], notes[0][1]])}: {notes[0][2]}")
+            self._report(f"{ranks([notes[0][0], notes[0][1]])}: {notes[0][2]}")
         elif all(s["digests"] or s["indices"] for s in seen):
             count = min(len(s["indices"] or s["digests"]) for s in seen)
-            self._say(f"the ranks' samples are disjoint (first {count} of each rank compared)")
+            self._report(f"the ranks' samples are disjoint (first {count} of each rank compared)")
         else:
-            self._say(
-                "whether the ranks' samples are disjoint is not known: give step() the batch, or "
-                "the inspector the loader"
+            self._report(
+                "cannot check whether the ranks' samples are disjoint: pass the batch to step() or "
+                "the loader to the inspector"
             )
 
     # Participation
@@ -187,7 +187,7 @@ class Judge:
             for row in rows
         )
         shown = "; ".join(f"rank {rank}: {_share(row)}" for rank, row in enumerate(rows[:MANY]))
-        told = (
+        result = (
             f"parameters equal ({sums[0]})"
             if comparable and equal
             else "parameters differ"
@@ -195,14 +195,14 @@ class Judge:
             else ""
         )
         who = "all ranks train: " if good and world > 1 else ""
-        text = f"step {step}: {who}{shown}{'; ' + told if told else ''}"
-        self._say(text, step=step, ranks=rows)
+        text = f"step {step}: {who}{shown}{'; ' + result if result else ''}"
+        self._report(text, step=step, ranks=rows)
         self._board.drop_all(f"sums/{step}")
 
     def _differing(self, step: int, sums: list[str | None], starts: list[StartReport]) -> Finding:
         common, votes = Counter(sums).most_common(1)[0]
         every = list(range(len(sums)))
-        # Without a majority (two ranks) nobody can be blamed.
+        # Without a majority (two ranks) the guilty rank is unknown.
         guilty = (
             [rank for rank in every if sums[rank] != common] if votes > len(sums) / 2 else every
         )
@@ -255,13 +255,12 @@ class Judge:
             others = median(other[0] for r, other in enumerate(known) if r != rank)
             if own > self._slow * others and own - others > max(LEAST_MS, COSTS * period):
                 self._suspects.add(rank)
-                if rank in before:  # twice in a row: not by chance
+                if rank in before:  # twice in a row: not a coincidence
                     text = (
-                        f"rank {rank} is slow: {own:.1f} ms of its own in a step, {data:.1f} "
-                        f"of "
-                        f"them until its data is there; the others "
+                        f"rank {rank} is slow: {own:.1f} ms of its own work per step, "
+                        f"{data:.1f} ms of it waiting for data; the other ranks {others:.1f} ms "
+                        f"(medians of {WINDOW} steps)"
                     )
-                    text += f"{others:.1f} ms, and wait for it (medians of {WINDOW} steps)"
                     self._find(Finding("straggler", text, rank, state["step"]))
 
     def _missing(self, states: list[RankProgress], now: float) -> None:
@@ -280,7 +279,7 @@ class Judge:
             self._find(Finding("no_data", text, gone[0], step))
 
     def _waiting(self, states: list[RankProgress]) -> tuple[list[int], list[int]]:
-        """(ranks that wait, ranks that have ended before them)."""
+        """(waiting ranks, ranks whose data ended before theirs)."""
         if len(states) < self._board.world:
             return [], []
         ahead = [state["step"] + state["in_step"] for state in states]
@@ -306,7 +305,7 @@ def _place(state: RankProgress) -> tuple[object, ...]:
 
 def _data(r: StartReport) -> str:
     if not r["sampler"]:
-        return "no loader was given"
+        return "no loader given"
     samples, batches = (
         "an unknown number of" if r[key] is None else r[key] for key in ("dataset", "batches")
     )
@@ -322,27 +321,22 @@ def _share(row: StepRow) -> str:
 
 
 def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
-    """(what is the same between two ranks or nothing, whether that is certain)."""
-    ours, theirs = set(a["digests"]), set(b["digests"])
-    # Samples that are often the same within a rank tell nothing.
-    known = all(
-        len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((ours, a), (theirs, b))
-    )
-    common = len(ours & theirs)
-    if known and common >= SAME * min(len(ours), len(theirs)):
-        return (
-            f"{common} of their first {min(len(ours), len(theirs))} are the same, by content",
-            True,
-        )
+    """(evidence of common samples of two ranks or '', whether it is certain)."""
+    one, other = set(a["digests"]), set(b["digests"])
+    # Samples that repeat often within a rank prove nothing.
+    known = all(len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((one, a), (other, b)))
+    common = len(one & other)
+    if known and common >= SAME * min(len(one), len(other)):
+        return f"{common} of their first {min(len(one), len(other))} are the same, by content", True
     if not a["fingerprint"] or a["fingerprint"] != b["fingerprint"] or a["dataset"] != b["dataset"]:
-        return "", False  # datasets of their own
+        return "", False  # different datasets
     mine, its = set(a["indices"] or ()), set(b["indices"] or ())
     shared = len(mine & its)
     alike = bool(shared) and shared >= SAME * min(len(mine), len(its))
     if alike and known:
         return (
-            "they draw the same indices, but their samples differ: random augmentation, or a part "
-            "of the data for each rank",
+            "they draw the same indices, but their samples differ: random augmentation, or a "
+            "separate part of the data per rank",
             False,
         )
     if a["whole_dataset"] and b["whole_dataset"]:

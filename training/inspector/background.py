@@ -1,5 +1,5 @@
-"""The inspector's thread: tells the board what this rank does, and, on rank 0, judges. Training
-never waits for it."""
+"""Background thread of the inspector: publishes the state of this rank and, on rank 0, analyses all
+reports. Training never waits for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25
 SOON_S = 0.02  # while something is expected
-LEAVE_S = 1.0  # for the others to take leave of rank 0's store
+LEAVE_S = 1.0  # for the others to stop using the store of rank 0
 DROP_S = 1.0  # after the end of the process group
 
 
 class Watcher(threading.Thread):
-    """`state()` is what this rank does now. `fatal(finding)`: does it end the training?
-    `patience_s`: how long a step may stand still when another rank has ended."""
+    """`state()`: current progress of this rank; `fatal(finding)`: whether it ends the training;
+    `patience_s`: maximum duration of a step after another rank has run out of data."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Watcher(threading.Thread):
         self._wake.set()
 
     def post(self, found: Finding) -> None:
-        """To all ranks."""
+        """Send a finding to all ranks."""
         self.put("finding", found)
 
     def flush(self, limit_s: float = 1.0) -> None:
@@ -93,12 +93,12 @@ class Watcher(threading.Thread):
                 self._turn()
             self._leave()
         except dist.DistError:
-            # rank 0 is gone, and with it the board: whoever watches the processes has the cause
+            # Rank 0 and its store are gone; the launcher or watchdog reports the cause.
             self._detached = True
             self._idle.set()
             self._alone()
-        except Exception as error:  # training goes on without
-            self._output.line(f"the inspection has ended: {type(error).__name__}: {error}")
+        except Exception as error:  # training continues without inspection
+            self._output.line(f"inspection disabled: {type(error).__name__}: {error}")
             self._detached = True
             self._idle.set()
 
@@ -132,7 +132,7 @@ class Watcher(threading.Thread):
             self._idle.set()
 
     def find(self, found: Finding) -> None:
-        """Tell all ranks, once for each kind and rank. In this thread."""
+        """Announce a finding to all ranks, once for each kind and rank. Call in this thread."""
         if (found.kind, found.rank) not in self._found:
             self._found.add((found.kind, found.rank))
             self._output.record(found)
@@ -147,8 +147,8 @@ class Watcher(threading.Thread):
             self.raised = self.raised or found
 
     def _end_if_stuck(self) -> None:
-        """A step that waits for a rank which will not come can not be interrupted: the process is
-        ended, with the cause."""
+        """End the process with the cause if a step waits for a rank without data: the wait cannot
+        be interrupted."""
         state, now = self._state(), time.monotonic()
         place = (state["step"], state["in_step"], state["ended"])
         if place != self._place:
@@ -164,8 +164,8 @@ class Watcher(threading.Thread):
             os._exit(1)
 
     def _group_ended(self) -> bool:
-        """The script has left its process group, and may make another one at the same port, which
-        our server would keep."""
+        """Whether the script has destroyed its process group. It may create another one on the same
+        port, which the inspector's reference to the store would keep in use."""
         if not self._grouped or dist.is_initialized():
             self._gone_since = None
             return False
@@ -179,7 +179,7 @@ class Watcher(threading.Thread):
         self._idle.set()
 
     def _depart(self) -> None:
-        """Nobody asks rank 0's store after its end: torch would say that, with a traceback."""
+        """Stop using rank 0's store before it ends; torch would log a traceback otherwise."""
         self._detached = True
         end = time.monotonic() + LEAVE_S
         if self.judge:

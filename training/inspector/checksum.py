@@ -1,5 +1,4 @@
-"""One number for each parameter, from its bits alone: equal weights give equal numbers on all
-ranks, whatever their type."""
+"""Bitwise checksums of parameters, equal on all ranks for equal weights of any type."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import torch
 from torch import nn
 
 BITS = 48  # exact in a float64
-PIECE = 1 << 16  # values that are multiplied at once: the result stays in the cache
-ON_GPU = 4  # times that: there, every piece is a launch
+PIECE = 1 << 16  # values multiplied at once, so that the result stays in the cache
+ON_GPU = 4  # factor on a GPU, where every piece is a kernel launch
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -22,7 +21,7 @@ def _piece(device: torch.device) -> int:
 
 @functools.cache
 def _factors(device: torch.device) -> torch.Tensor:
-    """An odd number of 64 random bits for each place of a piece, the same on every rank."""
+    """A random odd 64-bit number for each position in a piece, equal on every rank."""
     numbers = torch.randint(
         -(1 << 63), (1 << 63) - 1, (_piece(device),), generator=torch.Generator().manual_seed(0)
     )
@@ -31,12 +30,12 @@ def _factors(device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def of_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One whole number below 2^48 for each tensor, from its bits and their places alone; does not
-    wait for a GPU.
+    """One integer below 2^48 per tensor, from the bits and positions of its values; does not wait
+    for a GPU.
 
-    Each value is multiplied by a factor of its place, modulo 2^64, and the upper bits of the sum
-    count: different weights have the same number by a chance of about 2^-48, or 2^-32 where they
-    differ in nothing but signs.
+    Each value is multiplied by a factor for its position, modulo 2^64; the result is the upper bits
+    of the sum. Different weights collide with a probability of about 2^-48, or 2^-32 if only signs
+    differ.
     """
     numbers, pieces = [], 0
     for tensor in tensors:
@@ -49,7 +48,7 @@ def of_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of the values as whole numbers, (n,)."""
+    """The bits of the values as integers, (n,)."""
     plain = tensor.detach()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     return plain.contiguous().view(_WORDS[plain.element_size()]).flatten()
@@ -64,8 +63,8 @@ def checksum(model: nn.Module) -> torch.Tensor:
 
 
 def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
-    """(what must be equal on all ranks, why something is left out or nothing): a sharded parameter
-    differs by its nature."""
+    """(parameters that must be equal on all ranks, reasons for omitted ones or ''). Sharded
+    parameters always differ."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         return [], "sharded by FSDP"
     ignored = (
@@ -88,13 +87,13 @@ def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
             kept.append((name, parameter))
     why = [f"{sharded} sharded"] if sharded else []
     why += [f"{lazy} without a shape yet"] if lazy else []
-    why += [f"{len(ignored)} that DDP was told to ignore"] if ignored else []
+    why += [f"{len(ignored)} ignored by DDP"] if ignored else []
     return kept, ", ".join(why)
 
 
 def _is_sharded(parameter: Any) -> bool:
-    """A DTensor (FSDP2, tensor parallel), ZeRO-3 of DeepSpeed; a parameter without storage of its
-    own."""
+    """Whether a parameter is a DTensor (FSDP2, tensor parallel), of DeepSpeed ZeRO-3, or without
+    storage."""
     return (
         hasattr(parameter, "placements")
         or hasattr(parameter, "ds_id")

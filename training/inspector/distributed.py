@@ -1,11 +1,11 @@
-"""Helpers of a rank that any script may import; every one also works in a single process without a
-process group.
+"""Helpers for ranks, for any script; all of them also work in a single process without a process
+group.
 
     from training.inspector.distributed import all_reduce_mean, barrier, cleanup
     from training.inspector.distributed import get_rank, is_main_process, setup
 
-Whoever started the rank (our supervisor, torchrun, a platform), the variables are the same: RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+Every launcher (Duet's supervisor, torchrun, a platform) sets the same variables: RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ import torch.distributed as dist
 from training.core import heartbeat
 from training.host.torch_build import NO_LIBUV
 
-# A listening socket on loopback, inherited by rank 0: the meeting point needs no port number that
-# somebody else may take in the meantime, and does not listen on other interfaces.
+# A listening socket on loopback, inherited by rank 0 for the TCPStore: no other process can take
+# its port, and it does not listen on other interfaces.
 STORE_FD = "DUET_STORE_FD"
 DEFAULT_TIMEOUT_S = 600.0
-LEAVE_S = 10.0  # that the main process waits for others to leave a barrier
+LEAVE_S = 10.0  # that the main process waits for the others to leave a barrier
 
 
 class BarrierError(RuntimeError):
-    """A named barrier was not reached by all ranks in time, or ranks stood at different
-    barriers."""
+    """Not all ranks reached a named barrier in time, or ranks were at different barriers."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place. `backend` is 'none' in a single process."""
+    """Position of this rank. `backend` is 'none' in a single process."""
 
     rank: int
     local_rank: int
@@ -63,10 +62,10 @@ def is_main_process() -> bool:
 
 
 def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
-    """Join the other ranks. device: auto, cuda or cpu; timeout_s: limit of a collective and of the
-    meeting itself.
+    """Join the process group. device: auto, cuda or cpu; timeout_s: limit of the rendezvous and of
+    each collective.
 
-    Raises torch.distributed.DistError when the ranks do not meet.
+    Raises torch.distributed.DistError if the rendezvous fails.
     """
     global _world, _store
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -74,7 +73,7 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        # SLURM's --gpus-per-task shows each rank one GPU while LOCAL_RANK still counts.
+        # With SLURM's --gpus-per-task each rank sees one GPU, but LOCAL_RANK still counts.
         index = 0 if torch.cuda.device_count() == 1 else local_rank
         torch.cuda.set_device(index)
         where = torch.device("cuda", index)
@@ -101,8 +100,7 @@ def setup(device: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S) -> World:
 
 
 def _open_store(address: str, port: int, rank: int, size: int, limit: timedelta) -> dist.Store:
-    """The ranks' meeting point. torch's own answer decides about libuv: a build without it says so,
-    and its older server does."""
+    """The TCPStore of the ranks; without libuv if the torch build lacks it."""
     inherited = int(os.environ.pop(STORE_FD)) if STORE_FD in os.environ else None
 
     def opened() -> dist.Store:
@@ -140,9 +138,9 @@ def cleanup() -> None:
 
 
 def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Wait until every rank is at this barrier. Goes through the store, not through the devices: it
-    can name the ranks that are missing, rank 0 included. Raises BarrierError; RuntimeError before
-    the ranks have met."""
+    """Wait until every rank is at this barrier. It uses the store, not the devices, and can
+    therefore name the missing ranks, including rank 0. Raises BarrierError; RuntimeError without a
+    process group."""
     global _barriers
     if get_world_size() == 1:
         return
@@ -164,34 +162,34 @@ def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         raise BarrierError(text) from error
     names = [store.get(key).decode() for key in keys]
     store.set(f"barrier/{_barriers}/left/{get_rank()}", "")
-    # the store may live in this process: it must not end while another rank still reads the names
+    # This process may host the store: it must not end while another rank still reads the names.
     if is_main_process():
-        # that rank has died, which is not for a barrier to say
+        # A dead rank is not reported by the barrier.
         with contextlib.suppress(dist.DistStoreError):
             store.wait(
                 [f"barrier/{_barriers}/left/{rank}" for rank in ranks], timedelta(seconds=LEAVE_S)
             )
     if len(set(names)) > 1:
         raise BarrierError(
-            "ranks stand at different barriers: "
+            "ranks are at different barriers: "
             + ", ".join(f"rank {r} at '{n}'" for r, n in enumerate(names))
         )
 
 
 def _common_store() -> dist.Store:
-    """Ours, or that of the process group which a script has made itself."""
+    """The store of setup(), or that of a process group created by the script."""
     if _store is not None:
         return _store
     if dist.is_initialized():
         return dist.PrefixStore("duet", dist.distributed_c10d._get_default_store())
     raise RuntimeError(
-        "the ranks have not met: call setup(), or torch.distributed.init_process_group(), first"
+        "no process group: call setup() or torch.distributed.init_process_group() first"
     )
 
 
 def from_main(key: str, value: str | None = None) -> str:
-    """Rank 0 gives a text, every rank gets it (no collective; waits as long as setup's time
-    limit)."""
+    """Broadcast a text from rank 0 through the store (not a collective). Waits at most setup's
+    timeout."""
     if _store is None:
         return value or ""
     if is_main_process():
@@ -201,10 +199,10 @@ def from_main(key: str, value: str | None = None) -> str:
 
 
 def exchange_texts(key: str, text: str, *, everybody: bool = False) -> list[str]:
-    """Every rank gives a text; rank 0 (or everybody) gets all of them in rank order, others an
-    empty list. No collective.
+    """Gather texts on rank 0 (or on every rank) in rank order through the store; other ranks get an
+    empty list. Not a collective.
 
-    `key` must be new each time; waits as long as setup's time limit.
+    `key` must be unique per call. Waits at most setup's timeout.
     """
     if _store is None:
         return [text]
@@ -215,7 +213,7 @@ def exchange_texts(key: str, text: str, *, everybody: bool = False) -> list[str]
 
 
 def all_reduce_mean(value: float | torch.Tensor) -> float | torch.Tensor:
-    """The mean over all ranks, of the type that came in. A collective: every rank must call it."""
+    """The mean over all ranks, in the type of `value`. A collective: every rank must call it."""
     if get_world_size() == 1:
         return value
     where = _world.device if _world else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What ranks tell each other through the store (shared_store), as JSON."""
+"""JSON records that ranks exchange through the store (shared_store)."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import TypedDict
 
 
 class LoaderFacts(TypedDict):
-    """What is known of a rank's data before it trains."""
+    """Facts about the data of a rank before it trains."""
 
-    dataset: int | None  # samples; None: not known
+    dataset: int | None  # samples; None: unknown
     batches: int | None  # per epoch
     sampler: str  # '' without a loader
-    whole_dataset: bool  # each rank draws from all of it
-    fingerprint: str  # of some samples; ''
+    whole_dataset: bool  # the rank draws from the whole dataset
+    fingerprint: str  # of the dataset; ''
 
 
 class StartReport(LoaderFacts):
-    """start/RANK."""
+    """Key start/RANK."""
 
-    first: list[list[int]]  # indices of the first batches; [] where they are not known
+    first: list[list[int]]  # indices of the first batches; [] if unknown
     structure: str  # digest of the parameters' names, shapes and types
-    compared: int  # parameters
-    left_out: str  # why some are not compared; ''
-    names: list[str]  # of the parameters, by rank 0
+    compared: int  # number of parameters
+    left_out: str  # reasons for parameters that are not compared; ''
+    names: list[str]  # of the parameters; only from rank 0
     wrapped: bool  # by DDP
 
 
 class SeenReport(TypedDict):
-    """seen/RANK: the samples of the first batches."""
+    """Key seen/RANK: the samples of the first batches."""
 
     digests: list[str]
-    indices: list[int] | None  # None: not known
+    indices: list[int] | None  # None: unknown
 
 
 class SampledReport(StartReport, SeenReport):
-    """Both of a rank."""
+    """Both reports of a rank."""
 
 
 class StepRow(TypedDict):
-    """row/STEP/RANK."""
+    """Key row/STEP/RANK."""
 
     step: int
     size: int | None  # samples
-    loss: str | None  # a float, as repr() has it: JSON knows no NaN
+    loss: str | None  # repr() of a float, since JSON has no NaN
     sum: str | None  # checksum of the parameters
 
 
 class RankProgress(TypedDict):
-    """state/RANK."""
+    """Key state/RANK."""
 
-    step: int  # done
+    step: int  # completed
     in_step: bool
-    ended: str  # why there are no more steps; ''
-    broken: bool
-    laps: int  # steps that `times` is of
-    times: Sequence[float] | None  # ms, medians of a step: own, for its data, in all; None: too few
+    ended: str  # reason for the end of its steps; ''
+    broken: bool  # ended in the middle of a step
+    laps: int  # number of steps in `times`
+    times: Sequence[float] | None  # ms, medians per step: own, data, total; None: too few steps

@@ -1,5 +1,5 @@
-"""The part of an inspection that a training loop calls: it notes what happens, and never waits for
-other ranks."""
+"""DDPInspector, the interface for training loops. It records steps and never waits for other
+ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DDPInspector", "InspectionError"]
 
-# What makes all further training worthless, or never ends. The rest costs time or data.
+# Findings that make further training useless or block it; the others cost time or data.
 FATAL = {"not_finite", "empty_batch", "parameters_differ", "no_data"}
 MODES = ("auto", "warn", "raise")
 KEPT = 2  # batches, until their loss is known
 CLOSE_S = 10.0
-_made = 0  # inspectors in this process; the same number on every rank
+_made = 0  # inspectors in this process; equal on every rank
 
 
 @dataclass
 class PendingStep:
-    """A step whose loss a GPU may still be computing: a tensor is in this machine's memory once
-    `event` is over."""
+    """A step whose loss may still be on its way from the GPU: tensors are in host memory once
+    `event` is complete."""
 
     step: int
     size: int | None
@@ -46,24 +46,24 @@ class PendingStep:
     place: tuple[int, int, list[int]] | None  # epoch, batch, indices
     batch: Any
     losses: torch.Tensor | None
-    sums: torch.Tensor | None  # of the parameters, where that is due
+    sums: torch.Tensor | None  # checksums of the parameters, if due
 
 
 class DDPInspector:
-    """Shows whether all ranks train, on different samples, with the same weights, at the same pace;
-    docs/inspection.md.
+    """Checks that all ranks train on different samples, with equal weights and at the same speed
+    (docs/inspection.md).
 
         inspector = DDPInspector(model, loader)
         …
             inspector.step(loss, batch)    # at the end of each step, on every rank
 
-    model: wrapped in DistributedDataParallel or not; loader: what the batches come from, None: not
-    looked at. every: steps between two comparisons of the ranks, 0: never. on_finding: 'auto'
-    raises InspectionError for a loss that is not finite, an empty batch, parameters that differ and
-    a rank without data, and warns of the rest; 'warn' never raises; 'raise' always does. slow: how
-    many times the others' own time makes a rank slow. patience_s: so long a step may wait for a
-    rank whose data has ended. disjoint: False where all ranks are meant to see the same samples.
-    wrapped: False only where nothing averages the gradients.
+    model: wrapped in DistributedDataParallel or not; loader: source of the batches, None: not
+    inspected. every: steps between comparisons of the ranks, 0: never. on_finding: 'auto' raises
+    InspectionError for a loss that is not finite, an empty batch, differing parameters and a rank
+    without data, and warns otherwise; 'warn' never raises; 'raise' always does. slow: a rank is
+    slow if its own time exceeds that of the others by this factor. patience_s: how long a step may
+    wait for a rank that has run out of data. disjoint: False if all ranks are meant to use the same
+    samples. wrapped: whether gradients are averaged; None: detected from the model.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class DDPInspector:
             )
         if every < 0 or slow <= 1 or patience_s <= 0:
             raise ValueError(
-                f"every is {every} (0 or more), slow {slow} (more than 1), patience_s {patience_s} "
-                f"(more than 0)"
+                f"every is {every} (at least 0), slow is {slow} (above 1), patience_s is "
+                f"{patience_s} (above 0)"
             )
         _made += 1
         self._mode, self._every, self._loader = on_finding, every, loader
@@ -130,18 +130,17 @@ class DDPInspector:
             )
             self._watcher.post(
                 Finding(
-                    "alone", f"{text} (torch.distributed.init_process_group, before the inspector)"
+                    "alone",
+                    f"{text}; call torch.distributed.init_process_group before DDPInspector",
                 )
             )
         elif self.world_size == 1:
-            self._output.line(
-                "one process, no other ranks: what is compared between ranks is left out"
-            )
+            self._output.line("one process, no other ranks: comparisons between ranks are skipped")
 
     def step(self, loss: Any = None, batch: Any = None) -> None:
-        """A step is done. loss: a tensor (the rank's own mean, or one value for each sample) or a
-        number; batch: what was trained on. Raises InspectionError for a finding of this rank or,
-        some moments later, of another one."""
+        """Call at the end of each step. loss: a tensor (mean of this rank, or one value per sample)
+        or a number; batch: the batch of this step. Raises InspectionError for a finding on this
+        rank or, shortly after, on another one."""
         if self._closed:
             return
         self._steps += 1
@@ -162,21 +161,21 @@ class DDPInspector:
             self._raise(self._watcher.raised)
 
     def begun(self, epoch: int) -> None:
-        """The loader was already asked for this epoch (counted from 1) before the inspector was
-        there: for callbacks."""
+        """For callbacks: this epoch (from 1) of the loader began before the inspector was
+        created."""
         if self._drawn is not None and not self._drawn.epoch:
             self._drawn.begun(epoch)
 
     def epoch_end(self) -> None:
-        """This rank has no more batches in this epoch. Only needed where the loader does not tell
-        it (an IterableDataset)."""
+        """This rank has no more batches in this epoch. Only needed for loaders without a detectable
+        end (an IterableDataset)."""
         if not self._closed:
             self._ended, self._in_step = "its epoch ended", False
             self._tell_seen()
 
     def close(self) -> None:
-        """The loop is over. Called at the process's end otherwise; here it can still raise
-        InspectionError."""
+        """End the inspection after the loop; may raise InspectionError. Otherwise the end of the
+        process does it."""
         self._close("its loop ended", limit_s=CLOSE_S)
         if self._watcher.raised:
             self._raise(self._watcher.raised)
@@ -192,10 +191,10 @@ class DDPInspector:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # what happened comes first
+        else:  # the exception has priority
             self._close("", limit_s=1.0)
 
-    # What the watcher asks
+    # Called by the watcher
 
     def _state(self) -> RankProgress:
         exhausted = self._drawn is not None and self._drawn.exhausted and not self._in_step
@@ -233,12 +232,12 @@ class DDPInspector:
             event = torch.cuda.Event()
             event.record()
         self._noted.append(PendingStep(self._steps, size, own, event, place, batch, losses, sums))
-        if len(self._noted) > KEPT:  # a GPU that is behind: its batches are not kept alive
+        if len(self._noted) > KEPT:  # the GPU is behind: do not keep its batches alive
             old = self._noted[-1 - KEPT]
             old.batch = old.losses = None
 
     def _settle(self, *, wait: bool) -> None:
-        """Look at the steps whose loss is there."""
+        """Check the steps whose loss has arrived."""
         while self._noted and (
             wait or self._noted[0].event is None or self._noted[0].event.query()
         ):
@@ -270,7 +269,7 @@ class DDPInspector:
         self._close("", limit_s=1.0)
         raise InspectionError(found)
 
-    # What is told
+    # Reports
 
     def _tell_start(self) -> None:
         names = [name for name, _ in self._parameters]
@@ -288,14 +287,14 @@ class DDPInspector:
         self._watcher.put(f"start/{self.rank}", facts)
 
     def _first(self) -> list[list[int]]:
-        """Indices of the first batches; empty where they are not known."""
+        """Indices of the first batches; [] if unknown."""
         return list(self._drawn.first) if self._drawn is not None and any(self._drawn.first) else []
 
     def _collect(
         self, batch: Any, size: int | None, place: tuple[int, int, list[int]] | None
     ) -> None:
-        """Digests of the first samples; the last batch of an epoch may be filled up with the first
-        ones."""
+        """Collect digests of the first samples, without the last batch of an epoch, which may be
+        padded with the first samples."""
         batches = self._facts["batches"]
         last = batches is not None and self._steps >= batches
         fresh = (
@@ -341,7 +340,7 @@ class DDPInspector:
         if self._closed:
             return
         self._closed = True
-        # in the middle of a step: an exception, maybe since another rank has ended
+        # Within a step: an exception, possibly because another rank has ended.
         self._broken = self._in_step
         self._ended = self._ended if self._broken else self._ended or ended
         for hook in self._hooks:
@@ -357,12 +356,12 @@ class DDPInspector:
             return
         self._close("its script ended", limit_s=CLOSE_S)
         if self._broken and self._watcher.no_data and self._fatal(self._watcher.no_data):
-            # what this rank raised is what follows from it
+            # The exception of this rank is a consequence of that finding.
             self._output.keep(InspectionError(self._watcher.no_data))
 
 
 def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
-    """To this machine's memory, without waiting for the GPU."""
+    """Copy to host memory without waiting for the GPU."""
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -371,7 +370,7 @@ def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_wrapped(model: nn.Module) -> bool:
-    """Something averages the gradients of the ranks."""
+    """Whether a known wrapper averages the gradients of the ranks."""
     known = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
     inner = getattr(model, "_orig_mod", model)  # torch.compile
     return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(
@@ -380,7 +379,7 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 
 def _which(noted: PendingStep) -> str:
-    """Which samples the loss is of."""
+    """Suffix that describes the samples of a loss."""
     parts = []
     indices = noted.place[2] if noted.place else []
     if noted.place:

@@ -1,4 +1,4 @@
-"""The inspector as a callback of Lightning:
+"""DDPInspector as a Lightning callback:
 
 from training.inspector.lightning import InspectorCallback
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from .inspector import DDPInspector
 
-# Of the package that the training uses: both have a class Callback of their own.
+# From the package that the training uses: each has its own class Callback.
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning import Callback  # type: ignore[import-not-found,import-untyped]
 else:
@@ -26,7 +26,7 @@ __all__ = ["InspectorCallback"]
 
 
 class InspectorCallback(Callback):
-    """Takes what DDPInspector takes, but the model and the loader. A step is a batch, also with
+    """Accepts the options of DDPInspector except model and loader. A step is one batch, also with
     accumulate_grad_batches."""
 
     def __init__(self, **options: Any) -> None:
@@ -37,8 +37,7 @@ class InspectorCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = next(_loaders(trainer.train_dataloader), None)
         self.inspector = DDPInspector(trainer.strategy.model or pl_module, loader, **self._options)
-        # Lightning has begun its first epoch by now, unseen: what is drawn next belongs to the
-        # second.
+        # Lightning has already begun the first epoch, unobserved; the next one drawn is the second.
         self.inspector.begun(trainer.current_epoch + 1)
 
     def on_train_batch_end(
@@ -59,7 +58,7 @@ class InspectorCallback(Callback):
 
 
 def _loaders(loaders: Any) -> Iterator[Any]:
-    """The loaders that batches are made of, where several are combined."""
+    """The individual loaders of a combined loader."""
     if hasattr(loaders, "dataset"):
         yield loaders
     elif isinstance(loaders, dict):

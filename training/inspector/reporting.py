@@ -1,5 +1,5 @@
-"""What people read of an inspection: lines of rank 0, and events of the run directory, where there
-is one."""
+"""Output of an inspection: lines on standard error of rank 0, and events in the run directory, if
+there is one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# a module that lib/run_script.py puts there: `ranks`, a folder of the run; `keep(error)`, for its
-# failure card
+# A module inserted by lib/run_script.py: `ranks`, a folder of the run; `keep(error)` stores an
+# error for the failure card.
 LAUNCHED = "duet_launched"
 RUN_DIR = "DUET_RUN_DIR"
-MANY = 16  # ranks that are shown
+MANY = 16  # maximum number of ranks shown
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`rank` is the guilty one; None when nobody can be blamed."""
+    """`rank`: the guilty one; None if unknown."""
 
     kind: str
     text: str
@@ -31,8 +31,7 @@ class Finding:
 
 
 class InspectionError(RuntimeError):
-    """A finding that ends the training; `guilty_rank` is the rank to look at, None when nobody can
-    be blamed."""
+    """A finding that ends the training. `guilty_rank`: None if unknown."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -40,17 +39,17 @@ class InspectionError(RuntimeError):
 
 
 class FindingsOutput:
-    """Everything said goes to standard error; a file that can not be written is said once and stops
-    nobody."""
+    """Writer to standard error and events.jsonl. A write error of the file is reported once and not
+    raised."""
 
     def __init__(self) -> None:
         self._launched = sys.modules.get(LAUNCHED)
         folder = Path(self._launched.ranks).parent if self._launched else os.environ.get(RUN_DIR)
-        # as training/core/rundir.py has it
+        # as in training/core/rundir.py
         self._events = Path(folder, "events.jsonl") if folder and Path(folder).is_dir() else None
 
     def line(self, text: str) -> None:
-        # the terminal is gone, or standard error was closed: training goes on
+        # The terminal is gone or standard error is closed: training continues.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"[inspector] {text}\n")
             sys.stderr.flush()
@@ -74,7 +73,7 @@ class FindingsOutput:
         )
 
     def keep(self, error: InspectionError) -> None:
-        """For the launcher's failure card, when this process ends without raising."""
+        """Store an error for the launcher's failure card, if this process ends without raising."""
         if self._launched:
             self._launched.keep(error)
 
@@ -89,13 +88,13 @@ class FindingsOutput:
             finally:
                 os.close(handle)
         except OSError as error:
-            self.line(f"{self._events} can not be written: {error.strerror}")
+            self.line(f"cannot write {self._events}: {error.strerror}")
             self._events = None
 
 
 def ranks(numbers: Sequence[int]) -> str:
     """'rank 3', 'ranks 0, 1'."""
-    more = f", … {len(numbers)} in all" if len(numbers) > MANY else ""
+    more = f", … {len(numbers)} in total" if len(numbers) > MANY else ""
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MANY]))}{more}"
 
 

@@ -1,5 +1,4 @@
-"""Which samples a rank trains on: their indices, where a sampler draws them, and a digest of their
-content, whatever the loader is."""
+"""Samples of a rank: indices drawn by a sampler, and digests of the contents for any loader."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ import torch
 if TYPE_CHECKING:
     from training.inspector.exchange import LoaderFacts
 
-SHOWN = 8  # indices
+SHOWN = 8  # indices in a message
 PROVEN_STEPS = 8  # of the first epoch, whose samples are compared between the ranks
-ROW = 1024  # values of a sample that its digest is made of
-PROBES = 4  # of a list, for a fingerprint
+ROW = 1024  # values of a sample in its digest
+PROBES = 4  # elements at each end of a list in a fingerprint
 DEPTH = 4
-# samples of an epoch that is drawn a second time, at most: some seconds and 100 MB
+# Maximum number of samples of an epoch that is drawn twice: a few seconds and 100 MB.
 REPLAYED = 1 << 22
 
 
@@ -38,8 +37,8 @@ def tensors(batch: Any, depth: int = DEPTH) -> Iterator[torch.Tensor]:
 
 
 def size(batch: Any) -> int | None:
-    """How many samples; None: not known."""
-    # no more than that, since it is asked for in every step
+    """The number of samples; None: unknown."""
+    # Fast path: called in every step.
     if isinstance(batch, torch.Tensor) and batch.dim():
         return batch.shape[0]
     for tensor in tensors(batch):
@@ -51,8 +50,8 @@ def size(batch: Any) -> int | None:
 
 
 def digests(batch: Any, count: int) -> list[str]:
-    """A digest for each sample, of the largest tensor that has a row for each; samples whose values
-    are all the same (silence, padding) have none. Waits for the GPU."""
+    """A digest per sample, of the largest tensor with one row per sample. Samples with constant
+    values (silence, padding) are omitted. Waits for the GPU."""
     rows = [t for t in tensors(batch) if t.dim() and len(t) == count and t.numel()]
     if not rows:
         return []
@@ -63,7 +62,7 @@ def digests(batch: Any, count: int) -> list[str]:
     table = table[:, :: -(-table.shape[1] // ROW)].cpu()
     lowest, highest = table.float().amin(1), table.float().amax(1)
     words = table.contiguous().view(torch.uint8).reshape(count, -1).numpy()
-    said = (
+    varied = (
         torch.logical_or(lowest != highest, lowest.isnan())
         if table.shape[1] > 1
         else torch.ones(count, dtype=torch.bool)
@@ -71,12 +70,12 @@ def digests(batch: Any, count: int) -> list[str]:
     return [
         hashlib.blake2b(words[i].tobytes(), digest_size=8).hexdigest()
         for i in range(count)
-        if said[i]
+        if varied[i]
     ]
 
 
 def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[int], list[int]]:
-    """(places in the batch whose input is not finite, places whose own loss is not)."""
+    """(positions in the batch with non-finite input, positions with non-finite loss)."""
     bad = torch.zeros(count, dtype=torch.bool)
     for tensor in tensors(batch):
         if tensor.dim() and len(tensor) == count and tensor.is_floating_point():
@@ -92,11 +91,10 @@ def not_finite(batch: Any, loss: torch.Tensor | None, count: int) -> tuple[list[
 
 
 class SamplerTrace:
-    """Stands in the loader's place of its batch sampler and remembers what it draws; all else is
-    the batch sampler's own.
+    """Proxy of a loader's batch sampler that records the drawn indices.
 
-    It lives in this process alone: a worker of the loader never gets it. `first`: the indices of
-    the first batches, until an epoch ends.
+    Used in this process only, never in workers of the loader. `first`: indices of the first batches
+    of the first observed epoch.
     """
 
     def __init__(self, inner: Any, ahead: int) -> None:
@@ -127,7 +125,7 @@ class SamplerTrace:
                     self.first.append(indices)
                 self._queue.append((self.epoch, number + 1, indices))
                 yield drawn
-        except GeneratorExit:  # the loop was left, or its dataset has ended
+        except GeneratorExit:  # the loop has ended early, or the dataset is exhausted
             if self.epoch == mine:
                 self._queue.clear()
             raise
@@ -135,8 +133,8 @@ class SamplerTrace:
             self.ended |= self.epoch == mine
 
     def begun(self, epoch: int) -> None:
-        """This epoch was begun before: what it draws is known where drawing again gives the same
-        and changes nothing."""
+        """This epoch has already begun: reconstruct its draws if drawing again is deterministic and
+        has no side effects."""
         self.epoch = epoch
         if _repeats(getattr(self._inner, "sampler", None)):
             self._replay = (
@@ -148,8 +146,8 @@ class SamplerTrace:
             self.first = [indices for _, _, indices in self._queue]
 
     def took(self, count: int | None) -> tuple[int, int, list[int]] | None:
-        """Of the batch that was trained on: epoch, batch, indices; None when that can not be told
-        (a step of several batches)."""
+        """(epoch, batch, indices) of the current batch; None if unknown (a step of several
+        batches)."""
         if self._replay is not None:
             self._queue.extend(taken for _, taken in zip(range(1), self._replay, strict=False))
         if not self._queue:
@@ -162,24 +160,24 @@ class SamplerTrace:
 
     @property
     def exhausted(self) -> bool:
-        """The last batch of the epoch was trained on."""
+        """Whether the last batch of the epoch is done."""
         return self.ended and not self._queue
 
 
 def watch(loader: Any) -> SamplerTrace | None:
-    """Put a SamplerTrace into a torch DataLoader (or one that wraps it, as accelerate's); None when
-    there is no such place."""
+    """Insert a SamplerTrace into a torch DataLoader (or a wrapped one, as in Accelerate); None if
+    that is impossible."""
     own = getattr(loader, "base_dataloader", loader)
     sampler = getattr(own, "batch_sampler", None)
     if not isinstance(own, torch.utils.data.DataLoader) or sampler is None:
         return None
-    # a StatefulDataLoader keeps the state of its sampler, which must be its own
+    # A StatefulDataLoader saves the state of its sampler and needs the original.
     if hasattr(own, "state_dict"):
         return None
     if isinstance(sampler, SamplerTrace):  # of another inspector
         return None
     drawn = SamplerTrace(sampler, 4 + own.num_workers * (own.prefetch_factor or 0))
-    # DataLoader refuses its own setattr once it is made
+    # DataLoader forbids setattr after its creation.
     object.__setattr__(own, "batch_sampler", drawn)
     return drawn
 
@@ -191,7 +189,7 @@ def unwatch(loader: Any, drawn: SamplerTrace) -> None:
 
 
 def describe(loader: Any, drawn: SamplerTrace | None) -> LoaderFacts:
-    """What is known of a rank's data before it trains."""
+    """Facts about the data of this rank before it trains."""
     own = getattr(loader, "base_dataloader", loader)
     dataset: Any = getattr(own, "dataset", None)
     sampler: Any = None if drawn is None else getattr(drawn, "sampler", None)
@@ -231,8 +229,8 @@ def _whole(drawn: Any) -> list[int]:
 
 
 def _repeats(sampler: Any) -> bool:
-    """It draws the same once more, without touching anybody's random numbers. Subclasses may do
-    otherwise."""
+    """Whether the sampler draws the same again without changing random state. Not known for
+    subclasses."""
     known = type(sampler) in (
         torch.utils.data.SequentialSampler,
         torch.utils.data.DistributedSampler,
@@ -248,8 +246,8 @@ def _length(thing: Any) -> int | None:
 
 
 def fingerprint(thing: Any) -> str:
-    """The same on two ranks whose datasets are the same, as far as their plain attributes tell;
-    never calls the dataset."""
+    """Digest of the plain attributes of a dataset, equal for equal datasets; never calls the
+    dataset."""
     return hashlib.blake2b(
         repr(_facts(thing, DEPTH)).encode("utf-8", "replace"), digest_size=8
     ).hexdigest()

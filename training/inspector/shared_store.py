@@ -1,5 +1,4 @@
-"""Where the ranks tell each other what they do: the store of the process group. Nobody ever waits
-for anybody there."""
+"""Non-blocking exchange of JSON between ranks, through the store of the process group."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch.distributed as dist
 
 
 class Store(Protocol):
-    """What is used of torch.distributed.Store."""
+    """The subset of torch.distributed.Store in use."""
 
     def set(self, key: str, value: str) -> Any: ...
     def get(self, key: str) -> bytes: ...
@@ -20,7 +19,7 @@ class Store(Protocol):
 
 
 class OwnStore(dict[str, bytes]):
-    """Of a single process, and of several ranks in one process (tests)."""
+    """In-memory store for a single process, or for several ranks in one process (tests)."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
@@ -40,8 +39,8 @@ class OwnStore(dict[str, bytes]):
 
 
 class SharedStore:
-    """`store`: of these ranks alone; `server`: what must live as long. Every call is one short
-    question to rank 0's store; what is not there yet is None."""
+    """`store`: used by these ranks only; `server`: an object to keep alive with it. Every call is a
+    short request to the store of rank 0; missing values are None."""
 
     def __init__(self, store: Store, rank: int, world: int, server: object = None) -> None:
         self._store, self.rank, self.world, self._server = store, rank, world, server
@@ -53,7 +52,7 @@ class SharedStore:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def take_all(self, key: str) -> list[Any] | None:
-        """Every rank's, in rank order; None until all are there."""
+        """The values of all ranks in rank order; None until all are present."""
         keys = [f"{key}/{rank}" for rank in range(self.world)]
         return [json.loads(self._store.get(k)) for k in keys] if self._store.check(keys) else None
 
@@ -61,11 +60,11 @@ class SharedStore:
         return [rank for rank in range(self.world) if not self._store.check([f"{key}/{rank}"])]
 
     def announce(self, value: Any) -> None:
-        """The next of a row that everybody reads: finding/1, finding/2, …"""
+        """Append to the sequence that all ranks read: finding/1, finding/2, …"""
         self.put(f"finding/{self._store.add('findings', 1)}", value)
 
     def close(self) -> None:
-        """Nothing may be asked any more."""
+        """Stop using the store."""
         self._store, self._server = OwnStore(), None
 
     def drop_all(self, key: str) -> None:
@@ -74,12 +73,11 @@ class SharedStore:
 
 
 def open_board(number: int) -> SharedStore:
-    """The `number`-th of this process."""
+    """The shared store of the `number`-th inspector in this process."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return SharedStore(OwnStore(), 0, 1)
-    server = dist.distributed_c10d._get_default_store()  # rank 0's ends with its last user
-    # A connection of its own: whoever waits in the store (a barrier, NCCL's start) keeps that
-    # connection for himself.
+    server = dist.distributed_c10d._get_default_store()  # on rank 0 it ends with its last reference
+    # A separate connection: a wait in the store (a barrier, the start of NCCL) blocks its own.
     own = server.clone() if hasattr(server, "clone") else server
     return SharedStore(
         dist.PrefixStore(f"{__package__}/{number}", own),

@@ -1,8 +1,8 @@
-"""A rank's own time of a step: what it does before it waits for the others.
+"""Own time of a rank in a step, before it waits for the others.
 
-From the end of the step before to the forward pass (its data), and from there until the last
-gradient is ready: then it may wait. On a GPU the second part is measured by the GPU, and read when
-it is over: nobody waits for it.
+It is the time from the end of the previous step to the forward pass (data), plus the time until the
+last gradient is ready. On a GPU the second part is measured with events, which are read without
+waiting.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 WINDOW = 50  # steps
-LEAST = 20  # of them, for a median
-PENDING = 64  # steps that a GPU may be behind
+LEAST = 20  # steps required for a median
+PENDING = 64  # maximum number of steps that a GPU may be behind
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,14 @@ class Lap:
     segments: list[Any]
 
     def own_s(self) -> float | None:
-        """None: not over yet."""
+        """Own time in seconds; None: not complete."""
         if not all(end.query() for _, end in self.segments):
             return None
         return self.data + sum(begin.elapsed_time(end) for begin, end in self.segments) / 1000
 
 
 class Clock:
-    """`forward()`, `gradients()` and `step()` are called as they happen; reading is for any
-    thread."""
+    """Call `forward()`, `gradients()` and `step()` at these events; `medians()` from any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -73,7 +72,7 @@ class Clock:
 
     def step(self) -> None:
         now = time.perf_counter()
-        if self._last is not None and self._segments:  # the first step has no beginning
+        if self._last is not None and self._segments:  # the start of the first step is unknown
             if self._cuda:
                 self._pending.append(Lap(self._data, now - self._last, self._segments))
             else:
@@ -88,8 +87,8 @@ class Clock:
         self.count += 1
 
     def medians(self) -> tuple[float, float, float] | None:
-        """(own, data, period) in milliseconds, of the last steps; None: too few, or the forward
-        pass is not seen."""
+        """(own, data, period) in milliseconds over the last steps; None: too few steps, or the
+        forward pass is not observed."""
         laps = list(self._laps)
         if len(laps) < LEAST:
             return None
@@ -98,8 +97,8 @@ class Clock:
 
 
 class Hook:
-    """A hook of a module that may be saved as a whole, or copied: there it does nothing, and needs
-    nothing of ours."""
+    """A module hook that becomes a no-op without dependencies when the module is pickled or
+    copied."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -116,7 +115,7 @@ class Hook:
 
 
 def attach(clock: Clock, model: nn.Module, began: Any) -> list[Any]:
-    """Hooks that call the clock, and `began()` when a training step's forward pass begins; each has
+    """Hooks that call the clock, and `began()` at the forward pass of a training step; each has
     remove()."""
 
     def forward(module: nn.Module, args: object) -> None:
@@ -125,7 +124,7 @@ def attach(clock: Clock, model: nn.Module, began: Any) -> list[Any]:
             began()
 
     hooks = [model.register_forward_pre_hook(Hook(forward))]
-    # The parameter that is used first usually gets its gradient last.
+    # The first parameter usually gets its gradient last.
     first = next((p for p in model.parameters() if p.requires_grad), None)
     if first is not None and first.is_leaf and hasattr(first, "register_post_accumulate_grad_hook"):
         hooks.append(first.register_post_accumulate_grad_hook(lambda parameter: clock.gradients()))

@@ -1,4 +1,4 @@
-"""The inspector as a callback of the Hugging Face Trainer:
+"""DDPInspector as a callback of the Hugging Face Trainer:
 
 from training.inspector.transformers import InspectorCallback
 
@@ -18,12 +18,12 @@ __all__ = ["InspectorCallback"]
 
 
 class InspectorCallback(TrainerCallback):  # type: ignore[misc]
-    """Takes what DDPInspector takes, but the model and the loader. A step is a forward pass, also
+    """Accepts the options of DDPInspector except model and loader. A step is one forward pass, also
     with gradient_accumulation_steps.
 
-    A callback is not told loss and batch: they are those of the model's forward pass. Where the
-    Trainer computes the loss elsewhere (label_smoothing_factor, compute_loss_func), it is not
-    looked at.
+    Loss and batch are taken from the model's forward pass, since callbacks do not receive them. A
+    loss that the Trainer computes elsewhere (label_smoothing_factor, compute_loss_func) is not
+    inspected.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -35,7 +35,7 @@ class InspectorCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **facts: Any) -> None:
         model = facts["model"]
-        # The model is the one inside: that it is wrapped for the other ranks is up to the Trainer.
+        # This is the inner model; the Trainer wraps it.
         self.inspector = DDPInspector(
             model, facts.get("train_dataloader"), **{"wrapped": True, **self._options}
         )

@@ -1,2 +1,1 @@
-"""Starts ranks on one machine or several, keeps their output, restarts them, says what became of
-them; jobs of SLURM. No torch here."""
+"""Start, supervise and restart ranks, on one machine or several; SLURM jobs. No torch here."""

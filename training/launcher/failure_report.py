@@ -1,5 +1,4 @@
-"""What an outcome means: exit code, and for a failure the card that a person reads and failure.json
-holds."""
+"""Exit code and failure record (failure.json, the failure card) of an outcome."""
 
 from __future__ import annotations
 
@@ -35,11 +34,11 @@ UNDERLINE = re.compile(r"[\s^~]+")  # Python 3.11 marks the column below each li
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The launcher's exit status."""
+    """Exit status of the launcher."""
     if outcome.finding is not None:
         return Exit.HANG
     if outcome.torn_down:
-        # the script's own status, as a shell shows it: what it did is done
+        # the script's own status, as a shell shows it: its work is complete
         return 128 + signal.SIGABRT
     if outcome.killed:
         honoured = outcome.left is not None or not outcome.ours or outcome.asked == Exit.INTERRUPTED
@@ -54,7 +53,7 @@ def exit_code(outcome: Outcome) -> int:
             else Exit.TRAINING
         )
     if not outcome.ours and outcome.asked != Exit.DONE:
-        return outcome.asked  # the code tells who has ended it; what the script saved is its own
+        return outcome.asked
     codes = {status for _, status in outcome.ended}
     for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
         if code in codes:
@@ -63,8 +62,8 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def stopped_early(outcome: Outcome) -> bool:
-    """Asked to stop while a rank was still starting: it dies of the signal, since there is nothing
-    to save yet."""
+    """A stop request while a rank was still starting: it dies of the signal, because there is
+    nothing to save yet."""
     return (
         outcome.ours
         and outcome.asked != Exit.DONE
@@ -74,8 +73,8 @@ def stopped_early(outcome: Outcome) -> bool:
 
 
 def statuses(outcome: Outcome) -> str:
-    """How the ranks of this machine have ended, after a colon; '' under torchrun, which does not
-    tell."""
+    """Exit statuses of the ranks of this machine, after a colon; '' under torchrun, which does not
+    report them."""
     by_end: dict[str, list[str]] = {}
     for rank, status in sorted(
         (rank, status) for rank, status in outcome.ended if rank is not None
@@ -90,14 +89,14 @@ def statuses(outcome: Outcome) -> str:
 
 
 def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
-    """The content of failure.json."""
+    """Content of failure.json."""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
     errors = [e for p in run.ranks.glob("rank*.error.json") if (e := run_reader.read_rank_error(p))]
-    if rank is None and errors and not found:  # torchrun tells only that something failed
+    if rank is None and errors and not found:  # torchrun reports only that something failed
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
-    said_by = own["rank"] if own else rank  # whose log tells most
+    source = own["rank"] if own else rank  # the rank whose log is most informative
     rank = (
         own["guilty_rank"]
         if own
@@ -105,10 +104,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if outcome.death and outcome.death.kind == DESYNC
         else rank
     )
-    # beside it, a rank's own log is of a start without torchrun
+    # with torchrun.log, a rank's own log is from a start without torchrun
     of_all = run.ranks / "torchrun.log"
     ranks = (
-        run.rank_log(r) for r in (said_by, rank) if r is not None and of_all not in outcome.log_from
+        run.rank_log(r) for r in (source, rank) if r is not None and of_all not in outcome.log_from
     )
     log = next((f for f in ranks if f.exists()), of_all)
     since = outcome.log_from.get(log, 0)
@@ -118,27 +117,27 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         and not outcome.torn_down
         and -status not in (signal.SIGKILL, *STOP_SIGNALS)
     )
-    told = (
-        causes.of_log(log, said_by, since)
+    logged = (
+        causes.of_log(log, source, since)
         if cause in causes.VAGUE and by_itself and status
         else None
     )
-    thrown = told.event.thrown if told and told.event else None
-    if told and told.event and (own is None or own["type"] == causes.LEFT):
-        line = shown(told.event.line.text.strip())
-        if told.cause not in (causes.UNKNOWN, causes.RAISED):
-            cause, summary = told.cause, f"{summary}; it had said: {line}"
+    thrown = logged.event.thrown if logged and logged.event else None
+    if logged and logged.event and (own is None or own["type"] == causes.LEFT):
+        line = shown(logged.event.line.text.strip())
+        if logged.cause not in (causes.UNKNOWN, causes.RAISED):
+            cause, summary = logged.cause, f"{summary}; logged before: {line}"
         elif thrown:
-            # a program whose exceptions are not reported to us: a traceback at the end of its log
-            cause, kind, summary = told.cause, ERROR, line
-    elif told and told.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
-        cause = told.cause
+            # a program that does not report exceptions to Duet: a traceback at the end of its log
+            cause, kind, summary = logged.cause, ERROR, line
+    elif logged and logged.cause not in (causes.UNKNOWN, causes.RAISED, causes.PEER_DIED):
+        cause = logged.cause
     lost = (
         outcome.lost
         if kind != rundir.ASKED and (outcome.here is None or (own and causes.is_victim(own)))
         else None
     )
-    if lost:  # what our ranks say of it is only that they have lost the others
+    if lost:  # the ranks of this machine report only that they have lost the others
         rank, own, cause, kind, summary = None, None, lost.cause, lost.kind, lost.text
     record: FailureRecord = {
         "cause": cause,
@@ -163,7 +162,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
     if lost:
         record["node"] = lost.node
-    event = told.event if told else None
+    event = logged.event if logged else None
     groups = event.hit.groups if event and event.hit else {}
     return {
         **record,
@@ -174,13 +173,13 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
 
 
 def _last_lines(log: Path, since: int) -> list[str]:
-    """What the rank printed last; what Python's helper prints after its end is no evidence."""
+    """Last lines of the rank's output, without those of Python's resource tracker."""
     lines = (line for line in tail(log, 2 * SHOWN_LINES, since) if not UNDERLINE.fullmatch(line))
     return [line for line in lines if "resource_tracker" not in line][-SHOWN_LINES:]
 
 
 def _stack(found: HangFinding) -> list[str]:
-    """Where the guilty rank stands, innermost first."""
+    """Stack of the guilty rank, innermost frame first."""
     stack = found.stacks.get(found.rank) if found.rank is not None else None
     main = stack.main if isinstance(stack, Stack) else None
     return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
@@ -194,7 +193,7 @@ def _what(
     status: int,
     own: RankErrorRecord | None,
 ) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary); `own`: what the rank has reported."""
+    """(cause, kind, summary); `own`: the rank's own error report."""
     if outcome.killed or stopped_early(outcome):
         return (
             "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",
@@ -205,20 +204,19 @@ def _what(
         return (
             causes.UNKNOWN,
             DIED,
-            "the script had come to its end; then its process was aborted (SIGABRT) while it was "
-            "torn down",
+            "the script had completed; its process was aborted (SIGABRT) during teardown",
         )
     if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
         return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
-        return "config_error", ERROR, "the rank refused its input: see its message above"
+        return "config_error", ERROR, "the rank rejected its input: see its message above"
     if outcome.elsewhere and outcome.here is None:
-        return "peer_died", DIED, "another machine failed first, and has not said how"
+        return "peer_died", DIED, "another machine failed first and did not report how"
     if outcome.finding:
         return (
             "hang",
             outcome.finding.kind,
-            f"{outcome.finding.how}, since {outcome.finding.since_s:.1f} s",
+            f"{outcome.finding.how}, for {outcome.finding.since_s:.1f} s",
         )
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return "disk_full", ERROR, f"no space left on the disk of {run.path}"
@@ -236,7 +234,7 @@ def _what(
         return (
             causes.UNKNOWN,
             DIED,
-            f"killed by SIGBUS: {changed}; the next start prepares it again",
+            f"killed by SIGBUS: {changed}; the next start rebuilds it",
         )
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
@@ -245,19 +243,18 @@ def _what(
     if own:
         known = causes.of_error(own)
         return causes.EXIT_STATUS if known == causes.UNKNOWN else known, DIED, causes.left(own)
-    torchrun = rank is None and status >= 0  # tells only that something failed
+    torchrun = rank is None and status >= 0  # it reports only that something failed
     return causes.UNKNOWN if torchrun else causes.of_status(status), DIED, exit_status.how(status)
 
 
 def _for_memory(outcome: Outcome) -> str:
-    """How it is known that the kernel has killed a rank since memory ran out; '' when that is not
-    known."""
+    """Evidence that the kernel has killed a rank for lack of memory; '' without any."""
     before, now = outcome.oom_kills, cgroups.oom_kills()
     if before is None or now is None or now <= before:
         return ""
     return (
-        f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's count of such "
-        f"kills has risen from {before} to {now}"
+        f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's OOM-kill count "
+        f"rose from {before} to {now}"
     )
 
 
@@ -270,7 +267,7 @@ def _where(outcome: Outcome, own: RankErrorRecord | None) -> str | None:
 
 
 def _step(run: rundir.RunDir, rank: int | None) -> int:
-    """The step that this rank (else the furthest) had begun; 0 before its first one."""
+    """The step that this rank (without one: the furthest rank) had begun; 0 before the first."""
     beats = heartbeat.read_all(run.heartbeats)
     return max(
         (b.step for b in beats if b.rank == rank), default=max((b.step for b in beats), default=0)
@@ -282,8 +279,8 @@ def _stop(outcome: Outcome) -> str:
         return f"the script was stopped at once{statuses(outcome)}"
     if outcome.left is not None:
         return (
-            f"rank {outcome.left} was asked to stop and left without the others: nothing was "
-            f"saved since the last checkpoint"
+            f"rank {outcome.left} received a stop signal alone and exited without the others: "
+            f"nothing was saved since the last checkpoint"
         )
     if stopped_early(outcome):
         return "stopped before the training began"

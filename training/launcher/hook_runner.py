@@ -1,5 +1,4 @@
-"""A program that is run once when everything is done, and can neither delay nor change the end of a
-run for longer than its limit."""
+"""Run one program after a run, with a time limit; it cannot change how the run ended."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from training.launcher import stop_signals
 from training.launcher.reaper import Guardian
 from training.launcher.stop_signals import StopSignals
 
-KEPT_BYTES = 1 << 16  # of what it says, the last
+KEPT_BYTES = 1 << 16  # of its output, the last ones
 LEAVE_S = 5.0
 
 
@@ -27,16 +26,16 @@ def run(
     env: Mapping[str, str],
     given: bytes,
     limit_s: float,
-    wanted: StopSignals,
+    signals: StopSignals,
     *,
     nice: int = 0,
 ) -> tuple[str, str]:
-    """(what went wrong or '', what it said). `given` is its standard input; a wish to stop ends it.
-    It and what it has started are gone afterwards, also when this process is killed meanwhile."""
+    """(error or '', output). `given` is its standard input; a stop signal ends it. No process of it
+    is left afterwards, even if this process is killed meanwhile."""
     try:
-        with Guardian() as token, wanted, tempfile.TemporaryFile() as stdin:
+        with Guardian() as token, signals, tempfile.TemporaryFile() as stdin:
             stdin.write(given)
-            stdin.seek(0)  # a file, not a pipe: whoever does not read it blocks nobody
+            stdin.seek(0)  # a file, not a pipe: a program that does not read it blocks nothing
             child = subprocess.Popen(
                 argv,
                 env={**env, process.TOKEN: token},
@@ -47,43 +46,43 @@ def run(
             )
             if nice:
                 os.setpriority(os.PRIO_PROCESS, child.pid, nice)
-            return _watched(child, limit_s, wanted)
+            return _watched(child, limit_s, signals)
     except OSError as error:
-        return f"{argv[0]} can not be started: {error.strerror}", ""
+        return f"{argv[0]} cannot be started: {error.strerror}", ""
 
 
 def _watched(
-    child: subprocess.Popen[bytes], limit_s: float, wanted: StopSignals
+    child: subprocess.Popen[bytes], limit_s: float, signals: StopSignals
 ) -> tuple[str, str]:
     assert child.stdout
-    output, said, wrong = child.stdout.fileno(), b"", ""
-    os.set_blocking(output, False)
+    pipe, output, wrong = child.stdout.fileno(), b"", ""
+    os.set_blocking(pipe, False)
     pidfd, end = os.pidfd_open(child.pid), time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
-        for fd in (pidfd, wanted.fd, output):
+        for fd in (pidfd, signals.fd, pipe):
             selector.register(fd, selectors.EVENT_READ)
         while not wrong:
             ready = {key.fd for key, _ in selector.select(max(0.0, end - time.monotonic()))}
-            if output in ready:
-                chunk = os.read(output, KEPT_BYTES)
-                said = (said + chunk)[-KEPT_BYTES:]
+            if pipe in ready:
+                chunk = os.read(pipe, KEPT_BYTES)
+                output = (output + chunk)[-KEPT_BYTES:]
                 if not chunk:
-                    selector.unregister(output)
+                    selector.unregister(pipe)
             if pidfd in ready:
                 break
-            if wanted.fd in ready and (numbers := wanted.read()):
-                wrong = f"{stop_signals.name(numbers[0])}: ended"
+            if signals.fd in ready and (numbers := signals.read()):
+                wrong = f"{stop_signals.name(numbers[0])}: killed"
             elif time.monotonic() >= end:
-                wrong = f"not done within {limit_s:g} s: ended"
+                wrong = f"not finished within {limit_s:g} s: killed"
     os.close(pidfd)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # before it is waited for: its number is still its own
+        os.killpg(child.pid, signal.SIGKILL)  # before the wait, which frees its PID
     try:
         status = child.wait(LEAVE_S)
-    except subprocess.TimeoutExpired:  # blocked in the kernel, on a dead disk: it is not waited for
-        return wrong, said.decode("utf-8", "replace")
-    with contextlib.suppress(BlockingIOError):  # its last words
-        while chunk := os.read(output, KEPT_BYTES):
-            said = (said + chunk)[-KEPT_BYTES:]
+    except subprocess.TimeoutExpired:  # blocked in the kernel, on a dead disk
+        return wrong, output.decode("utf-8", "replace")
+    with contextlib.suppress(BlockingIOError):  # the rest of its output
+        while chunk := os.read(pipe, KEPT_BYTES):
+            output = (output + chunk)[-KEPT_BYTES:]
     child.stdout.close()
-    return wrong or (exit_status.how(status) if status else ""), said.decode("utf-8", "replace")
+    return wrong or (exit_status.how(status) if status else ""), output.decode("utf-8", "replace")

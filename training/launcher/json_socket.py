@@ -1,11 +1,11 @@
-"""One JSON object a line over a socket: how the supervisors of several machines talk. What arrives
-is data from a network: bounded, never executed, and everything that is no such line is an error of
-that connection alone.
+"""JSON messages, one a line, over a socket between the supervisors of several machines. What
+arrives is data from a network: bounded, never executed; anything else than such a line is an error
+of that connection alone.
 
-A cable that is cut says nothing. Two things notice it: the kernel, which asks a quiet peer by
-itself and gives up unanswered data (also while a supervisor is busy with its data), and a ping that
-the supervisor itself must send (training.launcher.peer_link), since the kernel answers for a frozen
-program too, and takes up to 20 s where its own retransmissions have become rare.
+A cut cable sends nothing. Two mechanisms notice it: the kernel, which probes an idle peer and gives
+up unacknowledged data (also while a supervisor is busy with its data), and pings of the supervisor
+itself (training.launcher.peer_link), because the kernel answers for a frozen process too and takes
+up to 20 s once its retransmissions have become rare.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import time
 from training.core.jsonl import Record
 
 LIMIT = 1 << 18  # bytes of a line
-SEND_S = 2.0  # for a message; the other side's kernel takes it, even when its program is frozen
-SILENT_S = 10.0  # without any answer: the other machine, or the network to it, is gone
+SEND_S = 2.0  # for a message; the peer's kernel accepts it even when its process is frozen
+SILENT_S = 10.0  # without any answer: the peer, or the network to it, is down
 UNREACHABLE = {
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
@@ -30,20 +30,20 @@ UNREACHABLE = {
     errno.ENETUNREACH,
     errno.ENETDOWN,
 }
-KERNEL = {  # seconds of quiet before the first question, between questions; milliseconds
+KERNEL = {  # seconds idle before the first probe, between probes; milliseconds
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": int(1000 * SILENT_S),
 }
-ALIVE = "alive"  # the key of a ping, which is no message: it never leaves this file
+ALIVE = "alive"  # key of a ping, which is handled in this module alone
 PING = json.dumps({ALIVE: True}).encode() + b"\n"
 Message = Record  # comes from a network
 
 
 class ConnectionLost(Exception):
-    """The other side has closed, or speaks something else, or (`silent`) can not be reached any
-    more."""
+    """The peer has closed the connection, violates the protocol, or (`silent`) cannot be
+    reached."""
 
     def __init__(self, text: str, *, silent: bool = False) -> None:
         super().__init__(text)
@@ -51,8 +51,8 @@ class ConnectionLost(Exception):
 
 
 class JsonSocket:
-    """Reads whole lines; `fileno()` for a selector. `quiet_s` goes back to 0 whenever something
-    arrives; who watches counts it up."""
+    """Reads whole lines; `fileno()` for a selector. `quiet_s` is reset to 0 whenever data arrives;
+    the owner counts it up."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket, self._rest, self._unsent = connection, b"", b""
@@ -78,8 +78,8 @@ class JsonSocket:
         self._unsent = b""
 
     def ping(self) -> None:
-        """Never waits, never raises: a full buffer is no news, and a broken line is told to who
-        reads."""
+        """Never blocks, never raises: a full buffer is ignored, and a broken connection is raised
+        by the next read."""
         if self._broken:
             return
         if not int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
@@ -95,15 +95,15 @@ class JsonSocket:
 
     @property
     def unreachable(self) -> bool:
-        """While pings are sent: the other machine's kernel, which answers for a frozen program too,
-        has not had them all since long."""
+        """While pings are sent: the peer's kernel, which answers for a frozen process too, has left
+        some unacknowledged for SILENT_S / 2."""
         return time.monotonic() - self._acknowledged > SILENT_S / 2
 
     def receive(self, seconds: float | None) -> Message:
         """The next message. Raises ConnectionLost, TimeoutError."""
         end = None if seconds is None else time.monotonic() + seconds
         while not (message := self._line()):
-            # What had arrived before the line broke is still there.
+            # Data that arrived before the connection broke is still readable.
             self.socket.settimeout(
                 0.0 if self._broken else None if end is None else max(0.0, end - time.monotonic())
             )
@@ -122,8 +122,8 @@ class JsonSocket:
         return message
 
     def arrived(self) -> list[Message]:
-        """All messages that are there, without waiting. Raises ConnectionLost when there are none
-        and will be no more."""
+        """All messages that have arrived, without waiting. Raises ConnectionLost when there are
+        none and the connection is broken."""
         out: list[Message] = []
         try:
             while True:
@@ -131,26 +131,26 @@ class JsonSocket:
         except TimeoutError:
             return out
         except ConnectionLost:
-            # what was said before the end counts; the next call finds the end again
+            # messages before the end count; the next call raises again
             if not out:
                 raise
         return out
 
     def _end(self, error: OSError) -> ConnectionLost:
-        """The kernel tells an error once, then it says 'closed': the first one is kept."""
-        text = error.strerror or f"takes no message within {SEND_S:g} s"
+        """The kernel reports an error once, then only 'closed': the first one is kept."""
+        text = error.strerror or f"does not accept a message within {SEND_S:g} s"
         self._broken = self._broken or ConnectionLost(
             text, silent=error.errno is None or error.errno in UNREACHABLE
         )
         return self._broken
 
     def _line(self) -> Message | None:
-        """The next whole line that is no ping."""
+        """The next whole line other than a ping."""
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if not newline:
                 if len(self._rest) > LIMIT:
-                    raise ConnectionLost(f"more than {LIMIT} bytes without an end")
+                    raise ConnectionLost(f"more than {LIMIT} bytes without a line end")
                 return None
             self._rest = rest
             try:
@@ -158,7 +158,7 @@ class JsonSocket:
             except (ValueError, RecursionError):
                 message = None
             if not isinstance(message, dict):
-                raise ConnectionLost("it does not speak our language")
+                raise ConnectionLost("protocol mismatch")
             if ALIVE not in message:
                 return message
 

@@ -1,4 +1,4 @@
-"""The ranks of this machine, what each of them runs, and where all of them meet."""
+"""The ranks of this machine: their command, their variables, their rendezvous address."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from training.host.placement import LOOPBACK
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-# Where a port can only be named, not handed over: outside the kernel's range for outgoing
-# connections (from 32768), so that nothing takes it by chance before rank 0 does.
+# For a port that is named but not handed over: outside the kernel's range for outgoing connections
+# (from 32768), so that no process takes it by chance before rank 0 does.
 QUIET_PORTS = range(20000, 30000)
 
 
 @dataclass
 class LocalRanks:
-    """`store`: a socket that listens at the meeting point already; rank 0 inherits it."""
+    """`store`: the listening socket of the rendezvous, which rank 0 inherits."""
 
     ranks: range  # of this machine
     world_size: int
@@ -35,7 +35,7 @@ class LocalRanks:
     store: socket.socket | None = None
 
     def variables(self, rank: int) -> dict[str, str]:
-        """What torchrun would set for this rank; nothing for a single one, which has no group."""
+        """Variables as torchrun sets them; none for a single rank, which has no process group."""
         if self.world_size == 1:
             return {}
         numbers = {
@@ -53,8 +53,8 @@ class LocalRanks:
 
 
 def alone(plan: Plan) -> LocalRanks:
-    """All ranks are on this machine. Raises UserError when the wanted port and those after it are
-    taken."""
+    """All ranks on this machine. Raises UserError when the requested port and the following ones
+    are taken."""
     count, wanted = plan["ranks"], plan["master_port"]
     if count == 1:
         return LocalRanks(range(1), 1)
@@ -65,12 +65,12 @@ def alone(plan: Plan) -> LocalRanks:
 
 
 def is_script(plan: Plan) -> bool:
-    """Somebody's own script, which knows nothing of us."""
+    """A user script rather than a task of Duet's own training."""
     return plan.get("script") is not None
 
 
 def command(run: rundir.RunDir, plan: Plan) -> list[str]:
-    """What every rank of this run executes."""
+    """Command line of every rank."""
     if not is_script(plan):
         return [sys.executable, str(ROOT / ENTRYPOINT)]
     script = plan["script"]
@@ -87,8 +87,8 @@ def command(run: rundir.RunDir, plan: Plan) -> list[str]:
 
 
 def listen(address: str, wanted: int, backlog: int) -> socket.socket:
-    """A socket that listens at the wanted port or, when that is taken, at one of the next; 0 is
-    any. Nobody can take the port between now and the ranks' start. Raises UserError."""
+    """A socket that listens at the requested port or, when that is taken, at one of the next; 0 is
+    any. No other process can take the port before the ranks start. Raises UserError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in range(wanted, min(wanted + ports.TRIES, 65536)) if wanted else (0,):
         store = socket.socket(family)
@@ -100,7 +100,7 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
             store.close()
             if error.errno != errno.EADDRINUSE:
                 text = (
-                    f"{address or 'this machine'} can not be listened at, port {port} "
+                    f"cannot listen on {address or 'this machine'}, port {port} "
                     f"(--master_port): {error.strerror}"
                 )
                 raise UserError(
@@ -108,24 +108,24 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
                         "port.unusable",
                         text,
                         "",
-                        ["--master_port=12355   # above 1023 no rights are needed"],
+                        ["--master_port=12355   # above 1023: no privileges needed"],
                     ),
                     Exit.RESOURCES,
                 ) from error
         else:
             return store
     text = (
-        f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are taken; {wanted} by "
+        f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are in use; {wanted} by "
         f"{ports.owner(wanted)}"
     )
     raise UserError(
-        Problem("port.taken", text, "", ["leave --master_port out: a free port is chosen"]),
+        Problem("port.taken", text, "", ["omit --master_port: a free port is chosen"]),
         Exit.RESOURCES,
     )
 
 
 def free_port(address: str) -> int:
-    """For a script, whose rank 0 opens the port itself."""
+    """A free port for a script, whose rank 0 opens it itself."""
     choice = random.Random(os.urandom(8))
     return next(
         p for p in choice.sample(QUIET_PORTS, len(QUIET_PORTS)) if ports.is_free(p, address)

@@ -1,5 +1,4 @@
-"""What is told of a run that has ended for good: one title, one line, and the same as facts
-(docs/notify.md)."""
+"""Content of a notification: title, one line of text, and facts (docs/notify.md)."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ TEXT = 500  # characters
 def payload(
     run: rundir.RunDir, plan: Plan, code: int, *, begun: bool, why: str = ""
 ) -> NotificationRecord:
-    """Facts that go to strangers, so without secrets. Unless it has `begun`, the run directory
-    knows nothing of this launch. `why`: what the user was told where no rank has ended the run."""
+    """Facts without secrets, because they leave this machine. Unless `begun`, the run directory has
+    no records of this launch. `why`: the text shown to the user where no rank has ended the run."""
     done = _of_this_start(run.summary, plan) if begun else {}
     failure = _failure(run, plan) if begun and not why else {}
     status: NotifyStatus = BY_CODE.get(Exit(code), FAILED) if code in EXIT_MEANING else FAILED
@@ -84,12 +83,12 @@ def payload(
 
 
 def _of_this_start(path: Path, plan: Plan) -> Record:
-    """Not what an earlier start of the run has left."""
+    """The record, unless it is from an earlier start of the run."""
     return (rundir.read_json(path) or {}) if rundir.written_since(path, plan["created"]) else {}
 
 
 def _failure(run: rundir.RunDir, plan: Plan) -> Record:
-    """What the supervisor has judged; without one, what the only rank has said of itself."""
+    """The supervisor's failure record; without one, the error report of rank 0."""
     if known := _of_this_start(run.failure, plan):
         return known
     own = run_reader.read_rank_error(run.rank_error(0))
@@ -114,14 +113,14 @@ def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status:
         whole = cast("SummaryRecord", done)
         saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
         return f"{saved}{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
-    if done:  # somebody's script
+    if done:  # a user script
         return f"{done['ranks']} rank{'s' if done['ranks'] > 1 else ''}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
     return f"step {saved_step} is saved" if saved_step else "no checkpoint yet"
 
 
 def _last(run: rundir.RunDir) -> tuple[Record, Record]:
-    """The last recorded step and the last evaluation; empty without."""
+    """The last recorded step and the last evaluation; empty without any."""
     step: Record = {}
     evaluation: Record = {}
     for line in tail(run.metrics, RECORDS):

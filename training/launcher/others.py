@@ -1,5 +1,5 @@
-"""The other machines, while this one's ranks run and after they have ended: a run of several
-machines ends on all of them together."""
+"""The other machines of a run, while the ranks of this one run and after they have ended: a run
+ends on all machines together."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from training.launcher.peer_link import PeerLink, Waiting
 
 
 class Others:
-    """Of one start of all ranks; without a `line` there are none. A machine whose ranks have all
-    ended reports that to node 0 and waits; node 0 reports the end of the run to all of them when
-    the last machine has ended."""
+    """For one attempt; without a `line` there are none. A machine whose ranks have all ended
+    reports that to node 0 and waits; node 0 reports the end of the run to all of them when the last
+    machine has ended."""
 
     def __init__(self, line: PeerLink | None) -> None:
         self.line = line
-        # node → exit code of its ranks; from node 0 that of the whole run
+        # node → exit code of its ranks; node 0's is that of the whole run
         self.ended: dict[int, int] = {}
-        self._told = False
-        self._ended_at: float | None = None  # the ranks of this machine
+        self._reported = False
+        self._ended_at: float | None = None  # when the ranks of this machine had ended
         self._waiting: Waiting | None = None
 
     @property
@@ -29,24 +29,24 @@ class Others:
         return self.line is not None and self.line.place.first_node
 
     def running(self) -> list[int]:
-        """The nodes that have not ended; another node than the first one only knows of node 0."""
+        """Nodes that have not ended; a node other than 0 knows only node 0."""
         if self.line is None:
             return []
         nodes = range(1, self.line.place.nnodes) if self.first else (0,)
         return [node for node in nodes if node not in self.ended]
 
     def wait(self, code: int) -> bool:
-        """Called again and again once the ranks of this machine have ended with `code`: must it go
-        on waiting for others?"""
+        """Called repeatedly once the ranks of this machine have ended with `code`: are there
+        machines left to wait for?"""
         assert self.line
         if self._waiting is None:
             self._waiting, self._ended_at = Waiting(), time.monotonic()
         left = self.running()
-        if not self._told and (not left or not self.first):  # node 0 reports the end of all
-            self._told = True
-            self.line.tell({"ended": code})
+        if not self._reported and (not left or not self.first):  # node 0 reports the end of all
+            self._reported = True
+            self.line.send_all({"ended": code})
         if left:
-            self._waiting.say(
+            self._waiting.report(
                 f"{', '.join(map(self.line.name, left))} to end; the ranks of this machine have "
                 f"ended",
                 level=log.info,
@@ -54,19 +54,19 @@ class Others:
         return bool(left)
 
     def still_s(self) -> float:
-        """How long the ranks of this machine have been gone; all ranks of a training end
+        """For how long the ranks of this machine have been finished: all ranks of a training end
         together."""
         return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
 
     def pass_on(self, number: int, times: int, left: int | None) -> None:
-        """This machine was asked to stop, for the n-th time: so are all. `left`: this rank has left
-        without the others."""
+        """Pass the n-th stop request on to the other machines. `left`: the rank that got it alone
+        and exited without the others."""
         if self.line:
-            self.line.tell({"asked": number, "times": times, "left": left})
+            self.line.send_all({"asked": number, "times": times, "left": left})
 
 
 def asked(message: Message) -> tuple[int, int] | None:
-    """(signal, how often) of a wish to stop from another machine; None where it is not one: it
+    """(signal, how many requests) of a stop request from another machine; None if malformed: it
     comes from a network."""
     number, times = message.get("asked"), message.get("times")
     if (

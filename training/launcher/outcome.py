@@ -1,4 +1,4 @@
-"""What became of one start of all ranks, as the supervisor has seen it."""
+"""Result of one attempt, as seen by the supervisor."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from training.watchdog.rank_exit import RankExit
 
 @dataclass
 class Outcome:
-    """`ended` lists (rank or None, wait status as in Popen.returncode), first death first."""
+    """`ended` lists (rank or None, wait status as in Popen.returncode), first exit first."""
 
     ended: list[tuple[int | None, int]] = field(default_factory=list)
     guilty: tuple[int | None, int] | None = None  # the first that failed
     here: tuple[int | None, int] | None = None  # the first that failed on this machine
-    # rank → what it was doing when the first one failed
+    # time.monotonic() of the first failure, or of a stop by one rank alone: the grace of the others
+    # begins
+    failed_at: float | None = None
+    # rank → its phase when the first one failed
     phases: dict[int, str] = field(default_factory=dict)
-    death: RankExit | None = None  # what is known of the first rank that died
+    death: RankExit | None = None  # how and where the first rank failed
     finding: HangFinding | None = None  # the hang that ended it
-    asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED when a signal asked to stop
-    killed: bool = False  # asked twice, or the ranks did not stop
-    closed: Exit = Exit.DONE  # how the training had ended whose ranks did not leave
-    blocked: str = ""  # which ranks even SIGKILL does not end
+    asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
+    killed: bool = False  # asked to stop twice, or the ranks did not stop
+    closed: Exit = Exit.DONE  # exit code of a training whose ranks did not exit
+    blocked: str = ""  # ranks that even SIGKILL does not end
     elsewhere: bool = False  # a rank of another machine failed first
     left: int | None = (
-        None  # a rank of ours that was asked to stop itself, and left without the others
+        None  # rank of Duet's training that got a stop signal alone and exited without the others
     )
-    lost: LostPeer | None = None  # a machine that is gone or silent, when that ended it
-    ours: bool = True  # our own training; False: somebody's script
-    torn_down: bool = False  # a script had come to its end, and was aborted after it
-    gone: bool = (
-        False  # the run directory was removed while ranks ran: nothing can be written any more
-    )
-    # log → where this start's words begin: logs go over several starts
+    lost: LostPeer | None = None  # the lost or silent machine, when that ended the attempt
+    ours: bool = True  # Duet's own training; False: a user script
+    torn_down: bool = False  # the script had completed, and was aborted during teardown
+    gone: bool = False  # the run directory was removed while ranks ran: no file can be written
+    # log → offset of this attempt: logs span several attempts
     log_from: dict[Path, int] = field(default_factory=dict)
-    oom_kills: int | None = None  # what the kernel had ended for memory before this start
+    oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt

@@ -1,5 +1,6 @@
-"""The output of one child: every byte into its own file, rank 0's to the console and, as whole
-lines, to the log. In whole chunks: a program that prints much must not wait for us."""
+"""Output of one child: every byte to its own file, rank 0's also to the console and, as whole
+lines, to the log. Read in large chunks: a rank that prints a lot must not wait for the
+supervisor."""
 
 from __future__ import annotations
 
@@ -11,41 +12,41 @@ from pathlib import Path
 
 from training.core import log
 
-PIPE_BYTES = 1 << 20  # the most that the kernel allows any user (/proc/sys/fs/pipe-max-size)
+PIPE_BYTES = 1 << 20  # the maximum for an unprivileged user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
-OPEN_BYTES = 1 << 16  # of a line without an end
-IN_THREAD = b"Exception in thread "  # Python's words; the process goes on without the thread
+OPEN_BYTES = 1 << 16  # of an unterminated line
+IN_THREAD = b"Exception in thread "  # printed by Python; the process continues without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
 
 
 class RankOutput:
-    """Drains one descriptor. `shown`: this child speaks on the console."""
+    """Drains one descriptor. `shown`: the output of this child appears on the console."""
 
     def __init__(self, fd: int, path: Path, shown: bool) -> None:
         self.fd, self.path, self.shown = fd, path, shown
         self._file = path.open("ab", buffering=0)
-        # before it are the words of earlier starts
+        # offset of this attempt: earlier ones have written before it
         self.begins = os.fstat(self._file.fileno()).st_size
         self._line = b""
-        self._seam = b""  # the end of the last chunk
+        self._seam = b""  # end of the last chunk
         self._thread_at: int | None = (
-            None  # where the log tells of a thread's exception that has not been shown
+            None  # offset of an exception in a thread that has not been reported
         )
-        # on the console, the first one of each rank; with all that a rank shows there anyway
+        # one per rank on the console; a rank that is shown there needs none
         self._thread_shown = shown
         self._warned = False
-        self._terminal = os.isatty(fd)  # it holds 4 KiB: that must not wait
-        self.trickles = False  # it comes in small pieces: a moment later there are more of them
-        with contextlib.suppress(OSError):  # a pseudo-terminal, or this user has many pipes already
+        self._terminal = os.isatty(fd)  # a terminal holds 4 KiB: its reads must not be delayed
+        self.trickles = False  # output comes in small pieces: after a short wait there is more
+        with contextlib.suppress(OSError):  # a pseudo-terminal, or the user's limit of pipe memory
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def drain(self) -> bool:
-        """Read what is there; False at the end of the stream."""
+        """Read what has arrived; False at the end of the stream."""
         try:
             chunk = os.read(self.fd, READ_BYTES)
-        except OSError:  # a pseudo-terminal whose other side is closed says EIO
+        except OSError:  # EIO: the other side of a pseudo-terminal is closed
             chunk = b""
         self.trickles = len(chunk) < SMALL_BYTES and not self._terminal
         if chunk:
@@ -55,9 +56,9 @@ class RankOutput:
     def _keep(self, chunk: bytes) -> None:
         try:
             self._file.write(chunk)
-        except OSError as error:  # a full disk must not stop the training; said once
+        except OSError as error:  # a full disk must not stop the training; reported once
             if not self._warned:
-                log.warning(f"{self._file.name} can not be written: {error.strerror}")
+                log.warning(f"{self._file.name} cannot be written: {error.strerror}")
             self._warned = True
         if not self._thread_shown and self._thread_at is None:
             self._look_for_thread(chunk)
@@ -66,15 +67,15 @@ class RankOutput:
         try:
             sys.stderr.buffer.write(chunk)
             sys.stderr.buffer.flush()
-        except OSError:  # the terminal is gone; the files go on
+        except OSError:  # the terminal is closed; the files are still written
             pass
         cut = chunk.rfind(b"\n") + 1
-        if cut:  # whole lines in one piece: nothing here costs per line
+        if cut:  # whole lines at once: no cost per line
             log.lines_to_log(self._line + chunk[:cut])
             self._line = chunk[cut:]
         else:
             self._line += chunk
-        if len(self._line) > OPEN_BYTES:  # a progress bar on one endless line
+        if len(self._line) > OPEN_BYTES:  # a progress bar, one unterminated line
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
         log.left_open(self._line)
 
@@ -88,7 +89,7 @@ class RankOutput:
 
     def thread(self, ended: bool = False) -> str:
         """The first exception in a thread of a rank that the console does not show, once; '' while
-        there is none, or not all of it."""
+        there is none or it is incomplete."""
         if self._thread_at is None:
             return ""
         found = in_thread(self.path, self._thread_at, ended)
@@ -104,8 +105,8 @@ class RankOutput:
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:
-    """`Exception in thread NAME: TYPE: MESSAGE`, which a log tells after the byte `at`; '' when it
-    is not all there yet."""
+    """`Exception in thread NAME: TYPE: MESSAGE`, found in a log after the byte `at`; '' while it is
+    incomplete."""
     try:
         with path.open("rb") as file:
             file.seek(at)

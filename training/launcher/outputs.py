@@ -1,5 +1,5 @@
-"""What the ranks of this machine print during one start: to their logs, the first one's to the
-console too."""
+"""Output of the ranks of this machine during one attempt: to their logs, that of the first rank
+also to the console."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Outputs:
         return output
 
     def gather(self) -> None:
-        """Waits a moment where output comes in small pieces: a system call a line would take the
-        CPU from the ranks."""
+        """Wait briefly where output comes in small pieces: one system call a line would take CPU
+        time from the ranks."""
         if self._trickles:
             self._trickles = False
             time.sleep(GATHER_S)
@@ -53,12 +53,12 @@ class Outputs:
             self._open.pop(fd).close()
 
     def show_threads(self, ended: bool = False) -> None:
-        """Warns of exceptions in threads: they end neither the rank nor the run, and are else in
-        that rank's log alone."""
+        """Warn of exceptions in threads: they end neither the rank nor the run, and are otherwise
+        in that rank's log alone."""
         for output in self._open.values():
             if text := output.thread(ended):
                 text = (
-                    f"[{output.path.stem}] {one_line(text)[:300]}; the rank goes on without "
+                    f"[{output.path.stem}] {one_line(text)[:300]}; the rank continues without "
                     f"this thread: {output.path}"
                 )
                 log.warning(text)
@@ -71,7 +71,7 @@ class Outputs:
                 )
 
     def drain_rest(self) -> None:
-        """What children that have ended printed last; a grandchild that kept the pipe open cannot
+        """The remaining output of ended children; a grandchild that keeps the pipe open cannot
         block this."""
         for fd, output in self._open.items():
             os.set_blocking(fd, False)

@@ -1,5 +1,5 @@
-"""The line between the supervisors of several machines while ranks run: who has failed, who is
-gone, who is silent."""
+"""Connections between the supervisors of several machines while ranks run: failed, lost and silent
+machines."""
 
 from __future__ import annotations
 
@@ -26,45 +26,42 @@ if TYPE_CHECKING:
 
 PING_S = 1.0
 LATE_S = 2.5 * PING_S
-STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped a little later than the answers
-# counts at most between two turns: when this supervisor was stopped itself, the others were not
+STILL_S = SILENT_S - 2 * PING_S  # the ranks may have stopped slightly later than the answers
+# counted at most between two turns: while this supervisor was stopped itself, the others were not
 # silent
 TURN_S = 1.0
-SETTLE_S = 6.0  # longer than the other ranks get for their last words (training.launcher.timeouts)
+SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.timeouts)
 PAUSE_S = 0.05
-SAY_AFTER_S, SAY_EVERY_S = 5.0, 30.0
+REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
-UNREACHABLE = "no answer of its supervisor; the network between the machines, or the machine itself"
-FROZEN = (
-    "the machine answers, its supervisor does not: it is stopped, or waits for its terminal or disk"
-)
-# what may be a file's name, or be shown, though it comes from a network
+UNREACHABLE = "no answer from its supervisor: the network or the machine is down"
+FROZEN = "the machine answers, its supervisor does not: stopped, or blocked by its terminal or disk"
+# allowed in names that come from a network: safe as a file name and on a terminal
 NAME = set(string.ascii_letters + string.digits + "._-")
 
 
 @dataclass(frozen=True)
 class LostPeer:
-    """Another machine that is not there any more."""
+    """A machine that has disconnected or is silent."""
 
     node: int
     kind: PeerKind
     cause: str
-    text: str  # who and why
+    text: str  # machine and reason
 
 
 class PeerLink(ABC):
-    """One machine's end of the talk. `failed`: what another machine says of its failure, if one
-    does."""
+    """One machine's end of the connections. `failed`: the failure record of another machine, if it
+    has sent one."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
         self.wires: dict[int, JsonSocket] = {}  # by node
         self.failed: FailureRecord | None = None
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
-        # on another node than the first: the exit code where node 0 was asked to stop after a
-        # failure
+        # on a node other than 0: the exit code where node 0 was asked to stop after a failure
         self.stopped = 0
-        self._names: dict[int, str] = {}  # of nodes, for people
+        self._names: dict[int, str] = {}  # by node, with address and host
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
         self._warned: set[int] = set()
@@ -75,19 +72,19 @@ class PeerLink(ABC):
 
     @abstractmethod
     def gather(self, seconds: float) -> None:
-        """Meet all the others. Raises UserError after so many seconds."""
+        """Connect to all other machines. Raises UserError after `seconds`."""
 
     @abstractmethod
     def go(self) -> LocalRanks:
-        """When everybody is ready: the ranks of this machine. Raises UserError when a node has
-        left."""
+        """Wait until all machines are ready; the ranks of this machine. Raises UserError when a
+        node has disconnected."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
-        """After a failure: what all machines do next. Node 0 brings it (None: nothing more), the
-        others get it; with an order all of them prepare what it says, and `go()` again. Without it
-        node 0 has decided for an end, or is gone; `stopped`: the exit code where somebody has asked
-        node 0 to stop."""
+        """After a failure: the next order for all machines. Node 0 provides it (None: the run
+        ends), the others receive it; with an order all of them apply it and `go()` again. Without
+        one, node 0 has ended the run or is lost; `stopped`: the exit code where node 0 was asked to
+        stop."""
 
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
@@ -98,13 +95,13 @@ class PeerLink(ABC):
         return self._names.get(node, f"node {node}")
 
     def there(self, node: int) -> bool:
-        """Can it still be asked?"""
+        """Is it connected and responsive?"""
         return (
             node in self.wires and node not in self._silent and self.wires[node].quiet_s <= SILENT_S
         )
 
     def missing(self) -> str:
-        """Names of those that can not."""
+        """Names of the machines that are not."""
         return ", ".join(self.name(node) for node in sorted(self._names) if not self.there(node))
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
@@ -114,17 +111,17 @@ class PeerLink(ABC):
             f"node {node} ({address}{f', {shown}' if shown else ''})",
         )
 
-    def tell(self, message: Message) -> None:
-        """To everybody; who is gone is not told, and is found by reading."""
+    def send_all(self, message: Message) -> None:
+        """Send to all; a lost connection is reported by the next read."""
         for wire in self.wires.values():
             with contextlib.suppress(ConnectionLost):
                 wire.send(message)
 
     def watch(self, still_s: float) -> list[LostPeer]:
-        """Once a turn of the loop while ranks run: pings when it is time, and gives the nodes that
-        have just been found silent, each once. `still_s`: for that long all ranks of this machine
-        have waited for others. A frozen supervisor on a machine that can be reached ends nothing as
-        long as they do not: its ranks train. A warning says so."""
+        """Called once a turn of the loop while ranks run: send pings when due, return the nodes
+        that have just become silent, each once. `still_s`: for how long all ranks of this machine
+        have waited for others. A frozen supervisor on a reachable machine ends nothing before that:
+        its ranks may be training. It is only warned about."""
         now = time.monotonic()
         passed, self._turned = min(now - self._turned, TURN_S), now
         due = now - self._pinged > PING_S
@@ -145,20 +142,20 @@ class PeerLink(ABC):
                 found.append(self._silence(node, wire, wire.unreachable))
             elif node not in self._warned:
                 self._warned.add(node)
-                log.warning(f"{self._silence(node, wire, False).text}; the ranks go on")
+                log.warning(f"{self._silence(node, wire, False).text}; the ranks continue")
         return found
 
     def overdue(self) -> LostPeer | None:
-        """A node that does not answer as it should, though it is too early to give it up: ranks
-        that wait for others, or have lost them, may have to do with that."""
+        """A node that answers late, though too early to count as lost: ranks that wait for others,
+        or have lost them, may be affected by it."""
         node, wire = max(self.wires.items(), key=lambda item: item[1].quiet_s, default=(0, None))
         if wire is None or wire.quiet_s <= LATE_S:
             return None
         return self._silence(node, wire, wire.unreachable)
 
     def settle(self, own: FailureRecord) -> FailureRecord:
-        """The failure that every machine shows: of the machine where it began, as far as that can
-        still say."""
+        """The failure record for all machines: that of the machine where the failure began, if it
+        can still send it."""
         guilty = (own["rank"] is not None and not own["victim"]) or own["kind"] == ASKED
         last = time.monotonic()
         end = last + SETTLE_S
@@ -179,39 +176,40 @@ class PeerLink(ABC):
             for wire in self.wires.values():
                 wire.quiet_s += passed
         if self.failed or guilty or self._sure(own):
-            self.tell({"record": self.failed or own})  # the other machines know only us
+            # the other machines are connected to node 0 alone
+            self.send_all({"record": self.failed or own})
         return self.failed or own
 
     def _sure(self, own: FailureRecord) -> bool:
-        """Is the fault another machine, which will say nothing more? A silent one only when it has
-        been silent for long enough."""
+        """Is the cause a machine that will send nothing more? A silent one only once it is
+        missing."""
         return own["kind"] == GONE or (own["kind"] == SILENT and bool(self.missing()))
 
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()
 
     def keep(self, node: int, messages: list[Message]) -> None:
-        """They are for what this machine does next: the next `read()` returns them again, first."""
+        """Keep messages for a later step: the next `read()` returns them first."""
         if messages:
             self._kept[node] = messages + self._kept.get(node, [])
 
     def read(self, node: int) -> list[Message]:
-        """What this node has sent; and {"gone": Lost} of ours when its line is broken."""
+        """Messages of a node; {"gone": LostPeer}, made here, when its connection is broken."""
         wire, kept = self.wires[node], self._kept.pop(node, [])
         try:
             return kept + wire.arrived()
         except ConnectionLost as broken:
-            if kept:  # the next call finds the end again
+            if kept:  # the next call detects the broken connection again
                 return kept
             self.lost(node)
             if broken.silent:
                 self._silent.add(node)
                 return [{"gone": self._silence(node, wire, True)}]
-            gone = LostPeer(node, GONE, PEER_DIED, f"{self.name(node)} is gone: {broken}")
+            gone = LostPeer(node, GONE, PEER_DIED, f"{self.name(node)} is lost: {broken}")
             return [{"gone": gone}]
 
     def _silence(self, node: int, wire: JsonSocket, unreachable: bool) -> LostPeer:
-        # the kernel has found it
+        # detected by the kernel
         seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)
         text = (
             f"{self.name(node)} silent for {seconds:.0f} s: "
@@ -220,7 +218,7 @@ class PeerLink(ABC):
         return LostPeer(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
 
     def _fresh(self) -> None:
-        """Before the ranks start, for the first time or again."""
+        """Reset the state before ranks start, for the first time or again."""
         self.failed = None
         self._turned = self._pinged = time.monotonic()
         self._silent.clear()
@@ -230,23 +228,23 @@ class PeerLink(ABC):
 
 
 def is_order(message: Message) -> bool:
-    """Node 0's decision after a failure, which may arrive before this machine has noticed that all
-    its ranks are gone."""
+    """An order of node 0 after a failure, which may arrive before this machine has noticed that all
+    its ranks have ended."""
     return "again" in message or "over" in message
 
 
 class Waiting:
-    """Says after some seconds, and then now and then, what is waited for."""
+    """Reports after some seconds, and then repeatedly, what is being waited for."""
 
     def __init__(self) -> None:
-        self._started, self._said = time.monotonic(), 0.0
+        self._started, self._reported_s = time.monotonic(), 0.0
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def say(self, what: str, why: str = "", level: Callable[[str], None] = log.warning) -> None:
+    def report(self, what: str, why: str = "", level: Callable[[str], None] = log.warning) -> None:
         waited = self.seconds
-        if waited - self._said > (SAY_EVERY_S if self._said else SAY_AFTER_S):
-            self._said = waited
-            level(f"waiting for {what} since {waited:.0f} s{f': {why}' if why else ''}")
+        if waited - self._reported_s > (REPORT_EVERY_S if self._reported_s else REPORT_AFTER_S):
+            self._reported_s = waited
+            level(f"waiting for {what} ({waited:.0f} s){f': {why}' if why else ''}")

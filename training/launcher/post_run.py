@@ -1,5 +1,5 @@
-"""After a run: its report, and the command that tells somebody (`--notify`). Neither changes how
-the run has ended."""
+"""After a run: the report and the notification command (`--notify`). Neither changes the exit
+code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.core.errors import Exit
-from training.core.project import ROOT
+from training.core.project import ROOT, typed
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
 from training.launcher.stop_signals import StopSignals
@@ -21,24 +21,25 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import NotificationRecord
 
 REPORT_S, NOTIFY_S = 60.0, 30.0
-PREEMPTED_S = 10.0  # for the report: who preempts does not wait long
+PREEMPTED_S = 10.0  # for the report: a preempted job has little time
 NICE = 5
 SHELL = "/bin/sh"
 
 
 class PostRun:
-    """Of one launch; for the process that has started the run: the supervisor of the first machine,
-    or rank 0 without one."""
+    """For one launch, in the process that started the run: the supervisor of the first machine, or
+    rank 0 without one."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan) -> None:
-        self.run, self.plan, self._wishes, self._reported = run, plan, StopSignals(), False
+        self.run, self.plan, self._signals, self._reported = run, plan, StopSignals(), False
         self.begun = (
-            False  # the data is accepted; before it the run directory knows nothing of this launch
+            # the data is accepted; before that the run directory has no records of this launch
+            False
         )
 
     def report(self, code: int) -> bool:
-        """Make report.html, once: has this call made it? A warning when it does not work. That of
-        an earlier start stays until then."""
+        """Write report.html, once: has this call written it? A failure is a warning. The report of
+        an earlier start is kept until then."""
         if self._reported or not os.access(self.run.path, os.W_OK):
             return False
         self._reported = True
@@ -52,24 +53,24 @@ class PostRun:
             str(self.run.path),
         ]
         limit_s = PREEMPTED_S if code == Exit.PREEMPTED else REPORT_S
-        wrong, said = hook_runner.run(
+        error, output = hook_runner.run(
             [*command, "--quiet"],
             spawn.clean_environment(ours=True),
             b"",
             limit_s,
-            self._wishes,
+            self._signals,
             nice=NICE,
         )
-        if wrong:
+        if error:
             log.warning(
-                f"no report was made: {_with_last_line(wrong, said)}\n    try: "
-                f"{shlex.join(command)}"
+                f"no report was written: {_with_reason(error, output)}\n    try: "
+                + typed(f"./duet report {shlex.quote(str(self.run.path))}")
             )
             self._forget_old()
-        return not wrong
+        return not error
 
     def _empty(self) -> bool:
-        """Was the run stopped before its first step? There is nothing to show."""
+        """Was the run stopped before its first step, with nothing to show?"""
         asked = (rundir.read_json(self.run.failure) or {}).get("kind") == rundir.ASKED
         return asked and not self.plan.get("script") and not self.run.metrics.exists()
 
@@ -78,10 +79,9 @@ class PostRun:
             self.run.report.unlink(missing_ok=True)
 
     def close(self, code: int, why: str = "") -> None:
-        """The run has ended with this status, and the user has been told, except where the report
-        is that the summary does not name. `why`: what he was told where no rank has ended the
-        run."""
-        with self._wishes:  # from here on nothing can change the status
+        """Write the report and send the notification, after the end of the run has been logged.
+        `why`: the text shown to the user where no rank has ended the run."""
+        with self._signals:  # from here on nothing can change the status
             if self.begun and self.report(code):
                 log.info(f"report: {self.run.report}")
             if command := self.plan["config"].get("notify"):
@@ -91,7 +91,7 @@ class PostRun:
                 )
 
     def _notify(self, command: str, facts: NotificationRecord) -> None:
-        told = {
+        variables = {
             "DUET_STATUS": facts["status"],
             "DUET_EXIT_CODE": str(facts["exit_code"]),
             "DUET_RUN_NAME": facts["name"],
@@ -101,20 +101,23 @@ class PostRun:
             "DUET_REPORT": facts["report"] or "",
         }
         given = (json.dumps(facts, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-        # What happened comes as data only: nothing of it is ever part of a command line.
-        wrong, said = hook_runner.run(
+        # Facts are passed as data only: they are never part of a command line.
+        error, output = hook_runner.run(
             [SHELL, "-c", command],
-            spawn.clean_environment(ours=False) | told,
+            spawn.clean_environment(ours=False) | variables,
             given,
             NOTIFY_S,
-            self._wishes,
+            self._signals,
         )
-        for line in said.splitlines():
+        for line in output.splitlines():
             log.to_log(f"notify: {masked(line)}\n")
-        if wrong:
-            log.warning(f"--notify has failed: {_with_last_line(wrong, said)}")
+        if error:
+            log.warning(f"--notify failed: {_with_reason(error, output)}")
 
 
-def _with_last_line(wrong: str, said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return f"{wrong}: {masked(lines[-1])[:200]}" if lines else wrong
+def _with_reason(error: str, output: str) -> str:
+    """The first problem that the program reports, else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    problem = next((line.partition("[ERROR] ")[2] for line in lines if "[ERROR] " in line), "")
+    problem = " ".join(problem.split()[2:])  # without date and time
+    return f"{error}: {masked(problem or lines[-1])[:200]}" if lines else error

@@ -1,4 +1,4 @@
-"""Marks the processes of a launch, and has them ended should the supervisor be killed."""
+"""Marks the processes of a launch; kills them if the supervisor is killed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import suppress
 from training.core.project import ROOT
 from training.host import process
 
-LEAVES_S = 5.0  # it has nothing to do but to look once for what the run has left
+LEAVES_S = 5.0  # its only work is one search for leftover processes
 
 
 class Guardian:
-    """While it is entered, lib/guardian.py waits for this process to die. Gives the token that
-    every process of the launch gets (training.host.process)."""
+    """While entered, lib/guardian.py waits for this process to die. Returns the token that every
+    process of the launch carries (training.host.process)."""
 
     def __enter__(self) -> str:
         token = self._token = secrets.token_hex(16)
-        # the writing end is inherited by nobody: it closes with this process
+        # the writing end is not inherited: it closes with this process
         reader, self._writer = os.pipe()
         try:
             self._popen = subprocess.Popen(
@@ -38,7 +38,7 @@ class Guardian:
         return token
 
     def __exit__(self, *failure: object) -> None:
-        """Bounded: a guardian that is stopped (SIGSTOP) is continued, one that does not leave is
+        """Bounded: a guardian that is stopped (SIGSTOP) is continued; one that does not exit is
         killed, and its work is done here."""
         os.close(self._writer)
         self._popen.send_signal(signal.SIGCONT)
@@ -46,7 +46,7 @@ class Guardian:
             self._popen.wait(LEAVES_S)
             return
         self._popen.kill()
-        # blocked in the kernel: it ends when that lets it go
+        # blocked in the kernel: it exits when the kernel lets it
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(LEAVES_S)
         process.sweep(self._token)

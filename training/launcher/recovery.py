@@ -1,5 +1,5 @@
-"""After a failure: what helps (training.launcher.recovery_policy) is done, said and noted; the
-ranks start from the last checkpoint that was verified."""
+"""Recovery after a failure: apply and record what training.launcher.recovery_policy decides, and
+restart from the last verified checkpoint."""
 
 from __future__ import annotations
 
@@ -37,31 +37,32 @@ SHOWN = 3  # failures in the last line
 
 
 class Recovery:
-    """Of one launch. `wanted`: where signals are noted that come between two attempts; without it,
-    in a pause only."""
+    """For one launch. `signals`: stop signals between two attempts; without it they are noticed in
+    a pause only."""
 
-    def __init__(self, run: rundir.RunDir, plan: Plan, wanted: StopSignals | None = None) -> None:
-        self.run, self.plan, self._wishes = run, plan, wanted or StopSignals()
+    def __init__(self, run: rundir.RunDir, plan: Plan, signals: StopSignals | None = None) -> None:
+        self.run, self.plan, self._signals = run, plan, signals or StopSignals()
         self.restarts: list[RestartFacts] = []  # as in events.jsonl
         self.stopped: Exit | None = None  # asked to stop between two attempts
-        self.given_up = ""  # why the last failure is the end, where restarts were asked for
+        # why the last failure was not followed by a restart, where restarts were requested
+        self.given_up = ""
         self._failures: list[Failure] = []
         self._failed_at = 0.0
-        self._waits = False  # for the first step after a restart
+        self._waits = False  # waits for the first step after a restart
         self._attempt = 1
         os.environ[ATTEMPT] = "1"
 
     def again(self, record: FailureRecord, outcome: Outcome) -> bool:
-        """On one machine: shall the ranks be started again? Then the plan (in place, and its file)
-        is the one to start with."""
+        """On one machine: are the ranks to be started again? If so, the plan (in place, and its
+        file) is updated for the next start."""
         chosen = self.choose(record, outcome)
         if chosen is not None:
             self.begin(chosen)
         return chosen is not None
 
     def choose(self, record: FailureRecord, outcome: Outcome, missing: str = "") -> Restart | None:
-        """What is done about a failure, said; None: that was the end (`stopped`: since somebody has
-        asked to stop). `missing`: machines that can not take part."""
+        """The restart after a failure, logged; None: the run ends (`stopped`: because of a stop
+        signal). `missing`: machines that cannot take part."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure = self._failure(record)
@@ -71,11 +72,11 @@ class Recovery:
         if isinstance(chosen, Restart) and outcome.blocked:
             chosen = GiveUp(outcome.blocked)
         if isinstance(chosen, Restart) and missing:
-            chosen = GiveUp(f"{missing} can not be reached any more")
+            chosen = GiveUp(f"{missing} cannot be reached")
         if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
             chosen = GiveUp(
-                f"{apart} can not see the checkpoints: several machines start again on a common "
-                f"disk only"
+                f"{apart} cannot read the checkpoints: a restart on several machines needs a "
+                f"shared disk"
             )
         if isinstance(chosen, GiveUp):
             if chosen.reason:
@@ -85,17 +86,17 @@ class Recovery:
                 self.run.event("given_up", text=self.given_up)
             return None
         self._failures.append(replace(failure, changed=bool(chosen.changes)))
-        self._say(record, failure, chosen)
+        self._report(record, failure, chosen)
         return None if self.asked_to_stop(chosen.pause_s) else chosen
 
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
-        """Between two attempts: has somebody asked, or does so within so many seconds? Then that is
-        the end (`stopped`), and said."""
-        with self._wishes:
-            number = self._wishes.wait(pause_s)
+        """Between two attempts: has a stop signal arrived, or does one within `pause_s`? Then the
+        run ends (`stopped`), and that is logged."""
+        with self._signals:
+            number = self._signals.wait(pause_s)
         if number is None:
             return False
-        self.run.failure.unlink(missing_ok=True)  # it is not why the run ended
+        self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
         self.stopped = stop_signals.code(number)
         text = (
             f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is "
@@ -105,12 +106,11 @@ class Recovery:
         return True
 
     def _saved(self) -> int:
-        """The step of the newest checkpoint."""
+        """Step of the newest checkpoint."""
         return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
     def _nodes_apart(self) -> str:
-        """Other machines that have not left their plan beside ours, since their disk is another
-        one."""
+        """Machines whose plan is not next to this one's: they have another disk."""
         plans = {
             n: rundir.read_json(rundir.RunDir(self.run.path, n).own_plan)
             for n in range(1, self.plan["place"]["nnodes"])
@@ -129,22 +129,24 @@ class Recovery:
         self._note(self._failures[-1], changes)
 
     def follow(self, order: Message, record: FailureRecord) -> None:
-        """On another machine than node 0: what that has decided. It comes from a network, so only
-        what may change is changed."""
+        """On a node other than 0: apply the order of node 0. It comes from a network: only fields
+        that may change are changed."""
         self._change(
             {name: order["changes"][name] for name in CURES if name in order["changes"]},
             str(order["why"]),
         )
-        log.warning(f"{_told(record)}; restarting with the other machines from the last checkpoint")
+        log.warning(
+            f"{_headline(record)}; restarting with the other machines from the last checkpoint"
+        )
 
     def _change(self, changes: FieldValues, why: str) -> None:
-        """The plan of this machine, in place and in its files, becomes that of the next attempt."""
+        """Update the plan of this machine, in place and in its files, for the next attempt."""
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
         self.run.failure.unlink(missing_ok=True)
         if changes:
             self.plan.update(changed_plan(self.plan, changes, why))
-            # that of node 0, where all machines have the same disk
+            # that of node 0, where all machines share a disk
             seen = run_reader.read_plan(self.run.plan) or self.plan
             for path in (
                 {self.run.own_plan, self.run.plan}
@@ -160,23 +162,22 @@ class Recovery:
             record["kind"],
             record["rank"],
             record["status"],
-            max(record["step"], saved),  # a rank that had not begun a step stands at the checkpoint
+            max(record["step"], saved),  # a rank that had not begun a step is at the checkpoint
             saved,
             record["phase"] or "",
             record["summary"],
         )
 
-    def _say(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
-        """What has failed and what is done about it, in one message; failure.json has the card,
-        which then does not advise otherwise."""
+    def _report(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
+        """Log the failure and the restart in one message; failure.json gets it as its advice."""
         count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
         origin = f"step {failure.saved}" if failure.saved else "the beginning"
         pause = f" in {chosen.pause_s:g} s" if chosen.pause_s else ""
-        changes = f", with {chosen.says}" if chosen.says else ""
+        changes = f", with {chosen.label}" if chosen.label else ""
         text = f"restarting from {origin}{count}{pause}, {_steps(failure.lost)} lost{changes}"
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
-        log.warning(f"{_told(record)}; {text}")
+        log.warning(f"{_headline(record)}; {text}")
 
     def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
@@ -190,14 +191,14 @@ class Recovery:
             "steps_lost": failure.lost,
             "seconds_lost": time.time() - self._failed_at,
             "changes": changes,
-            "text": ", ".join([f"{failure}: started again from step {failure.saved}", *changed]),
+            "text": ", ".join([f"{failure}: restarted from step {failure.saved}", *changed]),
         }
         self.run.event("restart", **facts)
         self.restarts.append(facts)
         self._waits = True
 
     def look(self) -> None:
-        """Called now and then while ranks run: notes when they train again after a restart."""
+        """Called repeatedly while ranks run: records when they train again after a restart."""
         beat = heartbeat.read(self.run.heartbeat(0)) if self._waits else None
         if (
             beat is None
@@ -207,12 +208,12 @@ class Recovery:
             return
         self._waits = False
         seconds = beat.wall_time - self._failed_at
-        log.info(f"training again, {seconds:.1f} s after the failure")
+        log.info(f"training resumed {seconds:.1f} s after the failure")
         self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
 
     def finish(self) -> str:
-        """After the last attempt: what the end of the run says of restarts, and summary.json keeps;
-        '' without any."""
+        """After the last attempt: a summary of the restarts, which summary.json keeps too; ''
+        without any."""
         self.look()
         if not self.restarts:
             return ""
@@ -228,8 +229,8 @@ class Recovery:
         )
 
 
-def _told(record: FailureRecord) -> str:
-    """A failure in a line: who, what, in which phase, where."""
+def _headline(record: FailureRecord) -> str:
+    """A failure in one line: rank, phase, cause, place."""
     node = f"node {record['node']}" if "node" in record else ""
     who = (
         ""

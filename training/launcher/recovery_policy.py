@@ -1,9 +1,9 @@
-"""What helps against a failure: the same again, a smaller batch, fewer workers, or nothing. A
-failure of the machine may pass; one of the code comes back.
+"""Remedy for a failure: the same plan again, a smaller batch, fewer workers, or none. Machine
+failures may pass; code errors recur.
 
-`retries` bounds the restarts in a row that neither make progress nor change anything: a long run
-with one network failure a week goes on for ever, one that fails twice at the same step ends. A
-batch or a number of workers only gets smaller, so those end by themselves.
+`retries` bounds the consecutive restarts that neither make progress nor change the plan: a long run
+with one network failure a week continues for ever, one that fails twice at the same step ends.
+Batch and number of workers only decrease, so those restarts end by themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
-PAUSES_S = (1.0, 5.0, 15.0)  # before restarts in a row after failures of the network
+PAUSES_S = (1.0, 5.0, 15.0)  # before consecutive restarts after network failures
 # fields that a remedy may change
 CURES = (
     "device_batch_size",
@@ -38,17 +38,18 @@ CURES = (
     "persistent_workers",
 )
 OOM = "gpu_oom"
-BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}  # the summary tells more than these
+# the summary is more specific than these
+BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}
 WORKER = {"dataloader_worker_died", "shm_too_small"}
-# What never passes, and why.
+# Causes that a restart cannot remove, and why.
 NEVER = {
-    "nan_loss": "the same data would give the same loss again",
-    "ddp_params_mismatch": "the ranks' parameters differ, which a restart does not explain",
-    "cuda_device_assert": "an error of the code comes back",
-    "gpu_hardware": "a broken GPU stays broken",
+    "nan_loss": "the same data would give the same loss",
+    "ddp_params_mismatch": "parameters that differ between ranks need an explanation first",
+    "cuda_device_assert": "a code error recurs",
+    "gpu_hardware": "a faulty GPU stays faulty",
     "disk_full": "a full disk stays full",
-    "config_error": "the ranks would refuse it again",
-    "host_oom_killed": "the same program would need the same memory again",
+    "config_error": "the ranks would reject it again",
+    "host_oom_killed": "the same program would need the same memory",
 }
 
 
@@ -60,11 +61,11 @@ class Failure:
     kind: FailureKind
     rank: int | None
     status: int
-    step: int  # that had been begun
+    step: int  # that had been started
     saved: int  # step of the newest checkpoint
     phase: str
     summary: str
-    changed: bool = False  # something was changed after it
+    changed: bool = False  # the plan was changed after it
 
     def same(self, other: Failure) -> bool:
         return (self.cause, self.kind, self.rank, self.status, self.step) == (
@@ -77,7 +78,7 @@ class Failure:
 
     @property
     def lost(self) -> int:
-        """Steps that are trained once more; one that had only been begun counts."""
+        """Steps to repeat; one that was only started counts."""
         return self.step - self.saved
 
     def __str__(self) -> str:
@@ -86,31 +87,31 @@ class Failure:
 
 @dataclass(frozen=True)
 class Restart:
-    """`number`: of restarts in a row, 0 for one that does not count. `changes`: fields of the
-    configuration with their new values; `why` in the plan, `says` on the console."""
+    """`number`: of consecutive restarts, 0 for one that does not count. `changes`: fields of the
+    configuration with their new values; `why` for the plan, `label` for the console."""
 
     number: int
     changes: FieldValues = field(default_factory=dict)
     why: str = ""
-    says: str = ""
+    label: str = ""
     pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """'' where there is nothing to say: nobody wanted a restart."""
+    """`reason` is '' where no restart was requested."""
 
     reason: str
 
 
 def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart | GiveUp:
-    """`before`: the earlier failures of this start, first one first."""
+    """`before`: earlier failures of this start, oldest first."""
     retries = plan["retries"]["value"]
     if not retries:
         return GiveUp("")
     if failure.kind == ASKED:
         return GiveUp("")
-    # whom the kernel killed may find more room at the next try
+    # a rank that the kernel killed may find more memory at the next attempt
     if failure.cause in NEVER and -failure.status != signal.SIGKILL:
         return GiveUp(NEVER[failure.cause])
     row = _row([*before, failure])[:-1]
@@ -118,19 +119,19 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if cured:
         return cured
     if failure.kind == DIED and failure.status >= 0:
-        return GiveUp(f"what leaves by itself does it again ({failure.summary})")
+        return GiveUp(f"a rank that exits by itself would exit again ({failure.summary})")
     killed = failure.kind == DIED and -failure.status in SIGNALS
     hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
     if not (killed or hang or failure.cause in NETWORK or failure.cause in WORKER):
-        return GiveUp("an error of the code comes back")
+        return GiveUp("a code error recurs")
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if any(failure.same(earlier) for earlier in same_plan):
-        return GiveUp(f"the second failure at step {failure.step}")
+        return GiveUp(f"second failure at step {failure.step}")
     number = 1 + sum(not f.changed for f in row)
     if number > retries:
         s = "s" if retries > 1 else ""
         return GiveUp(
-            f"{retries} restart{s} in a row brought no progress (retries is {retries}: "
+            f"{retries} consecutive restart{s} made no progress (retries is {retries}: "
             f"{plan['retries']['reason']})"
         )
     network = sum(f.cause in NETWORK for f in row)
@@ -141,8 +142,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
 
 
 def _row(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """The last ones without progress between them: none has left a checkpoint where the one before
-    had failed, or later."""
+    """The last failures without progress between them: none has left a checkpoint at or after the
+    step where the one before had failed."""
     first = 0
     for i, (one, then) in enumerate(itertools.pairwise(failures)):
         if then.saved > one.saved and then.saved >= one.step:
@@ -156,21 +157,20 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        return GiveUp(f"device_batch_size is {now} already: try {tasks.spec_of(plan).lighter}")
+        return GiveUp(f"device_batch_size is already {now}: try {tasks.spec_of(plan).lighter}")
     who, unit = (
         "a rank" if failure.rank is None else f"rank {failure.rank}",
         tasks.task_of(plan)["unit"],
     )
-    says = (
+    label = (
         f"device_batch_size {now} → {size}, the same {total} {unit} per step with "
         f"{now / size:g} × accumulation"
     )
-    return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", says)
+    return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", label)
 
 
 def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Restart | None:
-    """After the second failure of the data loader: a worker that was killed, or that nothing comes
-    from."""
+    """After the second failure of the data loader: a worker that was killed or delivers nothing."""
     workers = plan["config"]["num_workers"]
     if not workers or not _of_loader(failure) or not any(_of_loader(f) for f in row):
         return None
@@ -180,9 +180,9 @@ def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Rest
         f"the data loader of rank {failure.rank} failed with {workers} "
         f"worker{'s' if workers > 1 else ''}"
     )
-    says = f"num_workers {workers} → {fewer}, since the data loader has failed again"
+    label = f"num_workers {workers} → {fewer}: the data loader failed again"
     return Restart(
-        0, changes, why, says if fewer else f"{says}; the ranks read the data themselves"
+        0, changes, why, label if fewer else f"{label}; the ranks load the data themselves"
     )
 
 
@@ -196,7 +196,7 @@ def _of_loader(failure: Failure) -> bool:
 
 
 def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
-    """The plan with these fields changed, and with what follows from them."""
+    """The plan with these fields changed, and every value that depends on them."""
     config = plan["config"] | changes
     plan = plan | {
         "config": config,
@@ -205,7 +205,7 @@ def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     if "device_batch_size" in changes:
         size, old = changes["device_batch_size"], plan["batch"]
         split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
-        assert split, "batch.smaller() gives divisors only"
+        assert split, "batch.smaller() returns divisors only"
         plan |= {
             "batch": split.record(),
             "device_batch_size": decisions.Decision(size, why).record(),

@@ -1,10 +1,10 @@
-"""Several machines find each other before any rank starts, and their supervisors keep a line until
-the end.
+"""Rendezvous of several machines before any rank starts; their supervisors stay connected until the
+end.
 
-Node 0 listens at the meeting point. Another node asks it for the run's name, with what it is going
-to do itself (`ask`), makes its part of the run directory, joins, prepares its data, says that it is
-ready; when all are, everybody goes. From then on a node says at once when one of its ranks has
-failed, and a line that breaks is a node that is gone (training.launcher.peer_link).
+Node 0 listens at the master address. Another node asks it for the run's name and submits its own
+settings (`ask`), makes its part of the run directory, joins, prepares its data and reports that it
+is ready; when all are, node 0 sends `go`. From then on a node reports a failed rank at once, and a
+broken connection means a lost node (training.launcher.peer_link).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 PROTOCOL = 3
-ANSWER_S = 2.0  # a stranger on the port does not answer at all
+ANSWER_S = 2.0  # another program on the port does not answer at all
 RETRY_S = 0.25
-FIREWALL = "a firewall between the machines must let this port through"
+FIREWALL = "open this port in the firewall between the machines"
 
 
 def facts(plan: Plan) -> Message:
-    """What must be the same on every machine."""
+    """Settings that must be the same on every machine."""
     own = {
         name: value
         for name, value in plan["config"].items()
@@ -50,11 +50,11 @@ def facts(plan: Plan) -> Message:
     return own | script | counts | {"torch": plan["torch"]}
 
 
-def differences(theirs: Message, ours: Message, node: int) -> list[str]:
+def differences(theirs: Message, own: Message, node: int) -> list[str]:
     return [
-        f"{name} is {theirs.get(name)!r} on node {node}, but {ours.get(name)!r} on node 0"
-        for name in sorted({*theirs, *ours})
-        if theirs.get(name) != ours.get(name)
+        f"{name} is {theirs.get(name)!r} on node {node}, but {own.get(name)!r} on node 0"
+        for name in sorted({*theirs, *own})
+        if theirs.get(name) != own.get(name)
     ]
 
 
@@ -70,8 +70,8 @@ class Coordinator(PeerLink):
         self._ready: set[int] = set()
         if self.port != wanted:
             log.warning(
-                f"port {wanted} is taken by {ports.owner(wanted)}; meeting at {self.port}, the "
-                f"others find it"
+                f"port {wanted} is in use by {ports.owner(wanted)}; using {self.port}, which the "
+                f"other machines find"
             )
 
     def _listen(self) -> None:
@@ -87,7 +87,9 @@ class Coordinator(PeerLink):
         while missing := [n for n in range(1, self.place.nnodes) if n not in self.wires]:
             names = f"node {', '.join(map(str, missing))} of {self.place.nnodes}"
             if waiting.seconds > seconds:
-                text = f"{names} did not come to {at} within {seconds:g} s (--rendezvous_timeout)"
+                text = (
+                    f"{names} did not connect to {at} within {seconds:g} s (--rendezvous_timeout)"
+                )
                 fixes = [
                     f"on that machine: the same command with --node_rank={missing[0]} "
                     f"--master_addr={self.place.master_addr}"
@@ -95,17 +97,17 @@ class Coordinator(PeerLink):
                 raise UserError(
                     Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES
                 )
-            waiting.say(f"{names} at {at}")
+            waiting.report(f"{names} at {at}")
             self.store.settimeout(RETRY_S)
             with contextlib.suppress(TimeoutError):
                 connection, peer = self.store.accept()
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
-                if why := self._hear(node):
-                    log.warning(f"{why}; it may come again")
+                if why := self._read_ready(node):
+                    log.warning(f"{why}; it may reconnect")
 
-    def _hear(self, node: int) -> str:
-        """Is this node ready? Says why when it is gone."""
+    def _read_ready(self, node: int) -> str:
+        """Record whether this node is ready; the reason when it is lost."""
         for message in self.read(node):
             if isinstance(message.get("gone"), LostPeer):
                 self._ready.discard(node)
@@ -115,65 +117,66 @@ class Coordinator(PeerLink):
         return ""
 
     def _greet(self, wire: JsonSocket, peer: str) -> None:
-        """Answer one that comes: a question, or a node that joins."""
+        """Answer a new connection: a question, or a node that joins."""
         try:
             message = wire.receive(ANSWER_S)
             node = message.get("node")
             refused = self._refusal(message, node)
             if refused:
-                log.warning(f"refused: {peer}, which says it is node {node}: {'; '.join(refused)}")
+                log.warning(f"refused {peer} as node {node}: {'; '.join(refused)}")
                 wire.send({"refused": refused})
             elif message["want"] == "join" and isinstance(node, int):
                 if node in self.wires:
-                    self.lost(node)  # it has been started again
+                    self.lost(node)  # it has been restarted
                 self._ready.discard(node)
                 wire.send({"joined": True, "host": socket.gethostname()})
                 self.met(node, wire, peer, message.get("host"))
-                log.info(f"node {node} is here{self.name(node).removeprefix(f'node {node}')}")
+                log.info(f"node {node} has joined{self.name(node).removeprefix(f'node {node}')}")
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
-        except (ConnectionLost, TimeoutError):  # a scanner, or one that gave up: it may come again
+        # a port scanner, or a node that timed out and may reconnect
+        except (ConnectionLost, TimeoutError):
             pass
         wire.close()
 
     def _refusal(self, message: Message, node: object) -> list[str]:
         if message.get("duet") != PROTOCOL:
-            return ["it speaks another version of the launcher"]
+            return ["its launcher has another protocol version"]
         if not isinstance(node, int) or not 0 < node < self.place.nnodes:
-            return [f"node_rank {node}: 1 to {self.place.nnodes - 1} are awaited here"]
+            return [f"node_rank {node} is invalid: expected 1 to {self.place.nnodes - 1}"]
         if message.get("want") == "join":
             return (
                 []
                 if message.get("launch") == self.plan["launch"]
-                else ["it belongs to another start"]
+                else ["it belongs to another launch"]
             )
-        told = message.get("facts")
+        settings = message.get("facts")
         return (
-            differences(told, facts(self.plan), node)
-            if isinstance(told, dict)
-            else ["it says nothing of its plan"]
+            differences(settings, facts(self.plan), node)
+            if isinstance(settings, dict)
+            else ["it sent no settings"]
         )
 
     def go(self) -> LocalRanks:
         waiting = Waiting()
         while missing := [n for n in range(1, self.place.nnodes) if n not in self._ready]:
-            waiting.say(f"{', '.join(map(self.name, missing))} to be ready", level=log.info)
+            waiting.report(f"{', '.join(map(self.name, missing))} to be ready", level=log.info)
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
-                if why := self._hear(node):
-                    self.tell({"left": why})
+                if why := self._read_ready(node):
+                    self.send_all({"left": why})
                     raise UserError(
                         Problem("nodes.lost_before_start", f"before the start: {why}"),
                         Exit.RESOURCES,
                     )
-        if self.store.fileno() < 0:  # the ranks of the attempt before had it
+        if self.store.fileno() < 0:  # the ranks of the last attempt used it
             self._listen()
         local = self.plan["local_ranks"]
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
-            self.store.close()  # rank 0, or torchrun, opens it itself
+            self.store.close()  # rank 0, or torchrun, opens the port itself
         self._fresh()
-        self.tell({"go": self.port})
+        self.send_all({"go": self.port})
         store = None if self.store.fileno() < 0 else self.store
         return LocalRanks(
             range(local), self.plan["ranks"], self._bound or LOOPBACK, self.port, store
@@ -181,15 +184,15 @@ class Coordinator(PeerLink):
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
-            log.error(f"not restarted: {missing} can not be reached any more")
+            log.error(f"not restarted: {missing} cannot be reached")
             order = None
         self._ready.clear()
-        self.tell({"over": stopped} if order is None else {"again": order})
+        self.send_all({"over": stopped} if order is None else {"again": order})
         return order
 
 
 class Peer(PeerLink):
-    """Another node."""
+    """A node other than 0."""
 
     def gather(self, seconds: float) -> None:
         hello = {
@@ -206,7 +209,7 @@ class Peer(PeerLink):
 
     def go(self) -> LocalRanks:
         local, first = self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
-        self.tell({"ready": True})
+        self.send_all({"ready": True})
         answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text
@@ -224,28 +227,28 @@ class Peer(PeerLink):
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
             return None
-        answer = self._await(("again", "over"), f"{self.name(0)} to say what comes next")
+        answer = self._await(("again", "over"), f"the decision of {self.name(0)}")
         again, over = answer.get("again"), answer.get("over")
         self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
         return again if isinstance(again, dict) else None
 
     def _await(self, keys: tuple[str, ...], what: str) -> Message:
-        """The next message of node 0 with one of these keys, or that it is gone. What it still said
-        of the attempt before is skipped."""
+        """The next message of node 0 with one of these keys, or that it is lost. Late messages of
+        the last attempt are skipped."""
         waiting = Waiting()
         while 0 in self.wires:
-            waiting.say(what, level=log.info)
+            waiting.report(what, level=log.info)
             select.select([self.wires[0]], [], [], RETRY_S)
             messages = self.read(0)
             for i, message in enumerate(messages):
                 if isinstance(message.get("gone"), LostPeer) or any(key in message for key in keys):
                     self.keep(0, messages[i + 1 :])
                     return message
-        return {"gone": LostPeer(0, GONE, PEER_DIED, f"{self.name(0)} is gone")}
+        return {"gone": LostPeer(0, GONE, PEER_DIED, f"{self.name(0)} is lost")}
 
 
 def ask(plan: Plan, seconds: float) -> tuple[str, str]:
-    """(run name, launch) from node 0, which compares what this machine is going to do. Raises
+    """(run name, launch) from node 0, which compares the settings of this machine. Raises
     UserError."""
     place = Topology(**plan["place"])
     answer, wire = _until_answered(
@@ -253,7 +256,7 @@ def ask(plan: Plan, seconds: float) -> tuple[str, str]:
     )
     wire.close()
     name, launch = answer.get("run"), answer.get("launch")
-    # The name becomes a folder here: it comes from a network.
+    # The name becomes a folder here, and comes from a network.
     if (
         isinstance(name, str)
         and isinstance(launch, str)
@@ -266,8 +269,8 @@ def ask(plan: Plan, seconds: float) -> tuple[str, str]:
 
 
 def _refused(answer: Message, place: Topology) -> UserError:
-    told = answer.get("refused")
-    reasons = [str(text) for text in told] if isinstance(told, list) else ["no reason given"]
+    refused = answer.get("refused")
+    reasons = [str(text) for text in refused] if isinstance(refused, list) else ["no reason given"]
     return UserError(
         [
             Problem(
@@ -280,8 +283,8 @@ def _refused(answer: Message, place: Topology) -> UserError:
 
 
 def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
-    """Says after some seconds why nobody answers. Raises UserError (exit 3) at the end of the
-    time."""
+    """Connect until node 0 answers; the reason for the delay is reported after some seconds. Raises
+    UserError (exit 3) after `seconds`."""
     waiting = Waiting()
     at = f"node 0 at {place.master_addr}:{place.master_port}"
     while True:
@@ -292,7 +295,7 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
             else:
                 return attempt
         if waiting.seconds > seconds:
-            fixes = ["start node 0, or give its address: --master_addr=ADDRESS", FIREWALL]
+            fixes = ["start node 0, or pass its address: --master_addr=ADDRESS", FIREWALL]
             raise UserError(
                 Problem(
                     "nodes.no_answer",
@@ -302,24 +305,24 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
                 ),
                 Exit.RESOURCES,
             )
-        waiting.say(at, why)
+        waiting.report(at, why)
         time.sleep(RETRY_S)
 
 
 def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSocket] | str]:
-    """An answer, or why there is none: of the port, and of the next ones, where node 0 is when the
-    first was taken."""
+    """An answer, or the reason for none: from the port and the next ones, one of which node 0 uses
+    when the first is taken."""
     for port in range(place.master_port, min(place.master_port + ports.TRIES, 65536)):
         try:
             connection = socket.create_connection((place.master_addr, port), ANSWER_S)
         except socket.gaierror as error:
-            yield f"the name {place.master_addr!r} is not known ({error.strerror})"
+            yield f"unknown host name {place.master_addr!r} ({error.strerror})"
             return
         except ConnectionRefusedError:
             yield "nothing listens there (connection refused)"
             continue
         except (TimeoutError, OSError) as error:
-            yield f"it can not be reached ({getattr(error, 'strerror', None) or 'no answer'})"
+            yield f"it cannot be reached ({getattr(error, 'strerror', None) or 'no answer'})"
             return
         wire = JsonSocket(connection)
         try:
@@ -328,11 +331,11 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
             return
         except (ConnectionLost, TimeoutError):
             wire.close()
-            yield "something else listens there"
+            yield "another program listens there"
 
 
 def line_of(plan: Plan) -> Coordinator | Peer:
-    """This machine's end. Raises UserError when node 0 can not listen."""
+    """The end of this machine. Raises UserError when node 0 cannot listen."""
     opened: Callable[[Plan], Coordinator | Peer] = (
         Coordinator if plan["place"]["node_rank"] == 0 else Peer
     )

@@ -1,5 +1,5 @@
-"""Start the processes of a run, each in a session of its own, with its own pipe, dying with the
-supervisor."""
+"""Start the processes of a run: each in its own session, with its own output pipe, killed when the
+supervisor dies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from training.core import rundir
 from training.host import process, topology
 from training.launcher.local_ranks import LocalRanks
 
-# What a rank tells of one start. Its log stays, and goes on.
-TOLD = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
+# Files that a rank writes for one attempt. Its log is kept and appended to.
+PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
 
 
 @dataclass
@@ -31,16 +31,16 @@ class Child:
 
     rank: int | None
     popen: subprocess.Popen[bytes]
-    output: int  # what it writes arrives here
-    pidfd: int  # readable when it has ended
+    output: int  # descriptor of its output
+    pidfd: int  # readable when it has exited
 
     @property
     def name(self) -> str:
         return "torchrun" if self.rank is None else f"rank {self.rank}"
 
     def signal_group(self, number: signal.Signals) -> None:
-        """To the process and everything it has started (its session); nothing when all is gone.
-        What tidies up after them is not killed."""
+        """Signal the process and its whole session; does nothing when all have exited. Resource
+        trackers, which clean up after them, are not killed."""
         if number == signal.SIGKILL:
             if self.popen.returncode is None:
                 self.popen.kill()
@@ -50,23 +50,22 @@ class Child:
             os.killpg(self.popen.pid, number)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the process alone: the children decide for themselves."""
+        """Signal the process alone: it handles its children itself."""
         self.popen.send_signal(number)
 
 
 def remove_stale(run: rundir.RunDir, team: LocalRanks) -> None:
-    """What this machine's ranks told in an earlier start, and ranks that there are no more: it
-    would be taken for this one's."""
+    """Remove files of an earlier attempt of this machine's ranks, and of ranks outside the world
+    size: they would be taken for this attempt's."""
     for path in [*run.heartbeats.glob("rank*"), *run.ranks.glob("rank*")]:
-        known = TOLD.fullmatch(path.name)
+        known = PER_ATTEMPT.fullmatch(path.name)
         if known and (int(known[1]) in team.ranks or int(known[1]) >= team.world_size):
             path.unlink(missing_ok=True)
 
 
 def clean_environment(ours: bool) -> dict[str, str]:
-    """The environment without what an outer launcher or a shell profile left: it would make ranks
-    of another run. A script that is not ours gets nothing of what our parts tell each other
-    either."""
+    """The environment without variables of an outer launcher or a shell profile, which would make
+    them ranks of another run. A user script gets none of Duet's internal variables either."""
     private = {"DUET_SCRIPT"} if ours else INTERNAL
     return {
         name: value for name, value in topology.clean(os.environ).items() if name not in private
@@ -76,8 +75,8 @@ def clean_environment(ours: bool) -> dict[str, str]:
 def start_ranks(
     team: LocalRanks, command: list[str], token: str, *, ours: bool, terminal: bool
 ) -> list[Child]:
-    """Start this machine's ranks. With `terminal`, its first gets a pseudo-terminal, so that it
-    shows a progress bar."""
+    """Start this machine's ranks. With `terminal`, the first one gets a pseudo-terminal, for
+    progress bars."""
     children = []
     for rank in team.ranks:
         env = clean_environment(ours) | team.variables(rank) | {process.TOKEN: token}
@@ -91,8 +90,8 @@ def start_ranks(
 def start_torchrun(
     team: LocalRanks, command: list[str], token: str, logs: Path, *, ours: bool
 ) -> Child:
-    """One torchrun that starts this machine's ranks; output of its first rank comes through, every
-    rank's goes to `logs`."""
+    """One torchrun that starts this machine's ranks; it passes on the output of its first rank, and
+    writes that of every rank to `logs`."""
     count, nodes = len(team.ranks), team.world_size // len(team.ranks)
     if "python" in Path(command[0]).name:
         python, program = command[0], command[2:] if command[1] == "-u" else command[1:]
@@ -128,37 +127,37 @@ def _start(
     inherited: tuple[int, ...],
 ) -> Child:
     if terminal:
-        ours, theirs = pty.openpty()
-        _raw(theirs)
+        reader, writer = pty.openpty()
+        _raw(writer)
         size = fcntl.ioctl(sys.stderr, termios.TIOCGWINSZ, b"\0" * 8)
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)  # as wide as the user's terminal
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)  # as wide as the user's terminal
     else:
-        ours, theirs = os.pipe()
+        reader, writer = os.pipe()
     try:
         popen = subprocess.Popen(
             argv,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            # Ctrl-C reaches the supervisor alone, which tells the ranks what to do
+            stdout=writer,
+            stderr=writer,
+            # Ctrl-C reaches the supervisor alone, which signals the ranks
             start_new_session=True,
             pass_fds=inherited,
             # The supervisor has one thread, so code between fork and exec is safe.
             preexec_fn=functools.partial(_in_child, os.getpid()),  # noqa: PLW1509
         )
     finally:
-        os.close(theirs)
-    return Child(rank, popen, ours, os.pidfd_open(popen.pid))
+        os.close(writer)
+    return Child(rank, popen, reader, os.pidfd_open(popen.pid))
 
 
 def _in_child(parent: int) -> None:
     process.die_with_parent(parent)
-    process.allow_tracing()  # kept across exec: its stacks can be read, whatever the program is
+    process.allow_tracing()  # kept across exec: stacks of any program can be read
 
 
 def _raw(terminal: int) -> None:
-    """No translation of line ends: what the rank writes is what the log gets."""
+    """No translation of line ends: the log gets the bytes that the rank writes."""
     mode = termios.tcgetattr(terminal)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, mode)

@@ -1,5 +1,4 @@
-"""Signals that ask the supervisor to stop. Between two attempts they count as much as while ranks
-run."""
+"""Stop signals to the supervisor, while ranks run and between two attempts."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from training.host import process
 
 
 def code(number: int) -> Exit:
-    """What the launcher's exit status says when this signal has ended the run."""
+    """Exit status of a run that this signal has ended."""
     return Exit.INTERRUPTED if number == signal.SIGINT else Exit.PREEMPTED
 
 
-# A rank that leaves with such a status was asked to stop: by a signal like this one.
+# A rank that exits with such a status got this stop signal itself.
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
@@ -28,9 +27,8 @@ def name(number: int) -> str:
 
 
 class StopSignals:
-    """While it is entered, such signals become bytes in a pipe (`fd`), where none is lost and none
-    comes in the middle of something. It may be entered again inside. Who was asked to stop does
-    that afterwards, however often he is asked."""
+    """While entered, stop signals become bytes in a pipe (`fd`): none is lost, none interrupts an
+    action. Re-entrant. After the first one, they are ignored on exit."""
 
     def __init__(self) -> None:
         self.fd = self._writer = self._previous = -1
@@ -66,7 +64,7 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def read(self) -> list[int]:
-        """The signals that have come since the last time."""
+        """Signals since the last call."""
         try:
             arrived = os.read(self.fd, 64)
         except BlockingIOError:
@@ -74,7 +72,7 @@ class StopSignals:
         return [number for number in arrived if number in process.STOP_SIGNALS]
 
     def wait(self, seconds: float) -> int | None:
-        """The signal that has come, or comes within so many seconds."""
+        """The signal that has arrived, or arrives within `seconds`."""
         end = time.monotonic() + seconds
         while True:
             select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
@@ -84,7 +82,7 @@ class StopSignals:
                 return None
 
     def unless_asked(self, work: Callable[[], object]) -> None:
-        """Work that may take minutes: a wish ends it, and is still there to be read."""
+        """Work that may take minutes: a stop signal interrupts it and can still be read."""
         self._ends_work = True
         try:
             with contextlib.suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""The supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, says
-what became of them.
+"""Supervisor of one machine: prepares the data, starts the ranks, watches and reaps them, reports
+the result.
 
-It is the process that the launch scripts become, so its exit status is theirs. It imports no torch.
+The launch scripts exec it, so its exit status is theirs. It imports no torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> tuple[int, str]:
-    """The exit status, and what the user was told where no rank has ended the run."""
+    """(exit status, the text shown to the user where no rank has ended the run)."""
     try:
         with _line(run, plan) if plan["place"]["nnodes"] > 1 else nullcontext() as line:
             _prepare(run, plan, line)
@@ -85,7 +85,7 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
         text = "interrupted before the start"
         if not ending.begun and run.own.exists():
             writer.withdraw(run)
-            text += f"; {run.name} is what it was" if plan["resume"] else f"; {run.path} is removed"
+            text += f"; {run.name} is unchanged" if plan["resume"] else f"; {run.path} was removed"
         console.warning(f"{text} (exit {int(Exit.INTERRUPTED)})")
         return Exit.INTERRUPTED, text
 
@@ -99,8 +99,7 @@ def _line(run: rundir.RunDir, plan: Plan) -> PeerLink:
 
 
 def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
-    """The other machines and the data. Raises UserError; then the run is as if it had never been
-    asked for."""
+    """Rendezvous and data. On a UserError the run directory is withdrawn."""
     try:
         if line:
             line.gather(plan["config"]["rendezvous_timeout"])
@@ -112,8 +111,8 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
 
 
 def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str) -> int:
-    """On several machines. They end together; when a rank fails anywhere, every machine stops, and
-    node 0 decides what comes next."""
+    """A run on several machines. When a rank fails anywhere, every machine stops, and node 0
+    decides what to do next."""
     recovery, first = Recovery(run, plan), run.own == run.path
     while True:
         attempt = Attempt(run, plan, line.go(), token, line)
@@ -147,7 +146,7 @@ def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, t
         if order is None:
             if stopped := recovery.stopped or line.stopped:
                 return int(stopped)
-            _tell(run, outcome, record, recovery.given_up)
+            _report_end(run, outcome, record, recovery.given_up)
             return int(record["exit_code"])
         if chosen:
             recovery.begin(chosen)
@@ -158,10 +157,10 @@ def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, t
 
 
 def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str], token: str) -> int:
-    with StopSignals() as wishes:
-        recovery = Recovery(run, plan, wishes)
+    with StopSignals() as signals:
+        recovery = Recovery(run, plan, signals)
         while True:
-            attempt = Attempt(run, plan, local_ranks.alone(plan), token, wanted=wishes)
+            attempt = Attempt(run, plan, local_ranks.alone(plan), token, signals=signals)
             attempt.each_pass = recovery.look
             outcome = attempt.go()
             if _folder_lost(run, plan, outcome):
@@ -171,12 +170,12 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 return _regular_end(run, plan, ending, outcome, recovery.finish())
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
-            # However its ranks have ended: one that has hardly started can leave with any status
-            # when it is asked to stop.
+            # Whatever its ranks exited with: while starting they may exit with any status on a stop
+            # signal.
             if outcome.asked != Exit.DONE and _unbegun(run, plan):
                 ending.begun = False
                 console.warning(
-                    f"stopped before the first step; {run.name} is what it was (exit "
+                    f"stopped before the first step; {run.name} is unchanged (exit "
                     f"{int(outcome.asked)})"
                 )
                 return int(outcome.asked)
@@ -185,17 +184,17 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
             if not _may_help(run, outcome, record) or not recovery.again(record, outcome):
                 if recovery.stopped:
                     return int(recovery.stopped)
-                _tell(run, outcome, record, recovery.given_up, analyse="--analyse" in stages)
+                _report_end(run, outcome, record, recovery.given_up, analyse="--analyse" in stages)
                 return int(code)
             if prepared_cache.changed(run):
-                wishes.unless_asked(lambda: prepared_cache.prepare(run, plan))
+                signals.unless_asked(lambda: prepared_cache.prepare(run, plan))
             if recovery.asked_to_stop():
                 return int(recovery.stopped or code)
 
 
 def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
-    """Was the run directory removed while our ranks ran? Told without a file of the run, since none
-    can be written or read."""
+    """Was the run directory removed while Duet's ranks ran? Reported without its files, which
+    cannot be written or read."""
     if not outcome.ours or not (outcome.gone or run.is_gone()):
         return False
     what = (
@@ -204,7 +203,7 @@ def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
     )
     fixes = [
         cli_args.command(plan["command"]["script"], plan["command"]["args"])
-        + "   # from the beginning: its checkpoints are gone"
+        + "   # from the beginning: the checkpoints are lost"
     ]
     console.report(
         UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING),
@@ -214,7 +213,7 @@ def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
 
 
 def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
-    """Was this the resume of a run, without a step? Then the run is again what it was before."""
+    """Was this a resume that ended before its first step? Then the run is restored as it was."""
     return (
         plan["resume"]
         and not standing.stepped_since(run, plan["created"])
@@ -223,7 +222,7 @@ def _unbegun(run: rundir.RunDir, plan: Plan) -> bool:
 
 
 def _may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bool:
-    """Is it a failure that a restart could help against? It is noted."""
+    """Is it a failure that a restart could fix? Recorded as an event."""
     if outcome.torn_down or record["kind"] == rundir.ASKED:
         return False
     if outcome.ours and record["exit_code"] in (Exit.CONFIG, Exit.RESOURCES):
@@ -232,7 +231,7 @@ def _may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bo
     return True
 
 
-def _tell(
+def _report_end(
     run: rundir.RunDir,
     outcome: Outcome,
     record: FailureRecord,
@@ -240,8 +239,8 @@ def _tell(
     *,
     analyse: bool = False,
 ) -> None:
-    """The end of a run that failed or was stopped. `given_up`: why it is not started again, where
-    that was asked for."""
+    """Log the end of a run that failed or was stopped. `given_up`: the reason for no restart, where
+    restarts were requested."""
     code = record["exit_code"]
     if outcome.torn_down:
         console.warning(
@@ -251,7 +250,7 @@ def _tell(
     if record["kind"] == rundir.ASKED:
         console.warning(f"{record['summary']} (exit {code})")
         return
-    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has said what is wrong
+    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
         return
     console.error(f"training failed{f', {given_up}' if given_up else ''}\n{card.of_run(record)}")
     if analyse:
@@ -259,17 +258,18 @@ def _tell(
 
 
 def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
-    """torch has been built without libuv, and says so to a script or to torchrun, which ask for it:
-    then the ranks are started again without. torchrun itself can not be told by its environment,
-    direct start can."""
-    said = (
+    """torch was built without libuv, but a script or torchrun asks for it: the ranks are started
+    again without it. torchrun ignores the environment variable, so they are started directly."""
+    lines = (
         line for log, since in outcome.log_from.items() for line in tail(log, SEARCHED_LINES, since)
     )
-    if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for line in said):
+    if os.environ.get("USE_LIBUV") == "0" or not any(NO_LIBUV in line for line in lines):
         return False
     os.environ["USE_LIBUV"] = "0"
     plan["launcher"]["value"] = "spawn"
-    console.warning("this torch is built without libuv: started again with USE_LIBUV=0, directly")
+    console.warning(
+        "this torch is built without libuv: restarting with USE_LIBUV=0, without torchrun"
+    )
     return True
 
 
@@ -277,14 +277,14 @@ def _keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> 
     try:
         rundir.write_json(run.failure, record)
     except OSError as error:
-        console.warning(f"{run.failure} can not be written: {error.strerror}")
+        console.warning(f"{run.failure} cannot be written: {error.strerror}")
     if run.own == run.path:
         run.forget_before(created)
 
 
 def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
     text = (
-        f"this machine's ranks have ended; the run is node 0's, what each rank said here: "
+        f"the ranks of this machine have ended; node 0 has the run, output of these ranks: "
         f"{run.ranks}/"
     )
     how = "" if outcome.ours else failure_report.statuses(outcome)
@@ -324,21 +324,20 @@ def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> 
         rundir.write_json(run.summary, done)
     if code == Exit.DONE:
         console.success(
-            f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; what each said: "
+            f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; output: "
             f"{run.ranks}/"
         )
     else:
         who = "on request" if outcome.asked != Exit.DONE else "by itself"
         console.warning(
-            f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); what each "
-            f"rank said: {run.ranks}/"
+            f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); output: "
+            f"{run.ranks}/"
         )
     return code
 
 
 def analysis(run: rundir.RunDir) -> str:
-    """What every rank was doing and said last, and what the machine looked like (enhanced
-    script)."""
+    """Last phase and output of every rank, and the state of the machine (enhanced script)."""
     import psutil
 
     lines = []

@@ -1,4 +1,4 @@
-"""How long ranks get: for their last words, to stop when they are asked, to leave, to die."""
+"""How long ranks get: to explain a failure, to stop, to exit, to die."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import procfs
 from training.watchdog.start import RanksWatch
 
-PEER_GRACE_S = 3.0  # what the others may still say after one has failed
-SHORT_GRACE_S = 1.0  # the same where they know nothing that explains it
-# who aborts may do so for another rank
+PEER_GRACE_S = 3.0  # for the other ranks to report after one has failed
+SHORT_GRACE_S = 1.0  # the same where they have nothing to report
+# a rank may abort because of another one
 EXPLAINED = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -25,39 +25,39 @@ EXPLAINED = (
     signal.SIGILL,
     signal.SIGFPE,
 )
-STALL_S = 5.0  # after a wish to stop: ranks that make no progress for so long are killed
+STALL_S = 5.0  # after a stop request: ranks without progress for that long are killed
 NOTICE_S = (
-    30.0  # the same for a wish of the scheduler, whose own SIGKILL comes 30 to 120 s after it
+    30.0  # the same after a request of the scheduler, whose own SIGKILL follows after 30 to 120 s
 )
-SAVING_S = 600.0  # so long may a part of a checkpoint take
-# phases of a rank that may take long, and must not be cut short
+SAVING_S = 600.0  # limit of one part of a checkpoint
+# slow phases that must not be interrupted
 SAVING = (
     "gather state",
     "checkpoint",
 )
-CLOSING_S = 30.0  # between the last rank's regular end and its process's
+CLOSING_S = 30.0  # between the last rank's regular end and the exit of its process
 UNKILLABLE_S = 20.0  # after SIGKILL; a process with much GPU memory needs some seconds
-GONE_S = 5.0  # torchrun tells within a second of a rank that has failed
+GONE_S = 5.0  # torchrun reports a failed rank within a second
 
 
 def grace_s(guilty: tuple[int | None, int] | None) -> float:
-    """After this death, before the others are killed. Of some signals it is known that the others
-    have nothing to tell."""
+    """Grace of the other ranks after this exit, in seconds; short for signals about which they have
+    nothing to report."""
     status = guilty[1] if guilty else 0
     return SHORT_GRACE_S if -status in EXPLAINED else PEER_GRACE_S
 
 
 def silent(beats: Sequence[HeartbeatRecord], asked: Exit, watch: RanksWatch) -> bool:
-    """After a wish to stop: does nobody do anything about it? Whoever saves may take his time."""
+    """After a stop request: does no rank react to it? A rank that saves has its own limit."""
     if any(beat.phase in SAVING for beat in beats):
         return min(beat.age_s for beat in beats) > SAVING_S
     return all(beat.age_s > patience_s(beat, asked, watch) for beat in beats)
 
 
 def patience_s(beat: HeartbeatRecord, asked: Exit, watch: RanksWatch) -> float:
-    """With a rank that was asked to stop. Ctrl-C is a person's, who can insist; a scheduler can
-    not, and the steps since the last checkpoint would be lost: then a phase that is slow by nature
-    gets its whole budget."""
+    """Limit of a rank that was asked to stop, in seconds. After Ctrl-C a user can insist; a
+    scheduler cannot, and the steps since the last checkpoint would be lost: a phase that is slow by
+    nature gets its whole budget."""
     usual = max(STALL_S, watch.patience_s(beat))
     if asked != Exit.PREEMPTED:
         return usual
@@ -70,8 +70,8 @@ def patience_s(beat: HeartbeatRecord, asked: Exit, watch: RanksWatch) -> float:
 
 
 def still_s(beats: Sequence[HeartbeatRecord], watch: RanksWatch) -> float:
-    """For how long all ranks here have waited for others, and longer than they usually do. One that
-    evaluates, saves or fetches data may be in its phase for long by itself."""
+    """For how long all ranks of this machine have waited for others, longer than usual. A rank that
+    evaluates, saves or fetches data may be slow by itself."""
     working = [beat for beat in beats if beat.phase != heartbeat.FINISHED]
     return min(
         (beat.age_s if _waits_too_long(beat, watch) else 0.0 for beat in working), default=0.0
@@ -88,16 +88,16 @@ def _waits_too_long(beat: HeartbeatRecord, watch: RanksWatch) -> bool:
 
 
 class Gone:
-    """Finds a rank of torchrun's that has left with status 0 in the middle of its work: torchrun
-    takes that for a regular end, and the others wait for it."""
+    """Finds a rank under torchrun that exited with status 0 during its work: torchrun takes that
+    for a regular end, and the others wait for it."""
 
     def __init__(self, floor_s: float) -> None:
         self._limit_s = max(floor_s, GONE_S)
-        self._since: dict[int, float] = {}  # pid → when it was first seen to be gone
+        self._since: dict[int, float] = {}  # PID → when it was first seen to have exited
 
     def look(self, beats: Sequence[HeartbeatRecord]) -> HangFinding | None:
-        """`beats`: of this machine's ranks, read before this call. What a rank wrote last may be
-        newer: the next look has it."""
+        """`beats`: of this machine's ranks, read before this call. The last heartbeat of a rank may
+        be newer: the next look reads it."""
         now = time.monotonic()
         left = {
             beat.pid: beat for beat in beats if beat.phase != heartbeat.FINISHED and has_left(beat)
@@ -110,7 +110,7 @@ class Gone:
                     HANG,
                     beat.rank,
                     None,
-                    "is gone in the middle of its work",
+                    "exited in the middle of its work",
                     waiting,
                     {},
                     beat.age_s,
@@ -120,7 +120,7 @@ class Gone:
 
 
 def has_left(beat: HeartbeatRecord) -> bool:
-    """Of this machine. Only what is certain: a /proc that cannot be read proves nothing."""
+    """Has this rank of this machine exited? An unreadable /proc proves nothing."""
     process = procfs.read_process(beat.pid)
     return process.state in "ZX" if process else not Path(f"/proc/{beat.pid}").exists()
 
@@ -128,6 +128,6 @@ def has_left(beat: HeartbeatRecord) -> bool:
 def unkillable(name: str, pid: int) -> str:
     place = (process := procfs.read_process(pid)) and process.waits_in
     return (
-        f"{name} (pid {pid}) can not be ended: it is blocked in the "
+        f"{name} (pid {pid}) cannot be killed: blocked in the "
         f"kernel{f' ({place})' if place else ''}"
     )

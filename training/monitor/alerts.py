@@ -1,5 +1,5 @@
-"""What a person would want to know at once, told from a state of a run: who is stuck, slow, hot,
-full, a stranger."""
+"""Alerts of an active run, from its state: no progress, slow ranks, hot or shared GPUs, full disks
+and memory, invalid figures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ if TYPE_CHECKING:
 
 from training.core import phases
 
-# A GPU that waits in a collective spins: full use, and little more power than when idle.
-# share of the power limit; watts where that is not known
-SPINNING_PERCENT, SPINNING_POWER, SPINNING_W = (
-    95,
-    0.35,
-    100.0,
-)
-NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # or so many usual steps, if that is longer
-LATE_LINES = 5  # or so many usual times between two lines of a log
-SLOW_RANK = 1.5  # times as long as the other ranks need for what they do alone
-MEASURED_STEPS = 50  # of this start, before anybody is called slow
+# A GPU that waits in a collective spins: full utilization at little more than idle power.
+SPINNING_PERCENT = 95
+SPINNING_POWER, SPINNING_W = 0.35, 100.0  # share of the power limit; watts if that is unknown
+NO_STEP_S, NO_STEP_TIMES = 30.0, 10  # seconds, or times the usual step, whichever is longer
+LATE_LINES = 5  # or times the usual interval between two lines of a log
+SLOW_RANK = 1.5  # times the other ranks' compute time
+MEASURED_STEPS = 50  # of this start, before a rank is called slow
 SHOWN_PLACES, SHOWN_RANKS = 4, 8
 FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
 CODES_OF_FULL = tuple(f"alert.{name}_full" for name in FULL)
@@ -33,7 +29,7 @@ GIB = 1 << 30
 
 
 def active_alerts(state: RunState) -> list[AlertState]:
-    """[{"code", "text", "rank", "gpu"}]: only of a run that is alive."""
+    """Empty unless the run is starting or running."""
     if state["run"]["state"] not in ("starting", "running"):
         return []
     silent = no_step_s(state)
@@ -50,11 +46,11 @@ def _alert(code: str, text: str, rank: int | None = None, gpu: int | None = None
 
 
 def _standstill(state: RunState, silent: float) -> list[AlertState]:
-    """Where everybody is: who waits in another place than the rest is the one to look at."""
+    """Where each rank is; a rank elsewhere than the others is probably at fault."""
     places: dict[str, list[int]] = {}
-    # a script's ranks tell nothing
+    # ranks of a user script have no heartbeat
     for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():
-        places.setdefault(r["doing"] or "nothing heard", []).append(r["rank"])
+        places.setdefault(r["doing"] or "no heartbeat", []).append(r["rank"])
     words = [
         f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'"
         for place, ranks in list(places.items())[:SHOWN_PLACES]
@@ -88,8 +84,8 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
             found.append(
                 _alert(
                     "slow_rank",
-                    f"rank {rank} needs {value:.0f} ms for its data and forward pass, the others "
-                    f"{usual:.0f} ms: all wait for it",
+                    f"rank {rank} is slow: {value:.0f} ms for data and forward pass, the other "
+                    f"ranks {usual:.0f} ms",
                     rank,
                 )
             )
@@ -97,15 +93,14 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
 
 
 def no_step_s(state: RunState) -> float | None:
-    """For how long there has been no step although there should have been; None when all is well or
-    nobody can tell."""
+    """Seconds since the last step where that is too long; None otherwise, and where unknown."""
     last, usual = state["training"]["last_step_unix_s"], state["training"]["step_ms_p95"]
     if state["run"]["state"] != "running" or last is None:
         return None
     if any(phases.takes_long(r["phase"] or "") for r in state["ranks"]):
         return None
     silent = state["time_unix_s"] - last
-    # a log tells of a step only now and then
+    # a log reports only some of the steps
     told_every_s = state["training"].get("told_every_s") or 0.0
     return (
         silent
@@ -126,8 +121,8 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
                 found.append(
                     _alert(
                         "gpu_spins",
-                        f"GPU {n}: {use} % use at {power:.0f} W and no step for {silent:.0f} s: "
-                        f"stuck in a collective",
+                        f"GPU {n}: {use} % utilization at {power:.0f} W and no step for "
+                        f"{silent:.0f} s: stuck in a collective",
                         gpu=n,
                     )
                 )
@@ -135,8 +130,8 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
             found.append(
                 _alert(
                     "gpu_idle",
-                    f"GPU {n}: {use} % use and no step for {silent:.0f} s: its rank does not come "
-                    f"to the GPU",
+                    f"GPU {n}: {use} % utilization and no step for {silent:.0f} s: its rank "
+                    f"submits no work",
                     gpu=n,
                 )
             )
@@ -150,11 +145,11 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
                 size = (
                     f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
                 )
-                owner = f" of {p['user']}" if p["user"] != "-" else ""
+                owner = f" of user {p['user']}" if p["user"] != "-" else ""
                 found.append(
                     _alert(
                         "foreign_process",
-                        f"GPU {n}: a process{owner} that is not of this run, pid {p['pid']}{size}",
+                        f"GPU {n}: another process{owner}, pid {p['pid']}{size}",
                         gpu=n,
                     )
                 )
@@ -187,8 +182,8 @@ def _numbers(state: RunState) -> list[AlertState]:
         found.append(
             _alert(
                 "clock",
-                f"the last step is {last - state['time_unix_s']:.0f} s in the future: this "
-                f"machine's clock was set back",
+                f"the last step is {last - state['time_unix_s']:.0f} s in the future: the clock "
+                f"of this machine was set back",
             )
         )
     return found

@@ -1,12 +1,12 @@
-"""Looks into a training that runs, whoever has started it: where each rank is, and who keeps the
-others waiting.
+"""Shows where each rank of a running training is and which rank keeps the others waiting. Works
+with any launcher.
 
-    ./duet attach --pid=PID [--json]      a rank, a worker of one, torchrun, any launcher, one
-                                          Python process
+    ./duet attach --pid=PID [--json]      any process of the training: a rank, one of its workers,
+                                          torchrun or another launcher, a single Python process
     ./duet attach --run=RUN [--json]      a run directory, a run's name in experiments/, or latest
 
-The training needs nothing for it and is not stopped. Exit status: 0 nothing is stuck, or it can not
-be told; 5 a hang; 2 wrong usage; 3 the processes may not be looked into.
+The training needs no preparation and is not paused. Exit codes: 0 no hang, or undetermined; 5 a
+hang; 2 wrong usage; 3 no permission to inspect the processes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import AttachedRank
 
 LOOK_S, LOOKS = 1.0, 4
-# what looks like a standstill is looked at for so long again: a second without a move happens to
-# anybody
-CONFIRM_S = 4.0
+CONFIRM_S = 4.0  # an apparent hang is observed again: any rank may pause for a second
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -63,7 +61,7 @@ def main(argv: list[str]) -> int:
         pid, folder, as_json = _parse(argv)
         found = discovery.of_process(pid) if pid is not None else discovery.of_run(folder or Path())
     except UserError as error:
-        log.report(error, closing="nothing was looked into")
+        log.report(error, closing="nothing was inspected")
         return int(error.code)
     try:
         samples = _looks(found, LOOK_S)
@@ -77,13 +75,13 @@ def main(argv: list[str]) -> int:
         return int(Exit.INTERRUPTED)
     seen = courses(samples)
     if not seen:
-        log.error("the ranks have ended while they were looked into")
+        log.error("the ranks ended while they were inspected")
         return int(Exit.CONFIG)
     beats = (
         {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
     )
     facts = [_facts(course, beats.get(course.pid)) for course in seen.values()]
-    code, text = _say(verdict)
+    code, text = _conclusion(verdict)
     if as_json:
         print(
             json.dumps(
@@ -111,7 +109,7 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
         problems.append(
             Problem(
                 "flag.positional",
-                f"{word!r} is not known here",
+                f"unknown argument {word!r}",
                 "--pid=PID or --run=DIR, and --json",
                 [fix],
             )
@@ -120,7 +118,7 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
         text = (
             "both --pid and --run are given"
             if "pid" in given
-            else "which training? Neither --pid nor --run is given"
+            else "neither --pid nor --run is given"
         )
         fixes = [EXAMPLE, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
         problems.append(Problem("attach.target", text, "one of them", fixes))
@@ -134,13 +132,15 @@ def _run(wanted: str) -> Path:
     try:
         return find_run.find(None if wanted == LATEST else wanted, WORK / EXPERIMENTS, ASKER).path
     except UserError:
-        if os.path.exists(wanted):  # a folder of runs: ranks.of_run() names the newest one in it
+        if os.path.exists(
+            wanted
+        ):  # a folder of runs: discovery.of_run() names the newest one in it
             return Path(wanted)
         raise
 
 
 def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
-    """Evenly over that time."""
+    """LOOKS samples, evenly spaced over `seconds`."""
     samples, begin = [take(pids)], time.monotonic()
     for number in range(1, LOOKS):
         time.sleep(max(0.0, begin + seconds * number / (LOOKS - 1) - time.monotonic()))
@@ -149,20 +149,19 @@ def _looks(pids: dict[int, int], seconds: float) -> list[Sample]:
 
 
 def _verdict(samples: list[Sample]) -> HangFinding | NoFinding:
-    # No burst: a few seconds do not tell an endless loop from work.
+    # No burst: a few seconds cannot distinguish an endless loop from work.
     return stall_detector.detect_stall(samples, {})
 
 
 def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | None:
-    """What a run of ours tells of itself: who is behind in which phase, and for how long compared
-    to what is usual."""
+    """Verdict from a run's heartbeats: which rank is overdue in which phase; None if no rank is."""
     plan = run_reader.read_plan(run.plan)
     if plan is None or "compile" not in plan or not heartbeat.read_all(run.heartbeats, pids):
         return None
     return heartbeat_watchdog.look_once(run, plan, pids, CONFIRM_S)
 
 
-def _say(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
+def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if isinstance(verdict, HangFinding):
         where = f"\n    where   {verdict.where}" if verdict.where else ""
         others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
@@ -174,7 +173,7 @@ def _say(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
         return Exit.RESOURCES, f"undetermined: {verdict}"
     if verdict.code in (QUIET, LOOPS):
         return Exit.DONE, f"undetermined: {verdict}"
-    return Exit.DONE, f"no standstill: {verdict}"
+    return Exit.DONE, f"no hang: {verdict}"
 
 
 def _record(verdict: HangFinding | NoFinding) -> dict[str, object] | None:
@@ -225,9 +224,8 @@ def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> AttachedRank:
 
 def _lines(fact: AttachedRank) -> list[str]:
     head = (
-        f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, {100 * fact['cpu']:.0f} % "
-        f"of "
-        f"a core"
+        f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, "
+        f"{100 * fact['cpu']:.0f} % of a core"
     )
     if fact["phase"]:
         head += f"; epoch {fact['epoch']}, {fact['phase']}, for {fact['age_s']} s"
@@ -238,7 +236,7 @@ def _lines(fact: AttachedRank) -> list[str]:
     )
     notes = [f"waits in {fact['waits_in']}"] if fact["waits_in"] else []
     notes += ["holds the GIL"] if fact["holds_gil"] else []
-    notes += ["moves on"] if fact["moves"] and fact["where"] else []
+    notes += ["moving"] if fact["moves"] and fact["where"] else []
     notes += [f"kernel: {fact['kernel']}"] if fact["kernel"] else []
     lines = [head, "        " + ", ".join([at, *notes])]
     if fact["workers"]:

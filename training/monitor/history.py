@@ -1,5 +1,4 @@
-"""metrics.jsonl as far as it was read: last values, speed of the last steps, evaluations, the loss
-curve."""
+"""metrics.jsonl read so far: last values, speed of the last steps, evaluations, curves."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class History:
-    """A resumed run repeats steps: what comes later in the file wins, and what it overtakes is
-    forgotten."""
+    """Records of one metrics.jsonl. A resumed run repeats steps: later records replace earlier
+    ones."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, keep=b'"val_')
@@ -36,7 +35,7 @@ class History:
             self._clear()
         for record in records:
             self._add(record)
-        if not fresh:  # the first look has enough to do
+        if not fresh:  # the first read is slow enough
             self._add_earlier()
         while len(self._curve) > CURVE_POINTS:
             del self._curve[1::2]
@@ -47,7 +46,7 @@ class History:
                 self.evaluations.setdefault(step, record)
 
     def complete(self) -> None:
-        """Find every evaluation of a very long file, however long it takes."""
+        """Finds every evaluation of a very long file, which may take long."""
         while not self._tail.searched:
             self._add_earlier()
 
@@ -71,7 +70,7 @@ class History:
             self._curve.append((step, loss, math.nan if speed is None else speed))
 
     def evaluation(self) -> EvaluationState:
-        """The figure that evaluations are compared by: its name, the newest value, the best one."""
+        """The metric by which evaluations are compared: its name, newest and best value."""
         newest = self.evaluations[max(self.evaluations)] if self.evaluations else {}
         names = metric_units.scores(newest)
         if not names:
@@ -104,13 +103,13 @@ class History:
         return sorted(v for v in values if v is not None and math.isfinite(v))
 
     def measured(self, since: float) -> int:
-        """Steps of this start among the last SPEED_STEPS, without the first ones, which pay for
-        warm-up."""
+        """How many of the last SPEED_STEPS belong to this start, i.e. ended at or after `since`
+        (unix s)."""
         times = [number(r.get("time")) for r in list(self._window)[-SPEED_STEPS:]]
         return sum(t is not None and t >= since for t in times)
 
     def of_ranks(self, key: str) -> list[float | None]:
-        """The median over the last SPEED_STEPS steps of a list with a value for each rank."""
+        """For each rank, the median over the last SPEED_STEPS of a list-valued metric."""
         columns: list[list[float]] = []
         for record in list(self._window)[-SPEED_STEPS:]:
             for rank, value in enumerate(items(record.get(key))):
@@ -121,8 +120,8 @@ class History:
         return [median(sorted(column)) for column in columns]
 
     def seconds_per_step(self, since: float) -> float | None:
-        """By the clock, everything between the steps included; `since`: when this start of the run
-        began."""
+        """Wall-clock time per step, including everything between steps. `since`: when this start
+        began, unix s."""
         seen = [
             (t, r["step"])
             for r in self._window
@@ -133,12 +132,12 @@ class History:
         return (seen[-1][0] - seen[0][0]) / (seen[-1][1] - seen[0][1])
 
     def curve(self, points: int) -> list[tuple[int, float]]:
-        """At most `points` (last step, mean loss) over equal stretches of steps; NaN where any loss
-        of a stretch is."""
+        """At most `points` pairs (last step, mean loss) over equal ranges of steps; NaN where any
+        loss of a range is NaN."""
         return thin([(step, loss) for step, loss, _ in self._curve], points)
 
     def speed_curve(self, points: int) -> list[tuple[int, float]]:
-        """The same of tokens or samples per second."""
+        """Like `curve`, for tokens or samples per second."""
         return thin(
             [(step, speed) for step, _, speed in self._curve if math.isfinite(speed)], points
         )

@@ -1,4 +1,4 @@
-"""This machine: which processes live, CPU, memory, disks, GPUs. What can not be known is None."""
+"""This machine: live processes, CPU, memory, disks, GPUs. None: unknown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 try:
     import psutil
-except ImportError:  # an interpreter without our packages: the run itself can still be shown
+except ImportError:  # an interpreter without Duet's packages can still show the run itself
     psutil = None  # type: ignore[assignment]
 
 CLOCK_SLACK_S = (
@@ -24,8 +24,8 @@ CLOCK_SLACK_S = (
 
 
 def alive(pid: int | None, seen: float) -> bool:
-    """Whether the process that had this pid at the time `seen` still runs: no zombie, no later
-    process of that number."""
+    """Whether the process that had this pid at `seen` (unix s) still runs; False for a zombie and
+    for a later process with the same pid."""
     if pid is None or pid <= 0:
         return False
     if psutil is None:
@@ -42,13 +42,12 @@ def alive(pid: int | None, seen: float) -> bool:
         psutil.Error,
         OSError,
     ):
-        # another user's, or no descriptor was left to look at it: one failed look proves nothing
+        # another user's process, or out of file descriptors: neither proves that it is gone
         return Path(f"/proc/{pid}").exists()
 
 
 def belongs(pid: int, family: set[int]) -> bool:
-    """Whether a process is one of these or has one of them above it (a launcher in between, a
-    data-loader worker)."""
+    """Whether a process is in `family` or descends from it, e.g. a data-loader worker."""
     if pid in family:
         return True
     if psutil is None:
@@ -60,8 +59,7 @@ def belongs(pid: int, family: set[int]) -> bool:
 
 
 class Host:
-    """CPU, memory, disks. CPU use is what happened between two looks, so the first one has only the
-    load."""
+    """CPU, memory, disks. CPU use is measured between two looks: the first has only the load."""
 
     def __init__(self) -> None:
         self._looked = False
@@ -88,7 +86,7 @@ class Host:
 
 
 def _space(place: Path) -> tuple[int | None, int | None]:
-    """(used, total), where used is all that we could not write."""
+    """(used, total) in bytes; used is all that this user cannot write."""
     try:
         facts = os.statvfs(place)
     except OSError:
@@ -97,24 +95,24 @@ def _space(place: Path) -> tuple[int | None, int | None]:
 
 
 class Gpus:
-    """NVML, asked by a thread of its own: a driver that hangs, as after some hardware faults, must
-    not stop the monitor."""
+    """NVML queries in a thread of their own: a hanging driver, as after some hardware faults, must
+    not block the monitor."""
 
     def __init__(self) -> None:
-        self._answer = gpus.GpuInventory((), "not asked yet")
+        self._answer = gpus.GpuInventory((), "not queried yet")
         self._asked = 0.0
         self._thread: threading.Thread | None = None
 
     def ask(self) -> None:
-        """Begin to look, unless an earlier question is still open."""
+        """Starts a query, unless an earlier one is still running."""
         if self._thread is None or not self._thread.is_alive():
             self._asked = time.monotonic()
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
 
     def answer(self, patience_s: float) -> gpus.GpuInventory:
-        """All GPUs of the machine, whatever this shell's CUDA_VISIBLE_DEVICES says; the last answer
-        if none comes in time."""
+        """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; the previous answer if the
+        driver does not respond within `patience_s`."""
         if self._thread is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
@@ -134,8 +132,7 @@ class Gpus:
 
 
 class Shared:
-    """One look at the machine, also for several watches: what is younger than `hold_s` is told
-    again."""
+    """One look at the machine for several readers; reused for `hold_s` seconds."""
 
     def __init__(self, hold_s: float = 0.0) -> None:
         self._host, self._gpus, self._hold_s = Host(), Gpus(), hold_s
@@ -147,7 +144,7 @@ class Shared:
             self._gpus.ask()
 
     def answer(self, patience_s: float, folder: Path) -> tuple[gpus.GpuInventory, HostState]:
-        """(GPUs, CPU and memory and the disk of this folder)."""
+        """(GPUs; CPU, memory, and the disk of `folder`)."""
         if self._known is None or not self._fresh():
             self._known = self._gpus.answer(patience_s), self._host.look(folder)
             self._at = time.monotonic()
@@ -158,7 +155,7 @@ class Shared:
 
 
 def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[GpuState]:
-    """GPUs as plain dicts; `family`: pids of the run, `planned`: uuids of its GPUs."""
+    """GPUs as plain dicts. `family`: pids of the run; `planned`: uuids of its GPUs."""
     return [
         {
             "index": gpu.index,

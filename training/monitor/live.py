@@ -1,4 +1,4 @@
-"""The live view: looks, paints, takes keys. And its plain form, for output that is no terminal."""
+"""The live view, and its plain form for output that is not a terminal: one line per interval."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from training.core.errors import Exit
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
+from training.monitor.run_status import ENDED, FINISHED
 from training.monitor.screen import View, one_line, screen
-from training.monitor.state import ENDED, FINISHED, RunWatch, StateSource
+from training.monitor.state import RunWatch, StateSource
 from training.monitor.terminal import ESCAPE, RESIZED, RETURN, Quit, Terminal, print_screen, size
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RunsState, RunState
 
-# A supervisor that is still there after the end may be writing its last lines, or about to start
-# the ranks again.
-LAST_WORDS_S, LAST_LOOKS_S = 2.0, 0.2
-# The first screen does not wait for a slow GPU driver, and has no CPU use yet: the second one comes
-# soon.
-FIRST_PATIENCE_S, SECOND_LOOK_S = 0.05, 1.0
-NICE = 5  # the run's processes go first
+# A supervisor that outlives the run may still write its last lines, or restart the ranks.
+END_GRACE_S, END_POLL_S = 2.0, 0.2
+# The first screen does not wait for a slow GPU driver and has no CPU use; the second follows soon.
+FIRST_PATIENCE_S, SECOND_READ_S = 0.05, 1.0
+NICE = 5  # the run's processes have priority
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 KEYS = "q quit  ? help  p pause  l log  a diagnose  g GPUs  +/- every {} s"
 RUNS_KEYS = "q quit  ? help  p pause  Return opens the marked run  +/- every {} s"
 
 
 class Live:
-    """`newer`: what takes the place of a source that has ended; None as long as there is nothing
-    newer."""
+    """Live view of one source. `newer`: returns the source that replaces one that has ended, or
+    None."""
 
     def __init__(
         self, source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool
@@ -51,17 +50,17 @@ class Live:
         self._ended: float | None = None  # when the end was first seen
 
     def go(self) -> int:
-        """Until the user leaves, or, with follow_exit, the run has ended. Raises KeyboardInterrupt
-        (Ctrl-C), SystemExit (TERM, HUP)."""
+        """Runs until the user quits or, with follow_exit, the run has ended. Raises
+        KeyboardInterrupt (Ctrl-C), SystemExit (TERM, HUP)."""
         self.state = self.source.read(FIRST_PATIENCE_S)
-        # always one for what is shown: a run, or all of them
+        # a page of runs or of one run, as `self.state` is
         self.page: ScreenPage[Any] = self._home()
         with contextlib.suppress(Quit), Terminal() as self.terminal:
             try:
                 self._watch()
             finally:
                 self.page.close()
-        # its last screen stays; one row is left for the prompt
+        # the last screen stays on the terminal, less one row for the prompt
         if "run" in self.state and self.state["run"]["state"] in ENDED:
             width, height = size()
             print_screen(
@@ -76,28 +75,28 @@ class Live:
     def _watch(self) -> None:
         self._paint()
         os.nice(NICE)
-        next_look = time.monotonic() + min(self.interval_s, SECOND_LOOK_S)
+        next_read = time.monotonic() + min(self.interval_s, SECOND_READ_S)
         while not (self.follow_exit and self._over()):
             waits = isinstance(self.page, Diagnosis) and self.page.waits
             hurry = waits or (self.follow_exit and self._ended is not None)
             for key in self.terminal.wait(
-                min(next_look, time.monotonic() + LAST_LOOKS_S) if hurry else next_look
+                min(next_read, time.monotonic() + END_POLL_S) if hurry else next_read
             ):
                 was_paused = self._paused
                 if not self._key(key):
                     return
-                next_look = min(
-                    next_look,
+                next_read = min(
+                    next_read,
                     time.monotonic()
                     + (0.0 if was_paused and not self._paused else self.interval_s),
                 )
-            if time.monotonic() >= next_look or (hurry and not waits):
+            if time.monotonic() >= next_read or (hurry and not waits):
                 if not self._paused:
-                    self._look()
-                next_look = time.monotonic() + self.interval_s
+                    self._read()
+                next_read = time.monotonic() + self.interval_s
             self._paint()
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         self.state = self.source.read()
         if "run" in self.state and self.state["run"]["state"] in ENDED:
             self._ended = self._ended or time.monotonic()
@@ -113,8 +112,7 @@ class Live:
             self._ended = None
 
     def _over(self) -> bool:
-        """Has the run ended for good? Its supervisor is gone too: as long as it is there it may
-        start the ranks again."""
+        """Whether the run has ended and cannot restart: its supervisor is gone too."""
         if "runs" in self.state or self.state["run"]["state"] not in ENDED:
             return False
         self._ended = self._ended or time.monotonic()
@@ -128,7 +126,7 @@ class Live:
         return Runs() if self._runs else Overview()
 
     def _key(self, key: str) -> bool:
-        """False: leave."""
+        """Handles a key; False to quit."""
         if key == "q":
             return False
         if key == RESIZED or self.page.key(key, self.state):
@@ -172,7 +170,7 @@ class Live:
         return True
 
     def _show(self, kind: Callable[[], pages.Scrolled]) -> None:
-        """The same key leads there and back."""
+        """Opens the page, or closes it if it is open."""
         self._turn(self._home() if type(self.page) is kind else kind())
 
     def _turn(self, page: ScreenPage[Any]) -> None:
@@ -203,8 +201,8 @@ class Live:
 def lines(
     source: StateSource, interval_s: float, *, ascii_only: bool, follow_exit: bool
 ) -> RunState | RunsState:
-    """Output that is no terminal: one plain line a look, of every living run. Returns the last
-    state, of a run that has ended."""
+    """Prints one plain line for each active run and interval. Returns the last state once no run is
+    active."""
     ended: float | None = None
     while True:
         state = source.read()
@@ -222,17 +220,16 @@ def lines(
                 print(term_text.to_ascii(line) if ascii_only else line, flush=True)
         if last:
             return state
-        time.sleep(LAST_LOOKS_S if ended else interval_s)
+        time.sleep(END_POLL_S if ended else interval_s)
 
 
 def final(state: RunState, ended: float) -> bool:
-    """Whether nothing more is to come of a run whose end was first seen at `ended` (monotonic)."""
-    return not state["run"]["supervisor_alive"] or time.monotonic() - ended > LAST_WORDS_S
+    """Whether a run is done for good whose end was first seen at `ended` (monotonic)."""
+    return not state["run"]["supervisor_alive"] or time.monotonic() - ended > END_GRACE_S
 
 
 def status(state: RunState) -> int:
-    """The exit status of a run that has ended; of one that nothing is known of, that of a failed
-    one."""
+    """Exit status of a run that has ended; where it is unknown, that of a failed run."""
     code = state["run"]["exit_code"]
     if code is not None:
         return int(code)

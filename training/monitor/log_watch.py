@@ -1,4 +1,4 @@
-"""A log that no launcher of ours made, as the state that RunWatch returns of a run."""
+"""State of a training that another launcher started, from its log; the same dict as a run's."""
 
 from __future__ import annotations
 
@@ -16,30 +16,23 @@ from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
 from training.monitor import alerts, host_stats
-from training.monitor.state import (
-    CURVE_POINTS,
-    FAILED,
-    FINISHED,
-    GPU_PATIENCE_S,
-    LOG_LINES,
-    RUNNING,
-    SCHEMA_VERSION,
-    STARTING,
-)
+from training.monitor.run_figures import CURVE_POINTS
+from training.monitor.run_status import FAILED, FINISHED, RUNNING, STARTING
+from training.monitor.state import GPU_PATIENCE_S, LOG_LINES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
     from training.core.contracts.state import RunState
 
-SILENT: Final = "silent"  # nothing comes any more, and nothing says how it ended
-RECENT_S = 60.0  # written to so lately, or within some of its usual intervals: it runs
+SILENT: Final = "silent"  # no new output, and no line that shows how it ended
+RECENT_S = 60.0  # a log written this recently, or within a few usual intervals, is of a running job
 UNKNOWN = "no progress lines recognised"
 EMPTY = "no output yet: the log is empty"
 
 
 class LogWatch:
-    """Looks at one log again and again; a look costs only what is new. Raises UserError for what
-    can not be read."""
+    """Reads one log repeatedly; each read covers only what is new. Raises UserError for an
+    unreadable log."""
 
     def __init__(self, log: Path, shared: host_stats.Shared | None = None) -> None:
         _readable(log)
@@ -48,14 +41,13 @@ class LogWatch:
         self._machine = shared or host_stats.Shared()
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunState:
-        """One look; `patience_s`: how long the GPU driver may keep it waiting."""
+        """State of the log now. `patience_s`: longest wait for the GPU driver."""
         now = time.time()
         self._machine.ask()
-        # Processes first: what they wrote before they ended is then certainly in what is read
-        # below.
+        # Processes first: whatever a process wrote before it ended is then in the log read below.
         writers = _writers(self.log)
-        told = self._figures
-        grown = told.read(now)
+        figures = self._figures
+        grown = figures.read(now)
         state, reason = self._judge(writers, grown, now)
         gpus, host = self._machine.answer(patience_s, self.log.parent)
         seen: RunState = {
@@ -63,7 +55,7 @@ class LogWatch:
             "time_unix_s": now,
             "run": {
                 "kind": "log",
-                "source": told.source,
+                "source": figures.source,
                 "name": self.log.name,
                 "dir": None,
                 "script": None,
@@ -78,13 +70,15 @@ class LogWatch:
                 "restarts": 0,
                 "warnings": 0,
                 "started_unix_s": None,
-                "ended_unix_s": told.text.mtime if state != RUNNING and told.text.there else None,
+                "ended_unix_s": figures.text.mtime
+                if state != RUNNING and figures.text.there
+                else None,
                 "supervisor_pid": None,
                 "supervisor_alive": None,
             },
-            "progress": told.progress(running=state == RUNNING),
-            "training": told.training(),
-            "loss_curve": told.loss_curve(CURVE_POINTS),
+            "progress": figures.progress(running=state == RUNNING),
+            "training": figures.training(),
+            "loss_curve": figures.loss_curve(CURVE_POINTS),
             "speed_curve": {"points": []},
             "ranks": [],
             "gpus": host_stats.gpu_records(gpus, set(writers), set()),
@@ -93,8 +87,8 @@ class LogWatch:
             "warnings": [],
             "log": {
                 "file": str(self.log),
-                "last_lines": told.text.last_lines(LOG_LINES),
-                "read_whole": told.text.whole,
+                "last_lines": figures.text.last_lines(LOG_LINES),
+                "read_whole": figures.text.whole,
             },
             "checkpoint": None,
             "summary": None,
@@ -105,7 +99,7 @@ class LogWatch:
         return seen
 
     def _judge(self, writers: list[int], grown: bool, now: float) -> tuple[RunStatus, str | None]:
-        """The state, and why where that is not plain."""
+        """The status, and a reason where the status alone does not explain it."""
         text, tally = self._figures.text, self._figures.tally
         if not text.there:
             return SILENT, "the log is gone"
@@ -113,7 +107,7 @@ class LogWatch:
         if how and not writers:
             return (FINISHED, None) if how == end_detection.FINISHED else (FAILED, why)
         unknown = (
-            "it is no text"
+            "not a text file"
             if text.binary
             else EMPTY
             if not text.size
@@ -133,34 +127,34 @@ class LogWatch:
         if lives:
             return (
                 RUNNING,
-                f"{why}; but a process still writes to the log (pid {writers[0]})"
+                f"{why}, but a process still writes to the log (pid {writers[0]})"
                 if why
                 else unknown,
             )
         since = (
-            f"nothing new since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, "
+            f"no output since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, "
             f"{duration(now - text.mtime)} ago"
         )
         return (
             SILENT,
-            f"{unknown}; {since}" if unknown else f"{since}, and nothing says how it ended",
+            f"{unknown}; {since}" if unknown else f"{since}; how it ended is unknown",
         )
 
 
 def _readable(log: Path) -> None:
-    said, why, fixes = f"--log is {str(log)!r}", None, []
+    given, why, fixes = f"--log is {str(log)!r}", None, []
     try:
         kind = log.stat().st_mode
         if stat.S_ISDIR(kind):
             why, fixes = (
-                "a folder",
+                "a directory",
                 [
                     f"./monitor_training.sh --run={shlex.quote(str(log))}   (if it is a run "
                     f"directory)"
                 ],
             )
         elif not stat.S_ISREG(kind):
-            why = "not a file"  # a pipe can be read only once
+            why = "not a regular file"  # a pipe can be read only once
         else:
             log.open("rb").close()
     except PermissionError as error:
@@ -168,15 +162,13 @@ def _readable(log: Path) -> None:
     except OSError as error:
         why = error.strerror
     except ValueError:  # \0
-        why = "no name of a file"
+        why = "not a valid file name"
     if why:
-        raise UserError(
-            Problem("log.unreadable", f"{said}: {why}", "a log that can be read", fixes)
-        )
+        raise UserError(Problem("log.unreadable", f"{given}: {why}", "a readable log file", fixes))
 
 
 def _writers(log: Path) -> list[int]:
-    """Processes that have the log open for writing, as far as we may know: those of this user."""
+    """Pids of this user's processes that have the log open for writing."""
     found = []
     try:
         wanted = os.path.realpath(log)
@@ -186,7 +178,7 @@ def _writers(log: Path) -> list[int]:
     except OSError:
         return []
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or it is somebody else's
+        with contextlib.suppress(OSError):  # ended, or another user's
             folder = f"/proc/{pid}/fd"
             if any(
                 os.readlink(f"{folder}/{fd}") == wanted  # noqa: PTH115  it is fast

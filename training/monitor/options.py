@@ -1,4 +1,4 @@
-"""The command line of the monitor, and which run it means."""
+"""Command line of the monitor, and the run that it selects."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         )
     if options.follow_exit and (options.once or options.json or options.all):
         other = "once" if options.once else "json" if options.json else "all"
-        why = "which run's end counts is not known" if options.all else "it looks only once"
+        why = "the run to wait for is undefined" if options.all else "the monitor exits at once"
         fixes = [f"{COMMAND} --follow-exit", f"{COMMAND} --{other}"]
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"--follow-exit waits for the end of one run; with --{other} {why}",
+                f"--follow-exit waits for the end of one run, and with --{other} {why}",
                 "one of them",
                 fixes,
             )
@@ -101,7 +101,7 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"--prometheus answers as long as it runs, --{other} looks only once",
+                f"--prometheus serves until it is stopped, --{other} exits at once",
                 "one of them",
                 fixes,
             )
@@ -110,18 +110,18 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
 
 
 def _without_flag(word: str) -> Problem:
-    """A run or a log that was named without --run= or --log=."""
+    """Problem with an argument that lacks --run= or --log=."""
     experiments = project.WORK / find_run.EXPERIMENTS
-    what, allowed = f"{word!r} is without a flag", "--run=RUN or --log=FILE"
+    what, allowed = f"{word!r} lacks a flag", "--run=RUN or --log=FILE"
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem("flag.positional", what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
     try:
         find_run.find(word, experiments, ASKER)
-    except UserError as error:  # no run of that name: what it may have been
+    except UserError as error:  # no run of that name: suggest similar ones
         wrong = error.problems[0]
         return Problem(
             "flag.positional",
-            f"{what}, and neither a log nor a run",
+            f"{what} and is neither a log nor a run",
             f"{allowed}: {wrong.allowed}",
             wrong.fixes,
         )
@@ -129,8 +129,8 @@ def _without_flag(word: str) -> Problem:
 
 
 def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | None]:
-    """The run that is meant, and the log to show when one was named; (None, log) for a log of
-    another program. Raises UserError."""
+    """(run, log): the log only if --log was given; (None, log) for a log of another program. Raises
+    UserError."""
     experiments = root / find_run.EXPERIMENTS
     if options.run is not None:
         return find_run.find(options.run, experiments, ASKER), None
@@ -141,24 +141,26 @@ def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | Non
 
 
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
-    """The run that a log of our launchers names; None for any other log, and for one whose run is
+    """The run that a log of Duet's launchers names; None for any other log, and if that run is
     gone."""
-    allowed = "a log file: one of ours (logs/<script>_<time>.log), or of any other training"
+    allowed = "a log file of Duet (logs/<script>_<time>.log) or of any other training"
     latest = f"{COMMAND}   # the newest run" if find_run.newest(experiments) else FIRST_RUN
-    said = f"--log is {str(log)!r}"
+    given = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)
         raise UserError(
             Problem(
                 "log.missing",
-                f"{said}: no such file",
+                f"{given}: no such file",
                 allowed,
                 [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest],
             )
         )
     if not log.is_file():
         fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if find_run.is_run(RunDir(log)) else []
-        raise UserError(Problem("log.not_a_file", f"{said}: not a file", allowed, [*fixes, latest]))
+        raise UserError(
+            Problem("log.not_a_file", f"{given}: not a file", allowed, [*fixes, latest])
+        )
     if find_run.is_run(RunDir(log.parent)):  # a file of a run
         return RunDir(log.parent)
     try:
@@ -167,7 +169,7 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
         raise UserError(
             Problem(
                 "log.unreadable",
-                f"{said}: {error.strerror}",
+                f"{given}: {error.strerror}",
                 allowed,
                 [f"chmod u+r {shlex.quote(str(log))}"],
             )
@@ -187,7 +189,7 @@ def _newest_log(folder: Path) -> list[Path]:
 
 
 def _ends(log: Path) -> bytes:
-    """The beginning and the end of a log: our launchers name their run among the first lines."""
+    """Beginning and end of a log; Duet's launchers name the run in one of the first lines."""
     with log.open("rb") as file:
         begin = file.read(SEARCHED_BYTES)
         size = os.fstat(file.fileno()).st_size
@@ -198,7 +200,7 @@ def _ends(log: Path) -> bytes:
 
 
 def run_line(content: bytes) -> str | None:
-    """The run directory that a log names last."""
+    """The last run directory that a log names."""
     end = len(content)
     while (place := content.rfind(b"run directory: ", 0, end)) >= 0:
         start, stop = content.rfind(b"\n", 0, place) + 1, content.find(b"\n", place)

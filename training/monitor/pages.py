@@ -1,5 +1,5 @@
-"""What the live view can show of a run besides its overview: help, the log, GPU details, a
-diagnosis; and the table of all runs."""
+"""Pages of the live view: overview, help, log, GPU details, diagnosis, and the table of all
+runs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 LOG_BYTES = 1 << 20  # of the end of a log that can be scrolled through
 HELP = """\
-q          quit: the run goes on
-p          pause: nothing is looked at until p is pressed again
-l          the log
-a          diagnose: what went wrong, by the logs so far
+q          quit; the run continues
+p          pause or resume the display
+l          log
+a          diagnose: root cause, from the logs so far
 g          GPU details
-+ and -    look more often, less often
++ and -    refresh faster, slower
 ?          this help
 arrows, j k, Page Up, Page Down, Home, End    scroll
-Return     open the run that is marked (--all)
+Return     open the marked run (--all)
 Esc        back
 
 * marks GPUs and processes of this run.
-COMPUTE is what a rank does alone in a step (its data and forward pass);
-all wait for the slowest one.
-LAST BEAT is how long ago a rank said what it does.
+COMPUTE is a rank's own time in a step (data and forward pass);
+the other ranks wait for the slowest one.
+LAST BEAT is the age of a rank's last heartbeat.
 A line with ! needs your attention.
 """
 
@@ -50,7 +50,7 @@ Shown_contra = TypeVar("Shown_contra", "RunState", "RunsState", contravariant=Tr
 
 
 class ScreenPage(ABC, Generic[Shown_contra]):
-    """`lines` draws, `key` may take a key and says whether it did."""
+    """`lines` draws the page; `key` returns whether it handled the key."""
 
     @abstractmethod
     def lines(self, state: Shown_contra, view: View) -> list[str]: ...
@@ -68,16 +68,13 @@ class Overview(ScreenPage["RunState"]):
 
 
 class Scrolled(ScreenPage["RunState"]):
-    """Text longer than the screen; it begins at its end when `from_end`."""
+    """Scrollable text; starts at its end if `from_end`."""
 
     from_end = False
 
     def __init__(self) -> None:
-        self._above: int | None = (
-            None  # rows above the screen; None: the end is shown, whatever comes
-        )
-        if not self.from_end:
-            self._above = 0
+        # rows above the screen; None: follows the end
+        self._above: int | None = None if self.from_end else 0
         self._rows = self._most = 0
 
     @abstractmethod
@@ -132,7 +129,10 @@ class Log(Scrolled):
     from_end = True
 
     def title(self, state: RunState) -> Line:
-        return [("Log  ", "bold"), (place(state["log"]["file"] or "this run has none", 60), "dim")]
+        return [
+            ("Log  ", "bold"),
+            (place(state["log"]["file"] or "no log for this run", 60), "dim"),
+        ]
 
     def text(self, state: RunState) -> list[Line]:
         file = state["log"]["file"]
@@ -153,14 +153,14 @@ class GpuDetails(Scrolled):
 
 
 class Diagnosis(Scrolled):
-    """`./duet diagnose` of this run's logs, in a process of its own: a log may be large."""
+    """Output of `./duet diagnose` for this run, in a child process: logs may be large."""
 
     def __init__(self, state: RunState) -> None:
         super().__init__()
         self._target = state["run"]["dir"] or state["log"]["file"]
         self._started = time.monotonic()
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed in close()
-        self._said: list[str] | None = None
+        self._output: list[str] | None = None
         command = [
             sys.executable,
             str(ROOT / "lib/run_module.py"),
@@ -179,18 +179,16 @@ class Diagnosis(Scrolled):
         return [("Diagnosis  ", "bold"), (place(str(self._target), 60), "dim")]
 
     def text(self, state: RunState) -> list[Line]:
-        if self._said is None and self._process.poll() is not None:
+        if self._output is None and self._process.poll() is not None:
             self._out.seek(0)
-            self._said = self._out.read().decode("utf-8", "replace").splitlines() or [
-                "nothing was said"
-            ]
-        if self._said is None:
+            self._output = self._out.read().decode("utf-8", "replace").splitlines() or ["no output"]
+        if self._output is None:
             return [[(f"reading the logs … {time.monotonic() - self._started:.0f} s", "dim")]]
-        return [[(term_text.clean(line), "")] for line in self._said]
+        return [[(term_text.clean(line), "")] for line in self._output]
 
     @property
     def waits(self) -> bool:
-        return self._said is None
+        return self._output is None
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -201,7 +199,7 @@ class Diagnosis(Scrolled):
 
 
 class Runs(ScreenPage["RunsState"]):
-    """The table of all runs, one of them marked: by its folder, since runs come and go."""
+    """The table of all runs. The mark is kept by folder, since rows change."""
 
     def __init__(self, marked: str = "") -> None:
         self.marked = marked

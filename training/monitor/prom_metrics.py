@@ -1,31 +1,30 @@
-"""What a state says as metrics for Prometheus.
+"""Prometheus metrics: names, labels, help, and their values in a state.
 
-METRICS is the one list of them: what is served (training.monitor.prometheus), the table in
-docs/prometheus.md and the tests follow from it. What is unknown has no sample: a 0 would be a
-measurement. Metrics of a run carry its name in the label `run`; those of the machine do not.
+METRICS is the only list of them: training.monitor.prometheus, the table in docs/prometheus.md and
+the tests follow from it. An unknown value has no sample: a 0 would be a measurement. Metrics of a
+run carry its name in the label `run`; those of the machine do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from training.core import heartbeat
 from training.core.jsonl import dig, items, number
-from training.monitor.state import ENDED, RUNNING, STARTING
+from training.monitor.run_status import ENDED, RUNNING, STARTING
 
-LABEL_CHARACTERS = 300  # a name from a file may be of any length
+LABEL_CHARACTERS = 300  # names from files may be of any length
 STATES = (STARTING, RUNNING, *ENDED)
-# values of the labels, and the value: None where it is not known
+# values of the labels, value or None if unknown
 Row = tuple[tuple[str, ...], float | None]
-AnyState = Mapping[str, object]  # of a run or of all of them: what it does not have has no sample
+AnyState = Mapping[str, object]  # of one run or of all runs; missing parts have no sample
 Rows = Callable[[AnyState], Iterable[Row]]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`rows`: what a state says of it. `kind`: a type of Prometheus; of 'info' the labels are all
-    that matters, the value is 1."""
+    """`rows`: its rows in a state. `kind`: Prometheus type; the value of an 'info' is always 1."""
 
     name: str
     labels: tuple[str, ...]
@@ -39,7 +38,7 @@ def _run(*keys: str, times: float = 1.0) -> Rows:
 
 
 def _each(part: str, by: str, key: str, times: float = 1.0) -> Rows:
-    """One row for each rank or GPU."""
+    """One row for each entry of `part` (ranks, GPUs), labelled by its key `by`."""
     return lambda state: [
         ((label(row.get(by)),), _times(row.get(key), times)) for row in items(state.get(part))
     ]
@@ -55,7 +54,7 @@ def _info(*values: object) -> Row:
 
 
 def label(value: object) -> str:
-    """A label: whatever a file holds, as text that can be encoded."""
+    """The value of a file as an encodable label."""
     return (
         "" if value is None else str(value)[:LABEL_CHARACTERS].encode("utf-8", "replace").decode()
     )
@@ -97,13 +96,13 @@ def _step_seconds(state: AnyState) -> list[Row]:
 
 
 def _living(rows: Rows) -> Rows:
-    """Of a run that has ended the age of a beat says only how long ago that was, and its GPUs are
-    no longer its own."""
+    """No rows for a run that has ended: heartbeat ages would only measure the time since, and its
+    GPUs are released."""
     return lambda state: [] if dig(state, "run", "state") in ENDED else rows(state)
 
 
 def _late(state: AnyState) -> list[Row]:
-    """Of a rank that has not been heard yet nobody knows."""
+    """No row for a rank without a heartbeat yet."""
     return [
         ((label(r.get("rank")),), _times(r.get("late"), 1))
         for r in items(state.get("ranks"))
@@ -112,7 +111,7 @@ def _late(state: AnyState) -> list[Row]:
 
 
 def _phases(state: AnyState) -> list[Row]:
-    """By kind: a series for each number of an epoch would never end."""
+    """Kinds of phases: with epoch numbers the number of series would grow without limit."""
     return [
         _info(r.get("rank"), heartbeat.kind(r["phase"]))
         for r in items(state.get("ranks"))
@@ -125,8 +124,8 @@ def _gpu_info(state: AnyState) -> list[Row]:
 
 
 def _throttled(state: AnyState) -> list[Row]:
-    """One for each reason; a GPU that runs freely has a 0 without a reason, one that does not say
-    has nothing."""
+    """One row for each reason; without throttling a single 0 without a reason; no row if
+    unknown."""
     rows: list[Row] = []
     for gpu in items(state.get("gpus")):
         reasons = gpu.get("throttle_reasons")
@@ -138,209 +137,214 @@ def _throttled(state: AnyState) -> list[Row]:
 
 
 def _alerts(state: AnyState) -> list[Row]:
-    told = state.get("alerts")
-    return [] if told is None else [((), len(items(told)))]
+    alerts = state.get("alerts")
+    return [] if alerts is None else [((), len(items(alerts)))]
 
 
-# name, labels beside `run`, help, what a state says of it, kind
+# name, labels besides `run`, help, rows, kind
 OF_A_RUN = [
     Metric(
         "duet_run_info",
         ("script", "device", "precision", "state"),
-        "What this run is.",
+        "Entry script, device, precision and state of the run.",
         _run_info,
         "info",
     ),
     Metric(
         "duet_run_state",
         ("state",),
-        "1 for the state that the run is in, 0 for the others.",
+        "1 for the current state of the run, 0 for the others.",
         _states,
     ),
     Metric(
         "duet_run_failure_info",
         ("cause", "rank"),
-        "Why a failed run failed, and on which rank.",
+        "Cause of a failed run, and the rank at fault.",
         _failure,
         "info",
     ),
     Metric(
         "duet_run_alerts",
         (),
-        "Number of things that the monitor warns of now: its screen says which.",
+        "Number of active alerts, as the monitor's screen lists them.",
         _alerts,
     ),
     Metric(
         "duet_last_update_timestamp_seconds",
         (),
-        "When the monitor looked: what is told is of that moment.",
+        "Time at which the monitor read these values.",
         _run("time_unix_s"),
     ),
     Metric(
         "duet_run_start_timestamp_seconds",
         (),
-        "When the run was planned.",
+        "Time at which the run was planned.",
         _run("run", "started_unix_s"),
     ),
     Metric(
-        "duet_run_end_timestamp_seconds", (), "When the run ended.", _run("run", "ended_unix_s")
+        "duet_run_end_timestamp_seconds",
+        (),
+        "Time at which the run ended.",
+        _run("run", "ended_unix_s"),
     ),
     Metric("duet_ranks", (), "Number of ranks.", _run("run", "ranks")),
     Metric(
         "duet_restarts_total",
         (),
-        "How often the ranks were started again after a failure.",
+        "Restarts of the ranks after a failure.",
         _run("run", "restarts"),
         "counter",
     ),
-    Metric("duet_warnings_total", (), "Warnings so far.", _run("run", "warnings"), "counter"),
-    Metric("duet_step", (), "Optimizer steps done.", _run("progress", "step")),
+    Metric(
+        "duet_warnings_total", (), "Warnings of the run so far.", _run("run", "warnings"), "counter"
+    ),
+    Metric("duet_step", (), "Completed optimizer steps.", _run("progress", "step")),
     Metric(
         "duet_total_steps", (), "Optimizer steps of the whole run.", _run("progress", "total_steps")
     ),
-    Metric("duet_epoch", (), "The epoch of the last step, from 1.", _run("progress", "epoch")),
+    Metric("duet_epoch", (), "Epoch of the last step, from 1.", _run("progress", "epoch")),
     Metric("duet_epochs", (), "Epochs of the whole run.", _run("progress", "epochs")),
     Metric(
         "duet_elapsed_seconds",
         (),
-        "Time since the run was planned, or until its end.",
+        "Time since the run was planned, up to its end.",
         _run("progress", "elapsed_s"),
     ),
     Metric(
         "duet_eta_seconds",
         (),
-        "Time left at the pace of the last 1000 steps, while running.",
+        "Remaining time at the pace of the last 1000 steps; only while running.",
         _run("progress", "eta_s"),
     ),
     Metric(
         "duet_loss",
         (),
-        "Training loss of the last step; NaN and infinity are told.",
+        "Training loss of the last step; may be NaN or infinite.",
         _run("training", "loss"),
     ),
     Metric(
         "duet_eval",
         ("name", "unit"),
-        "The figure of the last evaluation.",
+        "Result of the last evaluation.",
         _evaluation("eval_last"),
     ),
     Metric(
         "duet_eval_best",
         ("name", "unit"),
-        "The best figure of all evaluations.",
+        "Best result of all evaluations.",
         _evaluation("eval_best"),
     ),
     Metric(
         "duet_eval_best_step",
         ("name", "unit"),
-        "The step of the best evaluation.",
+        "Step of the best evaluation.",
         _evaluation("eval_best_step"),
     ),
     Metric("duet_learning_rate", (), "Learning rate of the last step.", _run("training", "lr")),
     Metric(
         "duet_grad_norm",
         (),
-        "Norm of the gradient at the last step, before clipping.",
+        "Gradient norm of the last step, before clipping.",
         _run("training", "grad_norm"),
     ),
     Metric(
         "duet_tokens_total",
         (),
-        "Tokens trained on; stands still while a restarted run repeats steps.",
+        "Tokens trained on; constant while a restarted run repeats steps.",
         _run("training", "tokens"),
         "counter",
     ),
     Metric(
         "duet_tokens_per_second",
         (),
-        "Median of the last 100 steps, all ranks together.",
+        "Tokens per second of all ranks: median of the last 100 steps.",
         _run("training", "tokens_per_s"),
     ),
     Metric(
         "duet_samples_total",
         (),
-        "Samples trained on, by any task but gpt; stands still like duet_tokens_total.",
+        "Samples trained on (tasks other than gpt); constant while a restarted run repeats steps.",
         _run("training", "samples"),
         "counter",
     ),
     Metric(
         "duet_samples_per_second",
         (),
-        "Median of the last 100 steps, all ranks together.",
+        "Samples per second of all ranks: median of the last 100 steps.",
         _run("training", "samples_per_s"),
     ),
     Metric(
         "duet_step_seconds",
         ("quantile",),
-        "Time of a step, over the last 100 steps.",
+        "Step time over the last 100 steps.",
         _step_seconds,
         "summary",
     ),
     Metric(
         "duet_mfu_ratio",
         (),
-        "Share of the GPUs' peak arithmetic that training uses, 0 to 1.",
+        "Model FLOPs utilization of the GPUs, 0 to 1.",
         _run("training", "mfu"),
     ),
     Metric(
         "duet_last_step_timestamp_seconds",
         (),
-        "When the last step ended.",
+        "Time at which the last step ended.",
         _run("training", "last_step_unix_s"),
     ),
     Metric(
         "duet_checkpoint_timestamp_seconds",
         (),
-        "When the newest checkpoint was written.",
+        "Time at which the newest checkpoint was written.",
         _run("checkpoint", "time_unix_s"),
     ),
     Metric(
-        "duet_checkpoint_step", (), "The step of the newest checkpoint.", _run("checkpoint", "step")
+        "duet_checkpoint_step", (), "Step of the newest checkpoint.", _run("checkpoint", "step")
     ),
     Metric(
         "duet_rank_heartbeat_age_seconds",
         ("rank",),
-        "Time since this rank went on to another phase, until the end.",
+        "Time since the rank entered its phase; until the run ends.",
         _living(_each("ranks", "rank", "beat_age_s")),
     ),
     Metric(
         "duet_rank_step",
         ("rank",),
-        "The step that this rank is in.",
+        "Current step of the rank.",
         _each("ranks", "rank", "step"),
     ),
     Metric(
         "duet_rank_alive",
         ("rank",),
-        "1 when the process of this rank lives.",
+        "1 if the process of the rank is alive.",
         _each("ranks", "rank", "alive"),
     ),
     Metric(
-        "duet_rank_late", ("rank",), "1 when this rank has been in one phase for over 30 s.", _late
+        "duet_rank_late", ("rank",), "1 if the rank has been in one phase for over 30 s.", _late
     ),
     Metric(
         "duet_rank_phase_info",
         ("rank", "phase"),
-        "What this rank is doing, numbers left out.",
+        "Phase of the rank, without numbers.",
         _phases,
         "info",
     ),
     Metric(
         "duet_rank_own_seconds",
         ("rank",),
-        "This rank's own time in a step, without waiting for others: median of 100.",
+        "Compute time of the rank in a step, without waiting for others: median of 100 steps.",
         _each("ranks", "rank", "compute_ms_median", 1e-3),
     ),
     Metric(
         "duet_rank_memory_bytes",
         ("rank",),
-        "Peak GPU memory of this rank; on the CPU its memory.",
+        "Peak GPU memory of the rank; on the CPU, memory of its process.",
         _each("ranks", "rank", "memory_bytes"),
     ),
     Metric(
         "duet_gpu_in_plan",
         ("gpu",),
-        "1 for the GPUs that this run uses, until its end.",
+        "1 for each GPU of the run, until it ends.",
         _living(_each("gpus", "index", "in_plan")),
     ),
 ]
@@ -348,90 +352,92 @@ OF_THE_MACHINE = [
     Metric(
         "duet_gpu_info",
         ("gpu", "uuid", "name"),
-        "The GPUs of this machine, by their index in PCI order.",
+        "GPUs of the machine, by index in PCI order.",
         _gpu_info,
         "info",
     ),
     Metric(
         "duet_gpu_use_ratio",
         ("gpu",),
-        "Share of the time in which a kernel ran, 0 to 1.",
+        "Share of time during which a kernel ran, 0 to 1.",
         _each("gpus", "index", "use_percent", 1e-2),
     ),
     Metric(
         "duet_gpu_memory_used_bytes",
         ("gpu",),
-        "GPU memory in use, by anybody.",
+        "GPU memory in use by all processes.",
         _each("gpus", "index", "memory_used_bytes"),
     ),
     Metric(
         "duet_gpu_memory_total_bytes",
         ("gpu",),
-        "GPU memory.",
+        "Total GPU memory.",
         _each("gpus", "index", "memory_total_bytes"),
     ),
     Metric(
         "duet_gpu_temperature_celsius",
         ("gpu",),
-        "Temperature of the GPU.",
+        "GPU temperature.",
         _each("gpus", "index", "temperature_c"),
     ),
     Metric(
         "duet_gpu_power_watts",
         ("gpu",),
-        "Power that the GPU draws.",
+        "GPU power draw.",
         _each("gpus", "index", "power_w"),
     ),
     Metric(
         "duet_gpu_power_limit_watts",
         ("gpu",),
-        "Power that it may draw.",
+        "GPU power limit.",
         _each("gpus", "index", "power_limit_w"),
     ),
     Metric(
         "duet_gpu_fan_ratio",
         ("gpu",),
-        "Speed of its fan, 0 to 1.",
+        "GPU fan speed, 0 to 1.",
         _each("gpus", "index", "fan_percent", 1e-2),
     ),
     Metric(
         "duet_gpu_throttled",
         ("gpu", "reason"),
-        "1 for each reason that slows it down; 0 without a reason when none does.",
+        "1 for each reason for throttling; a single 0 without a reason if there is none.",
         _throttled,
     ),
-    Metric("duet_host_cpu_cores", (), "Cores of this machine.", _run("system", "cpu_cores")),
+    Metric("duet_host_cpu_cores", (), "CPU cores of the machine.", _run("system", "cpu_cores")),
     Metric(
         "duet_host_cpu_use_ratio",
         (),
-        "Share of all cores in use, 0 to 1, since the look before.",
+        "Utilization of all cores since the previous reading, 0 to 1.",
         _run("system", "cpu_percent", times=1e-2),
     ),
-    Metric("duet_host_load1", (), "Load of the last minute.", _run("system", "load_1min")),
+    Metric("duet_host_load1", (), "Load average over 1 minute.", _run("system", "load_1min")),
     Metric(
         "duet_host_memory_used_bytes",
         (),
-        "Memory that could not be given to a new process.",
+        "Memory unavailable to new processes.",
         _run("system", "ram_used_bytes"),
     ),
     Metric(
         "duet_host_memory_total_bytes",
         (),
-        "Memory of this machine.",
+        "Total memory of the machine.",
         _run("system", "ram_total_bytes"),
     ),
-    Metric("duet_host_shm_used_bytes", (), "Used of /dev/shm.", _run("system", "shm_used_bytes")),
+    Metric(
+        "duet_host_shm_used_bytes", (), "Used space of /dev/shm.", _run("system", "shm_used_bytes")
+    ),
     Metric("duet_host_shm_total_bytes", (), "Size of /dev/shm.", _run("system", "shm_total_bytes")),
     Metric(
         "duet_host_disk_used_bytes",
         (),
-        "Used of the disk that the run is written to.",
+        "Used space of the disk with the run directory.",
         _run("system", "disk_used_bytes"),
     ),
     Metric(
         "duet_host_disk_total_bytes",
         (),
-        "Size of the disk that the run is written to.",
+        "Size of the disk with the run directory.",
         _run("system", "disk_total_bytes"),
     ),
 ]
@@ -441,73 +447,13 @@ METRICS = [
 
 
 def table() -> str:
-    """METRICS for docs/prometheus.md: `python lib/run_module.py training.monitor.prom_metrics`."""
+    """METRICS as a Markdown table for docs/prometheus.md, printed by
+    `python lib/run_module.py training.monitor.prom_metrics`."""
     rows = [
         f"| `{m.name}` | {m.kind} | {', '.join(m.labels) or '-'} | {m.help.rstrip('.')} |"
         for m in METRICS
     ]
     return "\n".join(["| metric | kind | labels | |", "|---|---|---|---|", *rows])
-
-
-Sample = tuple[dict[str, str], float]
-
-
-class Collected:
-    """The samples of all states that are shown, metric by metric, each with labels of its own."""
-
-    def __init__(self) -> None:
-        self._most: dict[tuple[str, ...], float] = {}
-
-    def samples(self, states: Sequence[AnyState]) -> list[tuple[Metric, list[Sample]]]:
-        """A state without a run tells of the machine only; of several that do, the newest is
-        believed."""
-        runs = _names([state for state in states if state.get("run")])
-        newest = max(states, key=lambda state: number(state.get("time_unix_s")) or 0.0, default={})
-        out = []
-        for metric in METRICS:
-            of_a_run = metric.labels[:1] == ("run",)
-            found: dict[tuple[str, ...], float] = {}
-            for of, state in (
-                (((name,), state) for name, state in runs) if of_a_run else [((), newest)]
-            ):
-                found |= {
-                    (*of, *labels): value
-                    for labels, value in metric.rows(state)
-                    if value is not None
-                }
-            if metric.kind == "counter":
-                found = {
-                    labels: self._never_less((metric.name, *labels), value)
-                    for labels, value in found.items()
-                }
-            out.append(
-                (
-                    metric,
-                    [
-                        (dict(zip(metric.labels, labels, strict=True)), value)
-                        for labels, value in found.items()
-                    ],
-                )
-            )
-        return out
-
-    def _never_less(self, key: tuple[str, ...], value: float) -> float:
-        """A restarted run goes back to its checkpoint; Prometheus would take that for a new counter
-        and add all of it again."""
-        self._most[key] = max(value, self._most.get(key, value))
-        return self._most[key]
-
-
-def _names(states: Sequence[AnyState]) -> list[tuple[str, AnyState]]:
-    """Two runs of one name, in different folders, are told apart by their folders."""
-    names = [label(dig(state, "run", "name")) for state in states]
-    return [
-        (
-            name if names.count(name) == 1 else label(dig(state, "run", "dir")) or f"{name} {i}",
-            state,
-        )
-        for i, (name, state) in enumerate(zip(names, states, strict=True))
-    ]
 
 
 if __name__ == "__main__":

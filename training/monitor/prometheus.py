@@ -1,9 +1,7 @@
-"""`--prometheus=PORT`: answers a Prometheus server with the metrics of the runs that are shown, on
-this machine only.
+"""`--prometheus=PORT`: HTTP endpoint on localhost with the metrics of the shown runs.
 
-Exporter serves from a thread of its own, next to the live screen, which feeds it with what it has
-read anyway; `serve` is the same without a screen. A look at a run is never made more often than
-once per interval, however many ask.
+Exporter serves from its own thread beside the live screen; `serve` serves without a screen. However
+many clients ask, runs are read at most once per interval.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.jsonl import dig
 from training.host import packages, ports
-from training.monitor import prom_metrics
+from training.monitor import prom_metrics, prom_samples
 from training.monitor.options import COMMAND
 from training.monitor.prom_metrics import AnyState
 
-HOST = "127.0.0.1"  # nothing of a run is told to other machines: whoever wants that makes a tunnel
+HOST = "127.0.0.1"  # not reachable from other machines: use a tunnel for that
 PACKAGE = "prometheus-client"
-CLIENT_S = 10.0  # a client that sends nothing has a thread for so long
+CLIENT_S = 10.0  # timeout of an idle client
 WAITING_CLIENTS = 64
 POLL_S, WAKE_S = 0.1, 1.0
 OPENMETRICS = "application/openmetrics-text"
@@ -40,23 +38,26 @@ PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Duet</titl
 
 
 class Exporter:
-    """`read`: one look at all that is to be shown, asked for when somebody scrapes and the last
-    look is older than `interval_s`; without it, what the last `update` brought is told. A state
-    without a run tells of the machine only. `tell`: gets what went wrong with an answer."""
+    """HTTP server for the metrics.
+
+    `read`: returns the states to export; called for a scrape if the last call is older than
+    `interval_s`. Without it, the states of the last `update` are exported. A state without a run
+    has metrics of the machine only. `report`: receives errors of requests.
+    """
 
     def __init__(
         self,
         port: int,
         read: Callable[[], Sequence[AnyState]] | None = None,
         interval_s: float = 0.0,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        self.port, self._read, self._interval_s, self._tell = port, read, interval_s, tell
+        self.port, self._read, self._interval_s, self._report = port, read, interval_s, report
         self._lock = threading.Lock()
         self._states: Sequence[AnyState] = []
         self._looked: float | None = None
-        self._bodies: dict[str, bytes] = {}  # of this look, by content type
-        self._collected, self._told = prom_metrics.Collected(), ""
+        self._bodies: dict[str, bytes] = {}  # responses of this read, by content type
+        self._collected, self._reported = prom_samples.Collected(), ""
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -65,8 +66,8 @@ class Exporter:
         return f"http://{HOST}:{self.port}/metrics"
 
     def start(self) -> None:
-        """Listens when it returns. Port 0 becomes a free one. Raises UserError: the package is
-        missing, the port is taken."""
+        """Returns once it listens; port 0 selects a free one. Raises UserError if the package is
+        missing or the port is taken."""
         self._library = _library()
         try:
             self._server = _Server(self.port, self)
@@ -79,7 +80,7 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """The port is free when it returns; an answer under way is not waited for."""
+        """Frees the port; does not wait for requests in progress."""
         if self._server is not None and self._thread is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -87,7 +88,7 @@ class Exporter:
             self._server = self._thread = None
 
     def update(self, states: Sequence[AnyState]) -> None:
-        """What the live screen shows now."""
+        """Sets the states to export."""
         with self._lock:
             self._new(states)
 
@@ -96,7 +97,7 @@ class Exporter:
         self._bodies.clear()
 
     def _look(self) -> None:
-        """With the lock held: who comes meanwhile waits and gets the same."""
+        """Requires the lock: concurrent clients share one read."""
         if self._read and (
             self._looked is None or time.monotonic() - self._looked >= self._interval_s
         ):
@@ -108,7 +109,7 @@ class Exporter:
             return self._states
 
     def metrics(self, accept: str) -> tuple[str, bytes]:
-        """(content type, body) in the form that the client asks for."""
+        """(content type, body) in the format that the client accepts."""
         client, openmetrics = self._library
         kind, form = client.CONTENT_TYPE_PLAIN_0_0_4, client.generate_latest
         if OPENMETRICS in accept:
@@ -122,18 +123,18 @@ class Exporter:
             return kind, self._bodies[kind]
 
     def failed(self, error: BaseException | None) -> None:
-        """Said once as long as it is the same."""
+        """Reports a failed request; repeats of the same error only once."""
         text = f"{type(error).__name__}: {error}"
-        if self._tell and text != self._told:
-            self._tell(f"a request to {self.url} was not answered: {text}")
-        self._told = text
+        if self._report and text != self._reported:
+            self._report(f"a request to {self.url} failed: {text}")
+        self._reported = text
 
 
 class _Families:
-    """What prometheus_client calls a collector: the metrics as its own objects."""
+    """A collector of prometheus_client, made of the collected samples."""
 
     def __init__(
-        self, collected: list[tuple[prom_metrics.Metric, list[prom_metrics.Sample]]]
+        self, collected: list[tuple[prom_metrics.Metric, list[prom_samples.Sample]]]
     ) -> None:
         self._collected = collected
 
@@ -143,7 +144,7 @@ class _Families:
         for metric, samples in self._collected:
             if not samples:
                 continue
-            # The library puts these ends behind the name of the family itself.
+            # The library appends these suffixes to the name of the family itself.
             family = Metric(
                 metric.name.removesuffix("_total").removesuffix("_info"), metric.help, metric.kind
             )
@@ -154,7 +155,7 @@ class _Families:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_port = False  # a port that is taken is an error
+    allow_reuse_port = False  # a taken port is an error
     request_queue_size = WAITING_CLIENTS
 
     def __init__(self, port: int, exporter: Exporter) -> None:
@@ -162,22 +163,21 @@ class _Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of a name that the standard library makes here: a slow name server is
-        none of our business."""
+        """Skips the name lookup of the standard library, which blocks on a slow name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Never a traceback over the live screen. A client that goes away or is silent is its own
-        affair."""
+        """Prevents a traceback on the live screen; disconnects and timeouts of clients are
+        ignored."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.exporter.failed(error)
 
 
 def _serve(server: _Server) -> None:
-    """In its thread. Signals are the main thread's: one that came here, or to the threads of the
-    clients, would not wake it."""
+    """Body of the server thread. Blocks signals here and in the client threads, so that they wake
+    the main thread."""
     signal.pthread_sigmask(
         signal.SIG_BLOCK,
         (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH),
@@ -199,8 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             elif path == "/":
                 body = _page(self.server.exporter.states())
             else:
-                status, kind, body = 404, "text/plain; charset=utf-8", b"not here: /metrics\n"
-        except Exception as error:  # whatever it is: somebody's alerts depend on this server
+                status, kind, body = 404, "text/plain; charset=utf-8", b"not found; see /metrics\n"
+        except Exception as error:  # alerts depend on this server: no error may end it
             self.server.exporter.failed(error)
             status, kind, body = (
                 500,
@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No line for each scrape."""
+        """Disables the log line for each scrape."""
 
 
 def _page(states: Sequence[AnyState]) -> bytes:
@@ -231,14 +231,12 @@ def _page(states: Sequence[AnyState]) -> bytes:
 
 
 def _library() -> tuple[ModuleType, ModuleType]:
-    """Raises UserError when it is not installed: the monitor runs with any Python."""
+    """prometheus_client and its OpenMetrics exposition. Raises UserError if not installed."""
     try:
         import prometheus_client
         from prometheus_client.openmetrics import exposition
     except ImportError as error:
-        what = (
-            f"--prometheus needs the package {PACKAGE}, which this Python does not have ({error})"
-        )
+        what = f"--prometheus needs the package {PACKAGE}, which is not installed ({error})"
         raise UserError(
             Problem("package.missing", what, "", packages.add([PACKAGE])), Exit.RESOURCES
         ) from None
@@ -273,9 +271,9 @@ def serve(
     interval_s: float = 3.0,
     stop: threading.Event | None = None,
 ) -> None:
-    """Answer until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or
-    until `stop` is set (returns). Call it in the main thread. Raises UserError."""
-    exporter = Exporter(port, read, interval_s, tell=log.warning)
+    """Serves until Ctrl-C (raises KeyboardInterrupt), TERM or HUP (SystemExit with 143, 129) or
+    until `stop` is set (returns). For the main thread only. Raises UserError."""
+    exporter = Exporter(port, read, interval_s, report=log.warning)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         # it may have been inherited as ignored
@@ -284,14 +282,14 @@ def serve(
         if before[signal.SIGHUP] != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, _leave)
         exporter.start()
-        log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C ends this, the run goes on")
+        log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C stops it; the run continues")
         stop = stop or threading.Event()
-        # a signal in the moment before it waits would be seen only when it wakes
+        # a signal just before the wait is seen only after it: keep the wait short
         while not stop.wait(WAKE_S):
             pass
     finally:
         for number in before:
-            # one is enough: the port is given back in any case
+            # a second signal must not interrupt the close
             signal.signal(number, signal.SIG_IGN)
         exporter.close()
         for number, handler in before.items():

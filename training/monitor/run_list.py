@@ -1,4 +1,4 @@
-"""All runs of a folder side by side: which are alive, how far, how fast, how good."""
+"""All runs of a folder in one table: state, progress, speed, best evaluation."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from training.core import units as amounts
 from training.core.jsonl import dig, items, mtime, read_object, whole
 from training.core.rundir import RunDir
 from training.monitor import host_stats, tables, term_text
+from training.monitor.run_status import ENDED
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
-from training.monitor.state import ENDED, GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
+from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunsState, RunState
 
 MOST = 100  # runs, the newest ones
-HOLD_S = 0.15  # all runs are looked at within it
+HOLD_S = 0.15  # one look at the machine serves all runs read within this time
 
 
 class RunTable:
-    """Looks at every run of the folder again and again; one that has ended is looked at once."""
+    """Reads every run of a folder repeatedly; a run that has ended is read once."""
 
     def __init__(self, experiments: Path) -> None:
         self.experiments = experiments
         self._machine = host_stats.Shared(HOLD_S)
         self._watches: dict[Path, RunWatch] = {}
-        self._ended: dict[Path, tuple[int, RunState]] = {}  # when it was planned
-        self._gone: dict[Path, int] = {}  # of older runs: when one was planned that no longer lives
+        self._ended: dict[Path, tuple[int, RunState]] = {}  # mtime of the plan, last state
+        self._gone: dict[Path, int] = {}  # older runs without a live process: mtime of the plan
 
     def read(self, patience_s: float = GPU_PATIENCE_S) -> RunsState:
-        """{"schema_version", "time_unix_s", "runs_there", "runs", "gpus", "gpus_reason", "system"}:
-        living runs first, then the newest."""
+        """Active runs first, then the newest. `patience_s`: longest wait for the GPU driver."""
         plans = []
         for plan in self.experiments.glob("*/plan.json"):
             try:
                 plans.append((plan.stat().st_mtime_ns, plan.parent))
-            except OSError:  # removed while we looked
+            except OSError:  # removed meanwhile
                 continue
         plans.sort(reverse=True)
         shown = plans[:MOST] + [pair for pair in plans[MOST:] if self._lives(*pair)]
@@ -59,7 +59,7 @@ class RunTable:
         }
 
     def _lives(self, planned: int, path: Path) -> bool:
-        """Cheaper than a look, for runs of which there may be thousands."""
+        """Cheaper than reading a run: there may be thousands."""
         if self._gone.get(path) == planned:
             return False
         run = RunDir(path)
@@ -86,7 +86,7 @@ class RunTable:
 
 
 def _merged(gpus: list[GpuState], runs: list[RunState]) -> list[GpuState]:
-    """Marks what belongs to any of the living runs."""
+    """Marks the GPUs and processes of all active runs."""
     living = [run for run in runs if run["run"]["state"] not in ENDED]
     planned = {g["uuid"] for run in living for g in run["gpus"] if g["in_plan"]}
     ours = {
@@ -100,7 +100,7 @@ def _merged(gpus: list[GpuState], runs: list[RunState]) -> list[GpuState]:
 
 
 def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]:
-    """A row for each run; what needs attention, GPUs and the machine below."""
+    """A row for each run; below it alerts, GPUs and the machine."""
     runs = state["runs"]
     living = sum(run["run"]["state"] not in ENDED for run in runs)
     words = f"{amounts.plural(state['runs_there'], 'run')}, {living} alive"
@@ -150,7 +150,7 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
 
 
 def _speed_title(runs: list[RunState]) -> str:
-    """By what all of them count; where that is not the same, each run's own screen says it."""
+    """The unit that all runs share; where they differ, each run's own screen shows its unit."""
     units = {unit for run in runs if (unit := run["training"]["unit"])}
     return (
         "SPEED/S"
@@ -160,7 +160,7 @@ def _speed_title(runs: list[RunState]) -> str:
 
 
 def rows_for(view: View, below: int = 0) -> int:
-    """Runs that have room."""
+    """How many runs fit."""
     return max(1, view.height - 4 - below - bool(view.footer))
 
 

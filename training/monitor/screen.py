@@ -1,5 +1,4 @@
-"""The state of a run as a screen of any size: sections in a fixed order, each given rows by how
-much it matters."""
+"""The state of a run as a screen of any size: sections in a fixed order; rows by importance."""
 
 from __future__ import annotations
 
@@ -9,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import metric_units, units
 from training.monitor import sections, tables, term_text
-from training.monitor.state import ENDED, LOG_LINES
+from training.monitor.run_status import ENDED
+from training.monitor.state import LOG_LINES
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RunState
 
-COLUMNS_FROM = (140, 30)  # columns and rows of a terminal with room for two columns
+COLUMNS_FROM = (140, 30)  # smallest terminal, columns and rows, for the layout in two columns
 GAP = 3
 
 
@@ -35,7 +35,7 @@ def screen(state: RunState, view: View) -> list[str]:
 
 
 def finish(lines: list[Line], view: View) -> list[str]:
-    """Cut to the terminal's size, with the footer in its last row."""
+    """Cuts to the size of the terminal, with the footer in the last row."""
     if view.footer:
         lines = lines[: view.height - 1]
         lines += [[]] * (view.height - 1 - len(lines)) + [[(view.footer, "dim")]]
@@ -76,8 +76,7 @@ def _one_column(state: RunState, view: View) -> list[Line]:
 
 
 def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[str, int]:
-    """Rows for each section: first a little of everything, the most important first, then more of
-    each."""
+    """Rows for each section: first a few for each, by importance, then more."""
     ranks, gpus = len(state["ranks"]), len(state["gpus"])
     has_curve, has_log = len(state["loss_curve"]["points"]) > 1, bool(state["log"]["last_lines"])
     ended = state["run"]["state"] in ENDED
@@ -138,8 +137,8 @@ def share_out(state: RunState, parts: dict[str, Section], view: View) -> dict[st
 
 
 def _two_columns(state: RunState, view: View) -> list[Line]:
-    """Curves at the left; ranks, GPUs and the machine at the right; head above, log below, over the
-    whole width."""
+    """Curves on the left; ranks, GPUs and the machine on the right; head above and log below in
+    full width."""
     rows = view.height - bool(view.footer)
     top = [
         *sections.head(state, view.width),
@@ -178,7 +177,7 @@ def _two_columns(state: RunState, view: View) -> list[Line]:
 
 
 def one_line(state: RunState) -> str:
-    """For output that is no terminal: a line a look."""
+    """The state as one line, for output that is not a terminal."""
     run, progress, training = state["run"], state["progress"], state["training"]
     words: list[Any] = [
         units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"),
@@ -210,7 +209,7 @@ def one_line(state: RunState) -> str:
     )
     words += [] if progress["eta_s"] is None else [f"{units.duration(progress['eta_s'])} left"]
     late = [str(r["rank"]) for r in state["ranks"] if r["late"]]
-    words += [f"no beat for over 30 s from rank {', '.join(late)}"] if late else []
+    words += [f"no heartbeat for over 30 s: rank {', '.join(late)}"] if late else []
     words += [term_text.clean(run["reason"])] if run["reason"] else []
     words += [term_text.clean(a["text"]) for a in state["alerts"]]
     return "  ".join(filter(None, words))

@@ -1,5 +1,5 @@
-"""The parts of a screen that are no tables: head, verdict, numbers, curves, alerts, warnings, log,
-places."""
+"""Sections of a screen other than tables: head, verdict, numbers, curves, alerts, warnings, log,
+paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.config.schema import FIELDS
 from training.core import metric_units, units
 from training.core.jsonl import Record, number
 from training.monitor import term_text
-from training.monitor.state import ENDED
+from training.monitor.run_status import ENDED
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ BADGES = {
     "died": "bad",
     "silent": "warn",
 }
-FINE = 0.1  # labels of a curve below it have three digits, not three places behind the point
-CLIPPED = 50  # points from which on the fall of the first steps is cut off
+FINE = 0.1  # labels of a curve below this have three significant digits instead of three decimals
+CLIPPED = 50  # a curve of at least this many points is clipped at the fall of the first steps
 
 
 def head(state: RunState, width: int) -> list[Line]:
@@ -95,7 +95,7 @@ def _progress(state: RunState, width: int) -> Line:
 
 
 def verdict(state: RunState, width: int) -> list[Line]:
-    """How it ended, or why nothing happens; whole, since it is there to be read and pasted."""
+    """How the run ended, or why it makes no progress; never cut, since users copy it."""
     run, summary, failure = state["run"], state["summary"] or {}, state["failure"] or {}
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
     if run["state"] == "finished" and "loss_last" in summary:
@@ -104,10 +104,10 @@ def verdict(state: RunState, width: int) -> list[Line]:
             if "val_bpb_last" in summary
             else ", ".join(metric_units.courses(summary))
         )
-        said = " · ".join(
+        text = " · ".join(
             filter(None, [f"done: loss {metric_units.course(summary)}", term_text.clean(scores)])
         )
-        return term_text.wrap([(said, style)], width, 6)
+        return term_text.wrap([(text, style)], width, 6)
     if not run["reason"]:
         return []
     lines: list[Line] = [[(term_text.clean(run["reason"]), style)]]
@@ -133,7 +133,7 @@ def _from_to(summary: Record, name: str) -> str:
 
 
 def loss(training: TrainingState) -> tuple[str, str]:
-    """The last loss and its unit: that of the evaluations, where it can be."""
+    """The last loss and its unit, which is that of the evaluations where possible."""
     factor, unit = metric_units.display(training)
     return units.decimal(
         None if training["loss"] is None else training["loss"] * factor
@@ -145,7 +145,7 @@ def evaluation(training: TrainingState) -> str:
     if training["eval_name"] is None:
         return ""
     name = term_text.clean(training["eval_name"])
-    # the unit says which one
+    # the unit identifies the metric
     words = "val" if name in ("val_bpb", "val_psnr") else name.replace("_", " ")
     words += f" {units.decimal(training['eval_last'])}" + (
         f" {training['eval_unit']}" if training["eval_unit"] else ""
@@ -235,8 +235,7 @@ def speed_curve(state: RunState, width: int, rows: int) -> list[Line]:
 def curve(
     points: list[tuple[int, float]], name: str, width: int, rows: int, *, falls: bool = True
 ) -> list[Line]:
-    """`falls`: what begins far above the rest; the top tenth is cut off then, and the label says
-    so."""
+    """`falls`: the curve starts far above the rest, so its top tenth is clipped and marked by ≥."""
     finite = sorted(v for _, v in points if math.isfinite(v))
     if len(points) < 2 or not finite or rows < 1:
         return []
@@ -292,7 +291,7 @@ def places(state: RunState, width: int) -> list[Line]:
     if state["run"]["dir"]:
         lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
     if saved := state["checkpoint"]:
-        at = saved["time_unix_s"]  # None: removed while it was looked at
+        at = saved["time_unix_s"]  # None: removed meanwhile
         age = (
             ""
             if at is None or state["run"]["state"] in ENDED
@@ -304,7 +303,6 @@ def places(state: RunState, width: int) -> list[Line]:
 
 
 def place(path: str, width: int) -> str:
-    """A path as short as it can be pasted here: relative below the current folder; its end when it
-    does not fit."""
+    """A path to copy: relative inside the current folder; only its end where it does not fit."""
     here = os.getcwd().rstrip("/") + "/"
     return term_text.cut_left(term_text.clean(path.removeprefix(here)), width)

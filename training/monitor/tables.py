@@ -1,5 +1,4 @@
-"""The tables of a screen: ranks, GPUs, the system. When rows are short, the rows that matter most
-stay."""
+"""Tables of a screen: ranks, GPUs, system. If rows are short, the most important ones remain."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 from training.core import units
 from training.core.jsonl import whole
 from training.monitor import term_text
-from training.monitor.state import ENDED
+from training.monitor.run_status import ENDED
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     )
 
 METER = 24  # cells
-NUMBERS_FROM = 90  # columns of a GPU table with room for the number of each rank
-SHARES_FROM = 75  # columns of a rank table with room for each rank's own time and memory
+NUMBERS_FROM = 90  # columns from which the GPU table shows rank numbers
+SHARES_FROM = 75  # columns from which the rank table shows compute time and memory
 
 
 def ranks(state: RunState, width: int, rows: int) -> list[Line]:
-    """Late and dead ranks first when not all have room, and one line about the others."""
+    """Late and dead ranks first if not all fit, and one line for the others."""
     every = state["ranks"]
     if not every or rows < 1:
         return []
@@ -41,8 +40,8 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
             every, key=lambda r: (not r["late"], r["alive"] is not False, -(r["beat_age_s"] or 0))
         )
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
-    # Nothing is ever heard of a script's ranks: they have no heartbeat.
-    unheard = "-" if ended or state["run"].get("program") else "nothing heard yet"
+    # Ranks of a user script have no heartbeat.
+    unheard = "-" if ended or state["run"].get("program") else "no heartbeat yet"
     shares = width >= SHARES_FROM and any(r["compute_ms_median"] is not None for r in every)
     titles = f" {'COMPUTE':>9} {'MEMORY':>9}" if shares else ""
     lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
@@ -67,7 +66,7 @@ def _age(rank: RankState, ended: bool) -> str:
     age = rank["beat_age_s"]
     if age is None:
         return "-"
-    if ended:  # how long ago says nothing any more; when does
+    if ended:  # the age is meaningless, the time is not
         return units.clock(rank["beat_unix_s"])
     shown = f"{age:.1f} s" if age < 100 else units.duration(age)
     return shown + (" LATE" if rank["late"] else "")
@@ -82,17 +81,17 @@ def _all_ranks(every: list[RankState], ended: bool, which: str = "") -> Line:
     if ages:
         oldest = max(ages, key=lambda r: r["beat_age_s"] or 0.0)
         words += (
-            f"; oldest beat {_age(oldest, ended)} (rank {oldest['rank']}: "
+            f"; oldest heartbeat {_age(oldest, ended)} (rank {oldest['rank']}: "
             f"{term_text.clean(oldest['doing'] or '-')})"
         )
     return [(words, "bad" if late else "")]
 
 
 def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
-    """GPUs of the run first when not all have room."""
+    """GPUs of the run first if not all fit."""
     every = state["gpus"]
     if not every:
-        # Silence is right for a run on the CPU; a run on GPUs that can not be seen needs a word.
+        # A run on the CPU needs no GPU table; a run whose GPUs cannot be queried needs the reason.
         return (
             [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]]
             if state["run"]["device"] == "cuda"
@@ -127,7 +126,7 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
         )
         line += processes(g["processes"], state["ranks"] if width >= NUMBERS_FROM else [])
         line += (
-            [(("  " if g["processes"] else "") + "slowed down", "bad")]
+            [(("  " if g["processes"] else "") + "throttled", "bad")]
             if g["throttle_reasons"]
             else []
         )
@@ -140,7 +139,7 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
 
 
 def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
-    """One GPU, everything that is known of it."""
+    """Everything known about one GPU."""
     memory = f"{units.gib(gpu['memory_used_bytes'])} of {units.gib(gpu['memory_total_bytes'])} GiB"
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
@@ -152,7 +151,7 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
     lines: list[Line] = [
         [
             (title, "bold"),
-            ("  of this run's plan" if gpu["in_plan"] else "", "good"),
+            ("  used by this run" if gpu["in_plan"] else "", "good"),
             (f"  {term_text.clean(gpu['uuid'])}", "dim"),
         ]
     ]
@@ -178,7 +177,7 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
     lines.append(
         [
             (f"  {'clocks':<12} ", ""),
-            ("-" if slow is None else ", ".join(slow) or "not slowed down", "bad" if slow else ""),
+            ("-" if slow is None else ", ".join(slow) or "not throttled", "bad" if slow else ""),
         ]
     )
     numbers = {r["pid"]: r["rank"] for r in ranks}
@@ -188,7 +187,7 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
             if p["pid"] in numbers
             else "this run"
             if p["this_run"]
-            else f"stranger: {term_text.clean(p['user'])}"
+            else f"user {term_text.clean(p['user'])}"
         )
         used_words = "-" if p["used_bytes"] is None else f"{units.gib(p['used_bytes'])} GiB"
         words = (
@@ -223,7 +222,7 @@ def _memory_style(gpu: GpuState) -> str:
 
 
 def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
-    """Those of the run first, a rank with its number."""
+    """Processes of the run first, ranks with their numbers."""
     line: Line = []
     numbers = {r["pid"]: r["rank"] for r in ranks}
     for p in sorted(every, key=lambda p: not p["this_run"]):
@@ -247,9 +246,13 @@ def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
 
 def system(state: MachineState) -> list[Line]:
     s = state["system"]
-    use = f"load {s['load_1min']:.1f}" if s["cpu_percent"] is None else f"{s['cpu_percent']:.0f} %"
+    use = (
+        f"load {s['load_1min']:.1f},"
+        if s["cpu_percent"] is None
+        else f"{s['cpu_percent']:.0f} % of"
+    )
     return [
-        [(f"CPU {use} of {s['cpu_cores']} cores", "")],
+        [(f"CPU {use} {s['cpu_cores']} cores", "")],
         [(f"RAM {_used(s, 'ram')}", _full(s, "ram", 0.95))],
         [(f"disk {_used(s, 'disk')}", _full(s, "disk", 0.97))],
         [(f"/dev/shm {_used(s, 'shm')}", _full(s, "shm", 0.9))],
@@ -257,7 +260,7 @@ def system(state: MachineState) -> list[Line]:
 
 
 def _used(system: HostState, name: str) -> str:
-    """13.2/24 GiB: the total needs no decimals."""
+    """'13.2/24 GiB': the total without decimals."""
     used, total = whole(system.get(f"{name}_used_bytes")), whole(system.get(f"{name}_total_bytes"))
     return f"{units.gib(used)}/{'-' if total is None else round(total / (1 << 30))} GiB"
 

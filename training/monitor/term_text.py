@@ -1,7 +1,6 @@
-"""Text in terminal cells: widths, colours, bars, curves, numbers for people. Knows nothing of runs.
+"""Text in terminal cells: widths, colours, bars, curves; independent of runs.
 
-Everything is drawn with Unicode; where only ASCII can be shown, each character is replaced by one
-that looks alike.
+Everything is drawn in Unicode; for ASCII terminals each character is replaced by a similar one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import math
 import re
 import unicodedata
 
-# A line is a list of (text, style), so that its width can be told before colours are in it.
+# A line is a list of (text, style): its width is computed before colours are added.
 Line = list[tuple[str, str]]
 STYLES = {"bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "info": "36"}
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -19,7 +18,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\
 
 
 def clean(text: str) -> str:
-    """Foreign text (log lines, names): without what would move the cursor or change colours."""
+    """Untrusted text (log lines, names) without control sequences."""
     text = _ESCAPE.sub("", text).expandtabs(4)
     if text.isascii() and text.isprintable():
         return text
@@ -35,7 +34,7 @@ def to_ascii(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Columns of a terminal that this text takes."""
+    """Terminal columns that the text takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -45,7 +44,7 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` cells; what is left out is shown by '…'."""
+    """At most `width` cells; '…' marks a cut."""
     if cells(text) <= width:
         return text
     out, used = "", 0
@@ -58,17 +57,17 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_left(text: str, width: int) -> str:
-    """The end of a path, which tells more than its beginning."""
+    """The end of a path, its most specific part, in at most `width` cells."""
     if cells(text) <= width or width < 1:
         return text
-    end = text[-width:]  # a character takes a cell at least, but for marks that are put on another
+    end = text[-width:]  # each character takes at least one cell, except combining marks
     while cells(end) > width - 1:
         end = end[1:]
     return "…" + end
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Of names that differ at their end: the beginning is short, the end is whole."""
+    """A name cut in the middle, since names mostly differ at their end."""
     if cells(text) <= width or width < 5:
         return cut(text, width)
     begin = cut(text, width // 3).removesuffix("…")
@@ -76,8 +75,8 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
-    """The line in as many rows as it takes, broken between words where that is possible; all but
-    the first are indented."""
+    """The line in as many rows as needed, broken between words where possible; all rows but the
+    first are indented."""
     indent = indent if width > 4 * indent else 0
     rows: list[Line] = [[]]
     room = width
@@ -86,7 +85,7 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
         word = whole
         while cells(word) > room and not word.isspace():
             fits = cells(word) <= width - indent
-            if not fits and room >= 8:  # longer than any row: as much as there is room for
+            if not fits and room >= 8:  # longer than any row: fill this one
                 part = cut(word, room + 1).removesuffix("…")
                 rows[-1].append((part, style))
                 word = word[len(part) :]
@@ -120,7 +119,7 @@ def render(line: Line, width: int, *, colour: bool, ascii_only: bool) -> str:
 
 
 def sides(left: Line, right: Line, width: int) -> Line:
-    """One part at the left edge, one at the right; the left one is cut when both do not fit."""
+    """One part at the left edge, one at the right; the left one is cut if both do not fit."""
     room, short = width - width_of(right) - 1, []
     for text, style in left:
         piece = cut(text, max(0, room))
@@ -130,8 +129,7 @@ def sides(left: Line, right: Line, width: int) -> Line:
 
 
 def flow(items: list[Line], width: int, rows: int, gap: str = "   ") -> list[Line]:
-    """Items side by side, as many rows as allowed; an item is never torn apart, what has no room is
-    left out."""
+    """Items side by side in at most `rows` rows; items that do not fit are omitted, never cut."""
     lines: list[Line] = [[]]
     for item in items:
         used = width_of(lines[-1])
@@ -154,7 +152,7 @@ def beside(left: list[Line], right: list[Line], left_width: int, gap: int) -> li
 
 
 def fit(line: Line, width: int) -> Line:
-    """The line in exactly so many cells."""
+    """The line in exactly `width` cells."""
     out: Line = []
     for text, style in line:
         piece = cut(text, width)
@@ -171,7 +169,7 @@ def bar(share: float, width: int) -> str:
 
 
 def plot(values: list[float], low: float, high: float, rows: int) -> list[str]:
-    """Bars, a column each, top row first; values above `high` fill their column, NaN is a '×'."""
+    """Bars, one per column, top row first; a value above `high` fills its column, NaN is '×'."""
     steps = len(LEVELS) * rows
     heights = [
         0
@@ -192,8 +190,8 @@ def plot(values: list[float], low: float, high: float, rows: int) -> list[str]:
 
 
 def spread(points: list[tuple[int, float]], width: int) -> list[float]:
-    """A value per column over equal stretches of steps; a stretch without a point repeats the one
-    before."""
+    """One value per column, over equal ranges of steps; a range without a point repeats the
+    previous value."""
     first, span = points[0][0], points[-1][0] - points[0][0] + 1
     groups: list[list[float]] = [[] for _ in range(width)]
     for step, value in points:

@@ -1,7 +1,6 @@
-"""The terminal itself: its modes, signals, keys, painting. However it is left, the terminal is as
-it was before.
+"""Terminal modes, signals, keys and painting.
 
-It draws on the alternate screen, so what stood on the terminal comes back.
+Draws on the alternate screen, and restores modes and screen on every exit.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ import time
 import tty
 from types import FrameType, TracebackType
 
-# Before leaving, a new line at the bottom: a terminal without an alternate screen goes on below
-# what was drawn.
+# A newline at the bottom before leaving: a terminal without an alternate screen continues below.
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?2026l\x1b[999;1H\r\n\x1b[?25h\x1b[?1049l"
-# Synchronized output: a terminal that knows it shows a screen when it is whole, and never half of
-# it.
+# Synchronized output: a terminal that supports it shows only complete screens.
 BEGIN, END_OF_SCREEN = "\x1b[?2026h", "\x1b[?2026l"
 RESIZED, ESCAPE, UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END, RETURN = (
     "resized",
@@ -52,15 +49,13 @@ _SEQUENCES |= {
     b"\x1b[4~": END,
 }
 _SEQUENCES |= {b"\x1b": ESCAPE, b"\r": RETURN, b"\n": RETURN, b" ": PAGE_DOWN, b"k": UP, b"j": DOWN}
-# One key: a control sequence (of the Linux console with a second bracket), a key of the keypad,
-# Escape, a character.
+# One key: a control sequence (with a second bracket on the Linux console), a keypad key, Escape, or
+# a character.
 _KEY = re.compile(
     rb"\x1b\[\[?[0-?]*[ -/]*[@-~]|\x1bO[@-~]|\x1b(?=\x1b|$)|\x1b[^\[O]|[^\x1b]", re.DOTALL
 )
 _UNFINISHED = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*|O)?$")
-REST_OF_A_KEY_S = (
-    0.1  # a sequence may come in pieces over a slow line; Escape by itself is followed by nothing
-)
+REST_OF_A_KEY_S = 0.1  # a sequence may arrive in pieces; nothing follows a lone Escape
 
 
 class Quit(Exception):
@@ -82,13 +77,12 @@ def size(fallback: tuple[int, int] = (80, 24)) -> tuple[int, int]:
 
 
 def names_of(keys: bytes) -> list[str]:
-    """What was pressed: a name for keys that are no character, the lower-case character for
-    others."""
+    """Names of the pressed keys: lower-case characters, or names like "page up"."""
     return [_SEQUENCES.get(key) or key.decode("latin-1").lower() for key in _KEY.findall(keys)]
 
 
 def unfinished(keys: bytes) -> bool:
-    """Does it end in the middle of a key?"""
+    """Whether the input ends in the middle of a key sequence."""
     return _UNFINISHED.search(keys) is not None
 
 
@@ -114,7 +108,7 @@ class Terminal:
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
             self._take()
-        except BaseException:  # a signal in just this moment
+        except BaseException:  # a signal at this moment
             self._give_back()
             raise
         return self
@@ -126,7 +120,7 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
-            # nothing may come between and leave the cursor hidden
+            # a signal here would leave the cursor hidden
             signal.signal(number, signal.SIG_IGN)
         self._give_back()
         signal.set_wakeup_fd(-1)
@@ -141,7 +135,7 @@ class Terminal:
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            # or stopped by Ctrl-S, or behind a dead line
+            # or stopped by Ctrl-S, or on a dead connection
             if select.select([], [self._out], [], GIVE_UP_S)[1]:
                 self._write(LEAVE)
         if self._modes is not None:
@@ -149,21 +143,21 @@ class Terminal:
                 termios.tcsetattr(sys.stdin, termios.TCSANOW, self._modes)  # type: ignore[arg-type]
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the shell gets its terminal, and fg brings ours back."""
+        """Ctrl-Z: returns the terminal to the shell until `fg`."""
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()
 
     def _write(self, text: str) -> None:
-        # Not through sys.stdout: its buffer can not be entered again by a signal handler.
+        # Not through sys.stdout, whose buffer is not reentrant: signal handlers write too.
         rest = text.encode(sys.stdout.encoding or "ascii", "replace")
         while rest:
             rest = rest[os.write(self._out, rest) :]
 
     def paint(self, text: list[str]) -> None:
         """Raises Quit."""
-        # Each line at its own row and erased first: no scrolling, nothing old left, no line break
-        # at the last column.
+        # Each row is addressed and erased first: no scrolling, no remains, no wrap at the last
+        # column.
         rows = "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in enumerate(text, start=1))
         try:
             self._write(f"{BEGIN}{rows}\x1b[J{END_OF_SCREEN}")
@@ -171,7 +165,7 @@ class Terminal:
             raise Quit from None
 
     def wait(self, until: float) -> list[str]:
-        """The next keys, RESIZED among them when a signal came; [] when the time has come. Raises
+        """The next keys, [RESIZED] after a signal, or [] at the time `until` (monotonic). Raises
         Quit."""
         while (left := until - time.monotonic()) > 0:
             watched = [self._wake, *([sys.stdin.fileno()] if self.has_keys else [])]

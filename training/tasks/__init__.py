@@ -1,5 +1,5 @@
-"""What can be trained: the tasks that are built in, and a user's own in one file. The rest of the
-house asks a task's spec, whichever it is. No torch here: a plan is made with it."""
+"""Registry of the built-in tasks and of a user's task file. Other packages use only a task's spec.
+No torch: planning imports this module."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
 
-# The registry: a task of the product stands here and nowhere else outside its own folder.
+# A built-in task is named only here and in its own folder.
 BUILT_IN: dict[str, TaskSpec] = {
     spec.name: spec
     for spec in (GptSpec(GPT), VideoSpec(VIDEO, {f.name: f for f in fields(VideoOptions)}))
 }
 DEFAULT = BUILT_IN[str(FIELDS["task"].default)]
-# What else than a config of ours may stand where a config belongs: (is a text one, its reader).
+# Formats accepted as a config besides Duet's own: (matches this text, its reader).
 CONFIG_READERS = tuple((spec.reads_config, spec.load_config) for spec in BUILT_IN.values())
 
 
 def find(name: str, origin: str) -> tuple[TaskSpec, list[Problem]]:
-    """The task of this name or file; with problems it is the default one."""
+    """The spec of this task name or file; with problems, the default task's."""
     if name in BUILT_IN:
         return BUILT_IN[name], []
     file = Path(os.path.expanduser(name))  # noqa: PTH111 – Path.expanduser raises for an unknown user
     found, problems = custom.read(file, origin, list(BUILT_IN))
-    # A file that is called like a built-in one has a problem, but for its suffix.
+    # custom.read rejects a file with the name of a built-in task; the suffix separates the names.
     own_name = file.name if file.stem in BUILT_IN else file.stem
     return (
         (DEFAULT, problems)
@@ -52,17 +52,17 @@ def find(name: str, origin: str) -> tuple[TaskSpec, list[Problem]]:
 
 
 def everything() -> Known:
-    """The fields of all tasks that are built in: enough to see which one is meant."""
+    """The fields of all built-in tasks, enough to find out which one is meant."""
     return {name: f for spec in BUILT_IN.values() for name, f in spec.fields.items()}
 
 
 def task_of(plan: Plan) -> TaskRecord:
-    """A plan's task; one that was made before there were several is of the default one."""
+    """The task of a plan; plans from before there were several tasks have the default one."""
     return plan.get("task") or DEFAULT.record({})
 
 
 def spec_of(plan: Plan) -> TaskSpec:
-    """A plan's task, without the fields of a user's own: its file may be another one by now."""
+    """The spec of a plan's task, without options of a user's file, which may have changed."""
     task = task_of(plan)
     name, file = str(task["name"]), task.get("file")
     return (
@@ -73,8 +73,8 @@ def spec_of(plan: Plan) -> TaskSpec:
 
 
 def step_of(plan: Plan, sequences: int | None = None) -> StepNeeds | None:
-    """The planned step, or the same with another micro-batch; None where the plan does not know its
-    memory."""
+    """The planned step, or the same step with another micro-batch; None if the plan has no memory
+    estimate."""
     load = plan.get("memory", {}).get("load")
     if not load:
         return None
@@ -83,10 +83,10 @@ def step_of(plan: Plan, sequences: int | None = None) -> StepNeeds | None:
 
 
 def login_key(file: Path | None) -> str | None:
-    """The key for W&B in a config file of another vocabulary. Never write it anywhere."""
+    """The W&B key in a config file of another format. Never write it anywhere."""
     return next((key for spec in BUILT_IN.values() if file and (key := spec.login_key(file))), None)
 
 
 def make(plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
-    """The planned task on this rank, with torch. `data`: of a task that reads text."""
+    """The planned task on this rank, with torch. `data`: for tasks that read text."""
     return spec_of(plan).make(plan, device, data)

@@ -1,5 +1,4 @@
-"""A task of the user's own: one Python file with a class that is a Task, and its options as OPTIONS
-= {"name": default, …}."""
+"""User task: one Python file with a Task class and its options, OPTIONS = {"name": default, …}."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 
 OPTIONS = "OPTIONS"
 NO_TASKS = ("torch", "torchvision", "numpy")
-REQUIRED = ("model", "train_data", "loss")  # what training.tasks.base.Task leaves to a task
+REQUIRED = ("model", "train_data", "loss")  # abstract methods of training.tasks.base.Task
 KINDS = ("bool", "int", "float", "str")
 
 
 @dataclass(frozen=True)
 class CustomSpec(SampleSpec):
-    """A task of a file of the user's own."""
+    """Spec of a task in a user's file."""
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         assert self.file
@@ -48,24 +47,24 @@ class CustomSpec(SampleSpec):
 def read(
     path: Path, origin: str, known: Sequence[str]
 ) -> tuple[dict[str, Field[Any]], list[Problem]]:
-    """Its options as fields, without running it: that is for the ranks. `known`: names of the tasks
-    that are built in."""
-    said = f"task is {str(path)!r} ({origin})"
+    """Options of the file as fields, read without running it: only ranks run it. `known`: names of
+    the built-in tasks."""
+    shown = f"task is {str(path)!r} ({origin})"
     if path.suffix != ".py":
         fixes = [f"--task={near}" for near in suggest(str(path), list(known))]
         return {}, [
             Problem(
                 "task.not_python",
-                f"{said}, which is none",
-                f"{', '.join(known)}, or a .py file of your own",
+                f"{shown}: unknown task",
+                f"{', '.join(known)}, or a .py file",
                 fixes,
             )
         ]
-    if path.stem in known:  # by this name plans and checkpoints know it
+    if path.stem in known:  # plans and checkpoints store this name
         return {}, [
             Problem(
                 "task.name_taken",
-                f"{said}, and {path.stem} is one that is built in",
+                f"{shown}: {path.stem} is a built-in task",
                 "another name for the file",
             )
         ]
@@ -87,7 +86,7 @@ def read(
         return {}, [
             Problem(
                 "task.unreadable",
-                f"{said}: it can not be read: {getattr(error, 'strerror', None) or error}",
+                f"{shown}: cannot be read: {getattr(error, 'strerror', None) or error}",
                 "a Python file",
                 fixes,
             )
@@ -96,8 +95,8 @@ def read(
         return {}, [
             Problem(
                 "task.no_class",
-                f"{said}, and no class in it is a Task",
-                "class MyTask(Task), as docs/tasks.md shows",
+                f"{shown}: the file has no Task class",
+                "class MyTask(Task); see docs/tasks.md",
             )
         ]
     if lacking := _lacking(tree):
@@ -106,7 +105,7 @@ def read(
             Problem(
                 "task.several_classes",
                 what,
-                f"a Task with {', '.join(REQUIRED)}, as docs/tasks.md shows",
+                f"a Task with {', '.join(REQUIRED)}; see docs/tasks.md",
             )
         ]
     given = [
@@ -126,7 +125,7 @@ def read(
             problems.append(
                 Problem(
                     "task.options",
-                    f"{where}: {OPTIONS} can not be read without running the file",
+                    f"{where}: {OPTIONS} cannot be read without running the file",
                     f'{OPTIONS} = {{"width": 64}}',
                 )
             )
@@ -138,10 +137,10 @@ def read(
 
 
 def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
-    """The last Task of the file and what it lacks, where no class is whole as far as the file alone
-    shows it."""
+    """The last Task class of the file and its missing methods, if no class is complete as far as
+    the source alone shows."""
     modules = _modules(tree)
-    # a Task of this file → what it and its bases here define
+    # Task class in this file → methods that it and its bases in this file define
     known: dict[str, set[str]] = {"Task": set()}
     found: tuple[ast.ClassDef, list[str]] | None = None
     for node in (n for n in tree.body if isinstance(n, ast.ClassDef) and n.bases):
@@ -150,7 +149,7 @@ def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
         if any(
             _may_be_task(base, modules) for base in bases if base.rpartition(".")[2] not in known
         ):
-            return None  # seen when the file is run
+            return None  # checked when the file runs
         if not ours:
             continue
         own = {
@@ -167,7 +166,7 @@ def _lacking(tree: ast.Module) -> tuple[ast.ClassDef, list[str]] | None:
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
-    """Imported name → the package that it is from."""
+    """Imported name → its package."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -180,7 +179,7 @@ def _modules(tree: ast.Module) -> dict[str, str]:
 
 
 def _may_be_task(base: str, modules: Mapping[str, str]) -> bool:
-    """Of a base class from elsewhere: data sets, modules and exceptions are not."""
+    """Whether an imported base class may be a Task; datasets, modules and exceptions are not."""
     package = modules.get(base.partition(".")[0])
     return not (
         package in NO_TASKS
@@ -198,23 +197,23 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         return Problem(
             "task.option_name",
-            f"{where}: the option {name!r} of {OPTIONS} is no name",
+            f"{where}: option {name!r} of {OPTIONS} is not a valid name",
             "letters, digits and _",
         )
     if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
         return Problem(
             "task.option_name",
-            f"{where}: the option {name!r} of {OPTIONS} is a field of every training",
-            "another name; self.config has that one",
+            f"{where}: option {name!r} of {OPTIONS} is the name of a common field",
+            "another name; the common field is in self.config",
         )
     if type(value).__name__ not in KINDS:
-        what = f"{where}: the option {name!r} of {OPTIONS} is a {type(value).__name__}"
+        what = f"{where}: option {name!r} of {OPTIONS} has type {type(value).__name__}"
         return Problem("task.option_value", what, "a number, text, True or False")
     return None
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:
-    """With the type of its default an option has the same checks as any field."""
+    """Options as fields: the type of the default gives the same checks as for any field."""
     made = make_dataclass(
         "Options",
         [(n, type(v).__name__, option(v, "data", "of the task's own")) for n, v in options.items()],
@@ -223,8 +222,8 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Field[Any]]:
 
 
 def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.device) -> Task:
-    """Run the file and make its task. Raises what it raises, and TypeError where no class in it is
-    a task."""
+    """Run the file and make its task. Raises whatever the file raises, and TypeError if no class is
+    a complete task."""
 
     from training.tasks.base import Task
 
@@ -232,7 +231,7 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))  # what stands beside it, as for a script
+    sys.path.insert(0, str(path.parent))  # modules beside the file, as for a script
     spec.loader.exec_module(module)
     found = [
         c
@@ -244,5 +243,7 @@ def load(path: Path, options: Mapping[str, Any], config: Config, device: torch.d
         lacks = "; ".join(
             f"{c.__name__} lacks {', '.join(sorted(c.__abstractmethods__))}" for c in found
         )
-        raise TypeError(f"{path} has no class that is a whole Task{f': {lacks}' if lacks else ''}")
+        raise TypeError(
+            f"{path} has no class that is a complete Task{f': {lacks}' if lacks else ''}"
+        )
     return whole[-1](SimpleNamespace(**options), config, device)

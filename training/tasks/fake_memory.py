@@ -1,11 +1,11 @@
-"""The peak of a training step by fake tensors: model and optimizer run without memory and without
-arithmetic, and torch counts what would be alive (source: torch/distributed/_tools/mem_tracker.py,
+"""Peak memory of a training step by fake tensors: model and optimizer run without memory or
+arithmetic, and torch counts what would be allocated (torch/distributed/_tools/mem_tracker.py,
 torch/_subclasses).
 
-What it can not see: torch.compile (it measures the eager step), a GPU's own kernels and autocast
-list (the tensors are CPU tensors, since a torch for the CPU can not fake others), CUDA's context,
-fragmentation. DDP's buckets are the gradients (gradient_as_bucket_view), which are alive from the
-start here as they are there.
+Not covered: torch.compile (the eager step is measured), a GPU's own kernels and autocast list (the
+tensors are CPU tensors, since a CPU build of torch cannot fake others), the CUDA context,
+fragmentation. DDP's buckets are the gradients (gradient_as_bucket_view), allocated from the start
+in both cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.tasks.optim import Optimizers
 
 
 def fake_mode(**settings: Any) -> AbstractContextManager[Any]:
-    """Raises Unavailable."""
+    """Fake tensor mode. Raises Unavailable."""
     try:
         from torch._subclasses import FakeTensorMode
     except ImportError as error:
@@ -38,14 +38,14 @@ def step_peak(
     *,
     bf16: bool,
 ) -> int:
-    """Bytes at the peak of a step, in a fake mode. `batch`: what is in memory of it already. Raises
+    """Bytes at the peak of a step, in a fake mode. `batch`: its tensors already in memory. Raises
     Unavailable."""
     try:
         from torch.distributed._tools.mem_tracker import MemTracker
     except ImportError as error:
         raise _unavailable(error) from error
     begin_gradients(model)
-    optimizer.step()  # makes its state
+    optimizer.step()  # creates its state
     tracker = MemTracker()
     tracker.track_external(model, *optimizer.parts, *batch)
     with tracker:
@@ -59,13 +59,13 @@ def step_peak(
 
 
 def begin_gradients(model: nn.Module) -> None:
-    """DDP's buckets."""
+    """Allocate gradients, as DDP's buckets do."""
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
 
 
 def _unavailable(error: ImportError) -> Unavailable:
     return Unavailable(
-        f"torch {torch.__version__} has no fake tensors with a memory tracker as 2.9 to 2.13 have: "
+        f"torch {torch.__version__} lacks the fake-tensor memory tracker of torch 2.9 to 2.13: "
         f"{error}"
     )

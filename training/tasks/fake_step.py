@@ -1,9 +1,8 @@
-"""Measures a training step of any task by fake tensors: a process of its own, which
-training.tasks.measurement starts.
+"""Measures a training step of any task by fake tensors, in a separate process started by
+training.tasks.measurement.
 
-The model and the optimizer are the task's own, its batch has the shapes of two samples of its own
-data. The answer is one JSON object on standard output; what the user's file prints goes to standard
-error.
+Model and optimizer are the task's; the batch has the shapes of two samples of its data. The answer
+is one JSON object on standard output; output of the user's file goes to standard error.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from training.tasks.sample_memory import SampleLoad, SampleStep
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-EPOCH_STEPS = 50  # so many at least, where the micro-batch may be any power of two
+EPOCH_STEPS = 50  # minimum steps per epoch if the micro-batch may be any power of two
 LARGEST = 1 << 16
 CPU = torch.device("cpu")
 
 
 class NoData(RuntimeError):
-    """There is no sample to take the shapes of."""
+    """There is no sample from which to take shapes."""
 
 
 @dataclass(frozen=True)
 class Height:
-    """Bytes of one step."""
+    """Bytes at the peak of one step."""
 
     parameters: int
     gradients: int
@@ -55,18 +54,18 @@ class Height:
 
 
 class FakeTraining:
-    """The task with two of its samples; every measurement makes model and optimizer anew."""
+    """The task with two of its samples; each measurement creates a new model and optimizer."""
 
     def __init__(self, question: Question) -> None:
         first = question.sizes[0] if question.sizes else 1
         self.question = question
         plan = {"config": question.config | {"device_batch_size": first}, "task": question.task}
-        # all that a task of samples asks of one
+        # the only fields of a plan that a sample task reads
         self.task = tasks.make(cast("Plan", plan), CPU, None)
         rows = self.task.rows("train")
         self.samples = 0 if rows is None else len(rows)
         if rows is None or not self.samples:
-            raise NoData("its data set is empty")
+            raise NoData("the dataset is empty")
         self.batch = rows.rows(list(range(min(2, self.samples))))
         self._heights: dict[int, Height] = {}
 
@@ -76,8 +75,8 @@ class FakeTraining:
         return self._heights[size]
 
     def load(self, size: int) -> SampleLoad:
-        """With a second micro-batch beside it, never one of a single sample, which batch norm
-        refuses."""
+        """Measure with a second micro-batch size, never a single sample, which batch norm
+        rejects."""
         other = max(2, size // 2) if size > 2 else 2 * size
         here, there = self.height(size), self.height(other)
         per_sample = (here.rest - there.rest) // (size - other)
@@ -117,7 +116,7 @@ class FakeTraining:
         with fake_memory.fake_mode(allow_non_fake_inputs=True) as mode:
             model = self._model(mode)
             optimizer = self.task.optimizers(model)
-            # The batch is given: no sample is read under fake tensors.
+            # The batch already exists: no sample is read under fake tensors.
             batch = self.task.arrive(self._batch(size))
             tensors: list[torch.Tensor] = []
             base.mapped(batch, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
@@ -136,14 +135,14 @@ class FakeTraining:
             )
 
     def _model(self, mode: Any) -> nn.Module:
-        """Made of fake tensors; where a constructor needs values (a pretrained file, .item()), made
-        really and then faked."""
+        """The model in fake tensors; if a constructor needs values (a pretrained file, .item()), it
+        is made with real tensors and then converted."""
         from torch._subclasses.fake_tensor import FakeCopyMode
 
         try:
             return self.task.model()
         except Exception:
-            # whatever it is: made really it comes again, if it is no matter of fake tensors
+            # a real error is raised again below, where the model is made with real tensors
             from torch._subclasses.fake_tensor import unset_fake_temporarily
 
             with unset_fake_temporarily():
@@ -152,7 +151,7 @@ class FakeTraining:
                 return copy.deepcopy(real)
 
     def _batch(self, size: int) -> Any:
-        """So many samples of the shape of the two."""
+        """A batch of `size` samples with the shape of the two."""
         count = self.task.count(self.batch)
 
         def grown(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,7 +175,7 @@ def _state(optimizer: Optimizers) -> list[torch.Tensor]:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Each memory once: weights may be tied."""
+    """Each allocation counted once: weights may be tied."""
     return sum(
         {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}.values()
     )
@@ -185,7 +184,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 def answer(question: Question) -> dict[str, object]:
     training = FakeTraining(question)
     sizes = question.sizes or _powers(training.samples // (question.ranks * EPOCH_STEPS))
-    low, high = 0, len(sizes) - 1  # the last that fits is between the two
+    low, high = 0, len(sizes) - 1  # the largest size that fits is in this range
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if training.fits(sizes[middle]) else (low, middle - 1)
@@ -198,7 +197,7 @@ def _powers(most: int) -> list[int]:
 
 
 def reason(error: BaseException, file: str | None) -> str:
-    """Why this can not be measured, with the line of the user's file that it came to."""
+    """Why the step cannot be measured, with the last line reached in the user's file."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -231,7 +230,7 @@ def main() -> int:
         Exception,
         SystemExit,
     ) as error:
-        # the user's own code: the plan goes on without the figure, and says why
+        # an error in the user's code: the plan continues without the estimate and reports why
         found = {"why": reason(error, question.task["file"])}
     with os.fdopen(out, "w") as stream:
         json.dump(found, stream)

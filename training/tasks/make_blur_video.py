@@ -1,12 +1,12 @@
 """`python -m training.tasks.make_blur_video [FOLDER] [--clips=16] [--frames=20] [--size=128]
-[--seed=1] [--layout=gopro] [--spikes] [--force]`: moving scenes, sharp and blurred by their motion,
-to train video restoration on without a download.
+[--seed=1] [--layout=gopro] [--spikes] [--force]`: generate moving scenes, sharp and with motion
+blur, as training data for video restoration without a download.
 
-FOLDER is data/blur_video. --clips: for training; a quarter as many are for validation. --frames: of
-each clip. --size: side of a frame, or WIDTHxHEIGHT, pixels. --layout: gopro (train/CLIP/blur and
-sharp), or kair (train_GT/CLIP and train_GT_blurred/CLIP).
---spikes: a spike camera's raw .dat beside each frame. --force: a folder that is there is replaced.
-The same seed makes the same pictures.
+FOLDER: default data/blur_video. --clips: for training; a quarter as many are added for validation.
+--frames: per clip. --size: side of a frame, or WIDTHxHEIGHT, in pixels. --layout: gopro
+(train/CLIP/blur and sharp), or kair (train_GT/CLIP and train_GT_blurred/CLIP).
+--spikes: write a spike camera's raw .dat beside each frame. --force: replace an existing folder.
+The same seed gives the same pictures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    # Imported here, where Ctrl-C is no traceback.
+    # Imported here, so that Ctrl-C during the imports does not print a traceback.
     from training.core import log
     from training.tasks.video_restoration import making
 
@@ -36,19 +36,19 @@ def _main(argv: list[str]) -> int:
             return int(Exit.DONE)
         making.need_packages(argv)
         try:
-            said = making.make(chosen)
+            text = making.make(chosen)
         except OSError as error:
             raise UserError(
                 Problem(
                     "output.unwritable",
-                    f"{chosen.folder} can not be written: {error.strerror}",
-                    "a folder that can be written",
+                    f"{chosen.folder} cannot be written: {error.strerror}",
+                    "a writable folder",
                 )
             ) from None
     except UserError as error:
-        log.report(error, closing="nothing was made")
+        log.report(error, closing="nothing was written")
         return int(error.code)
-    print(said)
+    print(text)
     return int(Exit.DONE)
 
 

@@ -1,5 +1,5 @@
-"""`python lib/run_module.py training.tasks.measure_step measure`: the process that
-training.tasks.measurement starts. A question comes on standard input, the answer goes to standard
+"""`python lib/run_module.py training.tasks.measure_step measure`: the process started by
+training.tasks.measurement. Reads a question from standard input and writes the answer to standard
 output."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Asks for the memory of a step in a process of its own (training.tasks.fake_step): it imports
-torch and runs the user's file, and a plan does neither."""
+"""Measures the memory of a step in a separate process (training.tasks.fake_step), which imports
+torch and runs the user's file; planning does neither."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import TaskRecord
 
-LIMIT_S = 120.0  # a data set that is read for longer is read by the ranks alone
-SHOWN = 300  # characters of a reason
+LIMIT_S = 120.0  # a dataset that loads longer than this is loaded only by the ranks
+SHOWN = 300  # maximum characters of a reason
 MODULE = "training.tasks.measure_step"
 
 
 @dataclass(frozen=True)
 class Question:
-    """`task`: its record in the plan; `sizes`: micro-batches to choose from, ascending, the largest
-    that fits `room` bytes; None: powers of two, as the data allows. One size is measured whether it
-    fits or not."""
+    """`task`: its record in the plan; `sizes`: micro-batches to choose from, ascending, of which
+    the largest that fits `room` bytes is chosen; None: powers of two, as the data allows. A single
+    size is measured whether it fits or not."""
 
     task: TaskRecord
     config: FieldValues
     sizes: list[int] | None
     room: int | None
     ranks: int
-    total: int  # samples of an optimizer step; 0: one micro-batch of each rank
+    total: int  # samples per optimizer step; 0: one micro-batch per rank
     bf16: bool
     cuda: bool
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`step` is None where nothing could be measured, and `why` says why; `fits`: in the room,
-    where that is known."""
+    """`step`: None if it could not be measured, then `why` is the reason; `fits`: whether it fits
+    the room, if known."""
 
     step: SampleStep | None
     why: str = ""
     fits: bool = True
-    of: int = 1  # micro-batches that there were to choose from
+    of: int = 1  # number of micro-batches to choose from
 
 
 def ask(question: Question) -> Answer:
-    """Seconds: torch is imported, the data set made, the model run on fake tensors. Leaves no
-    process behind."""
-    # No GPU: the tensors are fake, and its memory is for the ranks. No __pycache__: a dry run
+    """Measure; takes seconds: imports torch, makes the dataset, runs the model on fake tensors.
+    Leaves no process behind."""
+    # No GPU: the tensors are fake, and GPU memory is for the ranks. No __pycache__: a dry run
     # writes nothing.
     own = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.Popen(
@@ -71,17 +71,17 @@ def ask(question: Question) -> Answer:
         preexec_fn=partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509 – one thread
     )
     try:
-        said, complaint = child.communicate(json.dumps(asdict(question)), timeout=LIMIT_S)
+        output, complaint = child.communicate(json.dumps(asdict(question)), timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return Answer(None, f"it took longer than {LIMIT_S:.0f} s")
     finally:
         _end(child)
-    return _answer(said, complaint, child.returncode)
+    return _answer(output, complaint, child.returncode)
 
 
-def _answer(said: str, complaint: str, status: int) -> Answer:
+def _answer(output: str, complaint: str, status: int) -> Answer:
     try:
-        found = json.loads(said)
+        found = json.loads(output)
     except ValueError:
         last = (complaint.strip().splitlines() or [""])[-1]
         return Answer(
@@ -98,7 +98,7 @@ def _short(text: str) -> str:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """With whatever the user's file has started, which is in its session."""
+    """Kill the child and everything that the user's file started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):

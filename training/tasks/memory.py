@@ -1,6 +1,6 @@
-"""What a training step needs of a rank's memory, as the plan and its checks see it. No torch here.
+"""Memory that a training step needs on a rank, as used by the plan and its checks. No torch.
 
-Each task knows its own step: by a formula (training.tasks.gpt.memory) or measured by fake tensors
+Each task estimates its own step: by formula (training.tasks.gpt.memory) or by fake tensors
 (training.tasks.sample_memory).
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import StepRecord
 
 GIB = 1 << 30
-CONTEXT = GIB // 2  # CUDA's own memory on a GPU, with the kernels of torch
+CONTEXT = GIB // 2  # CUDA context on a GPU, including torch's kernels
 
 
 class Estimate(Protocol):
@@ -35,17 +35,17 @@ class Estimate(Protocol):
     def tight(self) -> int: ...
 
 
-MEASURING = "measuring the memory of a step by fake tensors"  # for who waits
+MEASURING = "measuring the memory of a step by fake tensors"  # log line
 
 
 class Unavailable(RuntimeError):
-    """This torch does not have the private parts that are needed; the text says which."""
+    """This torch lacks the private APIs that are needed; the message names them."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of an eager step without the GPU's context: by fake tensors, and by the formula for the
-    same."""
+    """Bytes of an eager step without the CUDA context: by fake tensors, and by the formula for the
+    same step."""
 
     fake: int
     formula: int
@@ -57,7 +57,7 @@ class Measured:
 
 
 class StepNeeds(ABC):
-    """The planned step of one rank, of whatever task."""
+    """The planned step of one rank, for any task."""
 
     @property
     @abstractmethod
@@ -66,11 +66,11 @@ class StepNeeds(ABC):
     @property
     @abstractmethod
     def source(self) -> str:
-        """Where the estimate comes from, for `--check`."""
+        """Source of the estimate, for `--check`."""
 
     @property
     def elsewhere(self) -> int:
-        """Bytes of the optimizer's state that the other ranks hold."""
+        """Bytes of optimizer state held by other ranks."""
         return 0
 
     @abstractmethod
@@ -79,35 +79,34 @@ class StepNeeds(ABC):
 
     @abstractmethod
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
-        """Changes of the configuration that fit `room` bytes by the estimate, the nearest of each
-        kind."""
+        """Configuration changes estimated to fit `room` bytes, the smallest change of each kind."""
 
     @abstractmethod
     def record(self) -> StepRecord:
-        """For the plan; its task makes the same of what stands under "load"."""
+        """Record for the plan; the task rebuilds the step from its "load"."""
 
     def flops(self, steps: int) -> float | None:
-        """Arithmetic of so many steps of all ranks; None: not known."""
+        """Floating-point operations of `steps` steps on all ranks; None: unknown."""
         return None
 
     def measure(self) -> Measured | None:
-        """The estimate against fake tensors, with torch; None where it comes from them. Raises
-        Unavailable."""
+        """The estimate compared with fake tensors, using torch; None if fake tensors gave the
+        estimate. Raises Unavailable."""
         return None
 
 
 def with_margin(total: int) -> int:
-    """What must be free for so many bytes: less does not fit."""
+    """Bytes that must be free for an estimate of `total`."""
     return int(total * 1.10) + GIB
 
 
 def with_ample_margin(total: int) -> int:
-    """Less than this is tight."""
+    """Bytes below which an estimate of `total` is tight."""
     return int(total * 1.25) + GIB
 
 
 def gib(amount: int | None) -> str:
-    """Bytes for people."""
+    """Bytes in words, GiB or MiB."""
     if amount is None:
         return "-"
     return f"{amount / GIB:.1f} GiB" if amount >= GIB else f"{amount / (1 << 20):.0f} MiB"

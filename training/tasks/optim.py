@@ -1,5 +1,4 @@
-"""Optimizers as the trainer uses them, and the learning-rate schedule: functions of the step
-alone."""
+"""Optimizers as used by the trainer, and the learning-rate schedule as a function of the step."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ import torch
 
 from training.config.schema import Config
 
-MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS on
+MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS
 MOMENTUM_STEPS = 300
 
-Group = dict[str, Any]  # of parameters, as torch has them
+Group = dict[str, Any]  # torch parameter group
 
 
 class Optimizers:
-    """Several optimizers as one. Learning rates and momentum are a function of the step alone:
-    nothing to save of them."""
+    """Several optimizers as one. Learning rates and momentum are functions of the step, so they are
+    not saved."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
@@ -29,8 +28,8 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def schedule(self, step: int, share: float) -> float:
-        """Set what step `step` (0-based) uses, `share` of the peak learning rates; returns the
-        first group's rate, the one that is recorded."""
+        """Set the rates for step `step` (0-based) to `share` of their peak. Returns the first
+        group's rate, which is recorded."""
         for group in self.param_groups:
             group["lr"] = group["initial_lr"] * share
             if "momentum" in group:
@@ -47,19 +46,19 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def gather(self) -> None:
-        """Bring what the ranks hold of the state to rank 0, for state_dict(). A collective."""
+        """Collect the state of all ranks on rank 0 for state_dict(). A collective."""
         for part in self.parts:
             if hasattr(part, "consolidate_state_dict"):
                 part.consolidate_state_dict()
 
     def state_dict(self) -> list[Group]:
-        """Moments of all parameters, the same for every number of ranks. On rank 0, after
+        """Moments of all parameters, the same for any number of ranks. On rank 0, after
         gather()."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[Group]) -> None:
-        """Moments only: rates and decay are the configuration's, which a resumed run may have
-        changed."""
+        """Load moments only: rates and decay come from the configuration, which a resumed run may
+        have changed."""
         for part, state in zip(self.parts, states, strict=True):
             settings = [
                 {name: value for name, value in group.items() if name != "params"}

@@ -1,4 +1,4 @@
-"""What a plan asks of a task, and what it gets."""
+"""What a plan passes to a task and gets back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PlanRequest(Protocol):
-    """Of a request (training.plan.request.Request): what a task needs to decide."""
+    """The part of training.plan.request.Request that a task uses to decide."""
 
     config: Config
     options: FieldValues
@@ -40,7 +40,7 @@ class PlanRequest(Protocol):
 
 @dataclass(frozen=True)
 class Situation:
-    """What the plan has decided before it asks the task. `room`: free bytes for one rank, None if
+    """Decisions of the plan made before the task's. `room`: free bytes for one rank, None if
     unknown."""
 
     device: str
@@ -55,13 +55,13 @@ class Situation:
 
 @dataclass(frozen=True)
 class Decided:
-    """What depends on the task: `text` and `notes` for people, `fields` of the plan, `step` where
-    its memory is known."""
+    """Decisions of the task: `text` and `notes` for display, `fields` for the plan, `step` if its
+    memory is known."""
 
     batch: Batch
     text: list[str]
     notes: list[str] = field(default_factory=list)
     fields: TaskFields = field(default_factory=lambda: cast("TaskFields", {}))
-    # as far as it is known, by the names that a checkpoint has (TaskSpec.saved_model)
+    # as far as known, by the names used in a checkpoint (TaskSpec.saved_model)
     model: FieldValues = field(default_factory=dict)
     step: StepNeeds | None = None

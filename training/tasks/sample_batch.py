@@ -1,5 +1,5 @@
-"""The batch of a task that counts samples: device_batch_size of each rank, and as many
-micro-batches as total_batch_size asks for."""
+"""Batch of a task that counts samples: device_batch_size per rank, and the number of micro-batches
+that total_batch_size requires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = ("device_batch_size", "total_batch_size")
 
 
 def split(config: Config, origins: Mapping[str, str], ranks: int) -> batch.Batch | None:
-    """None where the total does not divide, or the batch is not a number."""
+    """The batch; None if the total is not divisible or the batch size is not a number."""
     size = config.device_batch_size
     if isinstance(size, str):
         return None
@@ -23,11 +23,11 @@ def split(config: Config, origins: Mapping[str, str], ranks: int) -> batch.Batch
 
 
 def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
-    """The nearest batches that do."""
+    """A batch that is not divisible, with the nearest that are."""
     if split(config, origins, ranks):
         return []
     total = config.total_batch_size
-    said = f"device_batch_size {config.device_batch_size} ({origins['device_batch_size']})"
+    device = f"device_batch_size {config.device_batch_size} ({origins['device_batch_size']})"
     size = 1 if isinstance(config.device_batch_size, str) else config.device_batch_size
     if size != config.device_batch_size and (
         origins["total_batch_size"] == "default" or batch.device_choices(1, ranks, total)
@@ -35,7 +35,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
         return []  # the plan finds one
     counted = units.plural(ranks, "rank")
     what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by {said} × "
+        f"total_batch_size {total} ({origins['total_batch_size']}) is not divisible by {device} × "
         f"{counted} = {size * ranks}"
     )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]

@@ -1,5 +1,5 @@
-"""The step of a task that counts samples: what fake tensors have measured of it
-(training.tasks.fake_step), as a function of the micro-batch. No torch here."""
+"""Memory of a step of a task that counts samples: measured by fake tensors
+(training.tasks.fake_step), as a function of the micro-batch. No torch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleLoad:
-    """Measured bytes, and what else the memory depends on. Activations are a line through two
-    measured micro-batches."""
+    """Measured bytes and what else the memory depends on. Activations are linear in the
+    micro-batch, from two measurements."""
 
-    sequences: int  # samples of a micro-batch of one rank
-    parameters: int  # with buffers
+    sequences: int  # samples per micro-batch of one rank
+    parameters: int  # including buffers
     gradients: int
     optimizer: int
-    fixed: int  # bytes beside these at the peak, whatever the micro-batch
-    per_sample: int  # and of each sample
+    fixed: int  # further bytes at the peak, independent of the micro-batch
+    per_sample: int  # and per sample
     bf16: bool
     cuda: bool
     ranks: int
-    total: int = 0  # samples of an optimizer step, all ranks; 0: one micro-batch of each
+    total: int = 0  # samples per optimizer step, all ranks; 0: one micro-batch each
 
     @property
     def accumulates(self) -> bool:
@@ -41,15 +41,13 @@ class SampleEstimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    gradients: (
-        int  # DDP's buckets; with accumulation over several ranks what gathers beside them too
-    )
+    # DDP's buckets, and with accumulation over several ranks the accumulated gradients
+    gradients: int
     optimizer: int
-    activations: (
-        int  # with the batch and what the optimizer needs for a moment, whichever is the height
-    )
+    # including the batch; or the optimizer's temporary memory if that peak is higher
+    activations: int
     context: int
-    saved: int  # the copy of a checkpoint, on rank 0 of a CPU training
+    saved: int  # checkpoint copy, on rank 0 of a CPU run
 
     @property
     def total(self) -> int:
@@ -80,7 +78,7 @@ class SampleEstimate:
             f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients "
             f"{gib(self.gradients)}, "
             f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}{copy}); "
-            f"{gib(self.needed)} with the margin that decides"
+            f"{gib(self.needed)} with safety margin"
         )
 
 
@@ -102,16 +100,14 @@ class SampleStep(StepNeeds):
 
     @property
     def source(self) -> str:
-        return (
-            f"fake tensors (eager, {'bf16' if self.load.bf16 else 'fp32'}, with what the plan "
-            f"chose)"
-        )
+        precision = "bf16" if self.load.bf16 else "fp32"
+        return f"fake tensors (eager, {precision}, with the plan's settings)"
 
     def resized(self, sequences: int) -> SampleStep:
         return SampleStep(replace(self.load, sequences=sequences))
 
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
-        """A smaller micro-batch: nothing else is known to save memory."""
+        """A smaller micro-batch, the only known way to save memory."""
         now, total = self.load.sequences, self.load.total
         sizes = batch.device_choices(1, ranks, total) if total else range(1, now)
         fitting = [

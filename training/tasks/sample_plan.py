@@ -1,5 +1,4 @@
-"""What a plan decides for a task that counts samples: its micro-batch, by the memory that fake
-tensors measure."""
+"""Plan of a task that counts samples: its micro-batch, from memory measured by fake tensors."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ FALLBACK = int(str(FIELDS["device_batch_size"].default))
 
 
 def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decided:
-    """Measuring takes seconds, so it is done where somebody wants to know (a dry run, a check),
-    where the batch depends on it, and on a GPU, where too large a step ends the run."""
+    """Measuring takes seconds, so it is done only if the user asked for it (dry run, check), if the
+    batch depends on it, and on a GPU, where a step that is too large ends the run."""
     config, follows = request.config, request.origins["total_batch_size"] == "default"
     auto = isinstance(config.device_batch_size, str)
     split = sample_batch.split(config, request.origins, request.ranks)
     if not (auto or request.check or request.dry_run or machine.device == "cuda"):
-        assert split, "divides() has checked it"
+        assert split, "checked by divides()"
         return Decided(split, [])
     total = 0 if follows else config.total_batch_size
     question = Question(
@@ -54,7 +53,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         size = _size(question, found)
         fields["device_batch_size"] = size.record()
         split = batch.split(size.value, 1, request.ranks, total or size.value * request.ranks)
-        assert split, "it is one of those that divide"
+        assert split, "chosen from those that divide"
     if found.step is None:
         return Decided(split, [], [f"memory of a step: not measured: {found.why}"], fields)
     fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
@@ -68,7 +67,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
 
 
 def _answer(request: PlanRequest, question: Question) -> Answer:
-    """Of ranks that plan together rank 0 alone: its plan counts."""
+    """Of ranks that plan together only rank 0 measures: its plan counts."""
     if request.place.kind == RANK and request.place.rank != 0:
         return Answer(None, "rank 0 measures it")
     log.info(MEASURING)
@@ -76,7 +75,7 @@ def _answer(request: PlanRequest, question: Question) -> Answer:
 
 
 def _size(question: Question, found: Answer) -> Decision:
-    """What `auto` means here."""
+    """The value chosen for `auto`."""
     if question.room is None:
         return Decision(_fallback(question), f"at most {FALLBACK}: the free memory is unknown")
     if found.step is None:
@@ -85,10 +84,9 @@ def _size(question: Question, found: Answer) -> Decision:
     if not found.fits:
         return Decision(
             size,
-            f"the smallest{'' if follows else ' that divides'}; by the estimate even that does not "
-            f"fit",
+            f"the smallest{'' if follows else ' that divides'}; it does not fit by the estimate",
         )
-    kind = "powers of two that leave an epoch its steps and" if follows else "that divide and"
+    kind = "powers of two that keep enough steps per epoch and" if follows else "that divide and"
     return Decision(size, f"the largest of {found.of} {kind} fit")
 
 

@@ -1,5 +1,5 @@
-"""What tasks have in common that count samples: the batch, and a step that fake tensors measure,
-since no formula knows it."""
+"""Base spec of tasks that count samples: the batch, and a step measured by fake tensors, since
+there is no formula for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SampleSpec(TaskSpec):
         return sample_batch.divides(config, origins, ranks)
 
     def sentences(self, options: Mapping[str, Any]) -> list[str]:
-        """What the plan says of the data that the options name; after check()."""
+        """Plan lines about the data named by the options; after check()."""
         return []
 
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:

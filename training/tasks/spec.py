@@ -1,6 +1,5 @@
-"""What a task is to everything but the ranks: its options, checks, plan and words. The rest of the
-house asks this and knows no task by name. No torch here; the class that trains is
-training.tasks.base.Task, which `make` gives."""
+"""Task spec: options, checks, plan and texts of a task. All code except the ranks uses the spec and
+no task names. No torch; the class that trains is training.tasks.base.Task, which `make` returns."""
 
 from __future__ import annotations
 
@@ -29,31 +28,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskSpec(ABC):
-    """`own`: its options beside the fields that every training has, as fields of the same make;
-    `file`: of a user's own task."""
+    """`own`: the task's own options, fields like the common ones; `file`: of a user's task."""
 
     name: str
     own: Known = field(default_factory=dict)
     file: Path | None = None
 
-    unit: ClassVar[str] = "samples"  # what its batches and speed count
-    sizes: ClassVar[tuple[str, ...]]  # the fields that its batch is made of
-    reads_text: ClassVar[bool] = False  # is there text to be prepared before the ranks train?
-    total_follows: ClassVar[bool]  # from the ranks, where nobody has said total_batch_size
-    lighter: ClassVar[str]  # what to try when the smallest micro-batch does not fit
+    unit: ClassVar[str] = "samples"  # unit of batch size and speed
+    sizes: ClassVar[tuple[str, ...]]  # fields that determine its batch
+    reads_text: ClassVar[bool] = False  # whether text must be prepared before the ranks train
+    total_follows: ClassVar[bool]  # total_batch_size follows from the ranks if not set
+    lighter: ClassVar[str]  # what to try if the smallest micro-batch does not fit
 
     @property
     def fields(self) -> Known:
-        """Every field that a command line or a config may set."""
+        """Every field that the command line or a config may set."""
         return {n: f for n, f in FIELDS.items() if shared(n)} | dict(self.own)
 
     @property
     def run_name(self) -> str:
-        """Of a run that neither the user nor a config file names."""
+        """Default name of a run."""
         return Path(self.name).stem
 
     def record(self, options: Mapping[str, Any]) -> TaskRecord:
-        """For the plan."""
+        """Record for the plan."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -61,20 +59,20 @@ class TaskSpec(ABC):
             "options": dict(options),
         }
 
-    # The request.
+    # Request.
 
     def seq_len(self, config: Config) -> int:
-        """Units of one sample."""
+        """Units per sample."""
         return 1
 
     @abstractmethod
     def split(self, config: Config, origins: Mapping[str, str], ranks: int) -> Batch | None:
-        """The batch as far as it is known without looking at the machine; None where it does not
-        divide, or is auto."""
+        """The batch as far as it is known without examining the machine; None if not divisible or
+        auto."""
 
     @abstractmethod
     def divides(self, config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
-        """A batch that does not divide, with the nearest that do."""
+        """A batch that is not divisible, with the nearest that are."""
 
     def check(
         self,
@@ -85,44 +83,43 @@ class TaskSpec(ABC):
         installed: bool,
         whole: bool,
     ) -> tuple[CorpusSource | None, list[Problem]]:
-        """The text to train on, of a task that reads some, and what is wrong with its options and
-        data; quick. `installed`: this interpreter has the packages; `whole`: every option is what
-        the user meant."""
+        """Text to train on, for a task that reads text, and problems of its options and data; fast.
+        `installed`: this interpreter has the packages; `whole`: all options are final."""
         return None, []
 
-    # The plan.
+    # Plan.
 
     @abstractmethod
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
-        """Batch, memory and what to say of them."""
+        """Batch and memory, with lines for the plan."""
 
     @abstractmethod
     def step(self, load: Mapping[str, Any]) -> StepNeeds:
-        """Of what a plan holds as memory.load."""
+        """The step of a plan's memory.load."""
 
     def saved_model(self, saved: Mapping[str, Any]) -> FieldValues:
-        """What a checkpoint's manifest says of its model."""
+        """Model fields in a checkpoint's manifest."""
         return dict(saved["shape"])
 
-    # Config files of another vocabulary, which ask for this task.
+    # Config files in other formats, which select this task.
 
     def reads_config(self, text: str) -> bool:
-        """Is this text of a .json file one of them?"""
+        """Whether the text of a .json file is in such a format."""
         return False
 
     def load_config(self, path: Path, text: str, ranks: int) -> ConfigFile:
         raise NotImplementedError(f"{self.name} has no config files of its own")
 
     def login_key(self, path: Path) -> str | None:
-        """The key for W&B that such a file holds. Never write it anywhere."""
+        """The W&B key in such a file. Never write it anywhere."""
         return None
 
-    # The ranks and what is said of a run.
+    # Ranks and summary.
 
     @abstractmethod
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
-        """The planned task on this rank, with torch. `data`: of a task that reads text."""
+        """The planned task on this rank, with torch. `data`: for tasks that read text."""
 
     def model_name(self, config: Mapping[str, Any]) -> str:
-        """For the summary."""
+        """Model name for the summary."""
         return self.name

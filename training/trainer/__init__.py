@@ -1,2 +1,2 @@
-"""A rank: the loop (loop.py), train state, evaluation, checkpoints, metrics, trackers, faults on
-purpose. Imports torch."""
+"""Code of a rank: the loop (loop.py), train state, evaluation, checkpoints, metrics, trackers,
+fault injection. Imports torch."""

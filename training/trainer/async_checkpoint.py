@@ -1,9 +1,8 @@
-"""Checkpoints off the step path: a copy of the state on the training thread, everything else on one
-thread of its own.
+"""Asynchronous checkpoints: the training thread only copies the state; a second thread does the
+rest.
 
-At most one copy lives: a save that comes while the one before is still being written waits for it.
-One failed save is a warning; the second in a row stops the run, since it would train on without a
-checkpoint.
+At most one copy exists: a save waits while the previous one is being written. One failed save is a
+warning; a second in a row stops the run, which would otherwise train on without a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from training.trainer.checkpoint import TensorTree, TrainProgress
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
 
-PHASE = "checkpoint"  # of the heartbeat
+PHASE = "checkpoint"  # heartbeat phase
 POLL_S = 0.1
 SAY_AFTER_S = 2.0
-LEAVE_S = 10.0  # after a failure: as long may the last checkpoint take that was begun before it
+LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being written
 
 
 class AsyncCheckpointer:
@@ -48,11 +47,11 @@ class AsyncCheckpointer:
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
         self._on_saved, self._on_warning = on_saved, on_warning
-        self._pieces = 0  # written or read back so far
+        self._pieces = 0  # pieces written or read back so far
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._missed: int | None = None  # the step of the last save, which failed
-        self._copy: TensorTree = {}  # its memory is used again by the next save
+        self._missed: int | None = None  # step of the last save if it failed
+        self._copy: TensorTree = {}  # its memory is reused by the next save
 
     def __enter__(self) -> AsyncCheckpointer:
         checkpoint.remove_leftovers(self.folder)
@@ -72,11 +71,11 @@ class AsyncCheckpointer:
     def save(
         self, position: TrainProgress, state: TensorTree, facts: ManifestRecord, *, required: bool
     ) -> None:
-        """Returns when the state is copied; when `required`, or when the save before it failed,
-        after it is on the disk.
+        """Return when the state is copied; if `required` or after a failed save, when it is on
+        disk.
 
-        A full disk does not end the training at once, the next save may succeed: `on_warning` tells
-        it. Raises OSError when `required`, and Stopped after the second failure in a row.
+        A full disk is first reported by `on_warning`, since the next save may succeed. Raises
+        OSError if `required`, and RunStopped after two failures in a row.
         """
         self._finish()
         self._copy = _copied(state, self._copy)
@@ -116,7 +115,7 @@ class AsyncCheckpointer:
             self._error = error
 
     def _room(self) -> str:
-        """What a checkpoint takes and what there is."""
+        """Space needed for a checkpoint and space available."""
         try:
             free = units.size(shutil.disk_usage(self.folder).free)
         except OSError as error:
@@ -128,21 +127,20 @@ class AsyncCheckpointer:
         return [f"df -h {folder}", f"du -sh {runs}/* | sort -h"]
 
     def _stopped(self, before: int, step: int, error: OSError) -> RunStopped:
-        """Its state: what the newest checkpoint holds."""
+        """The exception that stops the run, with the newest checkpoint's step."""
         newest = manifest.newest(self.folder)
         what = (
             f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; "
             f"{self._room()}"
         )
         room = (
-            f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, and "
-            f"the "
-            f"one that is written)"
+            f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, plus "
+            f"the one being written)"
         )
         fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
         again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
         left = (
-            f"the newest checkpoint is that of step {newest['step']}"
+            f"the newest checkpoint is from step {newest['step']}"
             if newest
             else "there is no checkpoint"
         )
@@ -156,17 +154,17 @@ class AsyncCheckpointer:
         self._pieces += 1
 
     def _finish(self) -> None:
-        """The save that is under way is over. Raises its error."""
+        """Wait for the current save. Raises its error."""
         if self._thread is not None:
-            began, seen, said = time.monotonic(), self._pieces, False
+            began, seen, logged = time.monotonic(), self._pieces, False
             while self._thread.is_alive():
                 self._thread.join(POLL_S)
-                if seen != self._pieces:  # a slow disk is no hang, one that takes nothing is
+                if seen != self._pieces:  # progress on a slow disk is not a hang
                     seen = self._pieces
                     heartbeat.current.beat(PHASE)
-                if not said and time.monotonic() - began > SAY_AFTER_S:
-                    said = True
-                    log.info("waiting until the checkpoint is written")
+                if not logged and time.monotonic() - began > SAY_AFTER_S:
+                    logged = True
+                    log.info("waiting for the checkpoint to be written")
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -174,7 +172,7 @@ class AsyncCheckpointer:
 
 
 def _bytes(value: Any) -> int:
-    """Of all tensors."""
+    """Bytes of all tensors."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     parts = (
@@ -188,7 +186,7 @@ def _bytes(value: Any) -> int:
 
 
 def _copied(value: Any, buffer: Any) -> Any:
-    """`value` with every tensor copied to host memory, into `buffer`'s tensors where they fit."""
+    """`value` with every tensor copied to host memory, reusing `buffer`'s tensors if they fit."""
     if isinstance(value, torch.Tensor):
         fits = (
             isinstance(buffer, torch.Tensor)

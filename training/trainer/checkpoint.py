@@ -1,11 +1,11 @@
-"""Checkpoints that survive a crash at any instant and are verified when written and when read.
+"""Checkpoints that survive a crash at any time and are verified when written and when read.
 
     checkpoints/step_00000200/state.pt       weights, optimizer
                               manifest.json  step, position in the data, sha256 and size of state.pt
                                              and of itself
 
-Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is whole. A
-flipped bit is noticed by the checksum, and the checkpoint before is used.
+Written into a temporary folder, fsynced, read back, renamed: a folder named step_* is complete. A
+flipped bit is detected by the checksum, and the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".writing-"
 CHUNK = 1 << 20
-SYNCED = 1 << 28  # bytes between two heartbeats: a large model at once would be silent too long
+# bytes between heartbeats: a large model written at once would exceed the hang timeout
+SYNCED = 1 << 28
 
-# what torch.save() takes: tensors, numbers and texts in dicts and lists
+# accepted by torch.save(): tensors, numbers and strings in dicts and lists
 TensorTree = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where training stands: `step` optimizer steps done; in `epoch` (0-based) all ranks together
-    have used the first `used` sequences of its order; `tokens` in all. Nothing of it depends on the
-    number of ranks."""
+    """Position of the training: `step` optimizer steps done; in `epoch` (0-based) all ranks
+    together have used the first `used` sequences of its order; `tokens` in total. Independent of
+    the number of ranks."""
 
     step: int = 0
     epoch: int = 0
@@ -58,20 +59,20 @@ class LoadedCheckpoint:
     state: TensorTree
     manifest: ManifestRecord
     path: Path
-    skipped: list[str]  # damaged newer checkpoints, with what is wrong
+    skipped: list[str]  # damaged newer checkpoints, each with its problem
 
 
 class _Hashed(io.RawIOBase):
-    """What is written through it, counted and hashed on its way. `failed`: what the disk said,
-    since torch hides it."""
+    """Counts and hashes everything written through it. `failed`: the disk's error, which torch
+    hides."""
 
     def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
         self.file, self.moved, self.digest, self.bytes = file, moved, hashlib.sha256(), 0
         self.failed: OSError | None = None
-        self._dirty = 0  # bytes that the disk may not have yet
+        self._dirty = 0  # bytes that may not be on disk yet
 
     def write(self, data: Any) -> int:
-        """A tensor comes as one piece, however large it is."""
+        """A tensor arrives in one piece, however large it is."""
         with memoryview(data).cast("B") as view:
             for at in range(0, len(view), SYNCED):
                 self._write(view[at : at + SYNCED])
@@ -101,10 +102,9 @@ def save(
     facts: ManifestRecord,
     moved: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write a checkpoint and read it back. `moved()` is called for each piece that is written or
-    read.
+    """Write a checkpoint and read it back. `moved()` is called for each piece written or read.
 
-    Raises OSError; then nothing of it is left, and the earlier checkpoints are untouched.
+    Raises OSError; then it leaves nothing behind, and earlier checkpoints are unchanged.
     """
     final = folder / manifest.folder_name(position.step)
     work = Path(tempfile.mkdtemp(dir=folder, prefix=TEMPORARY))
@@ -113,24 +113,24 @@ def save(
             hashed = _Hashed(file, moved)
             try:
                 torch.save(state, hashed)
-            except RuntimeError:  # torch's own, whatever went wrong in write()
+            except RuntimeError:  # raised by torch for any error in write()
                 if hashed.failed:
                     raise hashed.failed from None
                 raise
             file.flush()
             os.fsync(file.fileno())
-            # the check shall read the disk, not the cache
+            # verify the disk, not the cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         checksum = hashed.digest.hexdigest()
         manifest.write(
             work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum}
         )
         if _sha256(work / "state.pt", moved) != checksum:
-            raise OSError(f"the disk does not give back what was written to {work / 'state.pt'}")
+            raise OSError(f"data read back from {work / 'state.pt'} differs from what was written")
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             _remove(final)
-        # the files' names, before the folder gets the name that says it is whole
+        # sync the files before the folder gets its final name
         _sync_folder(work)
         work.rename(final)
         _sync_folder(folder)
@@ -140,9 +140,8 @@ def save(
 
 
 def prune(newest: Path, keep: int) -> str:
-    """Remove what is older than the `keep` last ones up to `newest`, and everything later: that is
-    of a past that was given up, damaged or before a resume from an older one. Returns what could
-    not be removed, for people, or nothing."""
+    """Remove checkpoints older than the last `keep` up to `newest`, and all later ones: they are
+    damaged or from before a resume from an older one. Returns what could not be removed, or ""."""
     found = manifest.all_in(newest.parent)
     at = found.index(newest)
     left = []
@@ -151,12 +150,12 @@ def prune(newest: Path, keep: int) -> str:
             _remove(old)
         except OSError as error:
             left.append(f"{old}: {error.strerror}")
-    return f"old checkpoints can not be removed: {'; '.join(left)}" if left else ""
+    return f"old checkpoints cannot be removed: {'; '.join(left)}" if left else ""
 
 
 def _remove(path: Path) -> None:
-    """Its name goes first, at once: a process that is killed meanwhile leaves nothing half that is
-    named like a checkpoint."""
+    """Remove a checkpoint. It is renamed first, so that a process killed meanwhile leaves no
+    partial folder with a checkpoint's name."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "a symbolic link")
     work = path.with_name(f"{TEMPORARY}{path.name}")
@@ -166,7 +165,7 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What a killed process had begun to write or to remove."""
+    """Remove what a killed process had begun to write or remove."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -189,10 +188,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def latest(folder: Path) -> LoadedCheckpoint | None:
-    """The newest checkpoint that is whole, or None when there is none at all.
+    """The newest intact checkpoint, or None if there is none at all.
 
-    Raises UserError when there are checkpoints but every one is damaged: starting over would hide
-    the loss.
+    Raises UserError if there are checkpoints but all are damaged: starting over would hide the
+    loss.
     """
     skipped: list[str] = []
     for path in reversed(manifest.all_in(folder)):
@@ -211,14 +210,14 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
             Problem(
                 "checkpoint.damaged",
                 f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}",
-                "a run with a whole checkpoint",
+                "a run with an intact checkpoint",
             )
         )
     return None
 
 
 def _wrong(state: Path, facts: ManifestRecord) -> str:
-    """What is wrong with the state of a checkpoint, or nothing."""
+    """What is wrong with a checkpoint's state, or ""."""
     try:
         size = state.stat().st_size
         if size != facts["bytes"]:
@@ -226,5 +225,5 @@ def _wrong(state: Path, facts: ManifestRecord) -> str:
         if _sha256(state) != facts["sha256"]:
             return "state.pt does not match its checksum (a flipped bit?)"
     except OSError as error:
-        return f"state.pt can not be read: {error.strerror}"
+        return f"state.pt cannot be read: {error.strerror}"
     return ""

@@ -1,5 +1,5 @@
-"""What a failing rank leaves behind: one file with exception, place and time, so that nobody needs
-to parse tracebacks."""
+"""Error file of a failing rank: exception, place and time, so that tracebacks need not be
+parsed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ SIGCHLD_S = 0.2
 
 
 def reserve() -> None:
-    """Descriptors for the last words of a process that has none left: a log, a temporary file, a
-    source file for the traceback."""
+    """Reserve file descriptors for the error report of a process that has none left: log, temporary
+    file, source file of the traceback."""
     if not _reserved:
         _reserved.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(3))
 
 
 def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
-    """Write ranks/rank<r>.error.json, and the traceback to the rank's own log; to the console only
-    where no supervisor shows the one card that matters (a victim's traceback is no news). Returns
-    the status to leave with."""
+    """Write ranks/rank<r>.error.json, and the traceback to the rank's log; to the console only if
+    there is no supervisor, which shows only the failure card. Returns the exit status."""
     while _reserved:
         os.close(_reserved.pop())
-    error = _last_word(error)
+    error = _final(error)
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
@@ -45,7 +44,7 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
             with run.rank_log(rank).open("a") as log:
                 log.write(text)
             return status
-    except OSError:  # a full disk, most likely the very cause: then the console has to do
+    except OSError:  # the disk is full, probably the cause itself: use the console
         if facts["disk_full"]:
             text = f"{error}\n"
     sys.stderr.write(text)
@@ -53,23 +52,23 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     return status
 
 
-def _last_word(error: BaseException) -> BaseException:
-    """A killed worker of the data loader is noticed twice: by its connection, and by torch's
-    handler of SIGCHLD, which says who and how. That one is waited for, and after it none may come:
-    it would raise in the middle of what is written here."""
+def _final(error: BaseException) -> BaseException:
+    """The final error. A killed data-loader worker is detected twice: by its connection, and by
+    torch's SIGCHLD handler, whose message is more specific. Wait for that one, then disable the
+    handler: it must not raise while the report is written."""
     try:
         if isinstance(error, (ConnectionError, EOFError)):
             time.sleep(SIGCHLD_S)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    except RuntimeError as told:
+    except RuntimeError as exact:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        told.__context__ = error
-        return told
+        exact.__context__ = error
+        return exact
     return error
 
 
 def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
-    """Write ranks/rank<r>.error.json of a run that stops itself, and has said why."""
+    """Write ranks/rank<r>.error.json of a run that stops itself and has reported why."""
     with contextlib.suppress(OSError):
         rundir.write_json(
             run.rank_error(rank), {**_facts(run, rank, error.cause), "stopped": str(error)}
@@ -79,19 +78,19 @@ def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [
+    own = [
         f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")
     ] or list(frames)
-    where = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else ""
+    where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     beat = heartbeat.read(run.heartbeat(rank))
     return {
         "rank": rank,
-        "guilty_rank": getattr(error, "rank", rank),  # what another rank did can be noticed here
+        "guilty_rank": getattr(error, "rank", rank),  # this rank may detect another rank's error
         "time": time.time(),
         "type": type(error).__name__,
         "message": str(error),
         "where": where,
-        "code": ours[-1].line if ours else None,
+        "code": own[-1].line if own else None,
         "phase": str(beat) if beat else None,
         "disk_full": disk_full,
         "traceback": traceback.format_exception(type(error), error, error.__traceback__),

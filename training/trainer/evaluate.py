@@ -1,5 +1,5 @@
-"""Validation: every rank measures its share of the validation data, and the sums of all make the
-scores."""
+"""Validation: every rank measures its share of the validation data; the scores come from the sums
+over all ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from training.core import heartbeat
 if TYPE_CHECKING:
     from training.trainer.train_state import TrainState
 
-PHASE = "evaluation"  # of the heartbeat
-Scores = dict[str, float]  # of all ranks, by name
+PHASE = "evaluation"  # heartbeat phase
+Scores = dict[str, float]  # over all ranks, by name
 
 
 def why_not(session: TrainState) -> str:
-    """Why a run that wants validation has none, for people; or nothing."""
+    """Why a run with validation enabled has none, or ""."""
     if not session.config.eval_every or session.validation is None:
         return ""
     return session.task.why_not(len(session.validation), session.world.world_size)
@@ -26,7 +26,7 @@ def why_not(session: TrainState) -> str:
 
 @torch.no_grad()
 def evaluate(session: TrainState) -> Scores | None:
-    """None without data for it. A collective."""
+    """Scores; None without validation data. A collective."""
     data, world, task = session.validation, session.world, session.task
     if data is None or not task.share(len(data), 0, world.world_size):
         return None
@@ -35,9 +35,9 @@ def evaluate(session: TrainState) -> Scores | None:
     sums: dict[str, torch.Tensor] = {}
     session.raw.eval()
     for start in range(0, max(1, len(mine)), size):
-        heartbeat.current.again()  # trainer.validate() has begun the phase
-        # A rank that has no sample for itself looks at the first one, which does not count: all
-        # ranks add up the same figures.
+        heartbeat.current.again()  # the phase begins in loop.validate()
+        # A rank without samples measures the first one with weight zero, so that all ranks sum the
+        # same figures.
         indices = mine[start : start + size] or range(1)
         batch = task.arrive(data.rows(indices, 0))
         with session.autocast:

@@ -1,4 +1,4 @@
-"""The first and the last words of rank 0: the set-up banner, the sample and summary.json."""
+"""First and last output of rank 0: the set-up banner, the sample and summary.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def banner(world: World, session: TrainState, wandb: str) -> str:
-    """The 'Distributed Training Setup' block."""
+    """The "Distributed Training Setup" block."""
     facts = {
         "Backend": f"{world.backend}, master {world.master}",
         "World size": world.world_size,
@@ -60,20 +60,20 @@ def write_summary(
     code: Exit,
     started: float,
 ) -> SummaryRecord:
-    """summary.json, and what stands in it: figures from the recorded metrics (all parts of a
+    """Write summary.json and return its content: figures from the recorded metrics (all parts of a
     resumed run), and generated text."""
     recorder.flush()
     steps: dict[int, Figures] = {}
     evals: dict[int, Figures] = {}
     for record in rundir.read_records(session.run.metrics):
         if record["step"] > position.step:
-            continue  # of a part that a resume has given up
+            continue  # from a part discarded by a resume
         (steps if "loss" in record else evals)[record["step"]] = (
-            record  # after a resume the last one counts
+            record  # after a resume the last record counts
         )
     first, last = steps[min(steps)], steps[max(steps)]
     begin, end = metric_units.ends([record["loss"] for _, record in sorted(steps.items())])
-    recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step pays for warm-up
+    recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step includes warm-up
     text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
@@ -113,7 +113,7 @@ def write_summary(
 
 
 def scores(evals: dict[int, Figures]) -> dict[str, float]:
-    """Each figure of the first and of the last validation: val_NAME_first, val_NAME_last."""
+    """Each figure of the first and the last validation: val_NAME_first, val_NAME_last."""
     ends = (("first", evals[min(evals)]), ("last", evals[max(evals)])) if evals else ()
     return {
         f"{name}_{end}": value
@@ -124,7 +124,7 @@ def scores(evals: dict[int, Figures]) -> dict[str, float]:
 
 
 def sample(session: TrainState) -> str | None:
-    """What can be seen of the model: a text, and pictures in the run's samples/."""
+    """A sample of the model: text, and pictures in the run's samples/."""
     session.raw.eval()
     folder = session.run.samples
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,8 @@
-"""The rank's end of training.watchdog.probes.flight_recorder: torch's own control server, on a
-socket in the run directory, answers from a thread of C++ that needs nobody's leave.
+"""Rank side of training.watchdog.probes.flight_recorder: torch's control server on a socket in the
+run directory. It answers from its own C++ thread, which needs neither the GIL nor the main thread.
 
-It is a private part of torch (2.5 and newer): without it this evidence is missing, and nothing
-else. Standard library only, Python
->= 3.8: lib/run_script.py loads this file into somebody's script.
+The server is a private part of torch (2.5 and newer); without it only this evidence is missing.
+Standard library only, Python >= 3.8: lib/run_script.py loads this file into the user's script.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any, Iterator  # noqa: UP035 – 3.8
 
-_servers: list[Any] = []  # live as long as the process
+_servers: list[Any] = []  # kept until the process ends
 
 
 def address(folder: Path, rank: int) -> Path:
@@ -22,8 +21,8 @@ def address(folder: Path, rank: int) -> Path:
 
 
 def serve(folder: Path, rank: int) -> str:
-    """Called in the rank, before it meets the others. Returns why there is no server, or
-    nothing."""
+    """Start the server; called before the rank joins the others. Returns why there is none, or
+    ""."""
     try:
         from torch._C._distributed_c10d import _WorkerServer  # type: ignore[attr-defined]
     except ImportError:
@@ -37,8 +36,8 @@ def serve(folder: Path, rank: int) -> str:
         atexit.register(_remove, path, os.getpid())
         path.chmod(0o600)
     except (OSError, RuntimeError, TypeError) as error:
-        said = str(error).strip() or type(error).__name__
-        return f"torch's control server: {said.splitlines()[0]}"
+        reason = str(error).strip() or type(error).__name__
+        return f"torch's control server: {reason.splitlines()[0]}"
     return ""
 
 
@@ -54,7 +53,7 @@ def _remove(path: Path, pid: int) -> None:
 
 @contextlib.contextmanager
 def short(folder: str) -> Iterator[str]:
-    """A name of the folder that fits the 107 bytes of a socket's address."""
+    """A name of the folder that fits into the 107 bytes of a socket address."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}"
@@ -64,7 +63,7 @@ def short(folder: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The server announces itself as a warning on standard error."""
+    """Suppress the server's start message, a warning on standard error."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:

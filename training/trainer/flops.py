@@ -1,14 +1,14 @@
-"""How much arithmetic a GPU can do, which the MFU is a share of. Imports no torch."""
+"""Peak arithmetic of GPUs, for MFU. Imports no torch."""
 
 from __future__ import annotations
 
 import re
 
-# 10^12 operations a second, bf16 on tensor cores with fp32 sums, dense: half of what data sheets
-# say "with sparsity". By the name that the driver gives, without "NVIDIA ". Sources: NVIDIA's data
-# sheets of B200 (HGX), H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40, L4, RTX A6000;
-# whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell (50xx) for GeForce. A name that is not here
-# (a laptop's, a slice of a GPU) has another peak or none that is published.
+# 10^12 operations per second, bf16 on tensor cores with fp32 sums, dense: half of what data sheets
+# list "with sparsity". Keys: the driver's name without "NVIDIA ". Sources: NVIDIA's data sheets of
+# B200 (HGX), H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40, L4, RTX A6000;
+# whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell (50xx) for GeForce. Names not listed here
+# (laptop GPUs, GPU slices) have another peak or no published one.
 PEAKS = {
     r"B200": 2250.0,
     r"(GH200 \w+|H100 \d+GB HBM3|H100 SXM5.*|H200)": 989.5,
@@ -32,7 +32,7 @@ PEAKS = {
 
 
 def peak(name: str) -> float | None:
-    """Operations per second of a GPU of this name; None where that is not known."""
+    """Operations per second of a GPU with this name; None if unknown."""
     name = name.removeprefix("NVIDIA ")
     return next(
         (value * 1e12 for pattern, value in PEAKS.items() if re.fullmatch(pattern, name)), None

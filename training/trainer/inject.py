@@ -1,5 +1,5 @@
-"""In the rank that `--inject` means: faults happen right after a phase was published. A rank
-without a fault never imports it."""
+"""Fault injection in a rank: a fault happens right after a phase is published. Ranks without a
+fault never import this."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def arm(plan: Plan, run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -> None:
-    """Called when the rank's heartbeat has begun: it is replaced by one that lets the faults of
-    this rank and this start happen."""
+    """Replace the rank's heartbeat by one that triggers the faults of this rank and start. Called
+    once the heartbeat has begun."""
     attempt = int(environ.get(ATTEMPT, 1))
     specs = [
         s
@@ -33,13 +33,12 @@ def arm(plan: Plan, run: rundir.RunDir, rank: int, environ: Mapping[str, str]) -
 
 
 class Armed(heartbeat.Heartbeat):
-    """The heartbeat of a rank that faults wait for: they happen right after a phase was
-    published."""
+    """Heartbeat of a rank with faults: they happen right after a phase is published."""
 
     def __init__(self, run: rundir.RunDir, rank: int, plan: Plan, specs: list[Spec]) -> None:
         super().__init__(run.heartbeat(rank), rank)
         self._run, self._plan, self._seen = run, plan, dict.fromkeys(specs, 0)
-        # Seen by data-loader workers too, which were forked earlier: the epoch.
+        # The epoch, shared with data-loader workers, which were forked earlier.
         self._shared = mmap.mmap(-1, 8)
         self._workers = [s for s in specs if s.fault.worker]
         self._waiting = [s for s in specs if not s.fault.worker]
@@ -57,9 +56,7 @@ class Armed(heartbeat.Heartbeat):
                     self._happen(spec)
         if phase == heartbeat.FINISHED:
             for spec in self._waiting:
-                text = (
-                    f"inject: {spec.text} did not happen: nothing like it came on rank {self.rank}"
-                )
+                text = f"inject: {spec.text} did not happen: rank {self.rank} did not reach it"
                 log.warning(text)
                 self._run.event("warning", code="warning.inject_missed", text=text)
 
@@ -83,8 +80,8 @@ class Armed(heartbeat.Heartbeat):
         ACTS[spec.fault.name](here)
 
     def _arm_workers(self) -> None:
-        """Just before workers are started. What they call is the dataset; in the rank itself it
-        stays as it was."""
+        """Patch the dataset just before workers are started: faults happen only in workers, not in
+        the rank itself."""
         from torch.utils.data import get_worker_info
 
         from training.data.batch_dataset import BatchDataset

@@ -1,9 +1,9 @@
-"""The training loop. Epoch protocol, so that no rank can wait for another in a wrong place:
+"""Training loop. Epoch protocol, so that no rank waits for another at the wrong place:
 
 1. synchronise, 2. collect garbage and release cached GPU memory, 3. create the data iterator (its
-workers), 4. barrier: every rank's iterator exists before any rank iterates, 5. only then the
-progress bar, on rank 0. Between barriers nothing that can block: trackers and checkpoints have
-threads of their own, other ranks are silent.
+workers), 4. barrier: every rank's iterator exists before any rank iterates, 5. then the progress
+bar, on rank 0. Nothing between barriers can block: trackers and checkpoints have their own threads,
+and other ranks write no output.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from training.trainer.train_state import TrainState
 def train(
     session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
 ) -> tuple[TrainProgress, Exit]:
-    """Run until the last step or a wish to stop; returns where training stands, with a checkpoint
-    saved there."""
+    """Run until the last step or a stop request. Returns the position, saved in a checkpoint."""
     config, total, position = session.config, session.length.total_steps, session.position
     exchange, pulse = StepAllReduce(session.world), heartbeat.current
     watch = Stopwatch(session.batch.total_tokens)
     code = Exit.DONE
-    # What lives by now lives to the end: no collection at an epoch's start looks at it again (0.1 s
-    # of modules and classes).
+    # Objects that exist now live to the end: exclude them from the collection at an epoch's start
+    # (0.1 s for modules and classes).
     gc.collect()
-    gc.enable()  # off since the start (train.py)
+    gc.enable()  # disabled at the start (train.py)
     gc.freeze()
 
     while position.step < total and code == Exit.DONE:
@@ -76,10 +75,10 @@ def train(
                 position = TrainProgress(number, begun.epoch, used, tokens)
                 progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
-                # who asks to stop after the last step gets what he wants
+                # a stop request after the last step has no effect
                 code = Exit.DONE if done else Exit(report.stop)
-                # Before the checkpoint: killed between the two, a resumed run would never make up
-                # for it.
+                # Before the checkpoint: after a kill between the two, a resumed run would skip this
+                # validation.
                 if (
                     code == Exit.DONE
                     and config.eval_every
@@ -97,12 +96,12 @@ def train(
 
 
 def due(every: int, step: int) -> bool:
-    """Is this step one of every so many? 0 is never."""
+    """Whether `step` is a multiple of `every`; 0 is never."""
     return every > 0 and step % every == 0
 
 
 def inspected(every: int, step: int) -> bool:
-    """The first step too: DDP's copy of the weights is proven before anything is learnt."""
+    """As `due`, and also the first step: DDP's copy of the weights is verified before training."""
     return due(every, step) or (every > 0 and step == 1)
 
 
@@ -126,11 +125,11 @@ def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
 def forward_backward(
     session: TrainState, batches: Iterator[Any], position: TrainProgress
 ) -> LocalStep:
-    """The micro-batches of one optimizer step. In a backward pass the ranks wait for each other, so
-    it counts for nobody."""
+    """The micro-batches of one optimizer step. The time of a backward pass is not attributed to any
+    rank, since the ranks wait for each other in it."""
     pulse, task, steps = heartbeat.current, session.task, session.batch.accumulation
     if task.random:
-        # From (seed, step, rank) alone: a resumed run drops the same, and ranks drop differently.
+        # Depends only on (seed, step, rank): a resumed run drops the same; ranks drop differently.
         torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
     total, sequences, own_s = torch.zeros(()), 0, 0.0
     for micro in range(steps):
@@ -151,13 +150,13 @@ def forward_backward(
 
 
 def clip(session: TrainState) -> torch.Tensor:
-    """The global gradient norm before clipping."""
+    """Clip gradients. Returns their global norm before clipping."""
     limit = session.config.grad_clip or float("inf")
     return torch.nn.utils.clip_grad_norm_(session.weights, limit)
 
 
 def validate(session: TrainState) -> tuple[Scores | None, float]:
-    """(score, seconds); every rank takes part."""
+    """(scores, seconds); all ranks take part."""
     heartbeat.current.beat(PHASE)
     started = time.perf_counter()
     return evaluate(session), time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What rank 0 writes down: metrics.jsonl at once, and what trackers get."""
+"""Records of rank 0: metrics.jsonl at once, trackers in the background."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SummaryRecord
 
-AFTER_A_START = ("failure", "restart")  # events that a tracker is told of at the next one
+AFTER_A_START = ("failure", "restart")  # events passed to trackers at the next start
 
 _current: MetricsWriter | None = None
 
 
 def login(plan: Plan) -> str | None:
-    """The key for W&B of the run's option file; the environment's wins."""
+    """The W&B key in the run's option file; the one in the environment takes precedence."""
     file = plan.get("login_file")
     return tasks.login_key(Path(file)) if file and not os.environ.get("WANDB_API_KEY") else None
 
@@ -43,8 +43,7 @@ class MetricsWriter:
         values: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> None:
-        """`values`: what trackers are told of the configuration, where that is not all of it;
-        `key`: for W&B."""
+        """`values`: configuration for trackers, if not the complete one; `key`: for W&B."""
         global _current
         self._file = os.open(run.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._path, self._unwritten, self._disk_warned = run.metrics, b"", False
@@ -72,21 +71,21 @@ class MetricsWriter:
             self._trackers.note(self._notes.pop(0), record["step"])
 
     def flush(self) -> None:
-        """Write what is not on the disk yet. On a full disk it stays in memory for the next try:
-        training goes on, and nothing is lost when there is room again."""
+        """Write the pending records. If the disk is full they stay in memory for the next attempt:
+        training continues, and nothing is lost once there is space."""
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
         except OSError as error:
             if not self._disk_warned:
                 log.warning(
-                    f"{self._path} can not be written ({error.strerror}): records are kept in "
-                    f"memory until there is room"
+                    f"{self._path} cannot be written ({error.strerror}): records are kept in "
+                    f"memory until there is space"
                 )
             self._disk_warned = True
 
     def close(self, summary: SummaryRecord, code: int) -> None:
-        """Everything written, trackers told how it has ended, and closed or left behind."""
+        """Write everything, report the end to the trackers, and close or abandon them."""
         self._close(End(code, dict(summary)), tracking.CLOSE_S, tracking.STARTING_S)
 
     def _close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
@@ -98,7 +97,7 @@ class MetricsWriter:
 
 
 def _since_the_last_start(run: rundir.RunDir) -> list[str]:
-    """What has happened to the run between the start before this one and now."""
+    """Events of the run between the previous start and this one."""
     found: list[str] = []
     for event in run_reader.read_events(run.events):
         if event.get("event") == "start":
@@ -109,6 +108,6 @@ def _since_the_last_start(run: rundir.RunDir) -> list[str]:
 
 
 def failed(status: int) -> None:
-    """This rank leaves after a failure: its trackers are told so, within a moment."""
+    """Report a failure of this rank to its trackers, with a short time limit."""
     if _current:
         _current._close(End(status), tracking.FAILED_S)

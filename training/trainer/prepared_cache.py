@@ -1,5 +1,5 @@
-"""The prepared data of a run: made by one process (supervisor or rank 0), published in data.json
-for the others."""
+"""Prepared data of a run: made by one process (supervisor or rank 0) and published in data.json for
+the others."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SAY_EVERY_S = 5.0
 
 
 def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorpus:
-    """Prepare (or find) the data and publish it. Raises UserError; the failure is published too, so
-    nobody waits."""
+    """Prepare (or find) the data and publish it. Raises UserError; a failure is published too, so
+    that no process waits."""
     config, batch = Config(**plan["config"]), Batch(**plan["batch"])
     try:
         source, problem = corpus.find(config.data, plan["origins"]["data"], config.encoding)
         if source is None:
             assert problem
             raise UserError(problem)
-        # Asked when the request was checked, too; a resumed run may have lost a package or a file
-        # since.
+        # Also checked with the request; a resumed run may have lost a package or file since
+        # then.
         if problems := tokenizer.check(
             config.tokenizer, plan["origins"]["tokenizer"]
         ) + optional_deps.missing(source.files, config.tokenizer):
@@ -57,15 +57,14 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         steps = duration.of_text(config, batch, data, **resume_checks.position(run, data))
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
-        what = f"the prepared data can not be written to {cache}: {error.strerror}"
+        what = f"the prepared data cannot be written to {cache}: {error.strerror}"
         own = (
-            f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # a project "
-            f"folder "
-            f"of your own"
+            f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # your own "
+            f"copy of the project"
         )
         fixes = [own] if isinstance(error, PermissionError) else []
         raise UserError(
-            Problem("data.unwritable", what, "a folder with room that may be written", fixes),
+            Problem("data.unwritable", what, "a writable folder with enough space", fixes),
             Exit.RESOURCES,
         ) from None
     except UserError as error:
@@ -81,7 +80,7 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
 
 
 def published(run: rundir.RunDir) -> PreparedCorpus | None:
-    """What prepare() published, or None while it is under way. Raises UserError (already told) when
+    """What prepare() published, or None while it is running. Raises UserError (already reported) if
     it failed."""
     facts = rundir.read_json(run.data)
     if facts is None:
@@ -92,8 +91,8 @@ def published(run: rundir.RunDir) -> PreparedCorpus | None:
 
 
 def changed(run: rundir.RunDir) -> str:
-    """The first shard of the run that no longer has its size: cut while ranks read it from memory,
-    it kills them by SIGBUS."""
+    """The first shard of the run whose size changed: if truncated while ranks have it mapped, it
+    kills them with SIGBUS."""
     facts = rundir.read_json(run.data) or {}
     if any(name not in facts for name in PreparedCorpus.__dataclass_fields__):
         return ""
@@ -104,13 +103,13 @@ def changed(run: rundir.RunDir) -> str:
             if size != tokens * data.token_bytes:
                 return (
                     f"the shard {path} has {size} bytes, not {tokens * data.token_bytes}: it "
-                    f"was changed while the run read it"
+                    f"was changed while the run was reading it"
                 )
     return ""
 
 
 class _Shown:
-    """Progress of a long preparation or check: said every few seconds, a short one stays silent."""
+    """Progress of preparing or checking, logged every few seconds; nothing if it is fast."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,5 +1,5 @@
-"""What rank 0 shows while training: a progress bar on a terminal, `[time] Epoch: 1, Iter: 100,
-Loss: 0.0234` lines."""
+"""Progress display of rank 0: a progress bar on a terminal, `[time] Epoch: 1, Iter: 100, Loss:
+0.0234` lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.trainer.train_state import TrainState
 
 
 class Stopwatch:
-    """Time of a step, evaluation and checkpoint left out."""
+    """Time of a step, without evaluation and checkpoint."""
 
     def __init__(self, units: int) -> None:
         self.units = units
@@ -38,8 +38,8 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second, if all ranks' GPUs (like this one's) did nothing but the model's
-    arithmetic; None: not known."""
+    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic; None:
+    unknown."""
     if session.world.device.type != "cuda":
         return None
     peak, cost = (
@@ -50,8 +50,7 @@ def _speed_at_peak(session: TrainState) -> float | None:
 
 
 class Progress:
-    """One epoch's display. Silent on other ranks than 0; the bar is silent where there is no
-    terminal."""
+    """Display of one epoch. Nothing on ranks other than 0; no bar without a terminal."""
 
     def __init__(
         self, session: TrainState, recorder: MetricsWriter | None, position: TrainProgress
@@ -69,7 +68,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.recorder:
-            # disable=None: nothing is written when standard error is no terminal.
+            # disable=None: no bar unless standard error is a terminal.
             self._bar = tqdm(
                 total=self._end,
                 initial=self._start,
@@ -148,4 +147,4 @@ class Progress:
             f"{position.step}, {text}"
         )
         tqdm.write(line, file=sys.stderr)
-        log.to_log(f"{line}\n")  # where no supervisor does it with all that the ranks say
+        log.to_log(f"{line}\n")  # only without a supervisor, which logs the ranks' output

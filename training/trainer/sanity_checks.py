@@ -1,9 +1,9 @@
-"""Are all ranks really training, on different data, with the same weights? (`--debug_ddp` shows
-every rank's answers.)
+"""Checks that all ranks train, on different data and with the same weights. (`--debug_ddp` shows
+the results of every rank.)
 
-At the start of each epoch the ranks' shards are proven disjoint and complete; in each step every
-rank's share is looked at; every `inspect_every` steps the parameters are proven equal. It rides on
-the reduction of the loss: no further collective.
+At the start of each epoch the ranks' shards are verified to be disjoint and complete; in each step
+every rank's share is checked; every `inspect_every` steps the parameters are compared. The step
+checks use the reduction of the loss: no further collective.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from training.trainer.checkpoint import TrainProgress
     from training.trainer.train_state import TrainState
 
-PROVEN_SEQUENCES = 1 << 18  # of an epoch, at most: some ten milliseconds
+PROVEN_SEQUENCES = 1 << 18  # maximum per epoch: some ten milliseconds
 SHOWN_INDICES = 8
 
 
 class SanityCheckError(RuntimeError):
-    """Ranks do not do what they should. All ranks raise it; `rank` is the guilty one."""
+    """Ranks have inconsistent data, weights or steps. Raised on all ranks; `rank`: the guilty
+    one."""
 
     def __init__(self, text: str, rank: int | None) -> None:
         super().__init__(text)
@@ -37,24 +38,24 @@ class SanityCheckError(RuntimeError):
 
 
 class NotFinite(SanityCheckError):
-    """A loss became NaN or infinite."""
+    """A loss is NaN or infinite."""
 
 
 class EmptyBatch(SanityCheckError):
-    """A rank had nothing to train on."""
+    """A rank had no samples in a batch."""
 
 
 class ShardsOverlap(SanityCheckError):
-    """Ranks would train on the same data, or leave some out."""
+    """Ranks would train on the same data or skip some."""
 
 
 class ParametersDiffer(SanityCheckError):
-    """The ranks' weights are no longer the same."""
+    """The ranks' weights differ."""
 
 
 def prove_shards(session: TrainState, position: TrainProgress) -> None:
-    """Every rank says which sequences it will take; rank 0 compares with the whole. Raises
-    ShardsOverlap on rank 0."""
+    """Compare the sequences that all ranks will take with the complete set, on rank 0. Raises
+    ShardsOverlap there."""
     world, batches = session.world, session.batches
     steps = min(session.steps_left(position), max(1, PROVEN_SEQUENCES // batches.step_sequences))
     own = batches.indices(position.epoch, position.used, steps=steps)
@@ -112,7 +113,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
         for r in reports:
             log.info(
                 f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} "
-                f"{pieces}, {r['batches']} batches an epoch, "
+                f"{pieces}, {r['batches']} batches per epoch, "
                 f"first {pieces} {r['first_sequences']}"
             )
 
@@ -120,7 +121,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
 def _first_wrong(
     session: TrainState, position: TrainProgress, steps: int, reports: list[ShardReport]
 ) -> int | None:
-    """The first rank whose digest is not that of the sequences it should take."""
+    """The first rank whose digest does not match the sequences assigned to it."""
     for r in reports:
         if r["digest"] != digest(
             session.batches.indices(position.epoch, position.used, r["rank"], steps)
@@ -132,8 +133,7 @@ def _first_wrong(
 def check_step(
     session: TrainState, report: StepReport, position: TrainProgress, norm: float
 ) -> None:
-    """Look at a finished step; `position` is where it began. Raises an InspectionError on all
-    ranks."""
+    """Check a finished step that began at `position`. Raises a SanityCheckError on all ranks."""
     step = position.step + 1
     for rank, share in enumerate(report.shares):
         if share.step != step:
@@ -171,9 +171,9 @@ def check_step(
 
 
 def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
-    """Which sequences that rank had; every rank can tell, since the order is arithmetic."""
+    """The sequences of a rank; computable on every rank, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
-    more = f", … {len(indices)} in all" if len(indices) > 2 * SHOWN_INDICES else ""
+    more = f", … {len(indices)} in total" if len(indices) > 2 * SHOWN_INDICES else ""
     return (
         f"epoch {position.epoch + 1}, {session.task.pieces} "
         f"{', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
@@ -195,7 +195,7 @@ def _compare(session: TrainState, report: StepReport, step: int) -> None:
         for (name, _), column in zip(session.raw.named_parameters(), columns, strict=True)
         if len(set(column)) > 1
     ]
-    # Among two ranks nobody has the majority: both are named.
+    # With two ranks there is no majority: both are named.
     guilty = (
         [r for r, value in enumerate(seen) if value != common]
         if votes > len(seen) / 2
@@ -204,10 +204,10 @@ def _compare(session: TrainState, report: StepReport, step: int) -> None:
     who = (
         f"rank {', '.join(map(str, guilty))}"
         if len(guilty) < len(seen)
-        else f"ranks {', '.join(map(str, guilty))} among each other"
+        else f"ranks {', '.join(map(str, guilty))} (no majority)"
     )
     text = (
-        f"parameters differ at step {step}: {who}; {len(names)} of them, first "
-        f"{names[0] if names else '(equal again by now)'}"
+        f"parameters differ at step {step}: {who}; {len(names)} parameters, first "
+        f"{names[0] if names else '(equal by now)'}"
     )
     raise ParametersDiffer(text, guilty[0] if len(guilty) < len(seen) else None)

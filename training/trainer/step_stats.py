@@ -1,5 +1,5 @@
-"""What the ranks tell each other in a step: one small reduction carries loss, health and the wish
-to stop."""
+"""Data exchanged by the ranks in a step: one small reduction carries loss, health and stop
+requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ STOP_SIGNALS = {
     signal.SIGUSR1: Exit.PREEMPTED,
 }
 NO_CHECKSUM = NO_MEMORY = -1.0
-# To ask torch for the peak of its GPU memory takes some ten microseconds; the kernel tells the
-# resident set in two.
+# Reading the peak of GPU memory from torch takes some ten microseconds, reading the resident set
+# from the kernel two.
 GPU_MEMORY_EVERY = 10  # steps
 
 
 class StopRequest:
-    """TERM, USR1 or Ctrl-C: the current step is finished and a checkpoint saved. All ranks stop
-    after the same step, since the wish travels with the loss."""
+    """TERM, USR1 or Ctrl-C: finish the current step and save a checkpoint. All ranks stop after the
+    same step, since the request is sent with the loss."""
 
     def __init__(self) -> None:
         self.code = Exit.DONE
@@ -43,35 +43,34 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class LocalStep:
-    """What this rank has done before the ranks wait for each other: fetch and forward of all
+    """This rank's work before the ranks wait for each other: fetch and forward of all
     micro-batches."""
 
     loss: torch.Tensor  # mean of its sequences, nats per token
     sequences: int
-    compute_ms: float  # not waiting for others; on a GPU, until the work is in its queue
+    compute_ms: float  # without waiting for others; on a GPU, until the work is queued
 
 
 @dataclass(frozen=True)
 class RankStep:
-    """One rank's part of a step. `checksum` of its parameters before the step, or NO_CHECKSUM when
-    it was not asked for."""
+    """One rank's part of a step. `checksum`: of its parameters before the step, or NO_CHECKSUM if
+    not requested."""
 
     step: int
     sequences: int
-    loss: float  # as in Work
+    loss: float  # as in LocalStep
     checksum: float
     compute_ms: float = 0.0
     memory: int | None = (
-        # bytes: the peak of what torch has allocated on its GPU, or the resident set; None: not
-        # known
+        # bytes: peak allocated by torch on its GPU, or the resident set; None: unknown
         None
     )
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What all ranks know after a step: every rank's share, and the exit code of a wish to stop (0:
-    none)."""
+    """Result of a step, known to all ranks: every rank's share, and the exit code of a stop request
+    (0: none)."""
 
     shares: list[RankStep]
     stop: int
@@ -83,10 +82,10 @@ class StepReport:
 
 class StepAllReduce:
     """Starts the reduction after the backward pass and reads it after the optimizer step, so that
-    it costs no waiting.
+    no time is spent waiting.
 
-    Each rank has slots of its own (a sum with zeros elsewhere), so that everything about every rank
-    is known everywhere without another collective. float64: a checksum of 48 bits is exact.
+    Each rank has its own slots (a sum with zeros elsewhere), so that every rank knows everything
+    about all ranks without another collective. float64: a checksum of 48 bits is exact.
     """
 
     SLOTS = 6
@@ -122,21 +121,21 @@ class StepAllReduce:
 
 
 class MemoryUse:
-    """What this rank holds, in bytes, without waiting for its GPU."""
+    """Memory used by this rank in bytes, read without waiting for its GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._asked, self._last = device, 0, NO_MEMORY
         self._page = os.sysconf("SC_PAGE_SIZE")
         try:
             self._file = -1 if device.type == "cuda" else os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:  # no /proc
+        except OSError:  # there is no /proc
             self._file = -1
 
     def now(self) -> float:
-        """Of a GPU the value may be some steps old. NO_MEMORY: not known."""
+        """Bytes; a GPU's value may be some steps old. NO_MEMORY: unknown."""
         if self._file >= 0:
             return float(int(os.pread(self._file, 64, 0).split()[1]) * self._page)
-        # the first has no optimizer state
+        # the first step has no optimizer state yet
         if self.device.type == "cuda" and (self._asked < 2 or self._asked % GPU_MEMORY_EVERY == 0):
             self._last = float(torch.cuda.max_memory_allocated(self.device))
         self._asked += 1

@@ -1,5 +1,5 @@
-"""The end of a run in one screen, from summary.json; shown by the supervisor, or by rank 0 where
-there is none."""
+"""Summary of a finished run in one screen, from summary.json; shown by the supervisor or, without
+one, by rank 0."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def render(run: rundir.RunDir, plan: Plan) -> str:
-    """What was trained, how well, a sample, where everything is, what to do next. Empty without a
-    summary."""
+    """What was trained and how well, a sample, where the files are, the next command. Empty without
+    a summary."""
     s = run_reader.read_summary(run.summary)
     if s is None:
         return ""
@@ -80,7 +80,7 @@ def learnt(s: SummaryRecord) -> str:
 
 
 def _when(s: SummaryRecord) -> str:
-    """How long; of a resumed run the time is that of its last part."""
+    """Duration; for a resumed run, that of its last part."""
     begun = s.get("begun_at", 0)
     if begun >= s["steps"]:
         return ", all of them before this start"
@@ -94,7 +94,7 @@ def _rate(s: SummaryRecord) -> str:
 
 
 def _use(s: SummaryRecord) -> str:
-    """Where the peak of the GPU is known."""
+    """MFU, if the GPU's peak is known."""
     mfu = s.get("mfu")
     return f", {100 * mfu:.1f} % of the GPU's arithmetic (MFU)" if mfu is not None else ""
 

@@ -1,8 +1,8 @@
-"""TensorBoard and W&B get what rank 0 records, from a thread of their own.
+"""TensorBoard and W&B, fed with rank 0's records by a separate thread.
 
-Nothing of a tracker can delay or stop a rank: the queue is bounded, a full one drops records (never
-those of metrics.jsonl), any failure turns that tracker off with one warning, and at the end it is
-waited for so long and no longer.
+A tracker cannot delay or stop a rank: the queue is bounded and drops records if full (metrics.jsonl
+has all of them), any failure disables that tracker with one warning, and the wait at the end has a
+time limit.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 QUEUE_LENGTH = 10_000
 POLL_S = 0.2
-CLOSE_S, FAILED_S = 10.0, 4.0  # at the end of a run; where other ranks may wait for this one's end
-WANDB_INIT_S = 10.0  # unless WANDB_INIT_TIMEOUT says otherwise
-# more, for one that is still starting when a short run ends: W&B that tries the network, and then
-# without it
+# at the end of a run; after a failure, when other ranks may be waiting for this one
+CLOSE_S, FAILED_S = 10.0, 4.0
+WANDB_INIT_S = 10.0  # unless set by WANDB_INIT_TIMEOUT
+# additional time for a tracker that is still starting when a short run ends: W&B tries with and
+# then without the network
 STARTING_S = 20.0
 
 
 @dataclass(frozen=True)
 class End:
-    """How this start of the training has ended, and what summary.json says of it."""
+    """End of this start of the training, with the content of summary.json."""
 
     code: int
     summary: Figures = field(default_factory=dict)
@@ -50,8 +51,8 @@ class Tracker(Protocol):
 
 
 def figures(record: Figures) -> Iterator[tuple[str, float]]:
-    """Every number of a record by a name of its own; of a list, one number a rank, those of each
-    rank: compute_ms/rank0."""
+    """Every number of a record with a unique name; lists have one number per rank:
+    compute_ms/rank0."""
     for name, value in record.items():
         if isinstance(value, list):
             yield from figures({f"{name}/rank{rank}": one for rank, one in enumerate(value)})
@@ -61,7 +62,7 @@ def figures(record: Figures) -> Iterator[tuple[str, float]]:
 
 class TensorBoard:
     """experiments/<run>/tb_logger/: one scalar per number. `first`: the first step of this start;
-    later ones of an earlier start, which has got further, are no longer shown."""
+    later steps of an earlier start are hidden."""
 
     def __init__(self, run: rundir.RunDir, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -85,8 +86,8 @@ class TensorBoard:
 
 
 class WandB:
-    """W&B, online or offline; a missing login or network degrades to offline, said once. A run has
-    one id, which every start of it goes on with."""
+    """W&B, online or offline; without login or network it falls back to offline, with one warning.
+    All starts of a run have the same W&B id."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class WandB:
             more: dict[str, Any] = (
                 {} if os.environ.get("WANDB_INIT_TIMEOUT") else {"init_timeout": WANDB_INIT_S}
             )
-            # not by the environment, which every process that is started from here on would have
+            # not by the environment, which all later child processes would inherit
             if key:
                 more["api_key"] = key
             settings = wandb.Settings(console="off", silent=True, **more)
@@ -123,14 +124,13 @@ class WandB:
             self.run = begin(mode)
         except wandb.errors.Error as error:
             log.warning(
-                f"W&B online did not start ({str(error).splitlines()[0]}): going on offline; "
+                f"W&B online did not start ({str(error).splitlines()[0]}): continuing offline; "
                 f"later: "
                 f"wandb sync {shlex.quote(str(run.wandb))}/offline-run-*"
             )
-            wandb.teardown()  # its service takes the id for one in use
+            wandb.teardown()  # otherwise its service considers the id in use
             self.run = begin("offline")
-        # W&B's own count of steps can not go back, as a run does that starts again from a
-        # checkpoint.
+        # W&B's step counter cannot decrease, as it would in a run that restarts from a checkpoint.
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
 
@@ -145,14 +145,14 @@ class WandB:
             {name: value for name, value in end.summary.items() if value is not None}
         )
         if end.code == Exit.PREEMPTED:
-            self.run.mark_preempting()  # so that W&B does not call it failed
+            self.run.mark_preempting()  # so that W&B does not mark it as failed
         self.run.finish(exit_code=0 if end.code == Exit.INTERRUPTED else end.code)
-        # its service: a rank that fails leaves without what Python does at an end
+        # end its service: a failing rank exits without Python's clean-up
         self.wandb.teardown()
 
 
 def public(values: Mapping[str, Any]) -> Figures:
-    """The configuration for others' eyes."""
+    """The configuration without secrets and private values."""
     shown = {name: value for name, value in values.items() if name != "notify"}
     return {
         name: redact.shown(name, value) if isinstance(value, str) else value
@@ -170,23 +170,24 @@ def _wandb_id(run: rundir.RunDir) -> str:
 
 
 class Trackers:
-    """The queue and its thread. `makers`: name → what makes it, given the first step."""
+    """The queue and its thread. `makers`: name → function of the first step that makes a
+    tracker."""
 
     def __init__(self, makers: Mapping[str, Callable[[int], Tracker]]) -> None:
         self._makers, self._started, self._dropped = makers, False, 0
         self._queue: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue(QUEUE_LENGTH)
         self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
-        self._ready = threading.Event()  # each has started, or failed to
+        self._ready = threading.Event()  # every tracker has started or failed to start
         self._first = 0
-        self._in = "a tracker"  # where the thread is
+        self._in = "a tracker"  # the tracker that the thread is calling
         self._end: End | None = None
-        self._told = False
-        # on the monotonic clock: what is still in the queue then is given up for a proper end
+        self._marked = False
+        # monotonic time after which queued records are dropped in favour of a clean end
         self._skip_from = float("inf")
 
     def write(self, record: Figures) -> None:
-        """Returns at once. The first record starts the thread: importing trackers takes a second
-        that nobody should wait for."""
+        """Queue a record; returns at once. The first record starts the thread, since importing
+        trackers takes a second."""
         if not self._makers:
             return
         if not self._started:
@@ -196,7 +197,7 @@ class Trackers:
         self._put(lambda sink: sink.write(record))
 
     def note(self, text: str, step: int) -> None:
-        """After the first record."""
+        """Queue an event; ignored before the first record."""
         if self._started:
             self._put(lambda sink: sink.note(text, step))
 
@@ -230,13 +231,13 @@ class Trackers:
         self._in = name
         try:
             action()
-        except Exception as error:  # whatever a tracker does, the training goes on
+        except Exception as error:  # a tracker's error must not end the training
             sinks.pop(name, None)
             log.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
 
     def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
-        """Tell the end; trackers that are not done after so many seconds are left behind.
-        `starting_s`: so long it is waited before for those that have not even started."""
+        """End the trackers; those not done within `limit_s` are abandoned. `starting_s`: further
+        time for trackers that have not started yet."""
         if not self._started:
             return
         self._wait(self._ready.is_set, starting_s)
@@ -245,26 +246,26 @@ class Trackers:
         if self._dropped:
             log.warning(
                 f"{self._dropped} records did not reach the trackers, which were too slow; "
-                f"metrics.jsonl has them all"
+                f"metrics.jsonl has all of them"
             )
         if self._thread.is_alive():
             log.warning(
-                f"{self._in} did not finish within {limit_s:g} s and is left behind; metrics.jsonl "
+                f"{self._in} did not finish within {limit_s:g} s and was abandoned; metrics.jsonl "
                 f"has everything"
             )
 
     def _gone(self) -> bool:
-        """Has it left? A full queue does not take the word that this is the end at once."""
-        if not self._told:
+        """Whether the thread has ended. The end marker is retried while the queue is full."""
+        if not self._marked:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(None)
-                self._told = True
+                self._marked = True
         return not self._thread.is_alive()
 
     def _wait(self, over: Callable[[], bool], limit_s: float) -> None:
         until = time.monotonic() + limit_s
         while not over() and time.monotonic() < until:
-            heartbeat.current.beat("closing trackers")  # no hang: it has this limit
+            heartbeat.current.beat("closing trackers")  # not a hang: limited by limit_s
             self._thread.join(min(POLL_S, limit_s))
 
 

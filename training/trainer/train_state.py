@@ -1,5 +1,4 @@
-"""Everything a training loop needs, put together: model, optimizer, data, position to start
-from."""
+"""State of a training: model, optimizer, data and start position."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """One rank's training of a task: `raw` is the bare model, `model` what the loop calls (DDP
-    around it when there are several ranks)."""
+    """One rank's training of a task. `raw`: the bare model; `model`: called by the loop (wrapped by
+    DDP if there are several ranks)."""
 
     config: Config
     run: rundir.RunDir
@@ -43,7 +42,7 @@ class TrainState:
     length: TrainingLength
     task: Task
     raw: torch.nn.Module
-    # of raw: walking through its modules at each step would cost as much as a small kernel
+    # of raw: collecting them from its modules in each step would take as long as a small kernel
     weights: list[torch.nn.Parameter]
     model: torch.nn.Module
     optimizer: optim.Optimizers
@@ -52,7 +51,7 @@ class TrainState:
     autocast: torch.autocast
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
-    facts: ManifestRecord  # of every checkpoint: what a resume compares
+    facts: ManifestRecord  # stored in every checkpoint and compared by a resume
 
     @property
     def parameters(self) -> int:
@@ -70,7 +69,7 @@ class TrainState:
         return max(0, len(self.batches.dataset) - position.used) // self.batches.step_sequences
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are exchanged in the last micro-batch of a step only."""
+        """Gradients are exchanged only in the last micro-batch of a step."""
         return (
             nullcontext()
             if last or not isinstance(self.model, DistributedDataParallel)
@@ -78,8 +77,8 @@ class TrainState:
         )
 
     def save(self, position: checkpoint.TrainProgress, *, required: bool) -> None:
-        """Rank 0 copies the state and lets it be written; with `required` it is on the disk
-        afterwards (OSError). A collective."""
+        """Copy the state on rank 0 and start writing it; if `required`, return when it is on disk
+        (OSError). A collective."""
         self.optimizer.gather()
         heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
@@ -89,7 +88,7 @@ class TrainState:
 
 
 def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainState:
-    """Build everything on this rank. The same seed on every rank; DDP copies rank 0's weights
+    """Build everything on this rank. All ranks use the same seed; DDP copies rank 0's weights
     anyway."""
     config, batch = task.config, Batch(**plan["batch"])
     torch.manual_seed(config.seed)
@@ -109,12 +108,12 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     loaded = checkpoint.latest(run.checkpoints)
     if loaded:
         position = loaded.position
-        if not position.tokens:  # saved before that was counted
+        if not position.tokens:  # a checkpoint from before tokens were counted
             position = replace(position, tokens=position.step * batch.total_tokens)
-        if not task.same_data(loaded.manifest):  # said when the data was prepared
+        if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
         _load(raw, optimizer, loaded)
-        _tell_resume(loaded, run, world)
+        _report_resume(loaded, run, world)
     train = task.rows("train")
     assert train is not None
     length = plan_length(
@@ -169,18 +168,16 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
 def _load(
     raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
 ) -> None:
-    """Raises UserError when the checkpoint is of another model."""
+    """Load a checkpoint. Raises UserError if it is of another model."""
     try:
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
         what = (
-            f"the checkpoint {loaded.path} is of another model: "
+            f"the checkpoint {loaded.path} is from another model: "
             f"{' '.join(str(error).split())[:300]}"
         )
-        raise UserError(
-            Problem("resume.other_model", what, "the same model as when it was saved")
-        ) from error
+        raise UserError(Problem("resume.other_model", what, "the model that saved it")) from error
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
@@ -199,8 +196,8 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.n
         task.compile(raw)
         if world.rank == 0:
             log.info(
-                "the first step compiles the model: some ten seconds, less when torch has it in "
-                "its cache"
+                "the first step compiles the model: this takes some ten seconds, less if torch "
+                "has it cached"
             )
     if world.world_size == 1:
         return raw
@@ -222,11 +219,12 @@ def _settle_buckets(
     train: BatchDataset,
     batch: Batch,
 ) -> None:
-    """DDP lays out its buckets anew after the first backward pass, which changes the order of sums
-    over more than two ranks. A pass that counts for nothing brings the layout of all later steps at
-    once: a resumed run sums as one that never stopped."""
+    """Run a first pass whose gradients are discarded. After the first backward pass DDP changes its
+    bucket layout, and with it the order of sums over more than two ranks: this way all steps have
+    the final layout, and a resumed run sums in the same order as an uninterrupted one."""
     heartbeat.current.beat("first pass")
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]  # batch norm counts every pass
+    # batch norm updates its buffers in every pass
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     some = task.arrive(train.rows([0] * batch.device_sequences))
     with autocast:
         loss = task.loss(model, some)
@@ -238,8 +236,8 @@ def _settle_buckets(
 
 
 def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
-    """Rank 0's buffers go to all where they are state that a step changes (batch norm); constants
-    stay. torch 2.13 renamed the argument and warns about the old name."""
+    """Broadcast rank 0's buffers if they are state changed by a step (batch norm), not constants.
+    torch 2.13 renamed the argument and warns about the old name."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
     return {
@@ -249,7 +247,7 @@ def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
     }
 
 
-def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
+def _report_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
     if world.rank != 0:
         return
     saved_ranks = loaded.manifest["world_size"]
@@ -263,7 +261,6 @@ def _tell_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world:
         by = units.plural(saved_ranks, "rank")
         log.warning(
             f"saved by {by}, continued by {world.world_size}: the same samples in the same order, "
-            f"but not bit-exact "
-            "(sums are made in another order)"
+            f"but not bit-exact (sums are computed in another order)"
         )
     run.event("resume", step=loaded.position.step, path=str(loaded.path))

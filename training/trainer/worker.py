@@ -1,7 +1,6 @@
-"""The life of one rank: plan → meet the others → data → train → summary. `train.py` calls main().
+"""Lifecycle of a rank: plan → join the others → data → train → summary. `train.py` calls main().
 
-torch is imported late: a wrong flag is answered at once, and the heartbeat tells what takes so
-long.
+torch is imported late: an invalid flag is reported at once, and the heartbeat shows slow phases.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PostRunHook(Protocol):
-    """What follows the run on rank 0 where nobody supervises (training.launcher.post_run)."""
+    """End of a run on rank 0 without a supervisor (training.launcher.post_run)."""
 
     begun: bool
 
@@ -34,13 +33,13 @@ class PostRunHook(Protocol):
 
 
 POLL_S = 0.05
-END_S = 3600.0  # the others wait so long for rank 0's last checkpoint
+END_S = 3600.0  # maximum wait for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
 ENDED = "the ranks had been started and have ended"
 
 
 def begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
-    """From now on everybody can see what this rank does."""
+    """Start the heartbeat, and arm faults to inject."""
     heartbeat.start(run.heartbeat(rank), rank)
     if plan["config"].get("inject"):
         from training.trainer import inject
@@ -49,10 +48,10 @@ def begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
 
 
 def open_to_watchers(run: rundir.RunDir, rank: int) -> None:
-    """Stacks and collectives can be read from outside, also while this rank hangs."""
+    """Make stacks and collectives readable from outside, even while this rank hangs."""
     process.allow_tracing()
     if why_not := flight_recorder_server.serve(run.ranks, rank):
-        text = f"rank {rank}: which collectives it calls can not be seen from outside: {why_not}"
+        text = f"rank {rank}: its collectives cannot be observed from outside: {why_not}"
         run.event("warning", code="warning.collectives_hidden", text=text)
 
 
@@ -114,13 +113,13 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     with setup.saver if world.rank == 0 else nullcontext():
         position, code = loop.train(setup, recorder, stop)
     setup.batches.close()
-    # Rank 0 may have to write a large checkpoint before it comes; a supervisor sees by its
-    # heartbeat whether it does.
+    # Rank 0 may first write a large checkpoint; its heartbeat shows a supervisor whether it makes
+    # progress.
     barrier("end of training", max(END_S, setup.barrier_s))
     cleanup()
     if recorder:
         done = finish.write_summary(setup, recorder, position, code, started)
-        # trackers may be slow, now that nobody waits for this rank any more
+        # trackers may be slow: no rank waits for this one any more
         recorder.close(done, code)
     if ending:
         ending.report(code)
@@ -130,8 +129,8 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
 
 
 def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None:
-    """Prepared by the supervisor, without one by rank 0; the others wait for its file, without a
-    collective that could time out. None: there is nothing to prepare."""
+    """Data prepared by the supervisor or, without one, by rank 0; the others wait for its file,
+    without a collective that could time out. None: the task needs no preparation."""
     from training import tasks
     from training.trainer import prepared_cache
 
@@ -148,8 +147,8 @@ def _data(run: rundir.RunDir, plan: Plan, world: World) -> PreparedCorpus | None
 
 
 def _prove_rank_0_lives() -> None:
-    """The ranks' store is rank 0's, or that of a launcher which ends us with it. Raises
-    RuntimeError when it has gone."""
+    """Check the ranks' store, which ends with rank 0 or with the launcher. Raises RuntimeError if
+    it is gone."""
     import torch.distributed as dist
 
     try:
@@ -159,8 +158,8 @@ def _prove_rank_0_lives() -> None:
 
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
-    """What the supervisor does where there is one. A resumed run whose new data is refused is again
-    what it was."""
+    """Prepare data as the supervisor would. If new data of a resumed run is rejected, the run is
+    restored."""
     from training.plan import writer
     from training.trainer import prepared_cache
 
@@ -172,7 +171,7 @@ def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
 
 
 def planned(run: rundir.RunDir) -> Plan:
-    """Raises FileNotFoundError, and UserError for the plan of a later version."""
+    """The run's plan. Raises FileNotFoundError, and UserError for a later version's plan."""
     plan = run_reader.read_plan(run.plan)
     if plan is None:
         raise FileNotFoundError(f"{run.plan} is missing or damaged")

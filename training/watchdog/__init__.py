@@ -1,2 +1,2 @@
-"""Looks at running ranks from outside: is one stuck, where, and who keeps the others waiting? No
-torch here."""
+"""Hang detection: is a running rank stuck, where, and which rank do the others wait for? Observes
+from outside, without torch."""

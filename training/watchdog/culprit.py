@@ -1,6 +1,6 @@
-"""Who keeps the others waiting? From what was seen of the ranks, in this order: a stopped process,
-different collectives, who is behind, who does not stand where ranks wait for each other. Where none
-of it tells, nobody is blamed."""
+"""Which rank do the others wait for? Decided from snapshots, in this order: a stopped process,
+different collectives, the rank behind, the rank that is not where ranks wait for each other.
+Without evidence no rank is blamed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from training.watchdog.probes.stacks import Frame, Stack, own, waits_for_worker
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-SPINNING = 0.8  # CPU share from which a main thread that gets nowhere is said to spin
-READING_BYTES = 1 << 16  # moved between the looks: slow storage, not a standstill
+SPINNING = 0.8  # CPU share above which a main thread without progress spins
+READING_BYTES = 1 << 16  # moved between two looks: slow storage, not a hang
 
 
 def behind(everything: list[RankSnapshot]) -> list[RankSnapshot]:
-    """The ranks that no other one waits behind: one, several, or all of them."""
+    """The ranks that no other rank is behind: one, several, or all of them."""
     lowest = min(phases.place(e.beat) for e in everything)
     return [e for e in everything if phases.place(e.beat) == lowest]
 
 
 def still_reading(e: RankSnapshot) -> bool:
-    """What it reads comes slowly, but it comes."""
+    """Does it still read, though slowly?"""
     return (
         phases.reads(e.beat.phase)
         and sum(s.io_bytes for s in (e.process, *e.workers)) > READING_BYTES
@@ -35,7 +35,8 @@ def still_reading(e: RankSnapshot) -> bool:
 
 
 def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
-    """`everything`: of the ranks that have not finished; at least one of them is overdue."""
+    """`everything`: snapshots of the ranks that have not finished; at least one of them is
+    overdue."""
     for e in everything:
         if e.process.always("T"):
             return _finding(STOPPED, e, everything, "is stopped (SIGSTOP)")
@@ -49,15 +50,15 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     last = behind(everything)
     guilty = _alone([e for e in last if _busy_elsewhere(e)]) or _fewest_calls(everything, calls)
     if guilty is None:
-        places = {e.rank: _stands(e) for e in everything}
+        places = {e.rank: _position(e) for e in everything}
         together = len({e.collective or str(e.beat) for e in last}) == 1
         where = "in the same place" if together else "in different places"
         if all(e.collective or phases.waits(e.beat.phase) for e in last):
             how = f"all ranks wait for each other, {where}" + (
-                ": the network between them, or a device" if together else ""
+                ": the network or a device" if together else ""
             )
         else:
-            how = f"the ranks stand still, {where}"
+            how = f"the ranks are stuck, {where}"
         return HangFinding(
             HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last)
         )
@@ -72,8 +73,8 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
 
 
 def _busy_elsewhere(e: RankSnapshot) -> bool:
-    """Does it stand where nobody waits for other ranks? Without a stack only a process that is
-    blocked for sure."""
+    """Is it where no rank waits for others? Without a stack, only a process that is certainly
+    blocked counts."""
     return (
         e.collective is None
         if e.process.threads
@@ -88,7 +89,7 @@ def _alone(found: list[RankSnapshot]) -> RankSnapshot | None:
 def _fewest_calls(
     everything: list[RankSnapshot], calls: dict[int, list[Call]]
 ) -> RankSnapshot | None:
-    """The one rank that has not yet called the collective in which all others wait."""
+    """The one rank that has not called the collective in which all others wait."""
     if len(calls) < len(everything) or len(everything) < 2:
         return None
     counts = flight_recorder.counts(calls)
@@ -99,7 +100,7 @@ def _fewest_calls(
 def _finding(
     kind: HangKind, guilty: RankSnapshot | None, everything: list[RankSnapshot], how: str
 ) -> HangFinding:
-    others = {e.rank: _stands(e) for e in everything if e is not guilty}
+    others = {e.rank: _position(e) for e in everything if e is not guilty}
     if guilty is None:
         return HangFinding(
             kind,
@@ -111,14 +112,14 @@ def _finding(
             min(e.beat.age_s for e in everything),
         )
     where, worker = _where(guilty), _guilty_worker(guilty)
-    told = _stacks(everything) | ({guilty.rank: worker.stacks[-1]} if worker else {})
+    stacks = _stacks(everything) | ({guilty.rank: worker.stacks[-1]} if worker else {})
     return HangFinding(
         kind,
         guilty.rank,
         f"{where.file}:{where.line}" if where else None,
         how,
         others,
-        told,
+        stacks,
         guilty.beat.age_s,
     )
 
@@ -128,12 +129,12 @@ def _how(e: RankSnapshot) -> str:
         state = (
             "is stopped"
             if worker.always("T")
-            else f"stands at {worker.own_frame}"
+            else f"is stuck at {worker.own_frame}"
             if worker.own_frame
-            else "does nothing"
+            else "is idle"
         )
         return f"waits for its data-loader worker (pid {worker.pid}), which {state}"
-    busy = e.process.busy > SPINNING or e.process.always("R")  # it would spin if it got a core
+    busy = e.process.busy > SPINNING or e.process.always("R")  # or ready to spin, without a core
     if e.process.holds_gil and not busy:
         return f"holds the GIL in C, called at {_where(e)}"
     if busy:
@@ -141,7 +142,7 @@ def _how(e: RankSnapshot) -> str:
     return (
         f"waits in {e.collective}, which the others have left"
         if e.collective
-        else f"stands at {_where(e)}"
+        else f"is stuck at {_where(e)}"
     )
 
 
@@ -149,8 +150,7 @@ def _guilty_worker(e: RankSnapshot) -> ProcessActivity | None:
     main = e.process.main
     if not e.workers or not (main and waits_for_worker(main)):
         return None
-    # An idle worker waits for indices in torch's own code; one that is stuck stands in the
-    # dataset's.
+    # An idle worker waits for indices in torch's code; a stuck one is in the dataset's.
     stuck = [
         w
         for w in e.workers
@@ -166,7 +166,7 @@ def _where(e: RankSnapshot) -> Frame | None:
     return e.in_hook or (own(e.process.main.frames) if e.process.main else None)
 
 
-def _stands(e: RankSnapshot) -> str:
+def _position(e: RankSnapshot) -> str:
     frame = own(e.process.main.frames) if e.process.main else None
     return (
         f"{e.beat}"

@@ -1,4 +1,4 @@
-"""Which processes are the ranks? Of a run directory, or of any process that belongs to a
+"""Find the processes of the ranks of a run directory, or of a process that belongs to a
 training."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from training.core.errors import Problem, UserError
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
-# who has these in common trains together
+# ranks with the same values train together
 MEETING = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -23,7 +23,7 @@ MEETING = (
 
 
 def of_run(path: Path) -> dict[int, int]:
-    """rank → pid, of this machine's living ranks. Raises UserError."""
+    """Rank → PID, of this machine's running ranks. Raises UserError."""
     run = rundir.RunDir(path)
     if not run.plan.exists():
         newest = rundir.newest(path) if path.is_dir() else rundir.newest(path.parent)
@@ -35,7 +35,7 @@ def of_run(path: Path) -> dict[int, int]:
         raise UserError(
             Problem(
                 "run.not_a_run",
-                f"{path} (--run) is no run directory",
+                f"{path} (--run) is not a run directory",
                 "a folder with a plan.json",
                 fixes,
             )
@@ -49,13 +49,13 @@ def of_run(path: Path) -> dict[int, int]:
             continue
         for entry in facts.get("ranks", []):
             process = procfs.read_process(entry["pid"])
-            # A number that another process has got meanwhile: ours is the supervisor's child.
+            # The PID may have been reused: the ranks are children of the supervisor.
             if process is None or process.state in "ZX" or process.parent != facts["pid"]:
                 continue
             found |= (
                 {entry["rank"]: entry["pid"]} if entry["rank"] is not None else below(entry["pid"])
             )
-    # started by somebody else's torchrun
+    # started by the user's torchrun
     for beat in heartbeat.read_all(run.heartbeats) if not found else []:
         process = procfs.read_process(beat.pid)
         if (
@@ -80,7 +80,7 @@ def of_run(path: Path) -> dict[int, int]:
             Problem(
                 "run.no_ranks",
                 where,
-                "a run that goes on",
+                "a run in progress",
                 [f"./monitor_training.sh --run={shlex.quote(str(path))} --once   # how it ended"],
             )
         )
@@ -88,25 +88,25 @@ def of_run(path: Path) -> dict[int, int]:
 
 
 def of_process(pid: int) -> dict[int, int]:
-    """rank → pid, of the training to which this process belongs: a rank, a worker of one, or what
-    has started the ranks. A single Python process without ranks is rank 0. Raises UserError."""
+    """Rank → PID, of the training to which this process belongs: a rank, one of its workers, or the
+    launcher of the ranks. A single Python process without ranks is rank 0. Raises UserError."""
     process = procfs.read_process(pid)
     if process is None or process.state in "ZX":
         raise UserError(
             Problem(
                 "process.missing",
-                f"there is no process {pid} (--pid)",
+                f"process {pid} (--pid) does not exist",
                 "",
                 ["pgrep -af python   # all Python processes, with their pids"],
             )
         )
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
-        text = f"process {pid} (--pid) is another user's, or protected"
+        text = f"process {pid} (--pid) belongs to another user, or is protected"
         raise UserError(
             Problem(
                 "process.not_allowed",
                 text,
-                "a process of your own",
+                "one of your own processes",
                 [f"sudo {COMMAND} --pid={pid}"],
             )
         )
@@ -116,8 +116,8 @@ def of_process(pid: int) -> dict[int, int]:
         if not found and procfs.is_python(pid):
             return {0: pid}
     else:
-        # Its siblings: those below the same parent, or further up where each has a shell of its
-        # own, that meet at the same place.
+        # Its siblings with the same rendezvous address: below the same parent, or further up where
+        # each rank has its own shell.
         mine, found, above = _meeting(top), {}, procfs.read_process(top)
         found = {_number(top): [top]}
         while above and above.parent > 1 and len(found) < _world(top):
@@ -132,8 +132,8 @@ def of_process(pid: int) -> dict[int, int]:
         raise UserError(
             Problem(
                 "process.not_python",
-                f"process {pid} (--pid: {process.command[:80]}) is not Python, and no rank is "
-                f"below it",
+                f"process {pid} (--pid: {process.command[:80]}) is not Python and has no "
+                f"rank below it",
                 "",
                 fixes,
             )
@@ -144,7 +144,7 @@ def of_process(pid: int) -> dict[int, int]:
         raise UserError(
             Problem(
                 "process.several",
-                f"there is more than one training below process {pid} (--pid)",
+                f"more than one training below process {pid} (--pid)",
                 "a rank of one of them",
                 fixes,
             )
@@ -153,12 +153,12 @@ def of_process(pid: int) -> dict[int, int]:
 
 
 def below(pid: int) -> dict[int, int]:
-    """rank → pid of the ranks that a launcher such as torchrun has started."""
+    """Rank → PID of the ranks started by a launcher such as torchrun."""
     return {rank: pids[0] for rank, pids in sorted(_below(pid).items())}
 
 
 def _below(pid: int) -> dict[int, list[int]]:
-    """The topmost Python process of each rank; its workers have inherited its variables."""
+    """The topmost Python process of each rank; its workers inherit its variables."""
     found: dict[int, list[int]] = {}
     inside: set[int] = set()
     tree = procfs.tree()
@@ -180,7 +180,7 @@ def _is_rank(pid: int) -> bool:
 
 
 def _starts_ranks(pid: int) -> bool:
-    """torchrun, in an environment that a platform has given a rank."""
+    """Is this torchrun in an environment where a platform has set rank variables?"""
     command = procfs.command(pid)
     return (
         "torch.distributed.run" in command
@@ -190,7 +190,7 @@ def _starts_ranks(pid: int) -> bool:
 
 
 def _top(pid: int) -> int | None:
-    """The rank to which this process belongs, itself or above it; None: to none."""
+    """The rank that is this process or above it; None without one."""
     found, now = None, procfs.read_process(pid)
     number = _number(pid) if _has_number(pid) else None
     while now and now.pid > 1 and number is not None:
@@ -213,7 +213,7 @@ def _number(pid: int) -> int:
 
 
 def _world(pid: int) -> int:
-    """How many ranks to look for on this machine."""
+    """Number of ranks to look for on this machine."""
     variables = procfs.environment(pid)
     text = variables.get("LOCAL_WORLD_SIZE", variables.get("WORLD_SIZE", "1"))
     return int(text) if text.isdecimal() else 1
@@ -225,7 +225,7 @@ def _meeting(pid: int) -> tuple[str | None, ...]:
 
 
 def _holds(pid: int, file: Path) -> bool:
-    """Is this the process that writes the heartbeat, or one that got its number later?"""
+    """Is this the process that writes the heartbeat, rather than one that reuses its PID?"""
     maps: Iterable[str] = ()
     try:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()

@@ -1,5 +1,5 @@
-"""A finding, written down: hangs/<time>/ in the run directory with what was seen of every rank, and
-an event."""
+"""Record of a finding: hangs/<time>/ in the run directory with the evidence of every rank, and an
+event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> HangFinding:
-    """`texts`: rank → what was seen of it. A full disk is said; the finding counts all the same."""
+    """`texts`: rank → evidence. A full disk is a warning; the finding is returned all the same."""
     folder = run.hangs / time.strftime("%Y%m%d_%H%M%S")
     facts: VerdictRecord = {
         "kind": found.kind,
@@ -33,6 +33,6 @@ def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> Ha
             (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
         rundir.write_json(folder / "verdict.json", facts)
     except OSError as error:
-        log.warning(f"{folder} can not be written: {error.strerror}")
+        log.warning(f"{folder} cannot be written: {error.strerror}")
     run.event("verdict", **facts, folder=str(folder))
     return replace(found, folder=str(folder))

@@ -1,4 +1,4 @@
-"""What a watch has found: nobody makes progress, and who keeps the others waiting."""
+"""Result of hang detection: the kind of hang and the guilty rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOPPED: Final = "stopped"
 BLOCKED: Final = "blocked"
 DESYNC: Final = "desync"
 UNEVEN: Final = "uneven"
-# Why there is no finding (NoFinding.code).
+# Reasons for no finding (NoFinding.code).
 BLIND, QUIET, PAUSED, LOOPS = "no_stack", "quiet", "paused", "loops"
 WORKS, ADVANCES, ELSEWHERE, SINGLE = "works", "collectives_advance", "elsewhere", "single_rank"
 SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
@@ -23,7 +23,7 @@ SHORT, GPU_WORKS, FAILED = "too_few_samples", "gpu_works", "sampling_failed"
 
 @dataclass(frozen=True)
 class NoFinding:
-    """What speaks against a standstill: a code for decisions, a text for people."""
+    """Why the ranks are not considered stuck: a code for decisions, a text for users."""
 
     code: str
     text: str
@@ -34,7 +34,7 @@ class NoFinding:
 
 @dataclass(frozen=True)
 class HangFinding:
-    """`rank` is None where nobody can be blamed."""
+    """`rank` is None where no rank can be blamed."""
 
     kind: HangKind
     rank: int | None
@@ -42,26 +42,25 @@ class HangFinding:
     how: str  # what the rank does, or what is wrong between the ranks
     waiting: dict[int, str]  # the other ranks → where they wait
     stacks: dict[int, Stack | str] = field(repr=False)
-    since_s: float  # so long the guilty rank has been there
-    phase: str | None = None  # of our own training: what the guilty rank was doing
+    since_s: float  # for how long the guilty rank has been there
+    phase: str | None = None  # Duet's training only: the phase of the guilty rank
     folder: str | None = None  # stacks of all ranks
 
     def sentence(self) -> str:
-        """The whole in one line."""
+        """The finding in one line."""
         if self.rank is None:
-            return f"{self.kind.upper()}: {self.how}, since {self.since_s:.1f} s"
+            return f"{self.kind.upper()}: {self.how}, for {self.since_s:.1f} s"
         doing = f" in '{self.phase}'" if self.phase else ""
         at = f", at {self.where}" if self.where and self.where not in self.how else ""
         return (
-            f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, since "
-            f"{self.since_s:.1f} s"
+            f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, for {self.since_s:.1f} s"
         )
 
     def others(self) -> str:
         return "; ".join(f"rank {rank}: {place}" for rank, place in sorted(self.waiting.items()))
 
     def texts(self) -> dict[int, str]:
-        """The stacks, for files."""
+        """The stacks as text, for files."""
         return {
             rank: stack if isinstance(stack, str) else stack.text()
             for rank, stack in self.stacks.items()

@@ -1,5 +1,5 @@
-"""Watches the ranks of our own training by their heartbeats: cheap while all is well, thorough when
-a phase takes too long."""
+"""Hang detection for Duet's own training, by heartbeats: cheap in normal operation, thorough once a
+phase takes too long."""
 
 from __future__ import annotations
 
@@ -22,32 +22,27 @@ from training.watchdog.starved import Starved, queued
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-STOPPED_S = 2.0  # a process that is stopped for so long is told
+STOPPED_S = 2.0  # a process stopped for longer is reported
 ROLL_S = 10.0
-WATCHED = 0.25  # of the floor, at least, in which it was counted whether a rank gets a core
-AGAIN = 0.5  # of the budget, before the next look after one that has found no hang
-READING_TIMES = (
-    5.0  # data that comes slowly gets so many budgets, and so does a rank that gets no core
-)
-ABSENT_S = (
-    10.0  # a rank without any heartbeat does nothing for this long before it is called a hang
-)
-UNREAD_S = 60.0  # a heartbeat that was there and cannot be read for this long is reported
-# look() itself was not called: the whole job was frozen, or the machine; what was before does not
-# count
+WATCHED = 0.25  # part of the floor in which CPU starvation must have been measured
+AGAIN = 0.5  # of the floor: pause after a look that found no hang
+READING_TIMES = 5.0  # slow data, and a rank without a CPU core, get this many budgets
+ABSENT_S = 10.0  # a rank without a heartbeat must be idle for this time before it counts as a hang
+UNREAD_S = 60.0  # a heartbeat file that stays unreadable for longer is reported
+# look() was not called: the job or the machine was frozen, and earlier times do not count
 ASLEEP_S = 10.0
 _SECONDS = re.compile(r"\b\d+ s\b")
-MISSING_S = 25.0  # the others have met: who is missing is told
+MISSING_S = 25.0  # the other ranks are waiting in the rendezvous: missing ranks are reported
 
 
 def elsewhere_s(floor_s: float) -> float:
-    """So long all ranks of this machine may wait for one of another, which may save a large
-    checkpoint: its own watch names it."""
+    """For how long all ranks of this machine may wait for a rank of another, which may be saving a
+    large checkpoint: hang detection there names it."""
     return phase_timeouts.backstop_s(floor_s, supervised=True)
 
 
 class HeartbeatWatchdog:
-    """Of one start; `look()` is called a few times a second. Without `acts` it says nothing and
+    """For one attempt; `look()` is called a few times a second. Unless it `acts`, it logs and
     writes nothing."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, *, acts: bool = True) -> None:
@@ -56,18 +51,18 @@ class HeartbeatWatchdog:
         self.floor_s = float(plan["config"]["hang_timeout"])
         self._budgets = PhaseTimeouts(self.floor_s, compiled=bool(plan["compile"]["value"]))
         self._readings, self._starved = heartbeat.Readings(run.heartbeats, ranks), Starved()
-        # without a heartbeat: since when, what it had done and waited for
+        # ranks without a heartbeat: since when, its process and its waiting time then
         self._quiet: dict[int, tuple[float, Process, float]] = {}
         self._unread_since: float | None = None
         self._stopped: dict[int, float] = {}  # rank → since when
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._next_look = self._next_roll = 0.0
         self._begun = self._looked = time.monotonic()
         self._awake = 0.0
 
     def look(self, pids: Mapping[int, int]) -> HangFinding | None:
-        """`pids`: of the ranks that live, each as it was started; empty under torchrun: as they
-        tell themselves. A finding is certain: its run can be ended."""
+        """`pids`: of the running ranks, as started; empty under torchrun: those in the heartbeats.
+        A finding is certain: its run can be ended."""
         if not self.floor_s:
             return None
         now = time.monotonic()
@@ -75,18 +70,18 @@ class HeartbeatWatchdog:
             self._awake = now
             self._stopped.clear()
         self._looked = now
-        everybody = self._readings.read()
-        pids = pids or {b.rank: b.pid for b in everybody}
-        if absent := set(pids) - {b.rank for b in everybody}:
+        everything = self._readings.read()
+        pids = pids or {b.rank: b.pid for b in everything}
+        if absent := set(pids) - {b.rank for b in everything}:
             return self._absent(min(absent), pids, now)
-        beats = [b for b in everybody if b.rank in pids and b.phase != heartbeat.FINISHED]
+        beats = [b for b in everything if b.rank in pids and b.phase != heartbeat.FINISHED]
         if now > self._next_roll:
             self._next_roll = now + ROLL_S
             self._budgets.roll([self.run.heartbeat(b.rank) for b in beats])
         stopped = self._look_for_stopped(pids, now)
         overdue: list[HeartbeatRecord] = []
         if self._all_read(pids, now):
-            self._tell_missing(beats)
+            self._report_missing(beats)
             overdue = self._overdue(beats, pids)
         if (not overdue and stopped is None) or len(self._stopped) == len(pids):
             return None
@@ -95,8 +90,8 @@ class HeartbeatWatchdog:
         return self._examine(beats, pids, overdue, stopped)
 
     def _absent(self, rank: int, pids: Mapping[int, int], now: float) -> HangFinding | None:
-        """Never seen, in any look of this start. One that computes, reads or waits for a core is
-        still on its way."""
+        """No heartbeat so far in this attempt. A rank that computes, reads or waits for a core is
+        still starting."""
         since, pid = max(self._begun, self._awake), pids[rank]
         process = procfs.read_process(pid)
         if now - since <= START_S or process is None or process.state in "ZX":
@@ -117,17 +112,17 @@ class HeartbeatWatchdog:
         )
         if busy and now - since < READING_TIMES * START_S:
             self._quiet[rank] = now, process, waited
-            self._say(
+            self._warn(
                 "warning.no_heartbeat",
-                f"rank {rank} has had no heartbeat for {now - since:.0f} s; its process still "
-                f"works: slow, not stuck",
+                f"rank {rank} has had no heartbeat for {now - since:.0f} s, but its process is "
+                f"busy: slow, not stuck",
             )
             return None
-        how = "has sent no heartbeat since it was started: its Python does not reach the training"
+        how = "has sent no heartbeat since its start: Python has not reached the training"
         return hang_dump.keep(self.run, HangFinding(HANG, rank, None, how, {}, {}, now - since), {})
 
     def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
-        """What cannot be read now proves nothing: no limit counts meanwhile."""
+        """Are all heartbeats readable? Unreadable ones prove nothing: no limit counts meanwhile."""
         unread = sorted(self._readings.unread & pids.keys())
         if not unread:
             self._unread_since = None
@@ -135,14 +130,14 @@ class HeartbeatWatchdog:
         since = self._unread_since = self._unread_since or now
         if now - since > UNREAD_S:
             files = ", ".join(str(self.run.heartbeat(rank)) for rank in unread)
-            self._say(
+            self._warn(
                 "warning.heartbeat_unreadable",
                 f"hang detection is off: unreadable heartbeat ({files})",
             )
         return False
 
     def patience_s(self, beat: HeartbeatRecord) -> float:
-        """Twice what its phase usually takes: for a rank that has been asked to stop."""
+        """Twice the usual duration of its phase: for a rank that has been asked to stop."""
         return 2 * self._budgets.usual_s(beat, self.run.heartbeat(beat.rank))
 
     def budget_s(self, beat: HeartbeatRecord) -> float:
@@ -151,8 +146,8 @@ class HeartbeatWatchdog:
     def _overdue(
         self, beats: list[HeartbeatRecord], pids: Mapping[int, int]
     ) -> list[HeartbeatRecord]:
-        """The ranks that no other one is behind, when all of them are over their budget. Only the
-        slowest rank's budget counts."""
+        """The ranks that no other rank is behind, if all of them are over their budget: only the
+        slowest rank's timeout counts."""
         if not beats:
             return []
         lowest = min(map(phases.place, beats))
@@ -161,8 +156,7 @@ class HeartbeatWatchdog:
         for b in last:
             if ages[b.rank] > self.floor_s / 2:
                 self._starved.note(b, pids[b.rank])
-        # Where this process was kept from looking for long, it is not known yet whether the ranks
-        # got a core.
+        # Until this process has looked for long enough, CPU starvation of the ranks is unknown.
         watched_s = WATCHED * self.floor_s if self._acts else 0.0
         late = [
             b
@@ -174,8 +168,8 @@ class HeartbeatWatchdog:
         return last if len(late) == len(last) else []
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> int | None:
-        """A rank that is stopped by a signal does not come back by itself; it is told before its
-        phase is overdue. Who stops them all has a reason."""
+        """A rank that is stopped by a signal does not resume by itself; it is reported before its
+        phase is overdue. Ranks that are all stopped were stopped on purpose."""
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in ("T", "t"):
@@ -183,7 +177,7 @@ class HeartbeatWatchdog:
                 continue
             since = now - self._stopped.setdefault(rank, now)
             if since > STOPPED_S:
-                self._tell_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
+                self._report_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         long = [
             rank
@@ -192,16 +186,16 @@ class HeartbeatWatchdog:
         ]
         return long[0] if long and len(self._stopped) < len(pids) else None
 
-    def _tell_stopped(self, rank: int, pid: int, by: str) -> None:
+    def _report_stopped(self, rank: int, pid: int, by: str) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
         text = (
-            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}: "
-            f"kill -CONT {pid} lets it go on"
+            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}; "
+            f"resume: kill -CONT {pid}"
         )
-        if self._acts and text not in self._said:
-            self._said.add(text)
+        if self._acts and text not in self._reported:
+            self._reported.add(text)
             end = (
-                f"; the run is ended when it stands still for {max(STOPPED_S, self.floor_s):g} s"
+                f"; the run is ended after {max(STOPPED_S, self.floor_s):g} s"
                 if len(self.ranks) > 1
                 else ""
             )
@@ -217,8 +211,8 @@ class HeartbeatWatchdog:
                 final=False,
             )
 
-    def _tell_missing(self, beats: list[HeartbeatRecord]) -> None:
-        """Some have arrived at the meeting point, others have not."""
+    def _report_missing(self, beats: list[HeartbeatRecord]) -> None:
+        """Report ranks that have not reached the rendezvous in which others wait."""
         there = [b for b in beats if b.phase == "meeting the other ranks" and b.age_s > MISSING_S]
         missing = {
             b.rank: b
@@ -228,18 +222,18 @@ class HeartbeatWatchdog:
         }
         if there and missing:
             shown = "; ".join(
-                f"rank {rank} is in '{b}' since {b.age_s:.0f} s" for rank, b in missing.items()
+                f"rank {rank} has been in '{b}' for {b.age_s:.0f} s" for rank, b in missing.items()
             )
-            self._say(
+            self._warn(
                 "warning.rank_missing",
                 f"rank {', '.join(str(b.rank) for b in there)} waits for rank "
                 f"{', '.join(map(str, missing))}: {shown}",
             )
 
-    def _say(self, code: str, text: str) -> None:
+    def _warn(self, code: str, text: str) -> None:
         key = _SECONDS.sub("", text)
-        if self._acts and key not in self._said:
-            self._said.add(key)
+        if self._acts and key not in self._reported:
+            self._reported.add(key)
             log.warning(text)
             self.run.event("warning", code=code, text=text)
 
@@ -259,44 +253,43 @@ class HeartbeatWatchdog:
             b.rank not in after or after[b.rank].beats != b.beats for b in overdue
         )
         if not seen or any(e.process.gone for e in seen) or (moved and stopped is None):
-            return None  # it has gone on, or its end is noticed elsewhere
+            return None  # it continues, or its exit is noticed elsewhere
         if stopped is None and self._only_slow(culprit.behind(seen)):
             return None
         found = culprit.find_culprit(seen)
         if moved and found.kind != STOPPED:
-            return None  # it was stopped, and has been continued meanwhile
+            return None  # it was stopped, and has been continued since
         if (
             self.others_elsewhere
             and found.rank is None
             and found.kind == HANG
             and found.since_s < elsewhere_s(self.floor_s)
         ):
-            return None  # whom they wait for is on another machine, whose own watch names it
+            return None  # they wait for another machine, where hang detection names the rank
         beat = next((e.beat for e in seen if e.rank == found.rank), None)
         found = replace(found, phase=str(beat) if beat else None)
         return hang_dump.keep(self.run, found, snapshot.texts(seen)) if self._acts else found
 
     def _gets_no_core(self, beat: HeartbeatRecord, pid: int) -> bool:
-        """It would run if the machine let it: time in which it waits for a core does not count,
-        within a limit."""
+        """Does it lack a CPU core? Time spent waiting for one does not count, up to a limit."""
         starved, budget = self._starved.seconds(beat, pid), self.budget_s(beat)
         if not starved or beat.age_s - starved > budget or beat.age_s > READING_TIMES * budget:
             return False
-        self._say(
+        self._warn(
             "warning.machine_overloaded",
-            f"rank {beat.rank} is in '{beat}' for {beat.age_s:.0f} s and waits for a CPU core: the "
-            f"machine is overloaded",
+            f"rank {beat.rank} has been in '{beat}' for {beat.age_s:.0f} s and waits for a CPU "
+            f"core: the machine is overloaded",
         )
         return True
 
     def _only_slow(self, last: list[snapshot.RankSnapshot]) -> bool:
-        """What comes slowly from a disk gets some more time."""
+        """Does a rank still read from a slow disk? It gets more time."""
         reading = next((e for e in last if culprit.still_reading(e)), None)
         if reading is None:
             return False
-        self._say(
+        self._warn(
             "warning.still_reading",
-            f"rank {reading.rank} is in '{reading.beat}' since {reading.beat.age_s:.0f} s; it "
+            f"rank {reading.rank} has been in '{reading.beat}' for {reading.beat.age_s:.0f} s; it "
             f"still reads: slow, not stuck",
         )
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
@@ -305,8 +298,7 @@ class HeartbeatWatchdog:
 def look_once(
     run: rundir.RunDir, plan: Plan, pids: Mapping[int, int], floor_s: float
 ) -> HangFinding | None:
-    """For one who comes later and changes nothing: a rank that is overdue by `floor_s`, and what
-    keeps it there."""
+    """One look without side effects: a rank that is overdue by `floor_s`, and the reason."""
     watch = HeartbeatWatchdog(
         run,
         {**plan, "config": {**plan["config"], "hang_timeout": floor_s}},

@@ -1,5 +1,5 @@
-"""The first words on a rank that has died: how, and where, as far as it has left that. The card
-comes when all the others are gone."""
+"""First report on a failed rank: how it exited, and where. The failure card follows when all ranks
+have exited."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from training.core import exit_status, run_reader, rundir
+from training.core.errors import Exit
 from training.core.tail import tail
 from training.diagnose import exception_cause
 from training.host.gpus import one_line
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import ExitKind
 
 DIED: Final = "died"  # by a signal or with a status
-ERROR: Final = "error"  # by an exception that it could tell
+ERROR: Final = "error"  # by an exception that it reported
+# Not a failure by itself, but the cause where other ranks then lose their peer.
+QUIET = (int(Exit.DONE), int(Exit.PREEMPTED), int(Exit.INTERRUPTED))
 LINES = 40
-# gloo aborts a rank that gets data of another collective than it is in.
+# gloo aborts a rank that receives data of another collective.
 MIXED_UP = re.compile(r"op\.preamble\.\S+ \S+ \S+ (\d+) vs (\d+)")
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """`rank` is the guilty one: what another rank did can be noticed by this one. None where it can
-    not be told."""
+    """`rank` is the guilty one, which may differ from the rank that failed; None where unknown."""
 
     kind: ExitKind
     rank: int | None
@@ -46,13 +48,12 @@ def left_before(
     rank: int,
     gone: Sequence[tuple[int | None, int]],
     log_from: Mapping[Path, int],
-) -> int | None:
-    """The rank of a script that left first, with status 0, where this one failed since it lost a
-    peer. That status is no failure by itself, but here it is where the failure begins. `gone`: the
-    ends so far, in the order in which they happened."""
-    left = [other for other, status in gone if other is not None and status == 0]
+) -> tuple[int, int] | None:
+    """(rank, exit status) of the rank of a script that exited with a status in QUIET before this
+    one lost its peer. `gone`: the exits so far, in order."""
+    left = [(other, status) for other, status in gone if other is not None and status in QUIET]
     ends = {
-        int(p.stem[4:]): float(facts["time"])
+        int(p.stem[4:]): (float(facts["time"]), int(facts.get("status", 0)))
         for p in run.ranks.glob("rank*.ended")
         if (facts := rundir.read_json(p))
     }
@@ -65,25 +66,26 @@ def left_before(
         if not exception_cause.lost_peer(error) or any(
             e["time"] <= error["time"] and not exception_cause.lost_peer(e) for e in errors.values()
         ):
-            return None  # it failed by itself, or another one did
-        # The end of a process is seen late where much has to be torn down: the script's own end
-        # counts.
-        left += sorted(
-            (other for other, at in ends.items() if at <= error["time"]), key=ends.__getitem__
-        )
+            return None  # its own failure, or that of another rank
+        # A process with much to tear down exits late: the end of the script counts.
+        left += [
+            (other, status)
+            for other, (at, status) in sorted(ends.items(), key=lambda end: end[1])
+            if at <= error["time"]
+        ]
     elif left:
         log = run.rank_log(rank)
-        told = exception_cause.of_log(log, rank, log_from.get(log, 0))
-        if told is None or told.cause != exception_cause.PEER_DIED:
+        logged = exception_cause.of_log(log, rank, log_from.get(log, 0))
+        if logged is None or logged.cause != exception_cause.PEER_DIED:
             return None
-    return next((other for other in left if other != rank), None)
+    return next((end for end in left if end[0] != rank), None)
 
 
 def explain(
     run: rundir.RunDir, rank: int, status: int, alive: Iterable[int], log_from: Mapping[Path, int]
 ) -> RankExit:
-    """`alive`: the ranks that are still there; `log_from`: log → where the words of this start
-    begin."""
+    """How and where this rank exited. `alive`: the running ranks; `log_from`: log → offset of this
+    attempt."""
     if error := run_reader.read_rank_error(run.rank_error(rank)):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
@@ -93,17 +95,17 @@ def explain(
             error["where"],
             f"{error['type']}: {one_line(error['message'])[:200]}",
         )
-    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # a crash leaves it
+    stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
     where = f"{frame.file}:{frame.line}" if frame else None
-    if status == 0 and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
+    if status in QUIET and (left := rundir.read_json(run.ranks / f"rank{rank}.ended")):
         where = left["where"] or None
     log = run.rank_log(rank)
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
         how = (
-            f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} awaits "
+            f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} expects "
             f"{sizes[2]}, and was aborted by gloo"
         )
         last = {
@@ -116,6 +118,6 @@ def explain(
             DESYNC,
             None,
             where,
-            f"{how}: the ranks do not call the same" + (f"; {others}" if others else ""),
+            f"{how}: the ranks call different collectives" + (f"; {others}" if others else ""),
         )
     return RankExit(DIED, rank, where, exit_status.how(status))

@@ -1,9 +1,9 @@
-"""Hang detection for scripts that know nothing of us: no output of any rank for long, and stacks
-that do not move.
+"""Hang detection for user scripts: no output of any rank for a long time, and stacks that do not
+move.
 
-Silence alone is never a hang: a script may train, evaluate, compile, download or sleep without a
-word. It only decides when the ranks are looked at. What ends a run is told by
-training.watchdog.stall_detector, from samples of the second half of the silence: a rank waits for
+Silence alone is never a hang: a script may train, evaluate, compile, download or sleep silently. It
+only decides when the ranks are examined. A run is ended only on a finding of
+training.watchdog.stall_detector from samples of the second half of the silence: a rank waits for
 the others, and one that does not is idle, stopped, or in an endless loop.
 """
 
@@ -35,27 +35,27 @@ from training.watchdog.probes import procfs, stacks
 from training.watchdog.probes.sampling import Sample, take
 from training.watchdog.probes.stacks import Stack
 
-GAPS = 500  # that many are remembered
-BURST_S = 0.001  # lines that come together are one output
-FEW = 10  # gaps: from then on the largest one may be an accident
-SAMPLES = 3  # the least that a finding stands on
+GAPS = 500  # number of gaps that are kept
+BURST_S = 0.001  # lines this close together are one output
+FEW = 10  # from this many gaps on, the largest one is ignored
+SAMPLES = 3  # the minimum for a finding
 PER_PATIENCE = 12  # samples in that time
-LEAST_S = 0.3  # between samples
-ALONE_TIMES = 5.0  # nobody waits for another rank, or who keeps the others waiting may be at work
-# long work in Python looks like an endless loop; before the first step it is taken for work
+LEAST_S = 0.3  # minimum interval of samples
+ALONE_TIMES = 5.0  # no rank waits for another, or the one they wait for may be working
+# long work in Python looks like an endless loop; before the first step it counts as work
 SPIN_TIMES = ALONE_TIMES
-SPIN_LOOKS = 6  # in a row that find it, before it is told
+SPIN_LOOKS = 6  # consecutive findings before it is reported
 KEPT = 200  # samples
-REACH = 0.7  # of the time that is asked for
-NOTHING_YET = NoFinding(SHORT, "not looked at for long enough")
-# look() itself was not called: the whole machine was asleep, or we were stopped with the ranks
+REACH = 0.7  # part of the window that the samples must span
+NOTHING_YET = NoFinding(SHORT, "not observed for long enough")
+# look() was not called: the machine was suspended, or this process was stopped with the ranks
 ASLEEP_S = 10.0
 
 
 class ScriptWatch:
-    """Of one start. `floor_s` is --hang_timeout, 0: never; `elsewhere`: other machines have ranks
-    too; `pending`: has this rank a collective that is not done (None: not known)? `trains`: has the
-    script printed a step, or a loss? `say`: a warning for people."""
+    """For one attempt. `floor_s` is --hang_timeout, 0: off; `elsewhere`: other machines have ranks
+    too; `pending`: has this rank an unfinished collective (None: unknown)? `trains`: has the script
+    printed a step, or a loss? `warn`: logs a warning."""
 
     def __init__(
         self,
@@ -64,38 +64,38 @@ class ScriptWatch:
         elsewhere: bool = False,
         pending: Callable[[int], bool | None] = lambda rank: None,
         trains: Callable[[], bool] = lambda: True,
-        say: Callable[[str], None] = log.warning,
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
-        self.floor_s, self.others_elsewhere, self._pending, self._say = (
+        self.floor_s, self.others_elsewhere, self._pending, self._log = (
             floor_s,
             elsewhere,
             pending,
-            say,
+            warn,
         )
         self._trains, self._training = trains, False
         self._gaps: deque[float] = deque(maxlen=GAPS)
-        self._heard: float | None = None  # the last output
+        self._heard: float | None = None  # time of the last output
         self._quiet_since = self._looked = time.monotonic()
         self._samples: list[Sample] = []  # of this silence; filled by the thread
         self._sampler: threading.Thread | None = None
         self._closing = threading.Event()
         self._sampled_at = 0.0
         self._verdict: tuple[list[Sample], HangFinding | NoFinding] | None = None
-        self._loops = 0  # verdicts in a row that tell of a loop
+        self._loops = 0  # consecutive findings of a loop
         self._stopped: dict[int, float] = {}  # rank → since when
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def output(self) -> None:
-        """A rank has written something."""
+        """A rank has printed something."""
         now = time.monotonic()
-        # What comes before the first output is the start: imports, not what is usual later.
+        # The time before the first output is the start (imports), not a usual gap.
         if self._heard is not None and now - self._heard > BURST_S:
             self._gaps.append(now - self._heard)
         self._heard = now
         self._begin(now)
 
     def patience_s(self) -> float:
-        """A silence of this length is looked into."""
+        """A silence of this length is examined."""
         gaps = sorted(self._gaps)
         if len(gaps) >= FEW:
             gaps.pop()
@@ -105,9 +105,9 @@ class ScriptWatch:
     def look(
         self, pids: Mapping[int, int], ended: Mapping[int, int] | None = None
     ) -> HangFinding | None:
-        """Called a few times a second with the ranks that live (rank → pid) and those that do not
-        (rank → status). Samples are taken by a thread of their own. A finding is certain: its run
-        can be ended."""
+        """Called a few times a second with the running ranks (rank → PID) and those that have
+        exited (rank → status). Samples are taken in a thread. A finding is certain: its run can be
+        ended."""
         now = time.monotonic()
         asleep, self._looked = now - self._looked > ASLEEP_S, now
         if not self.floor_s or not pids:
@@ -126,39 +126,38 @@ class ScriptWatch:
             self._closing.clear()
             self._sampler = threading.Thread(target=self._examine, args=facts, daemon=True)
             self._sampler.start()
-        if found := self._told(silent, patience, stopped):
+        if found := self._result(silent, patience, stopped):
             self.close()
         return found
 
     def close(self) -> None:
-        """Waits for the stacks that are being taken: who starts processes next wants to be the only
-        thread."""
+        """Wait for the thread: processes must be started from a process with one thread."""
         self._closing.set()
         if self._sampler:
             self._sampler.join()
 
-    def _told(self, silent: float, patience: float, stopped: bool) -> HangFinding | None:
+    def _result(self, silent: float, patience: float, stopped: bool) -> HangFinding | None:
         of, found = self._verdict or (None, NOTHING_YET)
         if of is not self._samples or (silent < patience and not stopped):
             return None
         if isinstance(found, NoFinding):
             if found.code in (BLIND, FAILED):
-                self._tell(f"no hang can be found: {found}", found.code)
+                self._warn(f"hang detection is not possible: {found}", found.code)
             elif found.code == LOOPS and self._loops >= SPIN_LOOKS:
                 end = (
-                    f"the run is ended if this is still so after {SPIN_TIMES * patience:.0f} s: "
+                    f"the run is ended after {SPIN_TIMES * patience:.0f} s without output: "
                     f"print progress, or raise --hang_timeout"
                 )
                 end = (
                     end
                     if self._training
-                    else "no step has been printed yet, so this is taken for work"
+                    else "no step has been printed yet, so this counts as work"
                 )
-                self._tell(
+                self._warn(
                     f"no output for {silent:.0f} s: {found}; {end}", f"{LOOPS} {self._training}"
                 )
             elif silent > ALONE_TIMES * patience and found.code == QUIET:
-                self._tell(f"no output for {silent:.0f} s: {found}", QUIET)
+                self._warn(f"no output for {silent:.0f} s: {found}", QUIET)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)
@@ -168,22 +167,22 @@ class ScriptWatch:
     def _begin(self, now: float) -> None:
         self._quiet_since, self._samples, self._verdict, self._loops = now, [], None, 0
 
-    def _tell(self, text: str, key: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            self._say(text)
+    def _warn(self, text: str, key: str) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            self._log(text)
 
     def _look_for_stopped(self, pids: Mapping[int, int], now: float) -> bool:
-        """Is a rank stopped for long, and not all of them? It does not come back by itself; who
-        stops all has a reason."""
+        """Is a rank stopped for long, but not all of them? It does not resume by itself; all of
+        them are stopped only on purpose."""
         for rank, pid in pids.items():
             process = procfs.read_process(pid)
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
                 by = "a debugger" if process.state == "t" else "SIGSTOP"
-                self._tell(
-                    f"rank {rank} (pid {pid}) is stopped by {by}; go on: kill -CONT {pid}",
+                self._warn(
+                    f"rank {rank} (pid {pid}) is stopped by {by}; resume: kill -CONT {pid}",
                     f"stopped {rank}",
                 )
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
@@ -199,15 +198,16 @@ class ScriptWatch:
         patience: float,
         stopped: bool,
     ) -> None:
-        """In the thread. `samples` belongs to it, until an output begins another list."""
+        """Runs in the thread, which owns `samples` until an output begins another list."""
         try:
-            told = self._judged(samples, pids, ended, silent, patience, stopped)
-            if isinstance(told, NoFinding) and told.code == LOOPS:
+            result = self._judged(samples, pids, ended, silent, patience, stopped)
+            if isinstance(result, NoFinding) and result.code == LOOPS:
                 self._training = self._training or self._trains()
-        except Exception as error:  # a passing one does not matter: the next look comes soon
-            told = NoFinding(FAILED, f"the looks themselves fail: {type(error).__name__}: {error}")
-        self._loops = self._loops + 1 if isinstance(told, NoFinding) and told.code == LOOPS else 0
-        self._verdict = (samples, told)
+        except Exception as error:  # the next look follows soon
+            result = NoFinding(FAILED, f"sampling failed: {type(error).__name__}: {error}")
+        loops = isinstance(result, NoFinding) and result.code == LOOPS
+        self._loops = self._loops + 1 if loops else 0
+        self._verdict = (samples, result)
 
     def _judged(
         self,
@@ -220,33 +220,33 @@ class ScriptWatch:
     ) -> HangFinding | NoFinding:
         samples.append(take(pids))
         if samples[-1].looks.keys() != samples[0].looks.keys():
-            del samples[:-1]  # a rank has ended
+            del samples[:-1]  # a rank has exited
         del samples[: -(KEPT + 1)]
-        # At first the second half of the silence, and as long as it takes once there is so much.
+        # Half the patience at first, growing with the silence to the whole of it.
         window = 2 * LEAST_S if stopped else min(patience, max(silent - patience / 2, patience / 2))
         burst = (
             functools.cache(self._burst)
             if silent > SPIN_TIMES * patience and self._training
             else None
         )
-        told: HangFinding | NoFinding = NOTHING_YET
+        result: HangFinding | NoFinding = NOTHING_YET
         windows = [(window, False)] + (
             [(ALONE_TIMES * patience, True)] if silent > ALONE_TIMES * patience else []
         )
         for seconds, alone in windows:
-            if isinstance(told, NoFinding) and (part := last(samples, seconds)):
-                told = stall_detector.detect_stall(
+            if isinstance(result, NoFinding) and (part := last(samples, seconds)):
+                result = stall_detector.detect_stall(
                     part, ended, burst=burst, elsewhere=self.others_elsewhere, alone=alone
                 )
-                told = self._doubted(told, alone)
-        return told
+                result = self._doubted(result, alone)
+        return result
 
-    def _doubted(self, told: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
-        """Who waits for a GPU waits for other ranks only where a collective is pending; without one
-        the GPU computes."""
-        if isinstance(told, NoFinding) or told.kind == STOPPED:
-            return told
-        for rank in stall_detector.on_gpu(told):
+    def _doubted(self, found: HangFinding | NoFinding, alone: bool) -> HangFinding | NoFinding:
+        """A rank that waits for its GPU waits for other ranks only if a collective is pending;
+        otherwise the GPU computes."""
+        if isinstance(found, NoFinding) or found.kind == STOPPED:
+            return found
+        for rank in stall_detector.on_gpu(found):
             pending = self._pending(rank)
             if pending is False:
                 return NoFinding(
@@ -255,9 +255,9 @@ class ScriptWatch:
                 )
             if pending is None and not alone:
                 return NoFinding(
-                    GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are not known"
+                    GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are unknown"
                 )
-        return told
+        return found
 
     def _burst(self, pid: int) -> list[Stack | str]:
         taken: list[Stack | str] = []
@@ -272,9 +272,9 @@ class ScriptWatch:
 
 
 def last(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
-    """Those of the last seconds; none when they do not reach back that far (a sample less does not
-    matter) or are too few. Where each look takes long, on a busy machine, they are the last few all
-    the same: what held for longer holds."""
+    """Samples of the last `seconds`; none when they are too few or do not span that time (except
+    for one sample). On a busy machine, where each sample takes long, they are the last few all the
+    same."""
     within = sum(samples[-1].at - sample.at <= seconds for sample in samples)
     part = samples[-max(within, SAMPLES) :]
     reach = part[-1].at - part[0].at if part else 0.0

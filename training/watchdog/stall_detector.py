@@ -1,5 +1,5 @@
-"""Is it a standstill, and whose fault? By stacks and /proc alone, for ranks that know nothing of
-us. Only what is certain is a finding; in any other case the answer says what speaks against it."""
+"""Is it a hang, and which rank is guilty? From stacks and /proc alone, for user scripts. Only what
+is certain is a finding; any other result names the evidence against a hang."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from training.watchdog.probes.stacks import (
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-GPU = "the GPU"  # waited for, perhaps because it waits for others
-BURST = 20  # dumps in a row of a rank that may spin: all of them must be the same
+GPU = "the GPU"  # waited for, possibly because it waits for other ranks
+BURST = 20  # consecutive dumps of a rank that may spin: all must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
 
 Burst = Callable[[int], list[Stack | str]]
@@ -38,27 +38,27 @@ def detect_stall(
     elsewhere: bool = False,
     alone: bool = False,
 ) -> HangFinding | NoFinding:
-    """`samples`: of at least two moments. `ended`: rank → status of those that are gone.
-    `elsewhere`: ranks of other machines may be waited for. `burst`: takes many stacks of a pid in a
-    row; without it an endless loop is never told from a long computation. `alone`: they reach back
-    so far that a data loader which gets nothing is a standstill also where no rank waits for
-    another, and a file that is being written is no excuse any more."""
+    """`samples`: of at least two moments. `ended`: rank → status of those that have exited.
+    `elsewhere`: the ranks may be waiting for other machines. `burst`: takes many consecutive stacks
+    of a PID; without it an endless loop is never distinguished from a long computation. `alone`:
+    the samples span so much time that an idle data loader counts as a hang even where no rank waits
+    for another, and writing a file no longer counts as work."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
-        return NoFinding(hang_report.SHORT, "the ranks were not there in every sample")
+        return NoFinding(hang_report.SHORT, "the ranks were not in every sample")
     stopped = [c for c in seen.values() if c.always("Tt")]
     if stopped and len(stopped) < len(seen):
         c = stopped[0]
         by = (
             "held by a debugger"
             if c.always("t")
-            else f"stopped (SIGSTOP); go on: kill -CONT {c.pid}"
+            else f"stopped (SIGSTOP); resume: kill -CONT {c.pid}"
         )
         return _finding(STOPPED, c, f"is {by}", seen)
     if stopped:
         pids = " ".join(str(c.pid) for c in stopped)
         return NoFinding(
-            hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; go on: kill -CONT {pids}"
+            hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; resume: kill -CONT {pids}"
         )
     blind = [
         f"rank {c.rank}: {c.last.stack}"
@@ -72,14 +72,14 @@ def detect_stall(
     going_round = [c.rank for c in others if c.woken and c.last.main and in_collective(c.last.main)]
     if going_round:
         shown = "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in going_round)
-        return NoFinding(hang_report.ADVANCES, f"collectives go on: {shown}")
+        return NoFinding(hang_report.ADVANCES, f"collectives advance: {shown}")
     if not waiting:
-        return _nobody_waits(seen, alone)
+        return _none_waits(seen, alone)
     if not others:
         return _all_wait(seen, waiting, ended, elsewhere)
     guilty = []
     for c in others:
-        how = _stands_still(c, burst, alone)
+        how = _stuck(c, burst, alone)
         if how is None:
             shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
             if spins(c):
@@ -92,13 +92,13 @@ def detect_stall(
         guilty.append((c, how))
     c, how = guilty[0]
     if len(guilty) > 1:
-        how += "; so do " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+        how += "; also " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
 
 def waits(c: RankTrace) -> str | None:
-    """What this rank waits in for other ranks or for its GPU, all the time and in the same place;
-    None: it does not."""
+    """The collective (or GPU) in which this rank has waited all the time, in the same place; None
+    without one."""
     main = c.last.main
     if main is None or not c.same_place or c.children_work:
         return None
@@ -110,17 +110,16 @@ def waits(c: RankTrace) -> str | None:
         and waits_for_device(main.frames[0])
     ):
         name = GPU
-    # Who looks for the others' meeting point tries again and again; every other wait is a single
-    # one.
+    # A rank in the rendezvous polls repeatedly; every other wait is a single one.
     if name is None or c.moves_data or (c.woken and name != "init_process_group"):
         return None
-    # On a CPU a collective that waits uses none; 'backward' may be the computation itself. A GPU is
-    # often waited for in a busy loop.
+    # On a CPU a waiting collective uses no CPU time; 'backward' may be the computation itself.
+    # Waiting for a GPU is often a busy loop.
     return name if c.last.gpu or c.idle else None
 
 
 def on_gpu(found: HangFinding) -> list[int]:
-    """The ranks that wait for their GPU: it may compute."""
+    """Ranks that wait for their GPU, which may be computing."""
     return [
         rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")
     ]
@@ -136,38 +135,36 @@ def _all_wait(
         how = f"has finished (status 0), the others wait for {'it' if len(done) == 1 else 'them'}"
         how = how if len(done) == 1 else f"{how}: {who}"
         return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
-    if elsewhere:  # somebody there may evaluate; if he is stuck, his own machine's watch names him
-        text = f"all ranks here wait, for a rank of another machine perhaps: {_waiters(waiting)}"
+    if elsewhere:  # a rank there may be evaluating; hang detection there names it if it is stuck
+        text = f"all ranks of this machine wait, possibly for another machine: {_waiters(waiting)}"
         return NoFinding(hang_report.ELSEWHERE, text)
     places = _places(seen)
     if len(seen) == 1:
-        return NoFinding(hang_report.SINGLE, f"the only rank here {places[min(places)]}")
+        return NoFinding(hang_report.SINGLE, f"the only rank of this machine {places[min(places)]}")
     if len(set(places.values())) > 1:
         how = (
             "all ranks wait for each other, in different places: uneven batches, or a branch "
             "that not all of them take"
         )
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
-    how = "all ranks wait for each other, in the same place: the network between them, or a device"
+    how = "all ranks wait for each other, in the same place: the network or a device"
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 
-def _nobody_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
-    """Without a rank that waits for another one, only a data loader that gets nothing from idle
-    workers is certain: a script may sleep, serve or poll as long as it likes."""
+def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFinding:
+    """Where no rank waits for another, only a data loader with idle workers counts as a hang: a
+    script may sleep, serve or poll indefinitely."""
     shown = "; ".join(f"rank {c.rank} {_doing(c)}" for c in seen.values())
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
-        return NoFinding(
-            hang_report.QUIET, f"nobody waits for another rank, nobody does anything: {shown}"
-        )
+        return NoFinding(hang_report.QUIET, f"no rank waits for another, none works: {shown}")
     first = seen[min(seen)]
     return _finding(HANG, first, _at_worker(first)[0], seen)
 
 
-def _stands_still(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
-    """What a rank that waits for no other one does; None: it works, or may work."""
+def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
+    """The state of a stuck rank that waits for no other; None: it works, or may work."""
     main = c.last.main
     if main is None:
         return None
@@ -181,8 +178,8 @@ def _stands_still(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if c.idle and c.same_place:
         if all(look.main and look.main.holds_gil for look in c.looks):
             return f"holds the GIL in C, called at {frame}"
-        return f"stands at {frame}" + (
-            f", waiting in {name} since others have left it"
+        return f"is stuck at {frame}" + (
+            f", waiting in {name}, which the others have left"
             if (name := in_collective(main))
             else ""
         )
@@ -192,9 +189,9 @@ def _stands_still(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
 
 
 def spins(c: RankTrace) -> bool:
-    """May this be an endless loop? Python code of the same functions that never lets go of its core
-    and touches nothing new."""
-    # Always ready to run; what it gets of a core depends on how many others want it.
+    """Could this be an endless loop? Python code in the same functions that never yields its core
+    and touches no new memory."""
+    # Always ready to run; its share of a core depends on the load.
     computing = c.last.process.main_cpu_s - c.looks[0].process.main_cpu_s > IDLE_SHARE * c.seconds
     alone = not c.children_work and not c.moves_data
     return (
@@ -218,8 +215,8 @@ def _still_spins(c: RankTrace, taken: list[Stack | str]) -> bool:
 
 
 def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
-    """The worker that does not answer: one that is stopped or blocked, or one that stands in the
-    dataset's own code. Idle ones wait for work in torch's."""
+    """The unresponsive worker: stopped, blocked, or in the dataset's own code. Idle ones wait in
+    torch's."""
     pids = [pid for pid in procfs.workers(c.pid) if pid in c.last.children]
     found = stacks.dump(pids)
     for pid in pids:
@@ -231,7 +228,7 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
                 "T": "is stopped (SIGSTOP)",
                 "t": "is held by a debugger",
                 "D": "is blocked in I/O",
-            }.get(state, "stands")
+            }.get(state, "is stuck")
             return (
                 f"waits for its data-loader worker (pid {pid}), which "
                 f"{what}{f' at {frame}' if frame else ''}",
@@ -239,7 +236,7 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
             )
     return (
         f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), "
-        f"which do nothing",
+        f"which are idle",
         None,
     )
 
@@ -280,7 +277,7 @@ def _doing(c: RankTrace) -> str:
         busy += f", its children {100 * c.childrens_cpu:.0f} %"
     if c.moves_data:
         busy += f", {c.bytes_moved / 1e3:.0f} kB/s"
-    return f"is{at}, {busy}" if at else f"is not seen, {busy}"
+    return f"is{at}, {busy}" if at else f"has no stack, {busy}"
 
 
 def _waiters(waiting: dict[int, str]) -> str:

@@ -1,5 +1,5 @@
-"""The watch of one start: by heartbeats where the ranks are our own training, by stacks and silence
-where they are somebody's script."""
+"""Hang detection of one attempt: by heartbeats for Duet's own training, by stacks and output for
+user scripts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from training.watchdog.script_watchdog import ScriptWatch
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-OFF_S, ERRORS = 60.0, 5  # after an error of the watch, doubled each time; that many end it
-BELOW_S = 1.0  # between looks for the ranks of torchrun
+OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
+BELOW_S = 1.0  # interval of the search for the ranks of torchrun
 
 
 class RanksWatch:
-    """Of the ranks of one machine; `look()` is called a few times a second."""
+    """For the ranks of one machine; `look()` is called a few times a second."""
 
     def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, world_size: int) -> None:
         self.run, self.ranks = run, ranks
-        self._ours = self._script = None
+        self._heartbeats = self._script = None
         self._errors, self._off_until = 0, 0.0
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
-        self._been_below: set[int] = set()  # some of them are no longer there
+        self._been_below: set[int] = set()  # ranks seen so far under torchrun
         self._next_below = 0.0
         if plan.get("script"):
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
@@ -44,15 +44,15 @@ class RanksWatch:
                 trains=self._trains,
             )
         else:
-            self._ours = HeartbeatWatchdog(run, plan, ranks)
+            self._heartbeats = HeartbeatWatchdog(run, plan, ranks)
 
     def output(self) -> None:
-        """A rank has written something."""
+        """A rank has printed something."""
         if self._script:
             self._script.output()
 
     def close(self) -> None:
-        """Nothing of the watch runs any more: who starts ranks has one thread."""
+        """Wait for its threads: processes must be started from a process with one thread."""
         try:
             if self._script:
                 self._script.close()
@@ -60,26 +60,26 @@ class RanksWatch:
             self._failed(error)
 
     def elsewhere_ended(self) -> None:
-        """The ranks of all other machines have ended: no rank here waits for one of them."""
-        for watch in (self._ours, self._script):
+        """The ranks of all other machines have ended: no rank here waits for them."""
+        for watch in (self._heartbeats, self._script):
             if watch:
                 watch.others_elsewhere = False
 
     def patience_s(self, beat: heartbeat.HeartbeatRecord) -> float:
-        """For a rank that has been asked to stop: its phase may take so long."""
-        return self._of_ours(HeartbeatWatchdog.patience_s, beat)
+        """Limit of the phase of a rank that has been asked to stop, in seconds."""
+        return self._from_heartbeats(HeartbeatWatchdog.patience_s, beat)
 
     def budget_s(self, beat: heartbeat.HeartbeatRecord) -> float:
-        """So long the rank may stay in its phase; 0 where nothing is known of it."""
-        return self._of_ours(HeartbeatWatchdog.budget_s, beat)
+        """Limit of the phase, in seconds; 0 where unknown."""
+        return self._from_heartbeats(HeartbeatWatchdog.budget_s, beat)
 
-    def _of_ours(
+    def _from_heartbeats(
         self,
         what: Callable[[HeartbeatWatchdog, heartbeat.HeartbeatRecord], float],
         beat: heartbeat.HeartbeatRecord,
     ) -> float:
         try:
-            return what(self._ours, beat) if self._ours else 0.0
+            return what(self._heartbeats, beat) if self._heartbeats else 0.0
         except Exception as error:
             self._failed(error)
             return 0.0
@@ -87,8 +87,8 @@ class RanksWatch:
     def look(
         self, started: Mapping[int | None, int], ended: Mapping[int, int]
     ) -> HangFinding | None:
-        """`started`: rank → pid of what lives; torchrun, which has ranks of its own, is None.
-        `ended`: rank → status. An error of the watch itself turns the watch off for a while, with
+        """`started`: rank → PID of the running children; None is torchrun, whose children are the
+        ranks. `ended`: rank → status. An internal error turns hang detection off for a while, with
         its traceback in the run directory, and never ends the training."""
         if time.monotonic() < self._off_until:
             return None
@@ -100,11 +100,11 @@ class RanksWatch:
 
     def _failed(self, error: Exception) -> None:
         if time.monotonic() < self._off_until:
-            return  # it has been said
+            return  # already reported
         self._errors += 1
         off_s = OFF_S * 2 ** (self._errors - 1) if self._errors < ERRORS else math.inf
         self._off_until = time.monotonic() + off_s
-        how_long = f"{off_s:.0f} s" if off_s < math.inf else "this start"
+        how_long = f"{off_s:.0f} s" if off_s < math.inf else "this attempt"
         log.warning(
             f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see "
             f"{self.run.watch_error})"
@@ -118,8 +118,8 @@ class RanksWatch:
         self, started: Mapping[int | None, int], ended: Mapping[int, int]
     ) -> HangFinding | None:
         pids = {rank: pid for rank, pid in started.items() if rank is not None}
-        if self._ours:
-            return self._ours.look(pids)
+        if self._heartbeats:
+            return self._heartbeats.look(pids)
         assert self._script
         if not pids:
             pids = self._torchruns(started[None])
@@ -130,7 +130,7 @@ class RanksWatch:
         )
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
-        """Its ranks: some come late, and it does not tell how they end."""
+        """Ranks of torchrun: some start late, and their exit statuses are unknown."""
         known = {
             rank: pid
             for rank, pid in self._below.items()
@@ -144,13 +144,13 @@ class RanksWatch:
         return known
 
     def _trains(self) -> bool:
-        """Has the script printed a step, a loss or anything else that tells of training?"""
+        """Has the script printed a step, a loss or other training output?"""
         from training.diagnose.log_parsers.log_metrics import ScriptFigures
 
         return ScriptFigures(self.run.ranks).read() is not None
 
     def _compared(self, found: HangFinding, numbers: Iterable[int]) -> HangFinding:
-        """A script whose ranks stand still, seen by what they have called."""
+        """Refine the finding by the collectives that the ranks of the script have called."""
         calls = {
             rank: called
             for rank in numbers

@@ -1,5 +1,5 @@
-"""A torchrun-style script as people have it: bare DDP, nothing of ours. Writes what each rank ends
-with to the file argv[1]<rank>."""
+"""A plain torchrun-style DDP script without Duet. Each rank writes its result to the file
+argv[1]<rank>."""
 
 import os
 import sys

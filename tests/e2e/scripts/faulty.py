@@ -1,8 +1,8 @@
-"""A bare DDP script, nothing of ours, in which one thing goes wrong: faulty.py FAULT [SECONDS].
-Runs under torchrun too.
+"""A plain DDP script without Duet, with one fault: faulty.py FAULT [SECONDS]. Runs under torchrun
+too.
 
-200 steps of about 10 ms, a line for each; the fault comes at step 20. SECONDS: how long slow_eval,
-upload, quiet, slow_data and prepare take.
+200 steps of about 10 ms, one line each; the fault is at step 20. SECONDS: duration of slow_eval,
+upload, quiet, slow_data and prepare.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def endless_loop():
 
 
 def prepare():
-    """In Python alone, without a word, before the first step."""
+    """Pure Python work without output, before the first step."""
     say_fault()
     words, end = 0, time.monotonic() + SECONDS
     while time.monotonic() < end:
@@ -64,7 +64,7 @@ def prepare():
 
 
 def evaluate():
-    """For long, on rank 0 alone: the others wait at the barrier below."""
+    """Long work on rank 0 alone: the others wait at the barrier below."""
     say_fault()
     end = time.monotonic() + SECONDS
     weights = torch.randn(400, 400)
@@ -73,7 +73,7 @@ def evaluate():
 
 
 def upload():
-    """Rank 0 alone sends for long to a slow server: no CPU, always in the same call."""
+    """Rank 0 alone sends to a slow server: no CPU time, always in the same call."""
     import socket
 
     server = socket.socket()
@@ -97,7 +97,7 @@ def say_fault():
 
 
 def at_fault():
-    """Rank 0, before it takes part in step 20."""
+    """Fault of rank 0, before it takes part in step 20."""
     if FAULT == "sleep":
         stuck_in_a_lock()
     elif FAULT == "spin":

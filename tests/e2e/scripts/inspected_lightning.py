@@ -1,5 +1,5 @@
 """Lightning with the inspector's callback: inspected_lightning.py "FAULT;FAULT…" [MODE] [STEPS].
-Imported by the name that clashes with nobody."""
+Imports the package under the name that does not clash."""
 
 import sys
 import time

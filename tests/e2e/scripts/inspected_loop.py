@@ -1,7 +1,7 @@
-"""A hand-written DDP loop with the inspector, in which things go wrong: inspected_loop.py
-"FAULT;FAULT…" [MODE] [STEPS].
+"""A hand-written DDP loop with the inspector and with faults: inspected_loop.py "FAULT;FAULT…"
+[MODE] [STEPS].
 
-Epochs of 40 batches of 4 from 320 samples for two ranks, until STEPS (80).
+For two ranks, epochs of 40 batches of 4 from 320 samples, until STEPS (80).
 """
 
 import sys
@@ -90,6 +90,6 @@ for _epoch in range(1 if "uneven" in FAULTS else 4):
                 model.module[2].bias.add_(1e-6)
         inspector.step(loss, batch)
 if "uneven" in FAULTS and rank == 1:
-    time.sleep(600)  # as who evaluates, or waits for the others in its own way
+    time.sleep(600)  # as a rank that evaluates, or waits for the others in its own way
 print(f"rank {rank} done", flush=True)
 dist.destroy_process_group()

@@ -61,7 +61,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 class Unsharded(Trainer):
-    """As people do it who write their own loader and do not know who shards it."""
+    """A common mistake: a custom loader without sharding."""
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, shuffle=True)

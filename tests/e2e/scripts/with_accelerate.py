@@ -1,4 +1,4 @@
-"""The same with Hugging Face accelerate."""
+"""The script bare_ddp.py with Hugging Face accelerate."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same with Lightning, whose own launcher must notice that the ranks are there."""
+"""The script bare_ddp.py with Lightning, which must detect the existing ranks."""
 
 import sys
 

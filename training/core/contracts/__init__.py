@@ -1,7 +1,6 @@
-"""The records that stages hand to each other, field by field: what a file of the run directory
-holds, with units and ranges.
+"""Schemas of the records in the run directory, with units and ranges.
 
-Types only: at run time each record is the plain dict that JSON has. A reader narrows what it finds
-in a file once (training.core.run_reader); from there on mypy checks every key. The heartbeat is
-binary: training.core.heartbeat.HeartbeatRecord.
+Types only: at run time a record is the plain dict of its JSON. Readers narrow the contents of a
+file once (training.core.run_reader); after that mypy checks every key. The heartbeat is binary:
+training.core.heartbeat.HeartbeatRecord.
 """

@@ -1,5 +1,4 @@
-"""events.jsonl: what happened to a run, one line each, by any of its processes. The facts of each
-kind of event."""
+"""events.jsonl: the events of a run, one line each, written by any of its processes."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ EventKind = Literal[
 
 
 class StartFacts(TypedDict):
-    """The ranks train from here."""
+    """The ranks begin to train."""
 
-    step: int  # done before
+    step: int  # completed before
     world_size: int
     total_steps: int
     steps_per_epoch: int
@@ -27,7 +26,7 @@ class StartFacts(TypedDict):
 
 
 class CheckpointFacts(TypedDict):
-    """'checkpoint': written; 'resume': continued from."""
+    """'checkpoint': the saved one; 'resume': the one to resume from."""
 
     step: int
     path: str
@@ -39,7 +38,7 @@ class EndFacts(TypedDict):
 
 
 class ShardReport(TypedDict):
-    """What a rank says of the sequences that it will take."""
+    """The sequences of an epoch assigned to one rank."""
 
     rank: int
     world_size: int
@@ -47,11 +46,11 @@ class ShardReport(TypedDict):
     batches: int
     first_sequences: list[int]
     count: int
-    digest: int  # 0 to 2**64 - 1: those of all ranks add up to that of the whole
+    digest: int  # 0 to 2**64 - 1; the sum over all ranks is the digest of the whole
 
 
 class ShardsFacts(TypedDict):
-    """What every rank has read of an epoch, compared: no sample twice, none left out."""
+    """The shares of all ranks, compared: no sample twice, none left out."""
 
     epoch: int  # from 1
     proven_sequences: int
@@ -63,11 +62,11 @@ class WarningFacts(TypedDict):
     code: str  # training.core.codes
     text: str
     rank: NotRequired[int]
-    by: NotRequired[Literal["supervisor"]]  # who has seen it, where it was not the rank itself
+    by: NotRequired[Literal["supervisor"]]  # the observer, if not the rank itself
 
 
 class InjectedFacts(TypedDict):
-    """A fault on purpose is about to happen."""
+    """A fault is about to be injected."""
 
     fault: str
     rank: int
@@ -76,33 +75,33 @@ class InjectedFacts(TypedDict):
 
 
 class VerdictFacts(TypedDict):
-    """What a watch or the supervisor has judged, before the card."""
+    """A verdict of a watchdog or the supervisor, before the failure card."""
 
     kind: VerdictKind
     rank: int | None  # None: no single rank
     where: str | None  # file:line
     phase: str | None
-    text: str  # one line, for people
+    text: str  # one line of text
     since_s: NotRequired[float]
     waiting: NotRequired[dict[str, str]]  # rank → where it waits
     folder: NotRequired[str]  # stacks of all ranks
-    final: NotRequired[bool]  # False: the run goes on
+    final: NotRequired[bool]  # False: the run continues
 
 
 class FailureFacts(TypedDict):
-    cause: str  # id of the catalogue (training.diagnose.signatures)
+    cause: str  # catalogue ID (training.diagnose.signatures)
     rank: int | None
     text: str
 
 
 class RestartFacts(TypedDict):
-    """The supervisor starts all ranks again; also in `restarts` of summary.json."""
+    """The supervisor restarts all ranks; also in `restarts` of summary.json."""
 
     attempt: int  # from 2
     cause: str
     kind: FailureKind
     rank: int | None
-    step: int  # that had been begun
+    step: int  # last one begun
     resumes_at: int  # step of the checkpoint
     steps_lost: int
     seconds_lost: float
@@ -111,7 +110,7 @@ class RestartFacts(TypedDict):
 
 
 class RecoveredFacts(TypedDict):
-    """Ranks train again after a restart."""
+    """The first step after a restart."""
 
     attempt: int
     step: int
@@ -125,7 +124,7 @@ class TextFacts(TypedDict):
 
 
 class SubmittedFacts(TypedDict):
-    job: str  # SLURM's number
+    job: str  # SLURM job ID
 
 
 class RequeueFacts(TypedDict):
@@ -134,7 +133,7 @@ class RequeueFacts(TypedDict):
 
 
 class EventRecord(TypedDict, total=False):
-    """A line of events.jsonl as a reader finds it: `event` and `time` always, the rest by kind
+    """A line of events.jsonl as read: always `event` and `time`; other fields depend on the kind
     (above)."""
 
     time: float  # unix s

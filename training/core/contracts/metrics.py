@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line for each step and each evaluation, by rank 0."""
+"""metrics.jsonl: a line for each step and each evaluation, written by rank 0."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
-# A line as it is written and read: beside what stands below, a task adds figures with names of its
-# own, val_NAME of an evaluation, UNIT and UNIT_per_s where its samples have another name
-# (training.core.metric_units).
+# A line as written and read: besides the fields below, tasks add their own metrics, val_NAME in an
+# evaluation, UNIT and UNIT_per_s if samples have another name (training.core.metric_units).
 Figures = dict[str, Any]
 
 
@@ -28,13 +27,13 @@ class StepRecord(TypedDict):
     samples_per_s: NotRequired[float]
     step_ms: float  # wall time, without evaluation and checkpoint
     mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
-    # by rank: data and forward pass, what it does alone; 'own_ms' in early 0.1
+    # by rank: data loading and forward pass, without communication; 'own_ms' in early 0.1
     compute_ms: list[float]
-    memory_bytes: list[int | None]  # by rank: most so far
+    memory_bytes: list[int | None]  # by rank: peak so far
 
 
 class EvaluationRecord(TypedDict):
-    """An evaluation; beside these one val_NAME for each score."""
+    """An evaluation; in addition one val_NAME for each score."""
 
     time: float  # unix s
     step: int

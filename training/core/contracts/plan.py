@@ -1,4 +1,4 @@
-"""plan.json: everything that will be done, decided before anything starts."""
+"""plan.json: all decisions of a run, made before it starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 class DecisionRecord(TypedDict):
-    """A decided value and why (training.host.decisions). Which type the value has depends on what
-    is decided: the plan says it."""
+    """A decided value and its reason (training.host.decisions); subclasses narrow the type."""
 
     value: Any
     reason: str
@@ -46,7 +45,7 @@ DecisionName = Literal[
 
 
 class CommandRecord(TypedDict):
-    """How the user has started it."""
+    """The user's command."""
 
     script: str  # file name of the entry script, or train.py
     args: list[str]
@@ -54,10 +53,10 @@ class CommandRecord(TypedDict):
 
 
 class PlaceRecord(TypedDict):
-    """Where the planning process stands in the training (training.host.placement.Topology)."""
+    """The role of the planning process (training.host.placement.Topology)."""
 
     kind: PlaceKind
-    source: str  # who told: nobody, flags, torchrun, platform, slurm
+    source: str  # who has started the ranks: training.host.topology
     reason: str
     rank: int
     local_rank: int
@@ -67,7 +66,7 @@ class PlaceRecord(TypedDict):
     node_rank: int  # 0 to nnodes - 1
     master_addr: str  # '' on one machine
     master_port: int  # 0: any free one
-    leftovers: Sequence[str]  # variables of another launcher that are not followed
+    leftovers: Sequence[str]  # ignored variables of another launcher
 
 
 class GpuProcessRecord(TypedDict):
@@ -78,8 +77,7 @@ class GpuProcessRecord(TypedDict):
 
 
 class GpuRecord(TypedDict):
-    """A GPU when the run was planned (training.host.gpus.Gpu); None where the driver does not
-    say."""
+    """A GPU when the run was planned (training.host.gpus.Gpu); None: not reported by the driver."""
 
     index: int  # among all GPUs of the machine, in PCI order
     uuid: str
@@ -95,7 +93,7 @@ class GpuRecord(TypedDict):
     mig: bool | None
     power_limit_w: float | None
     fan_percent: int | None  # 0 to 100
-    slowdowns: Sequence[str] | None  # why its clocks are low, where that means trouble
+    slowdowns: Sequence[str] | None  # abnormal reasons for low clocks
 
 
 class VariableRecord(TypedDict):
@@ -108,10 +106,10 @@ class VariableRecord(TypedDict):
 
 
 class TaskRecord(TypedDict):
-    """What is trained."""
+    """The task that is trained."""
 
     name: str
-    unit: str  # what its batches and speed count: tokens or samples
+    unit: str  # of batches and speed: tokens or samples
     file: str | None  # absolute path of a user's own task
     options: FieldValues
 
@@ -120,13 +118,13 @@ class BatchRecord(TypedDict):
     """One optimizer step (training.config.batch.Batch)."""
 
     device_sequences: int  # sequences per rank and micro-batch, from 1
-    seq_len: int  # tokens; 1 where a sample is no sequence
+    seq_len: int  # tokens; 1 if a sample is not a sequence
     world_size: int  # ranks
     accumulation: int  # micro-batches per rank and step, from 1
 
 
 class MemoryRecord(TypedDict):
-    """Estimated bytes per rank at the peak of a step; the parts as far as the task knows them."""
+    """Estimated bytes per rank at the peak of a step, with the parts that the task knows."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -138,13 +136,13 @@ class MemoryRecord(TypedDict):
     context_bytes: int
     saved_bytes: int
     total_bytes: int
-    needed_bytes: int  # with the margin that decides
-    tight_bytes: int  # with room to spare
+    needed_bytes: int  # with the required margin
+    tight_bytes: int  # with a comfortable margin
 
 
 class StepRecord(MemoryRecord):
-    """With what it was estimated for, in the task's own terms (training.tasks.spec.TaskSpec.step
-    reads it)."""
+    """The estimate with its inputs, in a task-specific format (read by
+    training.tasks.spec.TaskSpec.step)."""
 
     load: FieldValues
 
@@ -154,7 +152,7 @@ class PlannedMemory(StepRecord):
 
 
 class CorpusRecord(TypedDict):
-    """The text that a run trains on, before it is prepared."""
+    """The training text before its preparation."""
 
     name: str
     files: int
@@ -166,51 +164,51 @@ class ScriptRecord(TypedDict):
 
     path: str
     args: list[str]
-    python: str | None  # None: a program that is executed directly
+    python: str | None  # interpreter; None: a program that is executed directly
     python_reason: str
 
 
 class RanksPlan(TypedDict):
-    """What the communication test needs of a plan."""
+    """The part of a plan that the communication test needs."""
 
     local_ranks: int  # on this machine, from 1
     device: TextDecision  # cpu, cuda
     variables: list[VariableRecord]
     gpus: list[GpuRecord]  # in rank order, of this machine; [] on CPUs
     driver: str | None  # version
-    torch: str | None  # version; None: not installed, or not this interpreter's
+    torch: str | None  # version; None: not installed, or the ranks use another interpreter
 
 
 class PlanStart(RanksPlan):
-    """A plan before its configuration is in it. `NotRequired` fields: of a training where no other
-    word stands behind them, missing in the plan of a script."""
+    """A plan without its configuration. `NotRequired` fields are missing in the plan of a script,
+    unless stated otherwise."""
 
-    # run_reader.PLAN_VERSION; missing where a SLURM job has not started
+    # run_reader.PLAN_VERSION; missing until a SLURM job starts
     schema_version: NotRequired[int]
-    duet_version: NotRequired[str]  # which wrote it; missing before 0.1 was released
+    duet_version: NotRequired[str]  # that wrote the plan; missing before the release of 0.1
     created: float  # unix s
     launch: str  # 16 hex digits: the same on every machine of a start
     command: CommandRecord
-    origins: dict[str, str]  # configuration field → where its value comes from; 'default'
+    origins: dict[str, str]  # configuration field → origin of its value, such as 'default'
     place: PlaceRecord
     ranks: int  # on all machines, from 1
     launcher: TextDecision  # spawn, torchrun, env
     retries: NumberDecision  # restarts in a row without progress, from 0
     master_port: int  # 0: any free one
     resume: bool
-    notes: list[str]  # warnings, for people
-    text: list[str]  # the plan in sentences, for people
-    run_name: NotRequired[str]  # this and the next two: once the run directory is made
+    notes: list[str]  # warnings as text
+    text: list[str]  # the plan as text
+    run_name: NotRequired[str]  # this and the next two: once the run directory exists
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
-    script: NotRequired[ScriptRecord]  # of a script only
-    login_file: NotRequired[str | None]  # option file with the key for W&B
-    task: NotRequired[TaskRecord]  # missing in a plan from before there were several: gpt
+    script: NotRequired[ScriptRecord]  # only in the plan of a script
+    login_file: NotRequired[str | None]  # option file with the W&B key
+    task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
     precision: NotRequired[TextDecision]  # bf16, fp32
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
     batch: NotRequired[BatchRecord]
-    # sequences; this and the rest: of gpt, and after a recovery
+    # sequences; this and the rest: only of gpt, and after a recovery
     device_batch_size: NotRequired[NumberDecision]
     activation_checkpointing: NotRequired[NumberDecision]  # blocks
     loss_chunks: NotRequired[NumberDecision]  # parts
@@ -226,7 +224,7 @@ class Plan(PlanStart):
 
 
 class TaskFields(TypedDict, total=False):
-    """The fields of a plan that its task decides (training.tasks.planning.Decided)."""
+    """The fields of a plan decided by its task (training.tasks.planning.Decided)."""
 
     device_batch_size: NumberDecision
     activation_checkpointing: NumberDecision
@@ -236,7 +234,7 @@ class TaskFields(TypedDict, total=False):
 
 
 class FrozenPlan(TypedDict):
-    """plan.json of a SLURM job that has not started yet: what does not depend on the machine."""
+    """plan.json of a SLURM job before its start: everything that does not depend on the machine."""
 
     created: float  # unix s
     command: CommandRecord

@@ -1,5 +1,5 @@
-"""The other files of a run directory: data.json, supervisor.json, summary.json, a checkpoint's
-manifest, a job."""
+"""Other files of a run directory: data.json, supervisor.json, summary.json, checkpoint manifest,
+SLURM job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class DataRecord(TypedDict, total=False):
-    """data.json: the prepared text (training.data.prepare.PreparedCorpus) and the length that
-    follows from it."""
+    """data.json: the prepared text (training.data.prepare.PreparedCorpus) and the resulting length
+    of the training."""
 
-    failed: int  # exit code: nothing was prepared, and the rest is missing
+    failed: int  # exit code of a failed preparation; the other fields are missing
     folder: str
     name: str
     documents: int
@@ -34,7 +34,7 @@ class DataRecord(TypedDict, total=False):
 
 
 class ProcessRecord(TypedDict):
-    rank: int | None  # None: torchrun, which has ranks of its own
+    rank: int | None  # None: torchrun, which starts the ranks
     pid: int
 
 
@@ -48,14 +48,14 @@ class SupervisorRecord(TypedDict, total=False):
 
 
 class SummaryRecord(TypedDict):
-    """summary.json of a training that has come to its end or was stopped on request; beside it
+    """summary.json of a training that finished or was stopped on request; in addition
     val_NAME_first and val_NAME_last of each score."""
 
     status: SummaryStatus
     exit_code: int
     time: float  # unix s
     seconds: float  # since begun_at
-    begun_at: int  # step that this start began after
+    begun_at: int  # last step before this start
     steps: int
     tokens: NotRequired[int]
     samples: NotRequired[int]
@@ -69,9 +69,9 @@ class SummaryRecord(TypedDict):
     samples_per_s: NotRequired[float]
     step_ms: float  # median
     mfu: float | None  # median, 0 to 1
-    memory_bytes: int | None  # the most of any rank
-    checkpoint: str  # its folder
-    sample: str | None  # text
+    memory_bytes: int | None  # maximum over ranks
+    checkpoint: str  # folder
+    sample: str | None  # generated text
     restarts: NotRequired[list[RestartFacts]]
     val_bpb_first: NotRequired[float]  # bits per byte
     val_bpb_last: NotRequired[float]
@@ -87,38 +87,38 @@ class ScriptSummary(TypedDict):
 
 
 class ManifestRecord(TypedDict, total=False):
-    """manifest.json of a checkpoint: what it belongs to, and how to prove it whole."""
+    """manifest.json of a checkpoint: position, model, data and checksums."""
 
     format: int
     step: int
     epoch: int  # from 0
-    used: int  # sequences of this epoch that all ranks together have used
+    used: int  # sequences of this epoch used by all ranks together
     tokens: int
-    shape: dict[str, Any]  # of the model, by the task: what a resume compares
+    shape: dict[str, Any]  # of the model, task-specific; compared on resume
     optimizer: str
     world_size: int
-    data: Any  # of the task: what it was trained on; gpt's is {folder, tokens_sha256}
+    data: Any  # training data, task-specific; gpt: {folder, tokens_sha256}
     tokenizer: str | None
-    task: str  # missing in a checkpoint from before there were several: gpt
+    task: str  # missing in checkpoints that predate tasks: gpt
     run: str
     bytes: int  # of state.pt
     sha256: str
-    own_sha256: str  # of everything else here
+    own_sha256: str  # of all other fields
 
 
 class JobStart(TypedDict):
     job: str
     start: int  # from 1
     time: float  # unix s
-    step: int  # saved before
+    step: int  # last one saved before
     nodes: int
 
 
 class CodeRecord(TypedDict):
-    """The frozen copy of the code."""
+    """The frozen copy of the code of a SLURM job."""
 
     revision: str | None
-    changed: bool | None  # more than that revision
+    changed: bool | None  # differs from the revision
     files: int
     left_out: list[str]
     sentence: str
@@ -142,7 +142,7 @@ class JobRecord(TypedDict):
 
 
 class NotificationRecord(TypedDict):
-    """What the command of --notify gets on its standard input: nothing in it is secret."""
+    """The standard input of the --notify command, without secrets."""
 
     name: str
     status: NotifyStatus
@@ -155,7 +155,7 @@ class NotificationRecord(TypedDict):
     steps: int | None
     loss: float | None
     eval: dict[str, float] | None  # val_NAME
-    seconds: float  # since it was planned
+    seconds: float  # since the run was planned
     restarts: int
     host: str
     run_dir: str | None

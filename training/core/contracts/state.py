@@ -1,4 +1,4 @@
-"""A run, or a log, at one moment: the object that `monitor --json` prints and every screen shows.
+"""State of a run or a log at one moment, printed by `monitor --json` and shown on every screen.
 None: unknown."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class RunFacts(TypedDict):
     kind: Literal["run", "log"]
-    source: str | None  # the framework whose lines are read, of a log and of a script
+    source: str | None  # of a log and of a script: the framework whose log lines are parsed
     name: str
     dir: str | None
     script: str | None  # entry script
@@ -23,7 +23,7 @@ class RunFacts(TypedDict):
     device: str | None
     precision: str | None
     state: RunStatus
-    reason: str | None  # where the state is not plain
+    reason: str | None  # explanation of an unclear state
     exit_code: int | None
     restarts: int
     warnings: int
@@ -34,7 +34,7 @@ class RunFacts(TypedDict):
 
 
 class ProgressState(TypedDict):
-    scope: NotRequired[Literal["epoch", "run"]]  # of a log: what steps and times are those of
+    scope: NotRequired[Literal["epoch", "run"]]  # of a log: what steps and times refer to
     step: int | None
     total_steps: int | None
     percent: float | None  # 0 to 100
@@ -45,7 +45,7 @@ class ProgressState(TypedDict):
 
 
 class EvaluationState(TypedDict):
-    """The figure that evaluations are compared by."""
+    """The metric that evaluations are compared by."""
 
     eval_name: str | None
     eval_unit: str | None
@@ -55,7 +55,7 @@ class EvaluationState(TypedDict):
 
 
 class LogTraining(EvaluationState):
-    """What a log and a run's own records both tell."""
+    """Metrics available from a log and from the records of a run."""
 
     loss: float | None
     loss_unit: str | None
@@ -70,7 +70,7 @@ class LogTraining(EvaluationState):
     samples_per_s: NotRequired[float | None]
     tokens_per_s_of: NotRequired[Literal["device", "run"] | None]  # of a log
     mfu: float | None  # 0 to 1
-    memory_bytes: float | None  # the most of any rank
+    memory_bytes: float | None  # maximum over ranks
     step_ms_median: float | None
     step_ms_p95: float | None
     steps_measured: int  # of this start
@@ -82,8 +82,8 @@ class TrainingState(LogTraining):
 
 
 class CurveState(TypedDict):
-    over: NotRequired[str]  # of a log: what the points count, where no step is known
-    points: list[dict[str, float]]  # step, and loss or the speed
+    over: NotRequired[str]  # of a log without steps: the unit of the x-axis
+    points: list[dict[str, float]]  # step, and loss or speed
 
 
 class RankState(TypedDict):
@@ -93,10 +93,10 @@ class RankState(TypedDict):
     epoch: int | None
     step: int | None
     phase: str | None
-    doing: str | None  # phase and step, for people
+    doing: str | None  # phase and step as text
     beat_age_s: float | None
     beat_unix_s: float | None
-    late: NotRequired[bool]  # this and the next two are added once the run is judged
+    late: NotRequired[bool]  # this and the next two are added after the analysis of the run
     compute_ms_median: NotRequired[float | None]
     memory_bytes: NotRequired[float | None]
 
@@ -166,7 +166,7 @@ class DeviceFacts(TypedDict):
 
 
 class GpuTable(TypedDict):
-    """What the table of GPUs needs of a state."""
+    """The part of a state that the GPU table needs."""
 
     gpus: list[GpuState]
     gpus_reason: str
@@ -175,7 +175,7 @@ class GpuTable(TypedDict):
 
 
 class MachineState(TypedDict):
-    """What the states of a run and of all runs share."""
+    """Fields common to the state of a run and of all runs."""
 
     schema_version: int  # training.monitor.state.SCHEMA_VERSION
     time_unix_s: float
@@ -185,7 +185,7 @@ class MachineState(TypedDict):
 
 
 class FiguresState(TypedDict):
-    """What a run has recorded of its training, or what is read from a log."""
+    """Metrics recorded by a run or parsed from a log."""
 
     progress: ProgressState
     training: TrainingState
@@ -202,9 +202,9 @@ class RunState(MachineState, FiguresState):
     warnings: list[WarningState]
     log: LogState
     checkpoint: CheckpointState | None
-    summary: dict[str, Any] | None  # summary.json as it is: any version may have written it
-    failure: dict[str, Any] | None  # failure.json as it is
-    alerts: list[AlertState]  # follow from all the rest
+    summary: dict[str, Any] | None  # summary.json of any version, unchanged
+    failure: dict[str, Any] | None  # failure.json of any version, unchanged
+    alerts: list[AlertState]  # derived from the other fields
 
 
 @final
@@ -216,7 +216,7 @@ class RunsState(MachineState):
 
 
 class HealthRow(TypedDict):
-    """A rank, as `inspect` shows it; of a run that has ended only what is required."""
+    """A rank, as shown by `inspect`; a run that has ended has only the required fields."""
 
     rank: int
     pid: int | None
@@ -227,10 +227,10 @@ class HealthRow(TypedDict):
     here: NotRequired[bool]  # on this machine
     state: NotRequired[str | None]  # of its process
     phase_s: NotRequired[float | None]
-    step_before: NotRequired[int | None]  # at the first of two looks
+    step_before: NotRequired[int | None]  # in the first of two samples
     where: NotRequired[str | None]  # file:line
     waits_in: NotRequired[str | None]  # collective
-    collectives_before: NotRequired[int | None]  # calls so far, at the first of two looks
+    collectives_before: NotRequired[int | None]  # calls so far, in the first of two samples
     collectives: NotRequired[int | None]
     cpu: NotRequired[float | None]  # cores
     gpu: NotRequired[int | None]  # index
@@ -253,7 +253,7 @@ class HealthRun(TypedDict):
 
 
 class HealthRecord(TypedDict):
-    """What `inspect --json` prints."""
+    """The output of `inspect --json`."""
 
     schema_version: int
     time_unix_s: float
@@ -274,7 +274,7 @@ class WorkerState(TypedDict):
 
 
 class AttachedRank(TypedDict):
-    """A rank, as `attach` has seen it from outside."""
+    """A rank as observed from outside by `attach`."""
 
     rank: int
     pid: int
@@ -287,9 +287,9 @@ class AttachedRank(TypedDict):
     waits_in: str | None  # collective
     moves: bool  # its stack has changed
     holds_gil: bool
-    kernel: str | None  # what it waits for there
+    kernel: str | None  # kernel function that it waits in
     cpu: float  # cores
     workers: list[WorkerState]  # Python children
     workers_cpu: float  # cores
     stack: list[str]
-    problem: str | None  # why there is no stack
+    problem: str | None  # reason for a missing stack

@@ -1,4 +1,4 @@
-"""What is judged of stuck or failed ranks: hangs/<time>/verdict.json, ranks/rank<r>.error.json,
+"""Records of stuck or failed ranks: hangs/<time>/verdict.json, ranks/rank<r>.error.json,
 failure.json."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class VerdictRecord(TypedDict):
-    """verdict.json beside the stacks of all ranks: a watch has found that nobody makes progress."""
+    """verdict.json: the verdict of a watchdog on a hang, stored with the stacks of all ranks."""
 
     kind: HangKind
     rank: int | None  # the guilty one; None: no single rank
-    where: str | None  # file:line of its own code
-    phase: str | None  # of a training by heartbeats: what it was doing
-    text: str  # one line, for people
+    where: str | None  # file:line of the user's code
+    phase: str | None  # by the heartbeat of a training
+    text: str  # one line of text
     since_s: float
     waiting: dict[str, str]  # the other ranks → where they wait
 
@@ -29,43 +29,43 @@ class ChainedError(TypedDict):
 
 
 class ReportedError(ChainedError):
-    """An exception, and what it followed from."""
+    """An exception and its causes."""
 
-    before: NotRequired[list[ChainedError]]  # of a script
+    before: NotRequired[list[ChainedError]]  # only in a script
 
 
 class RankErrorRecord(ReportedError):
-    """ranks/rank<r>.error.json: the exception that ended a rank, by the rank itself
-    (training.trainer.error_file, lib/run_script.py). `type` is SystemExit where a script left by
+    """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
+    (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
     sys.exit."""
 
     rank: int
-    guilty_rank: int  # what another rank did can be noticed here
+    guilty_rank: int  # another rank if this one only noticed its failure
     time: float  # unix s
-    where: str  # file:line of the user's own code; '' unknown
+    where: str  # file:line of the user's code; '' unknown
     code: str | None  # that line
     phase: str | None
     disk_full: bool
     traceback: list[str]
-    stopped: NotRequired[str]  # of a run that stops itself: what it has said
+    stopped: NotRequired[str]  # message of a run that stopped itself
 
 
 class EndedRecord(TypedDict):
-    """ranks/rank<r>.ended: a script came to its end."""
+    """ranks/rank<r>.ended: a script has finished, or called sys.exit with 0, 75 or 130."""
 
     time: float  # unix s
-    where: str  # file:line of a sys.exit(0); ''
+    where: str  # file:line of the sys.exit; ''
+    status: NotRequired[int]  # 0 where an earlier version wrote the record
 
 
 class EndRecord(TypedDict):
-    """How a run has ended, as far as its summary or its failure tells."""
+    """The end of a run, from its summary or failure."""
 
-    # id of the catalogue (training.diagnose.signatures), 'unknown', 'exception', 'exit_status',
-    # 'none'
+    # catalogue ID (training.diagnose.signatures), 'unknown', 'exception', 'exit_status' or 'none'
     cause: str
     kind: FailureKind
     rank: int | None  # the guilty one
-    status: int  # of the guilty process: exit status, or minus the signal
+    status: int  # exit status of the guilty process, or minus the signal number
     summary: str  # one line
     where: str | None  # file:line
     evidence: list[str]
@@ -73,28 +73,28 @@ class EndRecord(TypedDict):
 
 
 class FailureRecord(EndRecord):
-    """failure.json: how a start has failed, or that it was stopped at once; the card that a person
-    reads is drawn from it."""
+    """failure.json: the failure of a start, or its immediate stop on request; source of the
+    failure card."""
 
-    node: NotRequired[int]  # machine, where it was another one, or one of several
-    victim: bool  # the rank only lost another one
-    step: int  # that had been begun; 0 before the first
+    node: NotRequired[int]  # index of the machine, if it is another one or one of several
+    victim: bool  # the rank only lost its connection to another one
+    step: int  # last one begun; 0 before the first
     phase: str | None
-    phases: dict[str, str]  # rank → what it was doing
+    phases: dict[str, str]  # rank → its phase
     since_s: float | None  # of a hang
     waiting: dict[str, str]  # of a hang: rank → where it waits
     exit_code: int  # of the launcher, 0 to 255
     log: str
-    torn_down: bool  # a script had done its work
+    torn_down: bool  # a script had finished its work
     time: float  # unix s
-    advice: NotRequired[list[str]]  # added last, from the rest
+    advice: NotRequired[list[str]]  # derived from the other fields
 
 
 class DiagnosisRecord(TypedDict):
-    """What `diagnose --json` prints."""
+    """The output of `diagnose --json`."""
 
     schema_version: int  # training.diagnose.result.SCHEMA_VERSION
-    cause: str  # id of the catalogue
+    cause: str  # catalogue ID
     rank: int | None
     line: int | None  # number in `file`, from 1
     evidence: str
@@ -105,7 +105,7 @@ class DiagnosisRecord(TypedDict):
     title: str
     file: str | None
     where: str | None  # file:line
-    lines: list[str]  # the proof
-    signature: str | None  # its id
-    source: str  # what the catalogue cites
-    run: str | None  # its directory
+    lines: list[str]  # evidence in the log
+    signature: str | None  # signature ID
+    source: str  # cited by the catalogue
+    run: str | None  # run directory

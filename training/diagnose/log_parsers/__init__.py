@@ -1,11 +1,9 @@
-"""A log that no launcher of ours made: what its lines tell of a training, shown like a run. No
-torch here.
+"""Training metrics from logs of any program, in the form that a Duet run has. No torch.
 
-log_tail       lines of a growing file of any size and encoding: all that is new, or a sample and
-               the end
+log_tail       new lines of a growing file of any size and encoding: all, or a sample and the end
 progress_bars  progress bars: tqdm, rich, Keras
-line_parser    one line → the figures in it, and which framework prints such lines
+line_parser    one line → its metrics and the framework that prints such lines
 aggregator     many lines → last values, speed, evaluations, the loss curve
-end_detection  what the end of a log says: finished, failed, or nothing
-log_metrics    what was told so far, of one log or of a script's ranks
+end_detection  outcome from the end of a log: finished, failed, or unknown
+log_metrics    metrics of one log, or of a user script's ranks
 """

@@ -1,5 +1,5 @@
 """Many lines of a log → last values, speed, evaluations, the loss curve; the counterpart of
-history.History."""
+history.History for logs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from training.diagnose.log_parsers.metric_names import BAR, unit_of
 if TYPE_CHECKING:
     from training.core.contracts.state import EvaluationState, LogTraining
 
-TOLD = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
-KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last one that any line told
+LOGGED = ("time", "loss", "lr", "grad_norm", "step_ms", "mfu", *SPEEDS.values())
+KEPT = ("lr", "grad_norm", "tokens", "mfu", "memory_bytes")  # the last value of any line
 BETTER_HIGH = (*HIGHER_IS_BETTER, "core", "f1", "bleu", "auc", "iou", "map", "reward")
 BETTER_LOW = ("loss", "bpb", "ppl", "perplexity", "wer", "cer", "mse", "mae", "rmse", "fid")
 EVALUATIONS = 4096
-PER_DEVICE = ("torchtitan",)  # tokens/s of these are those of one GPU
+PER_DEVICE = ("torchtitan",)  # frameworks that log tokens/s per GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class LogAggregator:
         self.epoch: float | None = None
         self.epochs: int | None = None
         self.total: int | None = None
-        self.within_epoch = False  # steps begin anew in every epoch
+        self.within_epoch = False  # step counts restart in every epoch
         self.newest_offset = -1
-        self._epoch_size = 1  # steps, as far as seen
-        self._first_epoch = 1  # most count from 1; those that count from 0 show it
-        self._kept: Record = {}  # the newest value of each figure
+        self._epoch_size = 1  # steps seen so far
+        self._first_epoch = 1  # or 0, once an epoch 0 was seen
+        self._kept: Record = {}  # the newest value of each metric
         self._sources: Counter[str] = Counter()
         self._rank, self._rank_has_loss = 0, False
         self._pending: LogRecord | None = None
-        self._lines_with_step = False  # then a bar without a loss counts something else
+        self._lines_with_step = False  # if so, a bar without a loss counts something else
         self._curve: list[Point] = []
         self._evaluations: deque[tuple[int | None, dict[str, float]]] = deque(maxlen=EVALUATIONS)
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
@@ -84,8 +84,7 @@ class LogAggregator:
         if fact.source:
             self._sources[fact.source] += 1
         self.newest_offset = fact.offset
-        # Hugging Face's figures have no step; the bar that is painted again right after them has
-        # it.
+        # Hugging Face's metrics have no step; the bar redrawn right after them has it.
         if fact.step is None and (fact.loss is not None or fact.scores) and fact.epoch is not None:
             self._settle()
             self._pending = fact
@@ -98,7 +97,7 @@ class LogAggregator:
         self._record(fact)
 
     def gap(self) -> None:
-        """What follows does not stand right after what came before."""
+        """Marks a gap in the log: the next lines do not follow the previous ones directly."""
         self._settle()
 
     def _settle(self) -> None:
@@ -107,10 +106,11 @@ class LogAggregator:
             self._record(fact)
 
     def _counts(self, fact: LogRecord) -> bool:
-        """Of several ranks one counts: 0 where it tells a loss, else the first that does."""
-        rank, told = fact.rank or 0, fact.loss is not None
-        if told and rank != self._rank and (not self._rank_has_loss or rank == 0):
-            total, epochs = self.total, self.epochs  # those of the run, whoever told them
+        """Whether the record's rank is the one that counts: rank 0 if it logs a loss, else the
+        first that does."""
+        rank, has_loss = fact.rank or 0, fact.loss is not None
+        if has_loss and rank != self._rank and (not self._rank_has_loss or rank == 0):
+            total, epochs = self.total, self.epochs  # of the run, from any rank
             self.clear()
             self._rank, self.total, self.epochs = rank, total, epochs
         if rank != self._rank:
@@ -119,10 +119,10 @@ class LogAggregator:
                     fact.memory_bytes, self._kept.get("memory_bytes", 0)
                 )
             return False
-        self._rank_has_loss |= told
-        if fact.bar and not told and not fact.scores and self._lines_with_step:
+        self._rank_has_loss |= has_loss
+        if fact.bar and not has_loss and not fact.scores and self._lines_with_step:
             return False
-        self._lines_with_step |= told and fact.step is not None and not fact.bar
+        self._lines_with_step |= has_loss and fact.step is not None and not fact.bar
         return True
 
     def _take(self, fact: LogRecord) -> None:
@@ -152,8 +152,8 @@ class LogAggregator:
             self._curve.append(Point(fact.offset, self._epoch_of(fact), fact.step, fact.loss, fact))
             if len(self._curve) > CURVE_POINTS:
                 self._thin()
-        # A bar repeats the last evaluation on and on, also on a line of its own when it is broken
-        # in two.
+        # A bar keeps repeating the last evaluation, also on a separate line if it is broken in
+        # two.
         again = (
             (fact.bar or fact.step is None)
             and self._evaluations
@@ -164,8 +164,8 @@ class LogAggregator:
             self._evaluations.append((self._place(self._epoch_of(at), at.step), fact.scores))
 
     def _thin(self) -> None:
-        """The last point of each of equal stretches of the file: where only a sample was read, all
-        of it stays."""
+        """Keeps the last point of each equal section of the file, and all points of a sampled
+        part."""
         first, span = self._curve[0].offset, max(1, self._curve[-1].offset - self._curve[0].offset)
         self._curve = list(
             {
@@ -178,10 +178,11 @@ class LogAggregator:
         return int(epoch or 0)
 
     def _advance(self, fact: LogRecord) -> None:
-        """A run that was started again repeats steps: what it overtakes is forgotten."""
+        """Moves to the record's step. A restarted run repeats steps: their old points are
+        dropped."""
         step, last = fact.step or 0, self.last
         self.within_epoch |= fact.whole_epoch
-        if fact.epoch is not None:  # an epoch that began before the log is none to count from
+        if fact.epoch is not None:  # min: the log may start at a later epoch
             self._first_epoch = min(
                 self._first_epoch, 0 if fact.source == "Lightning" else int(fact.epoch)
             )
@@ -207,16 +208,16 @@ class LogAggregator:
         if fact.time is not None:
             self._times.append((fact.time, self._place(self._epoch_of(fact), step) or 0))
 
-    # -- telling
+    # -- results
 
     @property
     def source(self) -> str | None:
-        """The framework whose lines these are; a bar alone says little."""
+        """The framework of most lines; BAR only without a better match."""
         named = [(count, name) for name, count in self._sources.items() if name != BAR]
         return max(named)[1] if named else BAR if self._sources else None
 
     def _place(self, epoch: int, step: int | None) -> int | None:
-        """A step counted over all epochs."""
+        """Step counted over all epochs."""
         return (
             step
             if step is None or not self.within_epoch
@@ -224,7 +225,7 @@ class LogAggregator:
         )
 
     def curve(self, points: int) -> tuple[str, list[tuple[int, float]]]:
-        """(what it is drawn over, points). Without any step in the log, over the place in the
+        """(name of the x-axis, points). Without any step in the log, x is the place in the
         file."""
         if all(point.step is None for point in self._curve):
             losses = [(point.offset, point.loss) for point in self._curve]
@@ -235,15 +236,17 @@ class LogAggregator:
         return "step", thin([(step, loss) for step, loss in steps if step is not None], points)
 
     def records(self) -> list[Record]:
-        """What was told of each step and by each evaluation, as records of metrics.jsonl; `time` as
-        the lines tell it."""
+        """Metrics of each step and each evaluation, as records of metrics.jsonl; `time` as
+        logged."""
         out: list[Record] = []
         for point in self._curve:
             if (step := self._place(point.epoch, point.step)) is not None:
-                told = {
-                    name: value for name in TOLD if (value := getattr(point.fact, name)) is not None
+                known = {
+                    name: value
+                    for name in LOGGED
+                    if (value := getattr(point.fact, name)) is not None
                 }
-                out.append({"step": step, **told})
+                out.append({"step": step, **known})
         for place, scores in self._evaluations:
             if place is not None:
                 out.append(
@@ -270,8 +273,8 @@ class LogAggregator:
         return usual / 1000 if usual is not None else None
 
     def interval_s(self) -> float | None:
-        """How long it usually takes from one line of progress to the next: by their own times, else
-        by the time of a step."""
+        """Median seconds between progress lines: from their timestamps, else from the step
+        time."""
         if self._intervals or not self._strides:
             return median(sorted(self._intervals))
         pace, stride = self.seconds_per_step(), median(sorted(map(float, self._strides)))
@@ -316,14 +319,14 @@ class LogAggregator:
             "tokens_per_s": median(sorted(self._speeds["tokens_per_s"])),
             "samples_per_s": median(sorted(self._speeds["samples_per_s"])),
             "tokens_per_s_of": None
-            if not self._told_tokens
+            if not self._has_tokens
             else "device"
             if self.source in PER_DEVICE
             else "run",
             "mfu": self._kept.get("mfu"),
             "memory_bytes": self._kept.get("memory_bytes"),
             "step_ms_median": median(times),
-            # What a bar tells is smoothed already.
+            # Rates of a bar are already smoothed.
             "step_ms_p95": None if bar else percentile(times, 95),
             "steps_measured": 0,
             "told_every_s": self.interval_s(),
@@ -336,16 +339,15 @@ class LogAggregator:
             BITS
             if self._bits
             else unit_of(self.source)
-            or (NATS if self.source == "Duet" and self._told_tokens else None)
+            or (NATS if self.source == "Duet" and self._has_tokens else None)
         )
 
     @property
-    def _told_tokens(self) -> bool:
+    def _has_tokens(self) -> bool:
         return bool(self._speeds[SPEEDS[TOKENS]])
 
     def _evaluation(self) -> EvaluationState:
-        """The figure that evaluations are compared by; the best one only where it is known which
-        one that is."""
+        """The metric that ranks evaluations; a best value only if its direction is known."""
         evaluations = [
             *self._evaluations,
             *([(None, self._pending.scores)] if self._pending else []),

@@ -1,5 +1,5 @@
-"""What the end of a log says: that training finished, or that it failed and of what. Only the end
-is looked at, so it is cheap; `./duet diagnose` reads the whole of it."""
+"""Outcome of a training from the end of its log: finished, or failed with a reason. Cheap: it reads
+only the end; `./duet diagnose` reads all of the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.diagnose.log_parsers import line_parser
 
 FINISHED, FAILED = "finished", "failed"
 SHOWN = 300  # characters of an exception
-# How frameworks end, beyond what training.diagnose.progress_marks knows.
+# Regular ends of frameworks, in addition to training.diagnose.progress_marks.
 _FINISHED = re.compile(
     r"\{'train_runtime': |^Total training time: |\bEnd of training\b|\[after training is "
     r"done\]|\bTraining completed?\b"
@@ -27,11 +27,11 @@ _DEATH = re.compile(
     re.I,
 )
 _LAUNCHER = ("ChildFailedError", "ProcessExitedException", "SignalException", "CalledProcessError")
-GOES_ON = 3  # so many lines of progress after a failure: it was none
+GOES_ON = 3  # progress lines after an apparent failure that refute it
 
 
 def read(end: str) -> tuple[str | None, str | None]:
-    """(FINISHED, FAILED or None; the last exception or what else says why)."""
+    """(FINISHED, FAILED or None; the last exception or another reason)."""
     segments = [s for s in re.split(r"[\r\n]+", end) if s.strip()]
     read_lines = []
     for number, raw in enumerate(segments):
@@ -60,7 +60,7 @@ def _last(found: list[LogLine], fits: Callable[[str], bool]) -> int:
 
 
 def _steps_after(found: list[LogLine], place: int) -> int:
-    """Lines after it that tell progress; a bar at its end is painted again by many a program."""
+    """Progress lines after it. A complete bar does not count: many programs redraw it."""
     facts = (line_parser.parse(one.raw) for one in found[place + 1 :])
     return sum(1 for fact in facts if fact and fact.tells and not fact.complete and not fact.scores)
 
@@ -74,7 +74,7 @@ def _failure(found: list[LogLine]) -> tuple[str | None, int]:
         return None, -1
     if causes:
         cause = causes[-1]
-        said = f"{cause.type}: {cause.text}" if cause.text else cause.type
+        message = f"{cause.type}: {cause.text}" if cause.text else cause.type
         where = f"rank {cause.rank}: " if cause.rank is not None else ""
-        return (where + said.strip())[:SHOWN], place
+        return (where + message.strip())[:SHOWN], place
     return found[death].text.strip()[:SHOWN], place

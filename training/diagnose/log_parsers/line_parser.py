@@ -1,5 +1,4 @@
-"""One line of somebody's training log → the figures in it. A figure that the line does not tell
-stays None."""
+"""One line of a training log → its metrics. A metric that the line does not contain is None."""
 
 from __future__ import annotations
 
@@ -12,10 +11,9 @@ from training.diagnose import log_line as prefixes
 from training.diagnose.log_parsers import progress_bars
 from training.diagnose.log_parsers.metric_names import BAR, FIELD, LOSSES, source_of
 
-LONG = 1000  # characters; of a longer line only the beginning is looked at
+LONG = 1000  # characters of a line that are parsed
 GIB = 1 << 30
-# Nothing else is worth a closer look. Every line that tells progress has a digit after one of
-# these.
+# Quick filter: every progress line has a digit after one of these.
 HINT = re.compile(
     r"loss|step|iter|epoch|bpb|psnr|\d%\||it/s|s/it|it \[|l_[a-z]+:|━|损失|memory"
     r"|train_runtime|acc",
@@ -30,7 +28,7 @@ _NUMBER = (
 )
 # `loss: 2.31`, `'loss': '2.31'`, `train loss 2.1`, `lr=[1e-05`, `elapsed time per iteration (ms):
 # 120.5`, `iteration  100/ 1000`
-_WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # of a name; these are values
+_WORDS = r"(?: (?!(?i:nan|inf|infinity)\b)[A-Za-z]+){0,3}"  # more words of a name; nan is a value
 _PAIR = re.compile(
     rf"(?<![\w/.@-])(?P<key>[A-Za-z_][\w/.@-]*{_WORDS}(?: ?\((?:ms|s|data|MB|GB)\))?)['\"]?(?: "
     rf"*[:=] *|\s+)['\"\[(]{{0,2}} *"
@@ -49,10 +47,10 @@ _MEGATRON_MEMORY = re.compile(r"^\(after \d+ iterations\) memory \(MB\) .*max re
 _OWN_EVAL = re.compile(rf"Validation: ({_NUMBER}) (bits/byte|bits per byte|dB)")
 _OWN_BITS = re.compile(rf"Loss: (?:{_NUMBER}) bits/byte")
 # `Loss       0.0523 → 0.0041; validation psnr 27.1 → 29.8 dB`, see training.trainer.summary
-_LAST_WORDS = re.compile(r"Loss  \S+ → ")
+_SUMMARY = re.compile(r"Loss  \S+ → ")
 # `Validation: acc 0.9123, wer 0.2`, `Validation: PSNR 29.81 dB (+1.20 over the input), SSIM 0.9123`
 _OWN_SCORES = re.compile(rf"(?:Validation:|,) (\w+) ({_NUMBER})(?: dB)?(?: \([^()]*\))?(?=,|$)")
-# a task may have a word of its own for its samples
+# a task may have another name for its samples
 _OWN_RATE = re.compile(r", (\d[\d.]*) (?!tokens)\w+/s$")
 _PERCENT = re.compile(r"step \d+ \(([\d.]+)%\)", re.I)
 _ETA = re.compile(r"\beta: *((?:\d+ days?, )?\d+:\d\d(?::\d\d)?)")
@@ -85,11 +83,11 @@ _BYTES = {
 
 @dataclass
 class LogRecord:
-    """What one line tells."""
+    """Metrics of one line."""
 
     offset: int = 0
     rank: int | None = None
-    time: float | None = None  # as the line tells, good for differences only
+    time: float | None = None  # timestamp of the line, for differences only
     source: str | None = None
     step: int | None = None
     total: int | None = None
@@ -107,24 +105,24 @@ class LogRecord:
     memory_bytes: int | None = None
     elapsed_s: float | None = None
     eta_s: float | None = None
-    percent: float | None = None  # where the line tells it beside the step
+    percent: float | None = None  # if given beside the step
     scores: dict[str, float] = field(default_factory=dict)  # of an evaluation
     bar: bool = False
-    whole_epoch: bool = False  # step and total count within an epoch
+    whole_epoch: bool = False  # step and total are counted within an epoch
 
     @property
     def tells(self) -> bool:
-        """Whether it tells how far training is."""
+        """Whether it shows the progress of the training."""
         return self.step is not None or self.loss is not None or bool(self.scores)
 
     @property
     def complete(self) -> bool:
-        """A bar at its end, which is painted again and again."""
+        """Whether it is a bar at its end, which programs redraw repeatedly."""
         return self.bar and self.total is not None and self.step == self.total
 
 
 def columns(start: str) -> list[str]:
-    """The names in the first line of a .csv of figures; empty for any other log."""
+    """Column names in the first line of a .csv of metrics; empty for any other log."""
     names = [name.strip().strip('"') for name in start.lstrip().split("\n", 1)[0].split(",")]
     known = {_field(name.lower()) for name in names}
     return (
@@ -138,7 +136,7 @@ def columns(start: str) -> list[str]:
 
 
 def of_row(row: str, names: list[str]) -> str:
-    """A row of a .csv as any other line; what is no row of it stays as it is."""
+    """A row of a .csv in the form `name: value, …`; any other line unchanged."""
     values = row.split(",")
     return (
         ", ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True) if v)
@@ -148,7 +146,7 @@ def of_row(row: str, names: list[str]) -> str:
 
 
 def parse(raw: str, offset: int = 0) -> LogRecord | None:
-    """None: the line tells nothing of a training's progress."""
+    """Metrics of a line; None without any."""
     if not HINT.search(raw):
         return None
     nested = raw.rstrip().endswith(progress_bars.NESTED)
@@ -156,15 +154,15 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
     text, rank = prefixes.split(_GAP.sub("  ", plain[:LONG]).strip())
     text = text.strip()
     if bar := progress_bars.find(text):
-        # A dict of Hugging Face's and a bar never share a segment; what stands beside a bar is read
-        # like any other text.
+        # A Hugging Face dict and a bar never share a segment; text beside a bar is parsed like any
+        # other.
         return None if bar.other or nested else _of_bar(text, bar, LogRecord(offset, rank))
     fact = LogRecord(offset, rank)
     _stamp(plain, fact)
     text = _TIMESTAMP.sub("", text)
     fact.source = source_of(text)
-    # its loss is the mean of all steps; that of the first step and the last one
-    if "'train_runtime'" in text or _LAST_WORDS.match(text):
+    # the loss here is the mean of all steps, or those of the first and the last step
+    if "'train_runtime'" in text or _SUMMARY.match(text):
         return None
     if found := _MEGATRON_EVAL.search(text):
         fact.step = int(found[1]) if found[1] else None
@@ -179,7 +177,7 @@ def parse(raw: str, offset: int = 0) -> LogRecord | None:
 
 
 def _special(text: str, fact: LogRecord) -> None:
-    """What is no pair of a name and a number."""
+    """Metrics that are not a pair of name and number."""
     if fact.tokens_per_s is None and fact.samples_per_s is None and (found := _RATE.search(text)):
         setattr(fact, "tokens_per_s" if found[2] == "tok" else "samples_per_s", _float(found[1]))
     if fact.source == "Duet" and fact.samples_per_s is None and (found := _OWN_RATE.search(text)):
@@ -204,7 +202,7 @@ def _special(text: str, fact: LogRecord) -> None:
 
 
 _COLUMN = re.compile(r"[A-Za-z_][\w/ .@-]{0,60}")
-# What a logger puts before its message.
+# Prefix of a logger.
 _TIMESTAMP = re.compile(
     r"^\[?(?:\d{4}|\d\d)[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,:]\d+)?\]?(?: *:)? "
     r"*(?:(?:-|\[\w+\]|INFO|DEBUG|WARNING)[ :]*)*"
@@ -228,7 +226,7 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
     fact.epoch, fact.epochs = bar.epoch, bar.epochs
     fact.whole_epoch = bar.epoch is not None or bar.kind == "keras"
     fact.source = source_of(text) or (BAR if bar.kind == "tqdm" else None)
-    if bar.rest and bar.done:  # at 0 it shows what is left from the epoch before
+    if bar.rest and bar.done:  # at 0 it shows values of the previous epoch
         beside = LogRecord()
         _pairs(bar.rest, beside)
         fact.loss, fact.lr, fact.grad_norm, fact.scores = (
@@ -244,8 +242,8 @@ def _of_bar(text: str, bar: progress_bars.ProgressBar, fact: LogRecord) -> LogRe
 
 
 def _within_epoch(text: str, found: re.Match[str], fact: LogRecord) -> None:
-    """`Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005] Loss 6.9`: how far the
-    epoch is."""
+    """Progress within an epoch: `Train Epoch: 1 [640/60000 (1%)] Loss: 0.5`, `Epoch: [0][  10/5005]
+    Loss 6.9`."""
     at = _EPOCH_AT.search(text)
     if at and fact.loss is not None:
         fact.step, fact.total, fact.whole_epoch = int(found["done"]), int(found["of"]), True
@@ -282,8 +280,8 @@ def _pairs(text: str, fact: LogRecord) -> None:
 
 
 def _field(key: str) -> str | None:
-    """`INFO step`, `[GPU0] loss`, `train loss`: the name may have words before it that say
-    nothing."""
+    """Field of a name, with or without a meaningless first word: `INFO step`, `[GPU0] loss`,
+    `train loss`."""
     if key in FIELD:
         return FIELD[key]
     if key.endswith("total steps"):
@@ -332,7 +330,7 @@ def _count(fact: LogRecord, name: str, value: float, of: str | None) -> None:
 
 
 def _measure(fact: LogRecord, name: str, key: str, value: float, unit: str) -> None:
-    """Figures that mean nothing without their unit."""
+    """Metrics that need their unit."""
     unit = unit or (
         "ms" if key.endswith("(ms)") else "s" if key.endswith("(s)") or key == "time (data)" else ""
     )
@@ -349,7 +347,7 @@ def _measure(fact: LogRecord, name: str, key: str, value: float, unit: str) -> N
 
 
 def _float(text: str) -> float:
-    """NaN for what is no number."""
+    """NaN if `text` is not a number."""
     try:
         return float(text.replace(",", ""))
     except ValueError:

@@ -1,5 +1,4 @@
-"""The figures of a training that tells them in its log alone: of one log, and of a script that our
-launcher started."""
+"""Metrics of a training that only logs them: of one log, and of a user script under Duet."""
 
 from __future__ import annotations
 
@@ -17,21 +16,19 @@ if TYPE_CHECKING:
     from training.core.contracts.state import CurveState, ProgressState, TrainingState
 
 NEAR = 5  # segments from the end of the log
-ZONE_S = 900.0  # time zones are apart by quarters of an hour
+ZONE_S = 900.0  # time zones differ by multiples of 15 minutes
 
 
 class LogMetrics:
-    """Of one log; a look costs only what is new."""
+    """Metrics of one log; each read parses only new lines."""
 
     def __init__(self, log: Path) -> None:
         self.text, self.tally = LogText(log), LogAggregator()
         self._looked, self._newest = False, -1
-        self._last_step: float | None = (
-            None  # when the newest line of progress was seen to be written
-        )
+        self._last_step: float | None = None  # when the newest progress line was written
 
     def read(self, now: float) -> bool:
-        """Whether there is anything new, on a look that is not the first."""
+        """Whether the log has grown; False at the first read."""
         before, looked = self.text.size, self._looked
         fresh, pieces = self.text.read(now)
         if fresh:
@@ -45,8 +42,7 @@ class LogMetrics:
 
     @property
     def source(self) -> str | None:
-        """The framework that its lines tell; where only a bar is known, what it says around
-        them."""
+        """The framework of its lines; if only a bar is known, from the lines around it."""
         found = self.tally.source
         return (
             found
@@ -62,17 +58,17 @@ class LogMetrics:
         return {"over": over, "points": [{"step": s, "loss": v} for s, v in curve]}
 
     def records(self) -> list[Record]:
-        """Of steps and evaluations, as in metrics.jsonl; with times where all lines tell them."""
+        """Records of steps and evaluations, as in metrics.jsonl; with times if all lines have
+        them."""
         out = self.tally.records()
         times = [record.pop("time", None) for record in out if "loss" in record]
         if not times or None in times:
             return out
-        # Most lines tell no time zone: that is the one by which the last of them was written when
-        # the file was.
+        # Most lines have no time zone: the one that makes the last line's time match the file's.
         zone_s = ZONE_S * round((times[-1] - self.text.mtime) / ZONE_S)
-        told, at = iter(times), times[0]
-        for record in out:  # an evaluation was when the step before it was
-            at = next(told) if "loss" in record else at
+        logged, at = iter(times), times[0]
+        for record in out:  # an evaluation has the time of the step before it
+            at = next(logged) if "loss" in record else at
             record["time"] = at - zone_s
         return out
 
@@ -85,7 +81,7 @@ class LogMetrics:
         return {
             "scope": "epoch"
             if tally.within_epoch
-            else "run",  # what steps, time and time left are those of
+            else "run",  # scope of steps, elapsed time and ETA
             "step": step,
             "total_steps": total,
             "percent": percent,
@@ -98,25 +94,24 @@ class LogMetrics:
         }
 
     def _read_piece(self, piece: LogChunk) -> None:
-        """Of a place in the middle one line of progress is enough, with the bar that stands right
-        after it."""
+        """Adds a chunk; of a brief one only the first progress line and the bar right after it."""
         if piece.gap:
             self.tally.gap()
-        told, columns = False, line_parser.columns(self.text.start)
+        found, columns = False, line_parser.columns(self.text.start)
         for offset, raw in piece.segments:
             fact = line_parser.parse(line_parser.of_row(raw, columns) if columns else raw, offset)
             if fact is None:
                 continue
-            if piece.brief and told and not fact.bar:
+            if piece.brief and found and not fact.bar:
                 break
             self.tally.add(fact)
-            told |= fact.tells
-            if piece.brief and told and fact.bar:
+            found |= fact.tells
+            if piece.brief and found and fact.bar:
                 break
 
     def _note_last_step(self, pieces: list[LogChunk]) -> None:
-        """When the newest line of progress was written: now, when others came, or by the file's
-        time, when it stands at its end."""
+        """Notes when the newest progress line was written: the file's time, if the line is new
+        since the last read, or near the end at the first one."""
         newest, last = (
             self.tally.newest_offset,
             [offset for piece in pieces[-1:] for offset, _ in piece.segments][-NEAR:],
@@ -127,8 +122,8 @@ class LogMetrics:
 
 
 class ScriptFigures:
-    """Of somebody's own script under our launcher, which tells its figures in what its ranks print:
-    rank 0 as a rule, with some programs the last one, and with torchrun all of them in one file."""
+    """Metrics of a user script, from the output of its ranks: usually rank 0, in some programs the
+    last rank, and with torchrun all ranks in one file."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the ranks' logs."""
@@ -136,7 +131,7 @@ class ScriptFigures:
         self._logs: dict[Path, LogMetrics] = {}
 
     def read(self) -> LogMetrics | None:
-        """One look; None as long as no rank has told anything."""
+        """The first log with metrics; None until a rank has printed any."""
         for path in self._candidates():
             log = self._logs.setdefault(path, LogMetrics(path))
             log.read(time.time())

@@ -1,5 +1,5 @@
-"""The text of a growing log of any size and encoding: all that is new, or, where that is too much,
-a sample of it and the end."""
+"""New text of a growing log of any size and encoding: all of it, or, above WHOLE bytes, a sample
+and the end."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from typing import IO
 
 from training.diagnose.source import HEAD, LogSource, wide
 
-# More new bytes than WHOLE are not read line by line: a gigabyte must not delay the first screen.
+# More than WHOLE new bytes are sampled: a gigabyte must not delay the first screen.
 WHOLE, BEGIN, END = 1 << 20, 1 << 15, 1 << 18
 SAMPLES, WINDOW = 400, 1 << 12  # places, and bytes read at each
-ENDING, SHOWN = 1 << 15, 1 << 14  # bytes of the end: looked at for how it ended, shown
-QUIET_S = 2.0  # a line without its end that has not grown for so long is taken as it is
-BINARY = 0.05  # this share of characters that are in no text
-HOLE = 0.6  # more zeros than any text has, whatever its encoding
+ENDING, SHOWN = 1 << 15, 1 << 14  # bytes of the end: read for the outcome, shown
+QUIET_S = 2.0  # an incomplete line that has not grown for this time is parsed as it is
+BINARY = 0.05  # share of non-text characters in a binary file
+HOLE = 0.6  # share of zeros that no text has in any encoding
 GZIP = b"\x1f\x8b"
 _SEGMENT = re.compile(r"[^\r\n]+")
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Segments of consecutive lines (what stands between \\n or \\r), each with about its place in
-    the file."""
+    """Segments of consecutive lines (between \\n or \\r), each with its approximate offset in the
+    file."""
 
     segments: list[tuple[int, str]]
-    gap: bool  # what lies before it was left out
-    brief: bool = False  # one of many places in the middle
+    gap: bool  # text before it was skipped
+    brief: bool = False  # one of many samples in the middle
 
 
 class LogText:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.whole = True  # nothing was left out so far
+        self.whole = True  # nothing skipped so far
         self.there, self.binary = False, False
         self.size, self.mtime = 0, 0.0
-        self.end, self.start = "", ""  # of the log, at the last look
+        self.end, self.start = "", ""  # of the log, at the last read
         self._offset, self._file = 0, (-1, -1)
         self._encoding = "utf-8"
         self._unpacked: IO[bytes] | None = None
 
     def read(self, now: float) -> tuple[bool, list[LogChunk]]:
-        """(whether it is another file than before, or an emptied one; what is new). A file that is
-        gone has nothing new."""
+        """(whether the file was replaced or truncated; its new chunks). No chunks if the file is
+        gone."""
         try:
             with self.path.open("rb") as file:
                 return self._read(file, now)
@@ -115,10 +115,9 @@ class LogText:
         self._offset = begin + end
         segments = self._segments(data[:end], begin, cut=False)
         rest = data[end:]
-        if len(rest) > END:  # a line without an end: never twice the same
+        if len(rest) > END:  # an endless line: each part is read once
             self._offset = self.size
-        # The last state of a bar stands on a line that has no end yet. It is read again when it has
-        # one.
+        # The last state of a bar is on an incomplete line, which is read again when complete.
         if rest and (quiet or rest.rstrip().endswith((b"]", b"\x1b[A"))):
             segments += self._segments(rest, self._offset, cut=False)[-1:]
         yield LogChunk(segments, gap)
@@ -134,7 +133,7 @@ class LogText:
         return 2 if self._encoding.startswith("utf-16") else 1
 
     def _line_end(self, data: bytes, *, first: bool) -> int:
-        """Where the line after the first or last end of a line begins; 0: there is none."""
+        """Offset after the first or last line end; 0 without any."""
         width, places = self._width(), []
         for end in ("\n", "\r"):
             mark = end.encode(self._encoding)
@@ -154,14 +153,13 @@ class LogText:
         return [(begin + width * m.start(), m[0]) for m in _SEGMENT.finditer(self._decoded(data))]
 
     def _decoded(self, data: bytes) -> str:
-        # \0: a log that was emptied while its program went on writing at its old place begins with
-        # a hole.
+        # \0: a log truncated while its program kept writing at the old offset starts with a hole.
         return (
             codecs.decode(data, self._encoding, "replace").replace("\0", "").removeprefix("\ufeff")
         )
 
     def last_lines(self, count: int) -> list[str]:
-        """The end as a terminal would show it: of a line that overwrites itself, its last state."""
+        """The end as a terminal shows it: the last state of a line that overwrites itself."""
         if self.binary:
             return []
         shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in self.end[-SHOWN:].split("\n")]

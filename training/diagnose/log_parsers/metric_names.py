@@ -1,5 +1,4 @@
-"""What training programs call their figures, and how the lines of the known frameworks are told
-from each other."""
+"""Names of metrics in training logs, and patterns that identify the lines of known frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import re
 from training.core.metric_units import NATS
 
 BAR = "tqdm"  # any program may use it
-# The earlier name of a loss is preferred where a line has several.
+# If a line has several losses, the earlier name is preferred.
 NAMES = {
     "step": (
         "step",
@@ -105,7 +104,7 @@ NAMES = {
 }
 FIELD = {name: field for field, names in NAMES.items() for name in names}
 LOSSES = {name: place for place, name in enumerate(NAMES["loss"])}
-# Which framework prints such a line; the first that fits.
+# Framework that prints such a line; the first match counts.
 _SOURCES = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
@@ -129,7 +128,7 @@ _SOURCES = tuple(
         ("Keras", r"ms/step - |s/step - |=\] - .*loss: "),
     )
 )
-# What stands before or after the lines of progress.
+# Lines before or after the progress lines.
 _SIGNS = (
     (
         "Lightning",
@@ -143,7 +142,7 @@ _UNITS = {"nanochat": NATS, "nanoGPT": NATS, "Megatron": NATS}
 
 
 def unit_of(source: str | None) -> str | None:
-    """That of the loss, where the framework trains nothing but language models."""
+    """Unit of the loss, for frameworks that train only language models."""
     return _UNITS.get(source or "")
 
 

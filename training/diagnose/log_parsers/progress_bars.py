@@ -1,4 +1,4 @@
-"""Progress bars as they stand in logs: tqdm's, rich's (Lightning), Keras's."""
+"""Progress bars in logs: tqdm, rich (Lightning), Keras."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _EPOCH = re.compile(
     r"\b(?:epochs?|ep)\b\W{0,3}(?P<epoch>\d+)(?: *(?:/|of) *(?P<epochs>-?\d+))?", re.I
 )
 _OF_EPOCHS = re.compile(r"\W*(?:training )?epochs?\W*", re.I)
-# Bars of something else than training.
+# Bars of anything but training.
 _OTHER = re.compile(
     r"\b(?:val\w*|eval\w*|test\w*|sanity|predict\w*|sampl\w+|generat\w+|download\w*|upload\w*|fetch\w*|load\w*|resolv\w+|map|filter\w*|tokeniz\w*"
     r"|group\w*|sav\w+|writ\w+|cach\w+|extract\w*|scan\w*|pack\w*|process\w*|creat\w+|build\w*|convert\w*|prepar\w*|compil\w*|warm\w*|infer\w*"
     r"|shards?|index\w*|read\w*|comput\w*)\b",
     re.I,
 )
-NESTED = "\x1b[A"  # tqdm moves the cursor back up after a bar below another one
+NESTED = "\x1b[A"  # tqdm moves the cursor up again after a nested bar
 _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -53,13 +53,13 @@ class ProgressBar:
     epoch: int | None
     epochs: int | None
     of_epochs: bool  # it counts epochs, not steps
-    rest: str  # what the program writes beside it: `loss=0.1`
+    rest: str  # text beside the bar: `loss=0.1`
     kind: str  # "tqdm", "rich", "keras"
-    other: bool  # it counts something else than steps of training
+    other: bool  # it does not count training steps
 
 
 def find(text: str) -> ProgressBar | None:
-    """The last bar of a segment, which is the one that a terminal shows."""
+    """The last bar of a segment: the one that a terminal shows."""
     if "[" in text and "/" in text and (bars := list(_TQDM.finditer(text))):
         return _bar(bars[-1], "tqdm", bars[-1]["head"] or "")
     if rich := _RICH.search(text) if "━" in text or "╸" in text else None:
@@ -106,6 +106,6 @@ def seconds(text: str | None) -> float | None:
     if not found:
         return None
     days, first, second, last = (int(g) if g else 0 for g in found.groups())
-    # `12:05` has one colon: its first number are minutes.
+    # `12:05` has one colon: its first number is minutes.
     hours, minutes = (first, second) if found[3] else (0, first)
     return float(((days * 24 + hours) * 60 + minutes) * 60 + last)

@@ -1,11 +1,9 @@
-"""What is known of failures: data, read from the .json files beside this one. A cause is added by
-an entry here and a log in tests/fixtures/logs; tests/unit/test_diagnose_catalogue.py refuses an
-entry without one.
+"""Catalogue of known failures: data in the .json files of this folder. A new cause needs an entry
+here and a log in tests/fixtures/logs; tests/unit/test_diagnose_catalogue.py checks both.
 
-causes.json   one entry a cause: its name for people, general advice
-kinds.json    advice for what only a supervisor sees: a machine that is silent, ranks that do
-              different things
-*.json        one entry a text that programs print: which cause it speaks of, and in which role
+causes.json   one entry per cause: title and general advice
+kinds.json    advice for observations of the supervisor: a silent machine, diverging ranks
+*.json        one entry per message that programs print: its cause and role
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
 LANGUAGES = ("en", "zh")
 NONE, UNKNOWN = "none", "unknown"
-# what is known is only that it raised, or how it left
+# known only: an exception, or an exit status
 RAISED, EXIT_STATUS = (
     "exception",
     "exit_status",
 )
 
-# What a text says of its speaker. The first ones decide before the later ones.
-ROOT = "root"  # this broke
-WEAK = "weak"  # this broke, if nothing else says why
-VICTIM = "victim"  # waited in vain for somebody
-CASCADE = "cascade"  # lost somebody, or reports that somebody failed
-EVIDENCE = "evidence"  # frightening, yet no cause
+# Role of a message for the rank that prints it; earlier roles take precedence.
+ROOT = "root"  # the rank failed
+WEAK = "weak"  # the rank failed, unless another message names the reason
+VICTIM = "victim"  # the rank waited in vain for another one
+CASCADE = "cascade"  # the rank lost another one, or reports its failure
+EVIDENCE = "evidence"  # alarming, but not a cause
 ROLES = (ROOT, WEAK, VICTIM, CASCADE, EVIDENCE)
 
 
 @dataclass(frozen=True)
 class LocalizedText:
-    """A sentence, or several, in every language of LANGUAGES; `{name}` stands for a value."""
+    """Sentences in every language of LANGUAGES; `{name}` is replaced by a value."""
 
     en: tuple[str, ...] = ()
     zh: tuple[str, ...] = ()
@@ -58,8 +56,8 @@ class LocalizedText:
 
 @dataclass(frozen=True)
 class Signature:
-    """A text that programs print. `patterns`: RE2, searched in one line without its rank's prefix;
-    `versions` and `source`: who prints it, and where that was read."""
+    """A message that programs print. `patterns`: RE2, searched in one line without its rank prefix;
+    `versions` and `source`: of the program that prints it, and where that was read."""
 
     id: str
     cause: str
@@ -74,9 +72,8 @@ class Signature:
 
 @dataclass(frozen=True)
 class Cause:
-    """`ours`: advice for a run of ours, with values of its plan; `advice`: for anybody's. `same`:
-    patterns of topics: a text's own sentence is left out beside one of `ours` with the same
-    topic."""
+    """`ours`: advice for a Duet run, with values of its plan; `advice`: for any other. `same`:
+    regexes of topics; a signature's sentence is omitted if one of `ours` has the same topic."""
 
     id: str
     title: LocalizedText
@@ -88,8 +85,8 @@ class Cause:
 
 @functools.lru_cache(maxsize=1)
 def signatures() -> tuple[Signature, ...]:
-    """All of them, in a fixed order. Raises KeyError, TypeError or ValueError for an entry of the
-    wrong form."""
+    """All signatures, in a fixed order. Raises KeyError, TypeError or ValueError for a malformed
+    entry."""
     found = []
     for path in sorted(FOLDER.glob("*.json")):
         if path not in (CAUSES, KINDS):

@@ -1,2 +1,2 @@
-"""The communication test: before training, the very ranks that a run would use prove that they can
-talk (docs/communication.md)."""
+"""Communication test: before training, the ranks of the run prove that they can communicate
+(docs/communication.md)."""

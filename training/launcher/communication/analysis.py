@@ -1,5 +1,4 @@
-"""What an outcome of the communication test means: who is to blame, in which stage, with what
-evidence. Pure."""
+"""Verdict on a communication test: guilty ranks, stage, evidence. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ OK, HANG, FAILED, WRONG, STOPPED, SLOW = (
     "stopped",
     "not finished",
 )
-MOVING = 0.1  # of the limit: who has come to a stage so shortly before it does not hang
+MOVING = 0.1  # of the limit: a rank that entered its stage so shortly before does not hang
 SHOWN_LINES = 10
 FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True)
 class CommunicationFinding:
-    """`guilty`: the ranks that are to blame; all of them where none is more than another."""
+    """`guilty`: the ranks at fault; all of them where none differs."""
 
     kind: str
     text: str
     guilty: list[int] = field(default_factory=list)
     stage: str = ""
     lines: list[str] = field(default_factory=list)  # evidence, below the text
-    killed: bool = False  # by SIGKILL, and not by us
+    killed: bool = False  # by SIGKILL of another process
 
 
 def analyze(outcome: CommunicationOutcome, device: str) -> CommunicationFinding:
@@ -55,7 +54,7 @@ def ranks_text(ranks: list[int]) -> str:
 
 
 def is_communication(stage: str) -> bool:
-    """From the meeting on, ranks depend on each other and on what is between them."""
+    """From the meeting on, ranks depend on each other and on their connection."""
     return stage not in (stages.START, stages.IMPORT)
 
 
@@ -73,14 +72,14 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     if is_communication(stage) and since_s < MOVING * outcome.limit_s:
         kind = SLOW
         text = (
-            f"not finished {after}, but no hang: {who} had come to the {stage} {since_s:.1f} s "
+            f"not finished {after}, but not a hang: {who} entered the {stage} {since_s:.1f} s "
             f"before; a slow or busy machine"
         )
     elif others:
         missed = order[max(first + 1, order.index(stages.MEETING))]
         text = (
-            f"{who} never arrived at the {missed}: {after} {they} in the {stage}; "
-            f"{ranks_text(others)} came to the {order[last]}"
+            f"{who} never reached the {missed}: {after} {they} in the {stage}; "
+            f"{ranks_text(others)} reached the {order[last]}"
         )
     elif not is_communication(stage):
         text = (
@@ -103,13 +102,13 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
 
 
 def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int], str]:
-    """Those that do not do what the others do, and what they do; none where all do the same."""
+    """The ranks that differ from the others, and how; none where all do the same."""
     silent = [rank for rank in ranks if not outcome.stacks.get(rank)]
     elsewhere = [
         rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])
     ]
     for some, how in (
-        (silent, "without an answer (stopped, or waiting in the kernel)"),
+        (silent, "unresponsive (stopped, or blocked in the kernel)"),
         (elsewhere, "outside of torch"),
     ):
         if 0 < len(some) < len(ranks):
@@ -118,7 +117,8 @@ def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int
 
 
 def _waits(frame: str) -> bool:
-    """A rank that waits for the others stands in torch, or where we call its compiled code."""
+    """Is the rank in torch, or in a call of Duet to its compiled code? Then it waits for the
+    others."""
     found = FRAME.match(frame)
     return found is not None and (
         "/torch/" in found["file"] or found["file"].startswith(f"{ROOT}/training/")
@@ -129,9 +129,10 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
     """The first failure; others follow from it."""
 
     def when(rank: int) -> tuple[bool, float]:
-        # Who dies without a word is no victim: those tell what they miss, or torch aborts them.
-        told = "error" in outcome.records[rank] or outcome.statuses[rank] == -signal.SIGABRT
-        return told, outcome.records[rank].get("time", outcome.died_at[rank])
+        # A rank that dies without an error report is not a victim: victims report what they miss,
+        # or torch aborts them.
+        reported = "error" in outcome.records[rank] or outcome.statuses[rank] == -signal.SIGABRT
+        return reported, outcome.records[rank].get("time", outcome.died_at[rank])
 
     rank = min((rank for rank in outcome.statuses if not outcome.regular(rank)), key=when)
     status, stage = outcome.statuses[rank], outcome.reached[rank]
@@ -141,7 +142,7 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
     elif error:
         how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
     else:
-        how = f"ended with status {status} in the {stage}"
+        how = f"exited with status {status} in the {stage}"
     return CommunicationFinding(
         FAILED,
         f"rank {rank} {how}",
@@ -178,12 +179,12 @@ def _wrong(outcome: CommunicationOutcome) -> CommunicationFinding | None:
 
 
 def _evidence(outcome: CommunicationOutcome, ranks: list[int]) -> list[str]:
-    """The last words of the ranks and, where they hang, where they stand."""
+    """Last output lines of the ranks and, where they hang, their position."""
     lines = []
     for rank, pid in outcome.stuck.items():
         lines.append(
-            f"rank {rank} (pid {pid}) can not be killed: it waits in the kernel, most likely for a "
-            f"driver; only a restart frees it"
+            f"rank {rank} (pid {pid}) cannot be killed: blocked in the kernel, most likely by a "
+            f"driver; only a reboot frees it"
         )
     for rank in ranks:
         stack = [found for frame in outcome.stacks.get(rank, []) if (found := FRAME.match(frame))]

@@ -1,5 +1,5 @@
-"""The collectives of the communication test: every element of the result is known beforehand, and
-looked at."""
+"""Collectives of the communication test: every element of the result is known in advance, and
+checked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ import torch.distributed as dist
 from training.inspector.distributed import World
 from training.launcher.communication.stages import SMALL_BYTES
 
-# Prime, so that no piece which a collective moves as a whole is a multiple of it: a piece in the
-# wrong place is seen. Small, so that the sum over a thousand ranks is a whole number which float32
-# still holds exactly.
+# Prime: no piece that a collective moves as a whole is a multiple of it, so a misplaced piece is
+# detected. Small: the sum over a thousand ranks is an integer that float32 represents exactly.
 PERIOD = 31
 ELEMENT_BYTES = 4
 SMALL_REPETITIONS, LARGE_REPETITIONS = 50, 5
 
 
 class Wrong(TypedDict):
-    """What a collective has brought that it should not."""
+    """A wrong result of a collective."""
 
     collective: str
     bytes: int
@@ -39,12 +38,12 @@ def warm_up(world: World) -> None:
 
 
 def all_reduce(world: World, size: int) -> list[Wrong]:
-    """The sum over the ranks, of data that differs by rank and position."""
+    """Sum over the ranks, of data that differs by rank and position."""
     data = _pattern(world, size, world.rank + 1)
     dist.all_reduce(data)
     _finish(world)
-    everybody = world.world_size * (world.world_size + 1) // 2
-    return _compare(data, _pattern(world, size, everybody), "all_reduce", size)
+    total = world.world_size * (world.world_size + 1) // 2
+    return _compare(data, _pattern(world, size, total), "all_reduce", size)
 
 
 def broadcast(world: World, size: int) -> list[Wrong]:
@@ -97,7 +96,7 @@ def measure(world: World, large_bytes: int) -> dict[str, float]:
 
 
 def _median(world: World, size: int, repetitions: int) -> float:
-    # zeros: sums of sums would end in infinity
+    # zeros: repeated sums would overflow
     data = torch.zeros(size // ELEMENT_BYTES, device=world.device)
     seconds = []
     for _ in range(repetitions):
@@ -109,7 +108,7 @@ def _median(world: World, size: int, repetitions: int) -> float:
 
 
 def _finish(world: World) -> None:
-    """A GPU's collective has only been enqueued when the call returns."""
+    """A collective on a GPU is only enqueued when the call returns."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 

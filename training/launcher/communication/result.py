@@ -1,41 +1,35 @@
-"""The result of a communication test, for people: a line of the resource report, the evidence, and
-what to do."""
+"""Result of a communication test as text: line of the resource report, evidence, fixes."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass, field
 
-from training.core.project import ROOT
+from training.core.project import typed
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.plan import preflight
 
 NAME = "communication"
 P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"
-# What makes GPUs of one machine fail to copy to each other, and how to see it (NCCL's manual,
+# Why GPUs of one machine cannot copy to each other, and how to check (NCCL's manual,
 # 'Troubleshooting').
 HARDWARE = [
     "sudo lspci -vvv | grep ACSCtl   # 'SrcValid+': PCI ACS sends copies between GPUs through the "
-    "processor: turn it off in the BIOS",
-    "sudo dmesg | grep -i -e IOMMU -e DMAR -e AMD-Vi   # IOMMU on, or faults: turn VT-d/IOMMU off "
+    "CPU: disable it in the BIOS",
+    "sudo dmesg | grep -i -e IOMMU -e DMAR -e AMD-Vi   # IOMMU on, or faults: disable VT-d/IOMMU "
     "in the BIOS, or boot with iommu=pt",
-    "nvidia-smi topo -p2p r   # 'OK' between all GPUs, else the driver does not offer peer-to-peer "
-    "copies",
+    "nvidia-smi topo -p2p r   # 'OK' between all GPUs, otherwise the driver does not support "
+    "peer-to-peer copies",
 ]
 
 
 def command(ranks: int, device: str) -> str:
-    """The test alone, to paste into a shell."""
-    return (
-        f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'lib/run_module.py'))} "
-        f"training.cli.communication {ranks} --device={device}"
-    )
+    """Command of the test alone, to paste into a shell."""
+    return typed(f"./duet communication {ranks} --device={device}")
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:
-    """Would the ranks do without peer-to-peer copies what they have failed to do with them?"""
+    """Could the failure be one of peer-to-peer copies?"""
     return finding.kind == analysis.WRONG or (
         finding.kind == analysis.HANG and analysis.is_communication(finding.stage)
     )
@@ -43,18 +37,18 @@ def p2p_may_help(finding: CommunicationFinding) -> bool:
 
 @dataclass(frozen=True)
 class AllReduceTimes:
-    """Of an all_reduce; of the slowest rank."""
+    """Times of an all_reduce, of the slowest rank."""
 
     size_bytes: int
     small_ms: float
     algorithm_gb_per_s: float  # size / time
-    # × 2(n-1)/n, as in nccl-tests: comparable with the hardware's whatever the number of ranks
+    # × 2(n-1)/n, as in nccl-tests: comparable with the hardware for any number of ranks
     bus_gb_per_s: float
 
 
 @dataclass(frozen=True)
 class CommunicationResult:
-    """`finding` is None for one rank, which has nobody to talk to."""
+    """`finding` is None for a single rank, which communicates with none."""
 
     ranks: int
     device: str
@@ -62,11 +56,11 @@ class CommunicationResult:
     finding: CommunicationFinding | None
     figures: AllReduceTimes | None = None
     first: CommunicationFinding | None = (
-        None  # of the try with peer-to-peer copies, when another followed
+        None  # of the first attempt, with peer-to-peer copies, when a second one followed
     )
-    # of the last try: the user's own that matter here, and what was set
+    # of the last attempt: relevant variables of the user, and those that were set
     variables: dict[str, str] = field(default_factory=dict)
-    note: str = ""  # what became of the verdict
+    note: str = ""  # whether the verdict was remembered
     seconds: float = 0.0
 
     @property
@@ -78,12 +72,12 @@ class CommunicationResult:
         return self.ok and self.first is not None
 
     def checks(self) -> list[preflight.Check]:
-        """The result as lines of the resource report."""
+        """Lines of the resource report."""
         if self.finding is None:
             return [preflight.Check(NAME, preflight.OK, "one rank: nothing to test")]
         if not self.ok:
             also = (
-                f"; so it is with {P2P}=1"
+                f"; the same with {P2P}=1"
                 if self.first and self.first.kind == self.finding.kind
                 else ""
             )
@@ -102,7 +96,7 @@ class CommunicationResult:
 
     def _measured(self) -> str:
         figures = self.figures
-        assert figures, "a test that is ok has measured"
+        assert figures, "a successful test has measured"
         bus = f" (on the bus {_short(figures.bus_gb_per_s)})" if self.ranks > 2 else ""
         return (
             f"all_reduce of {stages.size(figures.size_bytes)} over {self.ranks} ranks: "
@@ -113,13 +107,13 @@ class CommunicationResult:
     def _fixes(self, finding: CommunicationFinding) -> list[str]:
         again = command(self.ranks, self.device)
         if finding.killed:
-            return ["sudo dmesg | tail   # 'Killed process': the host memory was full", again]
+            return ["sudo dmesg | tail   # 'Killed process': out of host memory", again]
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
         if finding.kind == analysis.SLOW or (
             finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)
         ):
-            return [f"{again} --limit={3 * stages.LIMIT_S:g}   # when the machine is only slow"]
+            return [f"{again} --limit={3 * stages.LIMIT_S:g}   # if the machine is only slow"]
         if finding.kind == analysis.STOPPED or not analysis.is_communication(finding.stage):
             return [again]
         if self.backend == "nccl":
@@ -127,29 +121,26 @@ class CommunicationResult:
             without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
             return [
                 *without,
-                f"NCCL_DEBUG=INFO {again}   # its last lines tell what NCCL was about to do",
+                f"NCCL_DEBUG=INFO {again}   # its last lines show what NCCL was about to do",
                 *HARDWARE,
             ]
         if finding.kind == analysis.WRONG:
             return [
-                f"{again}   # different elements each time: the memory is faulty, test it with "
-                f"memtest86+"
+                f"{again}   # different elements each time: faulty memory, test it with memtest86+"
             ]
         own = self.variables.get(INTERFACE, "lo")
         other = (
-            [f"unset {INTERFACE}   # it is {own!r}; the ranks of one machine talk over 'lo'"]
+            [f"unset {INTERFACE}   # it is {own!r}; ranks of one machine communicate over 'lo'"]
             if own != "lo"
             else []
         )
         unmet = finding.kind == analysis.HANG or finding.stage == stages.MEETING
         loopback = (
-            ["ip addr show lo   # must be UP with 127.0.0.1, and no firewall on it"]
-            if unmet
-            else []
+            ["ip addr show lo   # must be UP with 127.0.0.1, without a firewall"] if unmet else []
         )
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
 
 
 def _short(value: float) -> str:
-    """Two significant digits; all of a larger number."""
+    """Two significant digits; all digits of larger numbers."""
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""The communication test of a plan: one try and, where GPUs hang, another without peer-to-peer
+"""Communication test of a plan: one attempt and, where GPUs hang, another without peer-to-peer
 copies. No torch."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
-    """Test the ranks that this plan would start on this machine. Blocks; call it from the main
-    thread, before torch is imported.
+    """Test the ranks that this plan would start on this machine. Blocks; for the main thread,
+    before torch is imported.
 
-    Needs of the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver and
-    torch. `limit_s`: of each try; `backend`: what the collectives count as, when that does not
-    follow from the device. A signal that asks to stop takes effect when everything is put away.
+    Required in the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver
+    and torch. `limit_s`: of each attempt; `backend`: name of the collectives, where it does not
+    follow from the device. A stop signal takes effect after the cleanup.
     """
     ranks, device = plan["local_ranks"], plan["device"]["value"]
     backend = backend or BACKENDS[device]
@@ -42,7 +42,7 @@ def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> 
     outcome, finding = _try(ranks, device, set_here, limit_s)
     seconds, first = outcome.seconds, None
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
-        log.warning(f"communication test: {finding.text}; trying again with {P2P}=1")
+        log.warning(f"communication test: {finding.text}; retrying with {P2P}=1")
         first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
         outcome, finding = _try(ranks, device, set_here, limit_s)
         seconds += outcome.seconds
@@ -60,7 +60,7 @@ def _try(
         outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        text = f"the ranks can not be started: {error.strerror}{where}"
+        text = f"the ranks cannot be started: {error.strerror}{where}"
         return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(
             analysis.FAILED, text, stage=stages.START
         )
@@ -83,7 +83,7 @@ def _learn(
     first: CommunicationFinding | None,
     used: Mapping[str, str],
 ) -> str:
-    """Keep or drop the verdict on these GPUs; what became of it, for people."""
+    """Remember or forget the verdict on these GPUs; a note on it."""
     if backend != "nccl" or finding.kind != analysis.OK:
         return ""
     gpus, driver, torch = (

@@ -1,4 +1,4 @@
-"""One start of all ranks of the communication test, watched until the last one is gone. No
+"""One start of all ranks of the communication test, supervised until the last one has exited. No
 torch."""
 
 from __future__ import annotations
@@ -26,30 +26,29 @@ from training.launcher.communication import stages
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREFIX = "duet-communication-"
-PEER_GRACE_S = (
-    0.3  # after the first failure: others may have failed before it, and were only reaped later
-)
+PEER_GRACE_S = 0.3  # after the first failure: others may have failed before and are reaped later
 STACK_S = 1.0  # for the stacks of ranks that hang
-KILL_S = 5.0  # a process that waits for a driver in the kernel can not be killed
+KILL_S = 5.0  # a process blocked in a driver cannot be killed
 POLL_S = 0.02
-MEETING_FACTOR = 10  # the launcher's limit comes first, so that ranks which hang are seen to hang
+MEETING_FACTOR = 10  # the launcher's limit is shorter, so that hanging ranks are seen to hang
 KEPT_LINES = 30  # of a rank's output
 
 
 @dataclass
 class CommunicationOutcome:
-    """What became of the ranks; a rank that never wrote its stage is at the start of Python."""
+    """Result of the ranks; a rank that never wrote its stage is at the start of Python."""
 
     ranks: int
     limit_s: float
     seconds: float = 0.0
     # rank → its stage at its end, at the first failure or at the limit
     reached: dict[int, str] = field(default_factory=dict)
-    since_s: dict[int, float] = field(default_factory=dict)  # how long it had been in that stage
-    # of ranks that ended by themselves, as in Popen.returncode; first death first
+    # for how long it had been in that stage
+    since_s: dict[int, float] = field(default_factory=dict)
+    # of ranks that exited by themselves, as in Popen.returncode; first exit first
     statuses: dict[int, int] = field(default_factory=dict)
     died_at: dict[int, float] = field(default_factory=dict)  # monotonic
-    # what they left, see training.launcher.communication.worker
+    # their results, see training.launcher.communication.worker
     records: dict[int, Record] = field(default_factory=dict)
     output: dict[int, list[str]] = field(default_factory=dict)  # their last lines
     # of those that hung, innermost frame first
@@ -57,7 +56,7 @@ class CommunicationOutcome:
     # rank → pid of those that could not be killed
     stuck: dict[int, int] = field(default_factory=dict)
     timed_out: bool = False
-    signal: int | None = None  # we were asked to stop
+    signal: int | None = None  # stop signal to this process
 
     def regular(self, rank: int) -> bool:
         return self.statuses.get(rank) == 0 and "wrong" in self.records.get(rank, {})
@@ -70,10 +69,10 @@ class CommunicationOutcome:
 def run(
     ranks: int, device: str, variables: Mapping[str, str], limit_s: float
 ) -> CommunicationOutcome:
-    """Whatever ends this, no process and no file of it is left; then a signal to stop is delivered
-    again. For the main thread only.
+    """Run the test once. No process and no file of it is left afterwards; then a stop signal is
+    delivered again. For the main thread only.
 
-    Raises OSError when the temporary folder or the processes can not be made.
+    Raises OSError when the temporary folder or the processes cannot be created.
     """
     with _noted_signals() as (arrived, reader):
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
@@ -86,13 +85,12 @@ def run(
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[tuple[list[int], int]]:
-    """Signals to stop become an entry in a list, and bytes in a pipe that wake up the watching
-    loop."""
+    """Collect stop signals in a list, and as bytes in a pipe that wakes up the watching loop."""
     arrived: list[int] = []
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    # What is ignored (nohup, a background job) stays ignored.
+    # Ignored signals (nohup, a background job) stay ignored.
     numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     before = {n: signal.signal(n, lambda number, frame: arrived.append(number)) for n in numbers}
     previous = signal.set_wakeup_fd(writer)
@@ -184,11 +182,11 @@ class _Trial:
             )
 
     def _watch(self, limit: float) -> None:
-        """Until all have ended; a failure, a signal or the limit end it sooner."""
+        """Wait until all have exited; a failure, a signal or the limit ends the wait sooner."""
         end = limit
         while self._alive and not self._arrived:
             left = end - time.monotonic()
-            # also when it is late: we may have been stopped ourselves
+            # also past the limit: this process may have been stopped itself
             for key, _ in self._selector.select(max(0.0, left)):
                 if key.fd == self._wakeup:
                     os.read(self._wakeup, 64)
@@ -208,7 +206,7 @@ class _Trial:
         rank = self._alive.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        # what it has left behind; its own number is free for others only after the wait
+        # its descendants; its PID is reused only after the wait
         self._kill(rank)
         self.outcome.statuses[rank] = self._popens[rank].wait()
         self.outcome.died_at[rank] = time.monotonic()
@@ -221,15 +219,15 @@ class _Trial:
         for rank in range(self.outcome.ranks):
             beat = heartbeat.read(self.files.heartbeat(rank))
             phase = beat.phase if beat else stages.START
-            # training.inspector.distributed has phases of its own: while ranks meet, and at the
-            # barrier at the end.
+            # training.inspector.distributed has its own phases: during the meeting, and at the
+            # final barrier.
             own = stages.END if phase.startswith("barrier: ") else stages.MEETING
             self.outcome.reached[rank] = phase if phase in stages.stages_for(self._device) else own
             self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s
 
     def _take_stacks(self) -> None:
-        """Ask each rank where it stands; one that has not come to listening dies of the question,
-        which is as well."""
+        """Ask each rank for its stack; one that has not registered the handler yet dies of the
+        signal, which is acceptable."""
         for rank in self._alive.values():
             self._popens[rank].send_signal(signal.SIGUSR2)
         end = time.monotonic() + STACK_S
@@ -254,7 +252,7 @@ class _Trial:
         self._selector.close()
 
     def _kill(self, rank: int) -> None:
-        """It and everything it has started (its session)."""
+        """Kill the rank and its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popens[rank].pid, signal.SIGKILL)
 

@@ -1,16 +1,17 @@
-"""What the launcher and the ranks of the communication test both know: limits, sizes, stages,
-files. No torch."""
+"""Limits, sizes, stages and files shared by the launcher and the ranks of the communication test.
+No torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 LIMIT_S = (
-    20.0  # of one try, from the start of the ranks to the end of the last, torch's import included
+    # of one attempt, from the start of the ranks to the exit of the last, import of torch included
+    20.0
 )
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-# A rank is in one of these; two sizes of each collective stand between the warm-up and the
+# A rank is in one of these; two sizes of each collective are between the warm-up and the
 # measurement.
 START, IMPORT, MEETING, WARM_UP = "start of Python", "import of torch", "meeting", "warm-up"
 MEASUREMENT, END, EXIT = "measurement", "end of the test", "exit"
@@ -27,14 +28,14 @@ def collective(name: str, count: int) -> str:
 
 
 def stages_for(device: str) -> list[str]:
-    """All stages, in the order in which every rank goes through them."""
+    """All stages, in order."""
     sizes = (SMALL_BYTES, LARGE_BYTES[device])
     checked = [collective(name, count) for count in sizes for name in ("all_reduce", "broadcast")]
     return [START, IMPORT, MEETING, WARM_UP, *checked, MEASUREMENT, END, EXIT]
 
 
 class Files:
-    """What each rank leaves in the launcher's folder."""
+    """Files of each rank in the launcher's folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -44,7 +45,7 @@ class Files:
         return self.folder / f"rank{rank}.bin"
 
     def record(self, rank: int) -> Path:
-        """Its result, or why it failed."""
+        """Its result or its error."""
         return self.folder / f"rank{rank}.json"
 
     def log(self, rank: int) -> Path:
@@ -52,5 +53,5 @@ class Files:
         return self.folder / f"rank{rank}.log"
 
     def stack(self, rank: int) -> Path:
-        """Where its main thread stood when it was asked by SIGUSR2."""
+        """Stack of its main thread, written on SIGUSR2."""
         return self.folder / f"rank{rank}.stack"

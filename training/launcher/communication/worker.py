@@ -3,8 +3,7 @@
     RANK=… WORLD_SIZE=… python lib/run_module.py \\
         training.launcher.communication.worker FOLDER cpu|cuda TIMEOUT_S
 
-Goes through the stages, each told in its heartbeat file before it begins, and leaves a record in
-FOLDER.
+Publishes each stage in its heartbeat file before it begins, and writes a record to FOLDER.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from training.launcher.communication import stages
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Does not return: at the end of the process nothing is torn down that could hang or abort."""
+    """Does not return: process teardown could hang or abort."""
     rank, files = int(os.environ["RANK"]), stages.Files(argv[0])
     try:
         heartbeat.start(files.heartbeat(rank), rank)
-        # Unbuffered and open to the end: the signal handler writes to the descriptor while the main
+        # Unbuffered and kept open: the signal handler writes to the descriptor while the main
         # thread is blocked.
         faulthandler.register(signal.SIGUSR2, file=files.stack(rank).open("w"), all_threads=False)
         rundir.write_json(files.record(rank), _test(argv[1], float(argv[2])))
         status = 0
     except BaseException as error:
-        # First the record, so that the time tells which rank's failure came first; the others fail
-        # because this one has.
+        # The record first: its time shows which rank failed first; the others fail as a
+        # consequence.
         rundir.write_json(
             files.record(rank),
             {"error": f"{type(error).__name__}: {error}".strip(), "time": time.monotonic()},
@@ -47,14 +46,14 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _test(device: str, timeout_s: float) -> dict[str, object]:
-    """The record of a rank that came to the end, whatever data it got."""
+    """Record of a rank that completed all stages, with whatever data it received."""
     beat = heartbeat.current.beat
     beat(stages.IMPORT)
     from training.inspector import distributed
     from training.launcher.communication import collectives
 
     beat(stages.MEETING)
-    world = distributed.setup(device, timeout_s)  # what a rank of a real run does
+    world = distributed.setup(device, timeout_s)  # as a rank of a real run does
     beat(stages.WARM_UP)
     collectives.warm_up(world)
     wrong = []

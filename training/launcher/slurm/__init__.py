@@ -1,2 +1,2 @@
-"""Training as a job of SLURM: what is asked for, what is frozen for it, and what happens at its
-end. Nothing here imports torch."""
+"""Training as a SLURM job: submission, frozen code and settings, requeue. Nothing here imports
+torch."""

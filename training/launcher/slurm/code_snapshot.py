@@ -1,5 +1,4 @@
-"""The project's files as they are at this moment: what a job runs, whatever is edited while it
-waits or trains."""
+"""Copy of the project's files at submission: what a job runs, whatever is edited meanwhile."""
 
 from __future__ import annotations
 
@@ -16,22 +15,22 @@ from training import tasks
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
 
-# Environments, results and prepared texts, folders or links to another disk, which git would take
+# Environments, results and prepared texts: folders, or links to another disk, which git would take
 # for code.
 NO_CODE = {".venv", ".tools", "experiments", "logs", "data"}
-# A file beyond this that git does not know is data that somebody put into the project.
+# A larger file that git does not track is data that a user put into the project.
 LARGEST_UNTRACKED = 10 << 20
 
 
 @dataclass(frozen=True)
 class Code:
-    """What was copied. `revision` and `changed` (is it more than that revision?) are None where git
-    does not know."""
+    """What was copied. `revision` and `changed` (does it differ from that revision?) are None
+    without git."""
 
     revision: str | None
     changed: bool | None
     files: int
-    left_out: list[str]  # too large to be code
+    left_out: list[str]  # larger than LIMIT_BYTES
 
     def record(self) -> CodeRecord:
         return cast("CodeRecord", asdict(self) | {"sentence": self.sentence()})
@@ -50,7 +49,7 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
     OSError."""
     known = _git(root, "ls-files", "-z", "--cached")
     revision = (_git(root, "rev-parse", "--verify", "-q", "HEAD") or "").strip() or None
-    # a folder inside the repository of something else
+    # a folder inside another project's repository
     if known is None or _git(root, "rev-parse", "--show-prefix") != "\n":
         names, tracked, revision, changed = list(_walk(root)), set(), None, None
     else:
@@ -70,11 +69,11 @@ def take(root: Path, target: Path, without: Iterable[Path] = ()) -> Code:
             or name.startswith(tuple(out))
             or not (source.is_file() or source.is_symlink())
         ):
-            continue  # results; a file that was just deleted; the folder of a submodule
+            continue  # results; a file deleted meanwhile; the folder of a submodule
         if name not in tracked and source.lstat().st_size > LARGEST_UNTRACKED:
             left_out.append(name)
             continue
-        if source.suffix == ".json" and tasks.login_key(source):  # the plan knows where it lies
+        if source.suffix == ".json" and tasks.login_key(source):  # the plan has its path
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target / name, follow_symlinks=False)
@@ -93,7 +92,7 @@ def _walk(root: Path) -> Iterator[str]:
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """None where git is not there, or says that this is no repository of this user."""
+    """None without git, or where this is not a repository of this user."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A command line of submit_job.sh: what it says to sbatch, and what to the training."""
+"""Command line of submit_job.sh: options for sbatch, and the rest for the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.plan.cli_args import MAX_RANKS, QUICKSTART
 SCRIPT = "submit_job.sh"
 RANKS, MORE = "ranks-per-node", "sbatch"
 NO_GRES = "--gres=none"
-# Options that sbatch gets as they are. It has more of them: --sbatch="--name=value".
+# Options passed on to sbatch. For others: --sbatch="--name=value".
 VALUED = (
     *(
         "nodes",
@@ -69,11 +69,10 @@ SHORT |= {
 BARE_LETTERS = ("-H",)
 BARE = ("exclusive", "requeue", "no-requeue", "hold")
 _TASKS = (
-    f"one task on each node starts the ranks there: --{RANKS}=N, or --gres=gpu:N for N GPUs "
-    f"on each node"
+    f"--{RANKS}=N, or --gres=gpu:N for N GPUs on each node: one task a node starts the ranks there"
 )
-_WAY = "SLURM says which nodes a run has: --nodes=N"
-# What would contradict the one task on each node that starts its ranks.
+_WAY = "--nodes=N: SLURM assigns the nodes of a run"
+# Options that contradict the one task on each node that starts its ranks.
 REFUSED = {
     **dict.fromkeys(
         (
@@ -87,9 +86,9 @@ REFUSED = {
         _TASKS,
     ),
     **dict.fromkeys(("nnodes", "node-rank", "master-addr", "launcher"), _WAY),
-    "array": "a submission is one run: submit each of them, with its own --run_name",
-    "wrap": "what runs is the training",
-    "script": "in a batch script of your own: srun --ntasks-per-node=1 ./launch_train.sh N "
+    "array": "one submission is one run: submit each with its own --run_name",
+    "wrap": "the job always runs the training",
+    "script": "in your own batch script: srun --ntasks-per-node=1 ./launch_train.sh N "
     "--script main.py -- ARGS",
     "check": f"it measures this machine: ./launch_train.sh 2 {QUICKSTART} --check",
 }
@@ -97,7 +96,7 @@ REFUSED = {
 
 @dataclass
 class SplitArgs:
-    """`sbatch`: options for it, as `--name=value`; `training`: everything else, as typed."""
+    """`sbatch`: options for it, as `--name=value`; `training`: the rest, as typed."""
 
     sbatch: list[str] = field(default_factory=list)
     training: list[str] = field(default_factory=list)
@@ -105,13 +104,13 @@ class SplitArgs:
     problems: list[Problem] = field(default_factory=list)
 
     def option(self, name: str) -> str | None:
-        """The value that sbatch will see: of two it takes the last."""
+        """The value that sbatch will use: of two it takes the last."""
         found = [word.partition("=")[2] for word in self.sbatch if word.startswith(f"--{name}=")]
         return found[-1] if found else None
 
     @property
     def typed(self) -> list[str]:
-        """What stands before the training's arguments, for a command to paste."""
+        """Arguments before those of the training, for a command to paste."""
         return [*self.sbatch, *([f"--ranks_per_node={self.ranks}"] if self.ranks else [])]
 
 
@@ -146,7 +145,7 @@ def split(args: list[str]) -> SplitArgs:
         ):
             line.problems.append(found)
             _drop_value(equals, rest)
-        else:  # the training's own check answers, with the whole command
+        else:  # the training's own check reports it, with the whole command
             line.training.append(word)
     return line
 
@@ -169,8 +168,8 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
 
 
 def _more(line: SplitArgs, text: str) -> None:
-    """--sbatch="--one=1 --two": long options only, since what they mean for the run must be
-    readable here."""
+    """--sbatch="--one=1 --two": long options only, because their meaning for the run must be
+    known."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -178,7 +177,7 @@ def _more(line: SplitArgs, text: str) -> None:
             Problem(
                 "slurm.sbatch_quotes",
                 f"--sbatch is {text!r}: {error}",
-                "options as a shell would take them",
+                "options as in a shell",
             )
         )
         return
@@ -188,14 +187,14 @@ def _more(line: SplitArgs, text: str) -> None:
             line.problems.append(
                 Problem(
                     "slurm.sbatch_word",
-                    f"--sbatch holds {word!r}",
+                    f"--sbatch contains {word!r}",
                     'long options with =, such as --sbatch="--nodes=2 --mem=64G"',
                 )
             )
             return
         elif name in REFUSED:
             line.problems.append(
-                Problem("slurm.sbatch_own", f"--sbatch holds --{name}", REFUSED[name])
+                Problem("slurm.sbatch_own", f"--sbatch contains --{name}", REFUSED[name])
             )
         else:
             line.sbatch.append(word)
@@ -211,8 +210,8 @@ def _is_training(typed: str) -> bool:
 
 
 def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Problem | None:
-    """The answer to an unknown flag that means an option of sbatch; None: it is the training's.
-    `at`: its place in `args`."""
+    """The problem of an unknown flag that is meant as an option of sbatch; None: it belongs to the
+    training. `at`: its index in `args`."""
     row = row_of(typed)
     name = {NUMBER: "ranks_per_node", "nnodes": "nodes"}.get(" ".join(row.to), "") if row else ""
     if not name and row is None:
@@ -231,7 +230,7 @@ def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Pr
 
 
 def _short(word: str, args: list[str], at: int) -> Problem:
-    """sbatch has one-letter options too; here each has its long name."""
+    """sbatch has one-letter options too; submit_job.sh accepts their long names only."""
     letter, value = word[:2], word[2:]
     rest = args[at + 1 :]
     if not value and letter not in BARE_LETTERS:
@@ -239,7 +238,7 @@ def _short(word: str, args: list[str], at: int) -> Problem:
     fixed = f"--{SHORT[letter]}" + ("" if letter in BARE_LETTERS else f"={value}")
     return Problem(
         "flag.unknown",
-        f"{word} is not known here",
+        f"unknown option {word}",
         "the long options of sbatch",
         [_command([*args[:at], fixed, *rest])],
     )
@@ -251,11 +250,11 @@ def _command(args: list[str]) -> str:
 
 def _drop_value(equals: str, rest: list[str]) -> None:
     if not equals and rest and not rest[0].startswith("--") and "." not in rest[0]:
-        rest.pop(0)  # its value, which is no config path
+        rest.pop(0)  # its value, which is not a config path
 
 
 def header(script: Path) -> dict[str, str]:
-    """The options that stand in the script itself (#SBATCH --name=value)."""
+    """Options in the script itself (#SBATCH --name=value)."""
     return dict(
         re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     )
@@ -275,7 +274,7 @@ def _count(part: str) -> int:
 
 
 def nodes(line: SplitArgs, script: Path) -> int:
-    """How many nodes are asked for; 0, and a problem, when that is no single number."""
+    """Number of nodes requested; 0, and a problem, when that is not a single number."""
     text = line.option("nodes") or header(script)["nodes"]
     if text.isdecimal() and len(text) < 6 and int(text):
         return int(text)
@@ -283,7 +282,7 @@ def nodes(line: SplitArgs, script: Path) -> int:
         Problem(
             "flag.value",
             f"nodes is {text!r} (from --nodes)",
-            "one number: the batch is divided by all ranks, so it must be known",
+            "one number: the batch is divided by the number of all ranks",
             ["--nodes=2"],
         )
     )
@@ -291,7 +290,7 @@ def nodes(line: SplitArgs, script: Path) -> int:
 
 
 def ranks_asked(line: SplitArgs, script: Path) -> int:
-    """Ranks on each node, as it is asked for at submission; 0 when nothing says it."""
+    """Ranks on each node, as requested at submission; 0 when unspecified."""
     if line.ranks:
         return line.ranks
     if (per_node := line.option("gpus-per-node")) is not None:
@@ -300,12 +299,12 @@ def ranks_asked(line: SplitArgs, script: Path) -> int:
 
 
 def ranks_given(line: SplitArgs, environ: Mapping[str, str]) -> int:
-    """The same inside a job, where SLURM has decided; 0 when nothing says it."""
+    """The same inside a job, from the allocation; 0 when unspecified."""
     found = environ.get("SLURM_GPUS_ON_NODE", "")
     return line.ranks or (int(found) if found.isdecimal() else 0)
 
 
 def as_typed(nodes: int, ranks: int, environ: Mapping[str, str]) -> list[str]:
-    """Options by which submit_job.sh would ask for what this job has."""
+    """Options of submit_job.sh that request what this job has."""
     gpus = environ.get("SLURM_GPUS_ON_NODE")
     return [f"--nodes={nodes}", f"--gres=gpu:{gpus}" if gpus else f"--ranks_per_node={ranks}"]

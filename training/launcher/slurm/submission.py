@@ -1,8 +1,7 @@
-"""What a job will run, fixed before it runs: code, configuration, ranks, environment.
+"""What a job runs, frozen at submission: code, configuration, ranks, environment.
 
-A run directory with a plan that holds the configuration and nothing else yet: each start of the
-job, the first one too, continues that run, so edits of the code or the config file reach none of
-them. Beside it:
+A run directory with a plan that holds only the configuration: each start of the job, the first one
+too, resumes that run, so edits of the code or the config file affect none of them. Beside it:
 
     code/         the project's files
     code.json     revision, ranks, nodes, and every start of the job
@@ -41,8 +40,8 @@ LOG_NAME = "%x_%j.log"  # of the job: name and number
 
 
 class FrozenJob:
-    """Paths of what is frozen; `code` is `<run>/code`, or `<run>/code_2` of a later submission of
-    the same run."""
+    """Paths of the frozen files; `code` is `<run>/code`, or `<run>/code_2` for a later submission
+    of the same run."""
 
     def __init__(self, code: Path) -> None:
         self.code, self.run = code, rundir.RunDir(code.parent)
@@ -57,13 +56,13 @@ class FrozenJob:
                 Problem(
                     "slurm.submission_damaged",
                     f"{self.record} is missing or damaged",
-                    "a job that submit_job.sh has prepared",
+                    "a job prepared by submit_job.sh",
                 )
             )
         return found
 
     def withdraw(self) -> None:
-        """Nothing was submitted after all: what was made for it goes."""
+        """Remove the files of a job that was not submitted."""
         if (rundir.read_json(self.record) or {}).get("new_run", True):
             shutil.rmtree(self.run.path)
             return
@@ -79,14 +78,14 @@ def check(
     environ: Mapping[str, str],
     installed: bool = True,
 ) -> Request:
-    """The request of the whole job. Raises UserError with all problems of both halves of the
-    command line."""
+    """The request of the whole job. Raises UserError with the problems of both parts of the command
+    line."""
     several = [f"--nnodes={nodes}", "--master_addr=first-node"] if nodes > 1 else []
     front = [str(ranks or 1), *several]
     try:
         request = read(LAUNCHER, [*front, *line.training], outside(environ), installed)
     except UserError as error:
-        # Without a number of ranks nothing can be said of how they divide the batch.
+        # The division of the batch is unknown without a number of ranks.
         known = [p for p in error.problems if (ranks and nodes) or p.code != "batch.not_divisible"]
         typed = command(LAUNCHER, front), command(options.SCRIPT, line.typed)
         helps = f"./{LAUNCHER} --help", f"./{options.SCRIPT} --help"
@@ -106,8 +105,8 @@ def check(
 
 
 def outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without an allocation or a launcher that this command may stand in: the job
-    gets its own."""
+    """The environment without variables of an outer allocation or launcher: the job gets its
+    own."""
     return {
         name: value
         for name, value in topology.clean(environ).items()
@@ -122,13 +121,13 @@ def submission(
     line, script = options.split(args), ROOT / options.SCRIPT
     nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
     if not ranks:
-        line.problems.append(_no_ranks(line, "gres is without GPUs"))
+        line.problems.append(_no_ranks(line, "gres requests no GPUs"))
     request = check(line, nodes, ranks, environ, installed)
     on_gpus = line.option("gres") is not None or line.option("gpus-per-node") is not None
     if request.config.device == "cpu" and not on_gpus:
         if not line.ranks:
             raise UserError(_no_ranks(line, f"device is cpu ({request.origins['device']})"))
-        line.sbatch.append(options.NO_GRES)  # the script's own header asks for GPUs
+        line.sbatch.append(options.NO_GRES)  # the script's own header requests GPUs
     return request, line, nodes, ranks
 
 
@@ -136,7 +135,7 @@ def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
     fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
     return Problem(
         "slurm.no_ranks",
-        f"{why}, and nothing says how many ranks a node has",
+        f"{why}, and the number of ranks on each node is not set",
         "a number of ranks, or GPUs on each node",
         fixes,
     )
@@ -145,8 +144,8 @@ def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
 def inside(
     args: list[str], environ: Mapping[str, str]
 ) -> tuple[Request, options.SplitArgs, int, int]:
-    """The same for a job that `sbatch submit_job.sh` has submitted: SLURM has decided already.
-    Raises UserError."""
+    """The same for a job submitted by `sbatch submit_job.sh`, whose allocation is fixed. Raises
+    UserError."""
     line = options.split(args)
     if line.sbatch:
         shown = shlex.join(line.sbatch)
@@ -154,7 +153,7 @@ def inside(
         line.problems.append(
             Problem(
                 "slurm.late_argument",
-                f"{shown} came after {options.SCRIPT}: the job has started without it",
+                f"{shown} is after {options.SCRIPT}: the job has started without it",
                 "",
                 [fix],
             )
@@ -167,8 +166,8 @@ def inside(
             f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
         ]
         what = (
-            "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and nothing says how many "
-            "ranks a node has"
+            "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and the number of ranks on "
+            "each node is not set"
         )
         line.problems.append(
             Problem("slurm.no_ranks", what, "GPUs on each node, or a number of ranks", fixes)
@@ -184,8 +183,8 @@ def freeze(
     job: str | None,
     environ: Mapping[str, str],
 ) -> FrozenJob:
-    """Make the run directory (or use that of the run to continue) and put everything there. `job`:
-    the number of this job, None when it is still to be submitted."""
+    """Make the run directory (or use that of the run to resume) with all frozen files. `job`: the
+    ID of this job, None before submission."""
     from training.plan import writer
 
     run = request.resume_from or writer.new_run(request)
@@ -216,8 +215,8 @@ def _write(
     run = frozen.run
     code = code_snapshot.take(ROOT, frozen.code, without=(request.experiments, request.logs))
     (WORK / "data").mkdir(exist_ok=True)
-    (frozen.code / "data").symlink_to(WORK / "data")  # texts that are prepared already
-    # SLURM makes no folder for its log: the job would fail without a word
+    (frozen.code / "data").symlink_to(WORK / "data")  # texts that are already prepared
+    # SLURM does not create the folder of its log: the job would fail without a message
     request.logs.mkdir(parents=True, exist_ok=True)
     if not request.resume_from:
         rundir.write_json(run.plan, _plan(frozen, request, line, nodes * ranks))
@@ -239,12 +238,12 @@ def _write(
         "job": job,
         "starts": [],
     }
-    rundir.write_json(frozen.record, facts)  # the last: with it everything is there
+    rundir.write_json(frozen.record, facts)  # written last: it marks the submission as complete
 
 
 def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: int) -> FrozenPlan:
-    """The configuration of a run that has not been planned yet: what depends on the machine comes
-    when the job is there."""
+    """Configuration of a run that has not been planned: what depends on the machine is added when
+    the job starts."""
     return {
         "created": time.time(),
         "command": {
@@ -264,13 +263,13 @@ def _plan(frozen: FrozenJob, request: Request, line: options.SplitArgs, ranks: i
 
 
 def _flags(request: Request, line: options.SplitArgs) -> list[str]:
-    """What each start of the job says beside --resume: what a resumed run does not keep, or is
-    asked to do otherwise."""
+    """Flags of each start of the job beside --resume: those that a resumed run does not keep, or is
+    to change."""
     if request.resume_from:
-        said = flags.parse(line.training, request.kind.fields).flags
+        given = flags.parse(line.training, request.kind.fields).flags
         chosen = {
             n: text
-            for n, (text, _) in said.items()
+            for n, (text, _) in given.items()
             if n in request.kind.fields and n not in ("resume", "run_name", "out_dir", "log_dir")
         }
     else:
@@ -287,8 +286,8 @@ def _flags(request: Request, line: options.SplitArgs) -> list[str]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Python packages that runs this is the job's too; an own build of PyTorch
-    is on its path already."""
+    """Variables of the Python environment, which the job uses too; a local build of PyTorch is on
+    its path already."""
     found = {"VIRTUAL_ENV": sys.prefix}
     if environ.get("TORCH_LOCAL_PATH"):
         found["TORCH_LOCAL_PATH"] = ""
@@ -299,10 +298,10 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def sbatch(frozen: FrozenJob, request: Request, line: options.SplitArgs) -> list[str]:
-    # In SLURM's pattern a percent sign of the path itself is written twice.
+    # A percent sign of the path is doubled in SLURM's pattern.
     log = str(request.logs).replace("%", "%%") + f"/{LOG_NAME}"
-    ours = {"job-name": frozen.run.name, "output": log}
-    given = [f"--{name}={value}" for name, value in ours.items() if line.option(name) is None]
+    defaults = {"job-name": frozen.run.name, "output": log}
+    given = [f"--{name}={value}" for name, value in defaults.items() if line.option(name) is None]
     return ["sbatch", "--parsable", *given, *line.sbatch, str(frozen.code / options.SCRIPT)]
 
 

@@ -1,16 +1,15 @@
-"""'Are all my ranks training?', answered once for a job that runs, from outside and in one screen.
-No torch here.
+"""Health check of a running job from outside: are all its ranks training? No torch here.
 
-options          the command line
-target           which processes are the ranks, how many there should be, which run it is
-activity         two looks at each rank, a moment apart: what has changed
-progress_checks  whether every rank goes on: the answer stands on it
+options          command line
+target           the ranks' processes, how many are expected, and their run
+activity         two observations of each rank, a moment apart
+progress_checks  does every rank make progress? decides the answer
 gpu_placement    which rank computes on which GPU
-run_checks       what the run directory knows: data, parameters, loss, speed, memory, checkpoint,
+run_checks       checks of the run directory: data, parameters, loss, speed, memory, checkpoint,
                  findings
-logs             what the log of a training tells that tells nothing of itself
-rank_table       what is told of each rank
-check            one thing that was looked at, and its proof
-health           all checks → YES, NO, CAN NOT TELL or HAS ENDED, and the exit status
+logs             log of a training that has no run directory
+rank_table       table of the ranks
+check            one check with its status and evidence
+health           all checks → YES, NO, UNKNOWN or IT HAS ENDED, and the exit status
 render           one screen, or JSON
 """

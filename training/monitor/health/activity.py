@@ -1,5 +1,4 @@
-"""Two looks at each rank, a moment apart. What has changed between them is the proof that it goes
-on."""
+"""Activity of each rank between two observations a moment apart: evidence of progress."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.sampling import IDLE_SHARE, RankTrace, Sample, courses, take
 
-LEAST_S, LOOK_S, MOST_S = 1.0, 2.0, 30.0  # a look takes so long at least; usually; for long steps
-STEPS = 3  # usual ones that are waited for
-MORE_S = 4.0  # where nothing has moved, so much more: that is a pause that anybody may make
+LEAST_S, LOOK_S, MOST_S = 1.0, 2.0, 30.0  # an observation: shortest, usual, longest (long steps)
+STEPS = 3  # an observation covers this many usual steps
+MORE_S = 4.0  # extra time if nothing has moved, since any rank may pause for a moment
 EVERY_S = 0.1
-SAMPLES = 5  # of a training that tells nothing of itself
+SAMPLES = 5  # of the processes of a training without heartbeats
 
 
 @dataclass(frozen=True)
 class RankActivity:
-    """One rank between the first look and the last. `pid` is None for a rank of another machine;
-    `states` are its main thread's."""
+    """One rank during the observation. `pid`: None on another machine; `states`: of its main
+    thread, one letter for each sample."""
 
     rank: int
     pid: int | None
@@ -34,7 +33,7 @@ class RankActivity:
     states: str = ""
     cpu: float | None = None  # share of a core, with its children
     course: RankTrace | None = None
-    calls: tuple[int, int] | None = None  # collectives that it had asked for by then
+    calls: tuple[int, int] | None = None  # collectives called so far, before and after
 
     @property
     def stopped(self) -> bool:
@@ -46,7 +45,7 @@ class RankActivity:
 
     @property
     def stepped(self) -> bool:
-        """It has begun a step after one that it has done."""
+        """It has completed a step and begun the next."""
         return bool(
             self.before
             and self.after
@@ -54,8 +53,8 @@ class RankActivity:
         )
 
     @property
-    def went_on(self) -> bool:
-        """To another phase."""
+    def moved(self) -> bool:
+        """It has entered another phase."""
         return bool(self.before and self.after and self.after.beats != self.before.beats)
 
     @property
@@ -65,7 +64,7 @@ class RankActivity:
 
 @dataclass
 class ActivityWindow:
-    """What a look has seen. `samples` only of a training that tells nothing of itself."""
+    """Result of an observation. `samples`: only for a training without heartbeats."""
 
     motions: dict[int, RankActivity]
     seconds: float
@@ -77,7 +76,7 @@ def window_s(usual_step_s: float | None) -> float:
 
 
 def at_heartbeats(target: Target, usual_step_s: float | None) -> ActivityWindow:
-    """Ends as soon as every rank has begun a further step; goes on for MORE_S when one has not."""
+    """Ends as soon as every rank has begun another step; takes MORE_S longer if one has not."""
     run = target.run
     assert run is not None
     begun, first, processes = time.monotonic(), _beats(run, target), _processes(target.pids)
@@ -111,7 +110,7 @@ def at_heartbeats(target: Target, usual_step_s: float | None) -> ActivityWindow:
 
 
 def _beats(run: RunDir, target: Target) -> dict[int, HeartbeatRecord]:
-    """Those of this start alone: an earlier one has left its own."""
+    """Heartbeats of this start, without those left by an earlier one."""
     since = target.plan.get("created")
     found = heartbeat.read_all(run.heartbeats, range(target.world or len(target.pids)))
     return {
@@ -130,8 +129,7 @@ def _processes(pids: Mapping[int, int]) -> dict[int, Process | None]:
 
 
 def at_processes(target: Target, seconds: float) -> ActivityWindow:
-    """By stacks, CPU, I/O and, where they tell, the ranks' collectives: what can be seen of any
-    training."""
+    """Observation of any training: stacks, CPU, I/O and, if recorded, collectives."""
     calls, begun = _calls(target), time.monotonic()
     samples = [take(target.pids)]
     for number in range(1, SAMPLES):
@@ -153,7 +151,7 @@ def at_processes(target: Target, seconds: float) -> ActivityWindow:
 
 
 def join(earlier: ActivityWindow, later: ActivityWindow) -> ActivityWindow:
-    """Two looks at the same processes, as one."""
+    """Two consecutive observations of the same processes as one."""
     motions = {}
     samples = [*earlier.samples, *later.samples]
     seen = courses(samples)
@@ -168,8 +166,7 @@ def join(earlier: ActivityWindow, later: ActivityWindow) -> ActivityWindow:
 
 
 def _calls(target: Target) -> dict[int, int]:
-    """rank → how many collectives it has asked for so far; a script under our launcher tells,
-    others do not."""
+    """rank → number of collectives called so far; recorded only under Duet's launcher."""
     if target.run is None:
         return {}
     found = {rank: flight_recorder.read(target.run.ranks, rank) for rank in target.pids}

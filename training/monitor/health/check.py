@@ -1,4 +1,4 @@
-"""One thing that was looked at: how it stands, and the proof."""
+"""One health check: its status and its evidence."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ OK, WARN, BAD, UNKNOWN = "ok", "warn", "bad", "unknown"
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """`headline`: what a BAD one, or the unknown answer, puts into the first line; without it
-    `text` does."""
+    """`headline`: text for the first line of the answer if this check decides it; default: `text`.
+    `ranks`: the ranks concerned, if not all."""
 
     name: str
     status: str  # OK, WARN, BAD, UNKNOWN
     text: str
-    ranks: tuple[int, ...] = field(default=())  # whom it is about, where it is not about all
+    ranks: tuple[int, ...] = field(default=())
     headline: str = ""
 
     @property
-    def said(self) -> str:
+    def shown_headline(self) -> str:
         return self.headline or self.text
 
 
@@ -40,8 +40,7 @@ def numbers(ranks: Collection[int]) -> str:
 
 
 def alike(values: dict[int, str]) -> str:
-    """What is told of each rank, those that share it together: 'ranks 0-3 step 7 → 9; rank 4 step
-    7'."""
+    """Values by rank, ranks with equal values together: 'ranks 0-3 step 7 → 9; rank 4 step 7'."""
     together: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         together.setdefault(value, []).append(rank)

@@ -1,4 +1,4 @@
-"""Which rank computes on which GPU, by what the driver says of its processes."""
+"""Which rank computes on which GPU, from the driver's list of processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places = dict[int, dict[int, int]]
 
 
 def find_placement(target: Target, seen: GpuInventory) -> Places:
-    """Only the ranks with a process on a GPU."""
+    """Ranks with a process on a GPU."""
     found: Places = {}
     for gpu in seen.gpus:
         for process in gpu.processes:
@@ -32,28 +32,28 @@ def find_placement(target: Target, seen: GpuInventory) -> Places:
 
 
 def expected(target: Target, seen: GpuInventory) -> dict[int, int]:
-    """rank → index of the GPU that should be its own: by the plan, else by CUDA_VISIBLE_DEVICES and
-    LOCAL_RANK, as scripts do it."""
+    """rank → index of its expected GPU: from the plan, else from CUDA_VISIBLE_DEVICES and
+    LOCAL_RANK."""
     index = {gpu.uuid: gpu.index for gpu in seen.gpus}
     out: dict[int, int] = {}
     for rank in target.pids:
-        local, told = target.local(rank), target.variables.get(rank, {})
+        local, known = target.local(rank), target.variables.get(rank, {})
         if target.run is not None:
             if (
                 len(target.planned) >= (target.here or len(target.pids))
                 and target.planned[local] in index
             ):
                 out[rank] = index[target.planned[local]]
-        elif "LOCAL_RANK" in told:
-            chosen, _ = gpus.visible(list(seen.gpus), told.get("CUDA_VISIBLE_DEVICES"))
+        elif "LOCAL_RANK" in known:
+            chosen, _ = gpus.visible(list(seen.gpus), known.get("CUDA_VISIBLE_DEVICES"))
             if len(chosen) == 1 or local < len(chosen):
                 out[rank] = chosen[0 if len(chosen) == 1 else local].index
     return out
 
 
 def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int]:
-    """rank → index of the GPU where it computes: its own one if it is there, else where it holds
-    most."""
+    """rank → index of the GPU on which it computes: the expected one if it has memory there, else
+    the one with most of its memory."""
     return {
         rank: wanted[rank] if wanted.get(rank) in held else max(held, key=lambda i: held[i])
         for rank, held in places.items()
@@ -61,7 +61,7 @@ def own(target: Target, places: Places, wanted: dict[int, int]) -> dict[int, int
 
 
 def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
-    """`begun`: the ranks train already, so that each should be on its GPU."""
+    """`begun`: the ranks already train, so each should be on its GPU."""
     device = text(dig(target.plan, "device", "value"))
     if device == "cpu":
         return HealthCheck(
@@ -71,7 +71,7 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
         )
     places, wanted = find_placement(target, seen), expected(target, seen)
     if not places:
-        return _nobody(target, seen, device == "cuda" and target.beats, begun)
+        return _no_placement(target, seen, device == "cuda" and target.beats, begun)
     on = own(target, places, wanted)
     names = {gpu.index: gpu for gpu in seen.gpus}
     shown = alike({rank: f"on GPU {index}{_use(names[index])}" for rank, index in on.items()})
@@ -82,13 +82,13 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     if crowded:
         index, ranks = next(iter(crowded.items()))
         headline = f"{numbers(ranks)} compute on the same GPU {index}" + (
-            f", GPU {empty[0]} has no rank" if empty else ""
+            f", no rank uses GPU {empty[0]}" if empty else ""
         )
-        # More ranks than GPUs is what somebody wanted.
+        # More ranks than GPUs: sharing was intended.
         status = BAD if len(target.pids) <= len(seen.gpus) else WARN
         return HealthCheck(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
     if absent:
-        idle = f", GPU {', '.join(map(str, empty))} has no process of it" if empty else ""
+        idle = f", no rank uses GPU {', '.join(map(str, empty))}" if empty else ""
         headline = (
             f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
         )
@@ -98,8 +98,12 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
     wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
     if wrong:
         rank = wrong[0]
-        by = "the plan" if target.run is not None else "LOCAL_RANK and CUDA_VISIBLE_DEVICES"
-        headline = f"rank {rank} computes on GPU {on[rank]}, its own by {by} is GPU {wanted[rank]}"
+        by = (
+            "the plan assigns"
+            if target.run is not None
+            else "LOCAL_RANK and CUDA_VISIBLE_DEVICES select"
+        )
+        headline = f"rank {rank} computes on GPU {on[rank]}, but {by} GPU {wanted[rank]}"
         return HealthCheck(
             NAME,
             BAD if target.run is not None else WARN,
@@ -107,17 +111,17 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
             tuple(wrong),
             headline,
         )
-    return _guests(target, seen, places, on, shown)
+    return _placed(target, seen, places, on, shown)
 
 
-def _guests(
+def _placed(
     target: Target, seen: GpuInventory, places: Places, on: dict[int, int], shown: str
 ) -> HealthCheck:
-    """Each rank is where it should be; who else is there?"""
+    """Every rank is on its GPU: checks for further memory and for other processes."""
     also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
     notes = [
-        f"rank {rank} holds {places[rank][i] / GIB:.1f} GiB of GPU {i} too (torch.cuda.set_device "
-        f"comes too late?)"
+        f"rank {rank} also holds {places[rank][i] / GIB:.1f} GiB on GPU {i} "
+        f"(torch.cuda.set_device called too late?)"
         for rank, others in also.items()
         for i in others
     ]
@@ -129,48 +133,44 @@ def _guests(
                     if process.used_bytes is not None
                     else ""
                 )
-                owner = f" of {process.user}" if process.user != "-" else ""
-                notes.append(
-                    f"GPU {gpu.index}: a process{owner} that is not of this training, pid "
-                    f"{process.pid}{size}"
-                )
+                owner = f" of user {process.user}" if process.user != "-" else ""
+                notes.append(f"GPU {gpu.index}: another process{owner}, pid {process.pid}{size}")
     if notes:
         return HealthCheck(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
     return HealthCheck(NAME, OK, f"a GPU for each rank: {shown}")
 
 
-def _nobody(target: Target, seen: GpuInventory, needed: bool, begun: bool) -> HealthCheck:
+def _no_placement(target: Target, seen: GpuInventory, needed: bool, begun: bool) -> HealthCheck:
     if not seen.gpus:
         return HealthCheck(
             NAME,
             UNKNOWN if needed else OK,
-            f"none: {seen.reason}" if not needed else f"not known: {seen.reason}",
+            f"none: {seen.reason}" if not needed else f"unknown: {seen.reason}",
         )
     visible = [process for gpu in seen.gpus for process in gpu.processes]
     if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
         return HealthCheck(
             NAME,
             UNKNOWN,
-            "not known: the driver does not tell which processes compute (MIG, an old driver)",
+            "unknown: the driver does not list processes (MIG, or an old driver)",
         )
     if visible and not any(procfs.read_process(process.pid) for process in visible):
         return HealthCheck(
             NAME,
             UNKNOWN,
-            "not known: the driver tells the host's process numbers, which are others in this "
-            "container",
+            "unknown: the driver reports the host's pids, which differ in this container",
         )
     opened = any(procfs.uses_gpu(pid) for pid in target.pids.values())
     if opened:
         return HealthCheck(
-            NAME, UNKNOWN, "not known: the ranks have a GPU open, and the driver does not name them"
+            NAME, UNKNOWN, "unknown: the ranks have a GPU open, but the driver does not list them"
         )
     if needed and begun:
-        headline = f"no rank has a process on a GPU, the plan has {len(target.planned)}"
+        headline = f"no rank has a process on a GPU, but the plan has {len(target.planned)} GPUs"
         return HealthCheck(NAME, BAD, headline, tuple(target.pids))
     count = len(seen.gpus)
     return HealthCheck(
-        NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, this machine has {count}"
+        NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, but this machine has {count}"
     )
 
 

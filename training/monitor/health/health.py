@@ -1,4 +1,4 @@
-"""All checks of one training → the answer, its first line and the exit status."""
+"""Health report of one training: all checks → answer, first line, exit status."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core import units
 from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
 from training.core.rundir import RunDir
@@ -23,16 +24,17 @@ from training.monitor.health import (
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.state import DIED, ENDED, FINISHED, RunWatch
+from training.monitor.run_status import DIED, ENDED, FINISHED
+from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
 
 if TYPE_CHECKING:
     from training.core.contracts.state import HealthRow, RunState
 
-YES, NO, CAN_NOT_TELL, HAS_ENDED = "yes", "no", "unknown", "ended"
-WORDS = {YES: "YES", NO: "NO", CAN_NOT_TELL: "CAN NOT TELL", HAS_ENDED: "IT HAS ENDED"}
-# Whom a BAD one decides the first line before the others, and which must be known for a YES.
+YES, NO, ANSWER_UNKNOWN, HAS_ENDED = "yes", "no", "unknown", "ended"
+WORDS = {YES: "YES", NO: "NO", ANSWER_UNKNOWN: "UNKNOWN", HAS_ENDED: "IT HAS ENDED"}
+# Of several BAD checks, the first in ORDER is in the first line; YES requires all of DECIDING.
 ORDER = (
     progress_checks.PROCESSES,
     progress_checks.STEPS,
@@ -46,7 +48,7 @@ DECIDING = (progress_checks.PROCESSES, progress_checks.STEPS)
 
 @dataclass
 class HealthReport:
-    """Everything that is shown. `state`: what the monitor knows of a run."""
+    """Everything that is shown. `state`: the monitor's state of the run."""
 
     answer: str
     text: str
@@ -64,12 +66,12 @@ class HealthReport:
 
 
 def of_run(run: RunDir) -> HealthReport:
-    """Raises UserError when the run goes on where it can not be looked at."""
+    """Raises UserError if the ranks run where they cannot be inspected."""
     shared = host_stats.Shared()
     watch = RunWatch(run, shared=shared)
     state = watch.read(0.0)
     host = target.other_host(run)
-    # Whether a process of another machine lives is not seen here.
+    # "died" is unreliable for a run on another machine: its processes are not visible here.
     if (host is None or state["run"]["state"] != DIED) and (
         report := _ended(run, state)
     ) is not None:
@@ -91,8 +93,8 @@ def of_process(pid: int) -> HealthReport:
 
 def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> HealthReport:
     before = watch.read(0.0) if watch else None
-    told = None if found.beats else logs.watch(found, shared)
-    log = told.read(0.0) if told else None
+    log_watch = None if found.beats else logs.watch(found, shared)
+    log = log_watch.read(0.0) if log_watch else None
     shared.ask()
     verdict: HangFinding | NoFinding = NoFinding(SHORT, "")
     if found.beats and before is not None:
@@ -106,7 +108,7 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
     gpus, _ = shared.answer(activity.LOOK_S, found.run.path if found.run else Path())
     held, wanted = gpu_placement.find_placement(found, gpus), gpu_placement.expected(found, gpus)
     on = gpu_placement.own(found, held, wanted)
-    later = told.read(0.0) if told else None
+    later = log_watch.read(0.0) if log_watch else None
     happened = run_checks.events(found.run) if found.run else []
     checks = [progress_checks.processes(found, seen)]
     if found.beats and state is not None:
@@ -125,7 +127,7 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
             if on.get(rank, wanted.get(rank)) in records
         }
         checks.append(
-            progress_checks.of_processes(seen, verdict, theirs, logs_on=_went_on(log, later))
+            progress_checks.of_processes(seen, verdict, theirs, logs_on=_progressed(log, later))
         )
         checks.append(gpu_placement.check(found, gpus, begun=True))
         checks += run_checks.of_script(log, later)
@@ -144,14 +146,13 @@ def _look(found: Target, watch: RunWatch | None, shared: host_stats.Shared) -> H
     )
 
 
-def _went_on(before: RunState | None, after: RunState | None) -> bool:
+def _progressed(before: RunState | None, after: RunState | None) -> bool:
     first, last = (dig(state, "progress", "step") for state in (before, after))
     return first is not None and last is not None and last > first
 
 
 def _at_processes(found: Target) -> tuple[ActivityWindow, HangFinding | NoFinding]:
-    """What looks like a standstill is looked at again, for longer: a second without a move happens
-    to anybody."""
+    """Observes an apparent hang again for longer: any rank may pause for a second."""
     seen = activity.at_processes(found, activity.LOOK_S)
     verdict = stall_detector.detect_stall(seen.samples, {})
     again = isinstance(verdict, HangFinding) or verdict.code in (QUIET, LOOPS)
@@ -170,10 +171,10 @@ def _judge(
     bad += [check for check in checks if check.status == BAD and check not in bad]
     if bad:
         more = f" (and {len(bad) - 1} more below)" if len(bad) > 1 else ""
-        return NO, f"{bad[0].said}{more}", Exit.HANG
+        return NO, f"{bad[0].shown_headline}{more}", Exit.HANG
     unknown = [by_name[name] for name in DECIDING if by_name[name].status == UNKNOWN]
     if unknown:
-        return CAN_NOT_TELL, unknown[0].said, Exit.RESOURCES
+        return ANSWER_UNKNOWN, unknown[0].shown_headline, Exit.RESOURCES
     count = found.world or len(found.pids)
     who = f"all {count} ranks train" if count > 1 else "the only rank trains"
     if not found.beats:
@@ -182,7 +183,7 @@ def _judge(
     return (
         YES,
         f"{who}{_last_step(state)}"
-        + (f"; {warned} to look at: {_names(checks)}" if warned else ""),
+        + (f"; {units.plural(warned, 'warning')}: {_names(checks)}" if warned else ""),
         Exit.DONE,
     )
 
@@ -206,7 +207,7 @@ def _last_step(state: RunState | None) -> str:
 
 
 def _ended(run: RunDir, state: RunState) -> HealthReport | None:
-    """A run that goes on no more: how it stood at its end."""
+    """Report on a run that has ended; None if it has not."""
     how = state["run"]["state"]
     if how not in ENDED:
         return None
@@ -229,19 +230,18 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
 
 
 def _without_ranks(run: RunDir, watch: RunWatch, error: UserError) -> HealthReport:
-    """Its supervisor lives, or nobody knows: before the first start, between two, or on another
-    machine."""
+    """Report on a run without ranks on this machine: before its first start, between two starts, or
+    on another machine."""
     state = watch.read(0.0)
     if (report := _ended(run, state)) is not None:
         return report
     pid = state["run"]["supervisor_pid"]
     if state["run"]["supervisor_alive"]:
         text = (
-            f"its supervisor (pid {pid}) lives, and no rank yet: it starts them, or starts "
-            f"them "
-            f"again"
+            f"its supervisor (pid {pid}) is running, but no rank is: it is starting or "
+            f"restarting them"
         )
     else:
         text = state["run"]["reason"] or error.problems[0].what
     check = HealthCheck(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)
-    return HealthReport(CAN_NOT_TELL, text, Exit.RESOURCES, [check], [], None, run, state)
+    return HealthReport(ANSWER_UNKNOWN, text, Exit.RESOURCES, [check], [], None, run, state)

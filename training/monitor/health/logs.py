@@ -1,4 +1,4 @@
-"""The log of a training that tells nothing of itself: its steps and its loss."""
+"""Log of a training without heartbeats: the source of its steps and loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training.monitor.log_watch import LogWatch
 
 
 def watch(target: Target, shared: Shared) -> LogWatch | None:
-    """Of the file that our launcher writes, else of the one to which a rank's output goes; None
-    where that is none."""
+    """Reader of the log that Duet's launcher writes, else of the file that a rank prints to; None
+    if there is no such file."""
     for path in [
         text(target.plan.get("log_file")),
         *(f"/proc/{pid}/fd/{fd}" for pid in target.pids.values() for fd in (1, 2)),
@@ -22,6 +22,6 @@ def watch(target: Target, shared: Shared) -> LogWatch | None:
         try:
             if path and stat.S_ISREG(Path(path).stat().st_mode):
                 return LogWatch(Path(path).resolve(), shared)
-        except (OSError, UserError):  # gone, another user's, or not to be read: then there is none
+        except (OSError, UserError):  # gone, another user's, or unreadable
             continue
     return None

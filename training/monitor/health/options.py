@@ -1,4 +1,4 @@
-"""The command line, and which run it means."""
+"""Command line of `./duet inspect`, and the run that it selects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HealthOptions:
     run: str = ""
     pid: int | None = None
     json: bool = False
-    every_s: float | None = None  # again and again
+    every_s: float | None = None  # --watch: interval
     help: bool = False
 
 

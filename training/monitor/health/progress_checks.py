@@ -1,5 +1,5 @@
-"""Does every rank go on? The answer stands on this: steps of a training of ours, and what can be
-seen of any other one."""
+"""Checks that decide the answer: are all ranks there, and does each make progress? By heartbeats
+for Duet's tasks, else by stacks, CPU, I/O and collectives."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunState
 
 PROCESSES, STEPS = "processes", "steps"
-# A GPU that computes draws more than this share of its limit; one that spins in a collective has
-# full use all the same.
+# Share of the power limit that a computing GPU exceeds; one that spins in a collective draws less,
+# at full utilization.
 AT_WORK = 0.35
-MANY = 4  # ranks; of more, only those are told one by one that do nothing
+MANY = 4  # of more ranks, only those without work are listed
 
 
 def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
-    """As many ranks as there should be, and all of them there."""
+    """Whether all expected ranks have a process."""
     shown = ", ".join(f"rank {rank} pid {pid}" for rank, pid in list(target.pids.items())[:8])
     shown += ", …" if len(target.pids) > 8 else ""
     finished = {m.rank for m in looked.motions.values() if m.after and m.after.phase == FINISHED}
@@ -37,27 +37,26 @@ def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     if missing:
         have = f"{numbers(missing)} {'has' if len(missing) == 1 else 'have'} no process"
         text = (
-            f"{len(target.pids)} of {target.here} ranks that {target.said_by} asks for here: "
+            f"{len(target.pids)} of {target.here} ranks expected here by {target.known_by}: "
             f"{shown}; {have}"
         )
         return HealthCheck(PROCESSES, BAD, text, tuple(missing), have)
     if gone and len(gone) == len(looked.motions):
-        text = "every rank has just ended; its log tells how"
+        text = "every rank has just ended; see its log for the reason"
         return HealthCheck(PROCESSES, UNKNOWN, text, tuple(gone))
     if gone:
         ended = f"{numbers(gone)} {'has' if len(gone) == 1 else 'have'} just ended"
         return HealthCheck(PROCESSES, BAD, f"{ended}: {shown}", tuple(gone), ended)
     if target.world is None:
         text = (
-            f"{len(target.pids)} ({shown}); how many there should be is not known: it was "
-            f"started without WORLD_SIZE"
+            f"{len(target.pids)} ({shown}); the expected number is unknown: started without "
+            f"WORLD_SIZE"
         )
         return HealthCheck(PROCESSES, OK, text)
     if target.here is None:
         text = (
-            f"{len(target.pids)} of {target.world} ranks are here ({shown}); whether the "
-            f"others "
-            f"run on other machines is not known"
+            f"{len(target.pids)} of {target.world} ranks are here ({shown}); the others may run on "
+            f"other machines"
         )
         return HealthCheck(PROCESSES, UNKNOWN, text)
     if target.elsewhere:
@@ -67,12 +66,12 @@ def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
         )
         return HealthCheck(PROCESSES, OK, text)
     return HealthCheck(
-        PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.said_by}: {shown}"
+        PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.known_by}: {shown}"
     )
 
 
 def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthCheck:
-    """By the heartbeats: each rank publishes every phase that it enters."""
+    """Progress by heartbeats: each rank publishes every phase that it enters."""
     motions = looked.motions
     if stopped := _stopped(motions):
         return stopped
@@ -111,39 +110,37 @@ def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthChe
 def _without_a_step(
     motions: dict[int, RankActivity], seconds: float, state: RunState
 ) -> HealthCheck:
-    """Nobody is overdue, and not every rank has begun a step."""
+    """No rank is overdue, and not every rank has begun a step."""
     beats = {rank: m.after for rank, m in motions.items() if m.after}
-    text = f"no further step of every rank in {seconds:.1f} s: {_phases(motions)}"
+    text = f"not every rank began a step in {seconds:.1f} s: {_phases(motions)}"
     if len(beats) < len(motions) or any(b.first_step == 0 for b in beats.values()):
         return HealthCheck(
-            STEPS, UNKNOWN, text, headline=f"the ranks have not begun to train: {_phases(motions)}"
+            STEPS, UNKNOWN, text, headline=f"training has not begun: {_phases(motions)}"
         )
     finished = [rank for rank, b in beats.items() if b.phase == FINISHED]
     if finished:
         return HealthCheck(
             STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished"
         )
-    still = [m for m in motions.values() if not m.stepped and not m.went_on and not m.busy]
-    # Who waits for one that works has its patience.
+    still = [m for m in motions.values() if not m.stepped and not m.moved and not m.busy]
+    # A rank that waits for a busy one is as patient as that one.
     waits = [m for m in still if m.after and phases.waits(m.after.phase)]
     if len(waits) < len(still) or len(still) == len(motions):
         who = [m for m in still if m not in waits] or still
         doing = _phases({m.rank: m for m in who})
-        text = (
-            f"{text}; {numbers([m.rank for m in who])} without a sign of work, and not yet overdue"
-        )
+        text = f"{text}; no activity on {numbers([m.rank for m in who])}, but not yet overdue"
         return HealthCheck(
             STEPS,
             UNKNOWN,
             text,
             tuple(m.rank for m in who),
-            f"nothing has moved for {seconds:.0f} s, nobody is overdue: {doing}",
+            f"no progress for {seconds:.0f} s, but no rank is overdue: {doing}",
         )
     between = [b.phase for b in beats.values() if kind(b.phase) in phases.BETWEEN]
     if between:
         return HealthCheck(STEPS, OK, f"between two steps: {_phases(motions)}; not overdue")
     usual = state["training"]["step_ms_p95"]
-    lasts = f", which may take {usual / 1000:.0f} s" if usual else ""
+    lasts = f" of usually up to {usual / 1000:.0f} s" if usual else ""
     return HealthCheck(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
 
 
@@ -154,8 +151,8 @@ def of_processes(
     *,
     logs_on: bool = False,
 ) -> HealthCheck:
-    """By stacks, CPU, I/O and collectives; `gpus`: the GPU of each rank; `logs_on`: its log tells
-    of further steps."""
+    """Progress by stacks, CPU, I/O and collectives. `gpus`: the GPU of each rank; `logs_on`: the
+    log shows further steps."""
     motions = looked.motions
     if stopped := _stopped(motions):
         return stopped
@@ -167,12 +164,12 @@ def of_processes(
     if isinstance(verdict, HangFinding):
         waits_for_gpu = verdict.rank is None and stall_detector.on_gpu(verdict)
         if waits_for_gpu and (logs_on or all(_computes(gpus.get(rank)) for rank in motions)):
-            return HealthCheck(STEPS, OK, f"{proof}; all wait for their GPUs, which compute")
+            return HealthCheck(STEPS, OK, f"{proof}; all wait for their GPUs, which are computing")
         if waits_for_gpu:
             text = f"{proof}; {verdict.sentence()}"
             headline = (
-                f"all ranks wait for their GPUs, at the same place for "
-                f"{verdict.since_s:.0f} s: look again"
+                f"all ranks have waited for their GPUs at the same line for "
+                f"{verdict.since_s:.0f} s: check again later"
             )
             return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
         return HealthCheck(
@@ -189,7 +186,7 @@ def of_processes(
             STEPS,
             UNKNOWN,
             f"{proof}; {verdict}",
-            headline=f"the ranks use their CPUs, but may not be looked into: {verdict}",
+            headline=f"the ranks use their CPUs, but their stacks are not readable: {verdict}",
         )
     if unsure or idle:
         return HealthCheck(
@@ -207,7 +204,7 @@ def _stopped(motions: dict[int, RankActivity]) -> HealthCheck | None:
     by = (
         "held by a debugger"
         if all(set(m.states) == {"t"} for m in found)
-        else f"stopped (SIGSTOP); to go on: kill -CONT {pids}"
+        else f"stopped (SIGSTOP); resume: kill -CONT {pids}"
     )
     others = {m.rank: m for m in motions.values() if not m.stopped and m.after}
     text = f"{who} {be} {by}" + (f"; {_phases(others)}" if others else "")
@@ -231,7 +228,7 @@ def _phases(motions: dict[int, RankActivity]) -> str:
 
 
 def doing(beat: HeartbeatRecord | None) -> str:
-    return f"in '{beat}' for {_age(beat.age_s)}" if beat else "has given no sign yet"
+    return f"in '{beat}' for {_age(beat.age_s)}" if beat else "without a heartbeat yet"
 
 
 def _age(seconds: float) -> str:
@@ -239,20 +236,20 @@ def _age(seconds: float) -> str:
 
 
 def _elsewhere(silent: list[int]) -> str:
-    return f"{numbers(silent)}: on another machine, whose heartbeats are not seen here"
+    return f"{numbers(silent)}: on another machine, whose heartbeats are not visible here"
 
 
 def _headline(found: HangFinding) -> str:
-    """'rank 1 stands at …', as an answer."""
+    """First line of the answer for a hang."""
     if found.rank is None:
         return found.how
     at = f", at {found.where}" if found.where and found.where not in found.how else ""
     doing = f" in '{found.phase}'" if found.phase else ""
-    return f"rank {found.rank}{doing} {found.how}{at}, since {found.since_s:.1f} s"
+    return f"rank {found.rank}{doing} {found.how}{at}, for {found.since_s:.1f} s"
 
 
 def _work(m: RankActivity, gpu: GpuState | None) -> str:
-    """What proves that this rank is at work; "" when nothing does."""
+    """Evidence that the rank is at work; "" if there is none."""
     c, found = m.course, []
     if m.calls and m.calls[1] > m.calls[0]:
         found.append(f"collective {m.calls[0]} → {m.calls[1]}")
@@ -263,13 +260,13 @@ def _work(m: RankActivity, gpu: GpuState | None) -> str:
     if c.own_cpu > IDLE_SHARE:
         found.append(f"{100 * c.own_cpu:.0f} % of a core")
     if c.children_work:
-        found.append(f"its children {100 * c.childrens_cpu:.0f} %")
+        found.append(f"child processes {100 * c.childrens_cpu:.0f} %")
     if c.moves_data:
         found.append(f"{c.bytes_moved / 1e3:.0f} kB/s")
     if c.frames and not c.same_place:
-        found.append("its stack changes")
+        found.append("changing stack")
     if c.woken and not c.same_functions:
-        found.append("goes round")
+        found.append("looping")
     if gpu and _computes(gpu):
         found.append(f"GPU {gpu['index']} {gpu['use_percent']} %")
     return ", ".join(found)
@@ -284,11 +281,11 @@ def _shown(motions: dict[int, RankActivity], work: dict[int, str]) -> str:
 
 def _no_work(m: RankActivity) -> str:
     name = stall_detector.waits(m.course) if m.course else None
-    return f"waits in {name}" if name else "shows no work" if m.course else "has ended"
+    return f"waits in {name}" if name else "no activity" if m.course else "has ended"
 
 
 def _computes(gpu: GpuState | None) -> bool:
-    """Power tells it: a kernel that waits for other ranks has full use too."""
+    """By its power: a kernel that waits for other ranks has full utilization too."""
     if gpu is None or not gpu["use_percent"] or not gpu["power_w"] or not gpu["power_limit_w"]:
         return False
     return bool(gpu["power_w"] > AT_WORK * gpu["power_limit_w"])

@@ -1,4 +1,4 @@
-"""What is told of each rank: the table below the answer."""
+"""Table of the ranks below the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rank_rows(
     held: gpu_placement.Places,
     on: dict[int, int],
 ) -> list[HealthRow]:
-    """One for each rank that should be there."""
+    """One row for each expected rank."""
     recorded = {r["rank"]: r for r in state["ranks"]} if state else {}
     return [
         _row(target, motion, recorded.get(rank), held.get(rank, {}), on.get(rank))
@@ -79,7 +79,7 @@ def _row(
 
 
 def at_the_end(state: RunState) -> list[HealthRow]:
-    """Of a run that has ended: where each rank was."""
+    """Rows of a run that has ended: the last phase and step of each rank."""
     return [
         {
             "rank": r["rank"],
@@ -94,7 +94,7 @@ def at_the_end(state: RunState) -> list[HealthRow]:
 
 
 def _resident(pid: int | None) -> int | None:
-    """Bytes of memory that the process uses."""
+    """Resident memory of the process in bytes."""
     try:
         found = _RESIDENT.search(Path(f"/proc/{pid}/status").read_text()) if pid else None
     except OSError:  # gone

@@ -1,4 +1,4 @@
-"""The answer as one screen, or as one JSON object."""
+"""The health report as one screen, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
-from training.monitor.health.health import CAN_NOT_TELL, HAS_ENDED, NO, YES, HealthReport
+from training.monitor.health.health import ANSWER_UNKNOWN, HAS_ENDED, NO, YES, HealthReport
 from training.monitor.health.run_checks import GIB
 from training.monitor.state import finite
 from training.monitor.term_text import STYLES, cells, clean
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MARKS = {OK: "ok", WARN: "warn", BAD: "bad", UNKNOWN: "?"}
 LOOKS = {OK: "good", WARN: "warn", BAD: "bad", UNKNOWN: "dim"}
-ANSWERS = {YES: "good", NO: "bad", CAN_NOT_TELL: "warn", HAS_ENDED: "bold"}
-ROWS = 16  # of ranks; of more, those that something is wrong with, and the first ones
+ANSWERS = {YES: "good", NO: "bad", ANSWER_UNKNOWN: "warn", HAS_ENDED: "bold"}
+ROWS = 16  # of ranks; of more ranks, those with problems come first
 
 
 def screen(report: HealthReport, *, colour: bool = False) -> list[str]:
-    """Lines of text. Whatever comes from files or processes can not act on the terminal."""
+    """Lines of text; control sequences from files and processes are removed."""
     word, _, rest = report.headline.partition(":")
     lines = [f"{_styled(word, ANSWERS[report.answer], colour)}:{clean(rest)}", *_subject(report)]
     wide = max((len(check.name) for check in report.checks), default=0)
@@ -33,7 +33,7 @@ def screen(report: HealthReport, *, colour: bool = False) -> list[str]:
 
 
 def record(report: HealthReport) -> HealthRecord:
-    """For --json. Units stand in the keys, null is not known."""
+    """For --json: units are in the keys; null means unknown."""
     target, run = report.target, report.run
     value: HealthRecord = {
         "schema_version": SCHEMA_VERSION,
@@ -66,16 +66,16 @@ def _subject(report: HealthReport) -> list[str]:
     if report.run is None:
         pids = sorted(report.target.pids.values()) if report.target else []
         what = (
-            f"a training that is not of this project, pid "
+            f"a training without a Duet run, pid "
             f"{', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
         )
     else:
         what = f"run {clean(report.run.name)} ({clean(str(report.run.path))})"
-    return [f"  {what}" + (f"; looked for {report.looked_s:.1f} s" if report.looked_s else "")]
+    return [f"  {what}" + (f"; observed for {report.looked_s:.1f} s" if report.looked_s else "")]
 
 
 def _table(report: HealthReport) -> list[str]:
-    """Only columns in which anything is known."""
+    """Table of the ranks, without empty columns."""
     rows = _chosen(report)
     if not rows:
         return []

@@ -1,5 +1,5 @@
-"""What a run's own files prove, beside that it goes on: data, parameters, loss, speed, memory,
-checkpoint, findings."""
+"""Checks of a run's own files besides progress: data, parameters, loss, speed, memory, checkpoint,
+findings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 SHOWN = 3  # findings
-TOLD_ABOVE = (*alerts.CODES_OF_FULL, "alert.foreign_process")  # by other checks
-STARTS, TELLING = ("start", "restart"), ("restart", "warning", "verdict")  # kinds of events
+CHECKED = (*alerts.CODES_OF_FULL, "alert.foreign_process")  # alerts that other checks cover
+STARTS, NOTABLE = ("start", "restart"), ("restart", "warning", "verdict")  # kinds of events
 UNEVEN = 1.2  # times the memory of another rank
-LATE = 2  # so many usual distances between checkpoints without one get a word
-SEE = "not known from outside: see docs/inspection.md"
+LATE = 2  # a checkpoint is overdue after this many times the usual interval
+SEE = "not visible from outside: see docs/inspection.md"
 
 
 def events(run: RunDir) -> list[EventRecord]:
-    """Those since the ranks were last started."""
+    """Events since the ranks were last started."""
     found: list[EventRecord] = []
     for event in run_reader.read_events(run.events):
         if event.get("event") in STARTS:
@@ -40,7 +40,7 @@ def events(run: RunDir) -> list[EventRecord]:
 def of_run(
     target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]
 ) -> list[HealthCheck]:
-    """The checks of a training of ours."""
+    """Checks of a run with a Duet task."""
     return [
         speed(state),
         data(target, happened),
@@ -53,23 +53,23 @@ def of_run(
 
 
 def of_script(before: RunState | None, after: RunState | None) -> list[HealthCheck]:
-    """Of a training that tells nothing of itself: what two looks at its log say."""
+    """Checks of a training without heartbeats, from two reads of its log."""
     checks = [HealthCheck("data", UNKNOWN, SEE), HealthCheck("parameters", UNKNOWN, SEE)]
     if before is None or after is None:
         return [
             *checks,
-            HealthCheck("log", UNKNOWN, "its output goes to no file that can be read here"),
+            HealthCheck("log", UNKNOWN, "its output is not in a readable file"),
         ]
     first, last, file = before["progress"]["step"], after["progress"]["step"], after["log"]["file"]
     if last is None:
-        return [*checks, HealthCheck("log", UNKNOWN, f"no line of {file} tells a step")]
+        return [*checks, HealthCheck("log", UNKNOWN, f"no step recognised in {file}")]
     moved = f"step {first} → {last}" if first not in (None, last) else f"step {last}"
     checks.append(HealthCheck("log", OK, f"{moved} in {file}"))
     return [*checks, loss(after)] if after["training"]["loss"] is not None else checks
 
 
 def speed(state: RunState) -> HealthCheck:
-    """What each rank needs for its own part of a step; the one that all wait for is named."""
+    """Compute time of each rank; names a rank that slows down the others."""
     own = {
         r["rank"]: median for r in state["ranks"] if (median := r["compute_ms_median"]) is not None
     }
@@ -90,21 +90,21 @@ def speed(state: RunState) -> HealthCheck:
             tuple(rank for alert in slow if (rank := alert["rank"]) is not None),
         )
     if not own:
-        return HealthCheck("speed", UNKNOWN, f"{whole_step}; no rank's own part is recorded")
+        return HealthCheck("speed", UNKNOWN, f"{whole_step}; no compute times are recorded")
     return HealthCheck(
         "speed",
         OK,
-        f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, nobody is slow",
+        f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, none is slow",
     )
 
 
 def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
-    """Each rank's share of the epoch, as the ranks have proven it to each other at its start."""
+    """Each rank's share of the epoch, verified among the ranks at its start (event 'shards')."""
     event = next((e for e in reversed(happened) if e.get("event") == "shards"), None)
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
     if event is None or not reports:
         return HealthCheck(
-            "data", UNKNOWN, "no rank has shown its share of the data yet (event 'shards')"
+            "data", UNKNOWN, "the ranks' shares are not verified yet (event 'shards')"
         )
     pieces = metric_units.pieces(target.plan)
     epoch, proven, world = event.get("epoch"), whole(event.get("proven_sequences")), target.world
@@ -121,17 +121,17 @@ def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
     )
     firsts = [tuple(items(r.get("first_sequences"))) for r in reports]
     if len(set(sizes.values())) > 1:
-        said = alike({int(r or 0): f"{size} {pieces}" for r, size in sizes.items()})
+        differing = alike({int(r or 0): f"{size} {pieces}" for r, size in sizes.items()})
         return HealthCheck(
             "data",
             BAD,
-            f"the ranks' datasets differ: {said}",
-            headline=f"the ranks' datasets differ: {said}",
+            f"the ranks' datasets differ: {differing}",
+            headline=f"the ranks' datasets differ: {differing}",
         )
     if world is not None and (
         len(reports) != world or any(whole(r.get("world_size")) != world for r in reports)
     ):
-        headline = f"the data is divided among {len(reports)} ranks, the plan has {world}"
+        headline = f"the data is divided among {len(reports)} ranks, but the plan has {world}"
         return HealthCheck("data", BAD, headline)
     if len({s for first in firsts for s in first}) < sum(map(len, firsts)) or len(set(counts)) > 1:
         return HealthCheck(
@@ -142,21 +142,20 @@ def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
         f"{len(reports)} ranks"
     )
     return HealthCheck(
-        "data", OK, f"{whole_of}; disjoint and complete, proven for {proven} of them"
+        "data", OK, f"{whole_of}; disjoint and complete, verified for {proven} of them"
     )
 
 
 def parameters(
     target: Target, looked: ActivityWindow, state: RunState, happened: list[EventRecord]
 ) -> HealthCheck:
-    """The last step at which they were proven equal: had they not been, the run would have ended
-    there."""
+    """Last step at which they were equal on all ranks; a run with unequal ones ends at once."""
     every = whole(dig(target.plan, "config", "inspect_every"))
     if not every:
         text = (
-            "never compared: --inspect_every=0"
+            "never compared (--inspect_every=0)"
             if every == 0
-            else "the plan does not say how often they are compared"
+            else "unknown: inspect_every is missing in the plan"
         )
         return HealthCheck("parameters", WARN if every == 0 else UNKNOWN, text)
     begun = next((whole(e.get("step")) for e in happened if e.get("event") == "start"), None) or 0
@@ -168,7 +167,7 @@ def parameters(
         return HealthCheck(
             "parameters",
             UNKNOWN,
-            f"not compared yet in this start; the first time at step {following}",
+            f"not compared yet in this start; first comparison at step {following}",
         )
     return HealthCheck(
         "parameters",
@@ -178,12 +177,11 @@ def parameters(
 
 
 def loss(state: RunState) -> HealthCheck:
-    """The loss of the last step, and that of every rank with it: a batch that is empty or a NaN
-    ends a run of ours."""
+    """Loss and gradient norm of the last step; they include all ranks."""
     training, progress = state["training"], state["progress"]
     value = training["loss"]
     if value is None:
-        return HealthCheck("loss", UNKNOWN, "none is recorded yet")
+        return HealthCheck("loss", UNKNOWN, "none recorded yet")
     factor, unit = metric_units.display(training)
     if not math.isfinite(value):
         return HealthCheck(
@@ -209,18 +207,16 @@ def memory(state: RunState) -> HealthCheck:
         r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None
     }
     system = [alert["text"] for alert in state["alerts"] if alert["code"] in alerts.CODES_OF_FULL]
-    shown = (
-        f"{span(held.values(), 'GiB', 2)} for each rank" if held else "no rank's is recorded yet"
-    )
+    shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "none recorded yet"
     if held and max(held.values()) > UNEVEN * min(held.values()):
-        shown += f", most for rank {max(held, key=lambda rank: held[rank])}"
+        shown += f", most on rank {max(held, key=lambda rank: held[rank])}"
     if system:
         return HealthCheck("memory", WARN, f"{'; '.join(system)}; {shown}")
     return HealthCheck("memory", OK if held else UNKNOWN, shown)
 
 
 def checkpoint(target: Target, state: RunState) -> HealthCheck:
-    """The newest one, and whether one is overdue."""
+    """Age of the newest checkpoint, and whether the next is overdue."""
     every, step, found = (
         whole(dig(target.plan, "config", "save_every")),
         state["progress"]["step"] or 0,
@@ -231,7 +227,7 @@ def checkpoint(target: Target, state: RunState) -> HealthCheck:
         if every == 0
         else f"every {every} steps"
         if every
-        else "how often is not known"
+        else "interval unknown"
     )
     if found is None:
         late = bool(every) and step > LATE * (every or 0)
@@ -251,26 +247,27 @@ def checkpoint(target: Target, state: RunState) -> HealthCheck:
 
 
 def findings(happened: list[EventRecord]) -> list[HealthCheck]:
-    """What was found from inside since the start, and the last word of the inspector
-    (docs/inspection.md), where one is used."""
-    told = [e for e in happened if e.get("event") in TELLING]
+    """Warnings, verdicts and restarts since the start, and the last report of DDPInspector
+    (docs/inspection.md) if it is used."""
+    notable = [e for e in happened if e.get("event") in NOTABLE]
     checks = []
     if inspected := [
-        said for e in happened if e.get("event") == "inspection" and (said := text(e.get("text")))
+        report
+        for e in happened
+        if e.get("event") == "inspection" and (report := text(e.get("text")))
     ]:
         checks.append(HealthCheck("inspector", OK, inspected[-1]))
-    if not told:
+    if not notable:
         return [*checks, HealthCheck("findings", OK, "no warning since the start")]
-    shown = "; ".join(f"{text(e.get('text')) or e['event']}{_at(e)}" for e in told[-SHOWN:])
-    more = f" (the last of {len(told)})" if len(told) > SHOWN else ""
-    ranks = {rank for e in told if (rank := whole(e.get("rank"))) is not None}
+    shown = "; ".join(f"{text(e.get('text')) or e['event']}{_at(e)}" for e in notable[-SHOWN:])
+    more = f" (the last of {len(notable)})" if len(notable) > SHOWN else ""
+    ranks = {rank for e in notable if (rank := whole(e.get("rank"))) is not None}
     return [*checks, HealthCheck("findings", WARN, f"{shown}{more}", tuple(sorted(ranks)))]
 
 
 def attention(state: RunState) -> list[HealthCheck]:
-    """What else the monitor calls for: heat, disks, the clock. Strangers on a GPU are the check of
-    the GPUs."""
-    rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in TOLD_ABOVE]
+    """Other alerts of the monitor: throttling, disks, the clock."""
+    rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in CHECKED]
     return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
 
 

@@ -1,2 +1,20 @@
-"""A run, or a comparison of several, as one HTML file that needs nothing else: no server, no
-network, no JavaScript to be read."""
+"""One run, or a comparison of several, as one self-contained HTML file, readable without scripts.
+
+run             records and state of one run
+restarts        pauses between the starts of a run
+read_backwards  a JSON-lines file from its end
+curve           one curve: points, smoothing, times
+series          metrics.jsonl as curves
+chart_types     chart, series, colours
+charts          Vega-Lite specifications
+chart_render    specification → SVG picture
+run_charts      charts of one run
+headline        headline figures of one run
+timeline        timeline of one run
+sections        text sections of a page
+run_page        page of one run
+compare_page    page of several runs
+page            frame of a page
+html            HTML with escaped text
+options         command line
+"""

@@ -1,5 +1,5 @@
-"""vl-convert: a chart's specification → a picture, and the program that draws the same in the page.
-Both without a network."""
+"""Charts rendered by vl-convert: SVG pictures, and the JavaScript that draws them in the page.
+Works without a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from training.core import rundir
 from training.host import p2p_cache
-from training.monitor.report.charts import Chart
+from training.monitor.report.chart_types import Chart
 
 PACKAGE = "vl-convert-python"
 VERSION = "6.4"  # of Vega-Lite
@@ -29,14 +29,13 @@ def available() -> bool:
 
 
 def warm_up() -> None:
-    """The first picture takes some tenths of a second more than the others: begin that while files
-    are read."""
+    """Renders a first picture in the background, since it takes some tenths of a second longer."""
     if vl_convert is not None:
         threading.Thread(target=_first_picture, daemon=True).start()
 
 
 def _first_picture() -> None:
-    with contextlib.suppress(ValueError):  # the pictures that are wanted say it too
+    with contextlib.suppress(ValueError):  # the real pictures raise it again
         vl_convert.vegalite_to_svg(
             {"data": {"values": []}, "mark": "point", "encoding": {}}, vl_version=VERSION
         )
@@ -47,13 +46,13 @@ def picture(chart: Chart) -> str:
     svg: str = vl_convert.vegalite_to_svg(
         chart.complete(), vl_version=VERSION, allowed_base_urls=[]
     )
-    # Several pictures stand in one page, which has one space of names.
+    # All pictures of a page share one namespace of ids.
     return _ID.sub(rf"\1{chart.id}-\2", svg)
 
 
 def program(environ: Mapping[str, str] = os.environ) -> str:
-    """JavaScript that makes `vegaEmbed` known to a page. To put it together takes a second, so it
-    is kept in the user's cache."""
+    """JavaScript that defines `vegaEmbed`. Building it takes a second, so the user's cache keeps
+    it."""
     folder = p2p_cache.path(environ)
     kept = folder.with_name(f"vega-{vl_convert.__version__}.js") if folder else None  # type: ignore[attr-defined]
     if kept is not None:
@@ -72,5 +71,5 @@ def _keep(path: Path | None, source: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         rundir.write_bytes(path, source.encode())
-    except OSError:  # next time it takes a second again
+    except OSError:  # rebuilt next time
         pass

@@ -1,136 +1,41 @@
-"""Charts as Vega-Lite: one specification each, which is drawn here as a picture and by the page as
-what answers to the mouse.
-
-Colours are names of the page's style (`var(--c1)`), so that one picture is right in the light, in
-the dark and on paper.
-"""
+"""Vega-Lite specifications of charts, rendered as a picture and drawn interactively by the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from training.monitor.report.series import Curve, PointPosition
+from training.monitor.report.chart_types import (
+    COLOURS,
+    CONFIG,
+    DOTS,
+    HALF,
+    LINE,
+    LOW,
+    SCHEMA,
+    TALL,
+    THIN,
+    WIDE,
+    Chart,
+    Series,
+    VegaSpec,
+    colour,
+    dash,
+)
+from training.monitor.report.curve import Curve, PointPosition
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-# pixels of a picture; of the area in which a chart draws
-WIDE, HALF, TALL, LOW = (
-    900,
-    436,
-    260,
-    170,
-)
-COLOURS = 8
-# beside the step, in the page only; tokens: or samples, what the runs count
-OTHER_AXES = (
-    "time",
-    "tokens",
-)
-LINE, THIN, DOTS = "line", "thin", "dots"
-NO_NUMBER = -1  # in place of a series: rows that are only marked, of the whole chart
-# less the number of the series: such rows of one series, which are hidden with it (see page.js)
+NO_NUMBER = -1  # number in place of a series: marks without a value that belong to the whole chart
+# minus the number of the series: marks of one series, which are hidden with it (see page.js)
 MARK, BEYOND = (
     -1000,
     -2000,
 )
-# of the first, second, third time that a colour is used
-DASHES: tuple[list[int], ...] = (
-    [1, 0],
-    [7, 3],
-    [2, 3],
-)
-EDGE = 5  # pixels
-EQUAL_SHARE = 0.02  # of the value: what an axis shows around it where all are equal
-PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # else "0k"
 CALM_FROM = 30  # points
 HALF_POINTS = 750  # of a curve in a chart of half the width
-CONFIG = {
-    "background": None,
-    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
-    "aria": False,
-    "view": {"stroke": None},
-    "axis": {
-        "domainColor": "var(--rule)",
-        "gridColor": "var(--grid)",
-        "tickColor": "var(--rule)",
-        "labelColor": "var(--soft)",
-        "titleColor": "var(--soft)",
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-        "labelFlush": False,
-        "labelOverlap": True,
-        "tickSize": 4,
-    },
-    "axisX": {"grid": False, "tickCount": 8},
-    "axisY": {"domain": False, "ticks": False, "minExtent": 42, "tickCount": 5},
-}
-
-
-@dataclass
-class Series:
-    """`colour`: number of a colour, from 1; 0: that of text which is less important."""
-
-    name: str
-    colour: int
-    style: str
-    points: list[tuple[PointPosition, float]]
-    # of this series alone, in its colour
-    marks: list[tuple[PointPosition, str]] = field(default_factory=list)
-
-
-# JSON of Vega-Lite, or a part of it: its own schema says what it may hold
-VegaSpec = dict[str, Any]
-
-
-@dataclass
-class Chart:
-    """A chart with its data. `columns`: name → values of all rows; `legend`: (name, colour) of each
-    series."""
-
-    id: str
-    title: str
-    unit: str
-    note: str
-    spec: VegaSpec
-    columns: dict[str, list[Any]]
-    legend: list[tuple[str, int]] = field(default_factory=list)
-    wide: bool = True
-    log: bool = False  # whether a logarithmic scale is offered
-    named: bool = True  # whether the names need to be shown
-    faint: tuple[int, ...] = ()  # series that are drawn thin
-    hover: bool = (
-        False  # rows have series, step, time and tokens: the page shows what is below the mouse
-    )
-
-    def complete(self) -> VegaSpec:
-        """The specification with the data that a picture needs."""
-        keys = [key for key in self.columns if not self.hover or key not in OTHER_AXES]
-        rows = zip(*(self.columns[key] for key in keys), strict=True)
-        return {
-            **self.spec,
-            "data": {"values": [dict(zip(keys, row, strict=True)) for row in rows]},
-        }
-
-
-def colour(number: int) -> str:
-    return f"var(--c{(number - 1) % COLOURS + 1})" if number else "var(--soft)"
-
-
-def dash(number: int) -> list[int]:
-    return DASHES[max(0, number - 1) // COLOURS % len(DASHES)]
-
-
-def swatch(number: int) -> str:
-    """The `background` of what stands for a curve in a legend."""
-    line, gap = dash(number)
-    paint = colour(number)
-    return (
-        f"repeating-linear-gradient(90deg,{paint} 0 {line}px,transparent {line}px {line + gap}px)"
-        if gap
-        else paint
-    )
+EQUAL_SHARE = 0.02  # of the value: extent of the axis around it if all values are equal
+EDGE = 5  # pixels
+PLAIN_ZERO = "datum.value === 0 ? '0' : datum.label"  # "0" instead of "0k"
 
 
 def lines(
@@ -149,9 +54,9 @@ def lines(
     top: float | None = None,
     named: bool = True,
 ) -> Chart | None:
-    """Curves over steps; None without a point. `marks`: where there is no number, and what there is
-    instead; `calm`: a few values far above all others are marked at the upper edge, so that the
-    others can be told apart; `top`: where the scale ends, where that is known already."""
+    """Curves over steps; None without a point. `marks`: steps without a finite value, and what they
+    have instead. `calm`: a few values far above the others are marked at the upper edge, so that
+    the others remain readable. `top`: end of the scale, if known."""
     series = [
         s if wide else replace(s, points=thin(s.points, HALF_POINTS))
         for s in series
@@ -171,7 +76,7 @@ def lines(
     rows += [(NO_NUMBER, place.step, place.time_s, place.tokens, None) for place, _ in marks]
     values = [value for one in series for _, value in one.points]
     top = _top(values) if calm else top
-    own: dict[int, tuple[str, int]] = {}  # number in place of a series → shape, colour
+    own: dict[int, tuple[str, int]] = {}  # number of a series' marks → shape, colour
     for number, one in enumerate(series):
         beyond = [place for place, value in one.points if top is not None and value > top]
         for kind, shape, places in (
@@ -203,7 +108,7 @@ def lines(
         if top is None
         else {"domainMax": top, "nice": False} | ({} if zero else {"padding": EDGE})
     )
-    # an axis of one value has labels that are rounded to nothing
+    # rounding makes all labels equal on an axis of one value
     if values and min(values) == max(values) and not zero:
         around = EQUAL_SHARE * abs(values[0]) or 1.0
         scale = {"domain": [values[0] - around, values[0] + around], "zero": False, "nice": False}
@@ -257,7 +162,7 @@ def lines(
             }
         )
     if marks or own:
-        # a mark at the last step is not cut in half
+        # keeps a mark at the last step whole
         x["scale"] = {
             "nice": False,
             "zero": False,
@@ -292,7 +197,7 @@ def lines(
 
 
 def thin(points: list[tuple[PointPosition, float]], most: int) -> list[tuple[PointPosition, float]]:
-    """Of equal stretches the smallest and the largest value."""
+    """At most `most` points: the smallest and the largest value of equal ranges."""
     size = -(-len(points) // (most // 2))
     if len(points) <= most:
         return points
@@ -306,21 +211,20 @@ def _value(point: tuple[PointPosition, float]) -> float:
 
 
 def _top(values: list[float]) -> float | None:
-    """Where a scale ends when a few values are far above the others; None where they are not."""
+    """End of the scale if a few values are far above the others; else None."""
     values = sorted(values)
     most = values[int(0.98 * (len(values) - 1))] if values else 0.0
     return 1.4 * most if len(values) >= CALM_FROM and values[-1] > 2.5 * most > 0 else None
 
 
 def spiky(curve: Curve) -> float | None:
-    """Where the scale of a loss ends, which falls from a high start: above its running median; None
-    without a spike."""
+    """End of the scale of a loss, above its running median; None without a spike."""
     usual = max((value for _, value in curve.smoothed()), default=0.0)
     return 1.15 * usual if usual > 0 and curve.extent and curve.extent[1] > 2 * usual else None
 
 
 def zoom() -> VegaSpec:
-    # The wheel alone scrolls the page, which a chart as wide as the page would otherwise stop.
+    # The wheel alone scrolls the page, which wide charts would otherwise block.
     return {
         "name": "zoom",
         "bind": "scales",
@@ -336,8 +240,7 @@ def _one_of(numbers: list[int]) -> str:
 
 
 def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -> list[Series]:
-    """The values as they are, thin, and above them the running median, where there is enough of
-    both."""
+    """The raw values, thin, and their running median; one plain curve if there are too few."""
     smooth = curve.smoothed(ends=ends)
     if not smooth:
         return [Series(name, number, LINE, curve.points)]
@@ -356,7 +259,7 @@ def stacked(
     unit: str,
     note: str,
 ) -> Chart:
-    """Bars from left to right, of parts: (bar, part, amount)."""
+    """Horizontal stacked bars. `rows`: (bar, part, amount)."""
     bars = list(dict.fromkeys(bar for bar, _, _ in rows))
     axis = {"title": unit, "grid": True, "format": "~s", "labelExpr": PLAIN_ZERO}
     spec = {
@@ -382,7 +285,7 @@ def stacked(
                 "legend": None,
             },
             "tooltip": [
-                {"field": "bar", "title": "of"},
+                {"field": "bar", "title": "bar"},
                 {"field": "part"},
                 {"field": "y", "title": unit},
             ],

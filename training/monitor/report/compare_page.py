@@ -1,4 +1,4 @@
-"""The page of several runs: their curves over each other, their figures, and what was different."""
+"""Page that compares several runs: figures, differences, curves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from training.config.schema import of_the_run
 from training.core import metric_units
 from training.core.jsonl import dig, number, text
 from training.core.units import count, decimal, milliseconds
-from training.monitor.report import charts, run_charts, sections
-from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report import chart_types, charts, headline, run_charts, sections
+from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
+from training.monitor.report.curve import Curve
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
-from training.monitor.report.series import Curve
 
 HINT = (
-    "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double "
-    "click to go back; click a run to hide it."
+    "Hover over a curve for its values. Drag to pan, Ctrl + wheel to zoom, double-click to "
+    "reset; click a run to hide it."
 )
-SMOOTHED = "the running median"
-CHANGING = ("host memory",)  # facts of a moment, not of a machine
-# name, of a run, as text, whether more is better
+SMOOTHED = "running median"
+CHANGING = ("host memory",)  # facts that change from moment to moment
+# name, value of a run, value as text, whether more is better
 Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
 
 
@@ -37,7 +37,7 @@ def page(runs: Sequence[Run], spoken: str) -> ReportPage:
     out.add("figures", "Figures", _figures(runs, names))
     out.add(
         "differences",
-        "What is configured differently",
+        "Configuration differences",
         _differences(runs, names),
         short="Differences",
     )
@@ -47,7 +47,7 @@ def page(runs: Sequence[Run], spoken: str) -> ReportPage:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), runs_shown, drawn)
     out.add(
         "machines",
-        "Machines and programs that differ",
+        "Machine and software differences",
         _environments(runs, names),
         short="Machines",
     )
@@ -56,12 +56,12 @@ def page(runs: Sequence[Run], spoken: str) -> ReportPage:
         for name, run in zip(names, runs, strict=True)
         if run.failure
     ]
-    out.add("failures", "Failures", *(join([tag("h3", name), said]) for name, said in failed))
+    out.add("failures", "Failures", *(join([tag("h3", name), card]) for name, card in failed))
     return out
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Of runs with the same name, also where they lie."""
+    """Names of the runs; folders where several runs share a name."""
     names = [run.name for run in runs]
     return [
         str(run.folder.path) if names.count(name) > 1 else name
@@ -75,10 +75,10 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
     return join(
         [
             tag("h1", f"Comparison of {len(runs)} runs"),
-            tag("p", f"Not ended yet: {', '.join(running)}", class_="notice") if running else None,
+            tag("p", f"Still running: {', '.join(running)}", class_="notice") if running else None,
             tag(
                 "p",
-                f"Without a finished step, so without curves: {', '.join(empty)}",
+                f"No curves, since no step is finished: {', '.join(empty)}",
                 class_="notice",
             )
             if empty
@@ -88,8 +88,8 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
 
 
 def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    """Of each column the best value is marked (of the runs of one task), where there is more than
-    one and not all are equal."""
+    """Table of the figures. Marks the best value of each column among the runs of one task, unless
+    all are equal."""
     columns: list[Figure] = [
         ("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)
     ]
@@ -98,22 +98,22 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
         named = f"best {title[0].lower()}{title[1:]}{f', {unit}' if unit else ''}"
         columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
-        ("loss at end (running median)", _last_loss, decimal, False),
+        ("final loss (running median)", _last_loss, decimal, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
-        ("time of a step", lambda r: r.metrics.median("step_ms"), milliseconds, False),
+        ("step time", lambda r: r.metrics.median("step_ms"), milliseconds, False),
         (
-            "memory of a rank",
+            "memory per rank",
             lambda r: r.metrics.peak("memory_bytes"),
             lambda v: f"{v / run_charts.MIB:,.0f} MiB",
             False,
         ),
         *((unit, _trained(unit), count, None) for unit in _units(runs)),
-        ("time", lambda r: r.lasted_s, run_charts.lasted, None),
+        ("time", lambda r: r.lasted_s, headline.lasted, None),
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         state = run.state["run"]["state"]
-        mark = tag("i", class_="key", style=f"background:{charts.swatch(i + 1)}")
+        mark = tag("i", class_="key", style=f"background:{chart_types.swatch(i + 1)}")
         rows.append([join([mark, name]), tag("span", state, class_=state)])
     head: list[object] = ["run", "state"]
     for title, of, shown, more in columns:
@@ -149,7 +149,7 @@ def _best_of(
 
 
 def _scores(runs: Sequence[Run]) -> list[str]:
-    """Of any of them, without those of what a model is given."""
+    """Metrics of any run's evaluations, without those of the model's input."""
     keys = dict.fromkeys(key for run in runs for key in run.metrics.scores)
     return [key for key in keys if not metric_units.of_the_input(key, keys)]
 
@@ -180,7 +180,7 @@ def _units(runs: Sequence[Run]) -> list[str]:
 
 
 def _tasks(runs: Sequence[Run]) -> list[str]:
-    """Of those that have trained: only the figures of one task can be compared."""
+    """Tasks of the runs with steps: only runs of the same task are comparable."""
     return list(dict.fromkeys(run.task for run in runs if run.metrics.steps))
 
 
@@ -209,9 +209,9 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
             continue
         bad, failed = run.metrics.curves.get("loss", Curve()).marks, run_charts.failure_mark(run)
         one.marks = [*bad, *([failed] if failed else [])]
-        said = [f"a loss that is no finite number (step {bad[0][0].step:,})"] if bad else []
-        said += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
-        notes += [f"× {one.name}: {', '.join(said)}"] if said else []
+        marked = [f"non-finite loss (step {bad[0][0].step:,})"] if bad else []
+        marked += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
+        notes += [f"× {one.name}: {', '.join(marked)}"] if marked else []
     return charts.lines(
         "loss", title, series, unit=unit, note="; ".join(notes), wide=True, log=True, named=False
     )
@@ -259,7 +259,7 @@ def _each(
 
 
 def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
-    """Of each run the rank that has needed most."""
+    """Memory of the largest rank of each run."""
     series = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         curves = [curve for curve in run.metrics.by_rank.get("memory_bytes", []) if curve.extent]
@@ -271,9 +271,7 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
                 name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]
             )
         )
-    return charts.lines(
-        "memory", "Memory", series, unit="GiB", note="the rank that has needed most", named=False
-    )
+    return charts.lines("memory", "Memory", series, unit="GiB", note="largest rank", named=False)
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
@@ -294,7 +292,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
     return (
         table(["field", *names], rows)
         if rows
-        else tag("p", "No difference: every field has the same value.")
+        else tag("p", "No differences: every field has the same value.")
     )
 
 
@@ -321,6 +319,4 @@ def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
         values = [facts.get(fact, "-") for facts in known]
         if len(set(values)) > 1:
             rows.append([fact, *values])
-    return (
-        table(["", *names], rows) if rows else tag("p", "No difference, as far as the plans know.")
-    )
+    return table(["", *names], rows) if rows else tag("p", "No differences recorded in the plans.")

@@ -1,4 +1,4 @@
-"""HTML whose text is always escaped: what is no `Html` is foreign, whoever wrote it."""
+"""HTML builder that escapes all text except `Html`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOID = ("img", "meta")
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that already is HTML."""
 
     __slots__ = ()
 
@@ -25,8 +25,8 @@ def join(parts: Iterable[object]) -> Html:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """`class_="x"` is class="x", `data_id` is data-id; True is an attribute without a value, None
-    and False are none."""
+    """An element. `class_="x"` becomes class="x", `data_id` becomes data-id; True is an attribute
+    without a value; None and False are omitted."""
     words = [name]
     for key, value in attributes.items():
         if value is None or value is False:
@@ -38,8 +38,8 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], **attributes: object) -> Html:
-    """A cell that is a Mapping has attributes: {"": content, "class_": …}. The first cell of a row
-    is its name."""
+    """A table. A cell that is a Mapping has attributes: {"": content, "class_": …}. The first cell
+    of a row is its header."""
     top = (
         tag("thead", tag("tr", *(_cell("th", cell, scope="col") for cell in head)))
         if head
@@ -67,7 +67,7 @@ def _cell(name: str, cell: object, **attributes: object) -> Html:
 
 
 def data(value: Any) -> Html:
-    """For <script type="application/json">: nothing in it can end the element."""
+    """JSON for <script type="application/json">; it cannot contain the end of the element."""
     return Html(
         json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
             "<", "\\u003c"

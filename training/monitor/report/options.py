@@ -1,4 +1,4 @@
-"""The command line of the report: which runs, and where the page goes."""
+"""Command line of the report: its runs and its output file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _find_runs(
         problems.append(
             Problem(
                 "run.not_given",
-                "no run is given",
+                "no run given",
                 "run directories, their names, or latest",
                 [f"{COMMAND} {LATEST}"],
             )
@@ -82,7 +82,7 @@ def _find_runs(
         if any(
             os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs
         ):
-            problems.append(Problem("run.twice", f"{run.name} is given twice", "each run once"))
+            problems.append(Problem("run.twice", f"run {run.name} is given twice", "each run once"))
         options.runs.append(run)
 
 
@@ -117,7 +117,7 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
         return [
             Problem(
                 "output.is_folder",
-                f"--out is {str(options.out)!r}: a folder",
+                f"--out={str(options.out)!r} is a directory",
                 "a file",
                 [f"{COMMAND} {again}"],
             )
@@ -127,8 +127,8 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
         return [
             Problem(
                 "output.no_folder",
-                f"{str(folder)!r} is no folder, and the report would go there",
-                "a folder that exists",
+                f"the report's directory {str(folder)!r} does not exist",
+                "an existing directory",
                 [fix],
             )
         ]

@@ -1,28 +1,28 @@
-// Replaces the pictures of the charts by what answers to the mouse; without this the page can be read all the same.
+// Replaces the pictures by interactive charts; the page is readable without it.
 const root = document.documentElement;
 root.classList.add("js");
 const store = document.getElementById("charts");
 const charts = store && (await unpack(document.getElementById("program"))) ? JSON.parse(store.textContent) : [];
 
-// The program that draws is compressed: it would be most of the page. A browser that cannot unpack it shows the pictures.
+// The chart library is compressed, since it is most of the page. A browser that cannot unpack it shows the pictures.
 async function unpack(packed) {
   if (!("DecompressionStream" in window)) return false;
   const bytes = Uint8Array.from(atob(packed.textContent), (char) => char.charCodeAt(0));
   const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(unpacked).text();
-  document.head.append(script); // runs at once: the policy knows its checksum
+  document.head.append(script); // runs at once: its checksum is in the policy
   return "vegaEmbed" in window;
 }
 const UNITS = [["hours", 3600, 7200], ["minutes", 60, 180], ["seconds", 1, -Infinity]];
-const MARK = -1000, BEYOND = -2000; // as training/monitor/report/charts.py numbers them: less the number of the series
-const ONE = (scale) => (scale.domain ? { domain: scale.domain } : {}); // of curves with one value
+const MARK = -1000, BEYOND = -2000; // as in training/monitor/report/charts.py: minus the number of the series
+const ONE = (scale) => (scale.domain ? { domain: scale.domain } : {}); // for curves with a single value
 let axis = "step";
 
 function element(name, style, text) {
   const made = document.createElement(name);
   if (style) made.className = style;
-  if (text !== undefined) made.textContent = text; // never HTML: names come from elsewhere
+  if (text !== undefined) made.textContent = text; // never HTML: names are untrusted
   return made;
 }
 
@@ -46,20 +46,20 @@ function specOf(chart) {
   chart.rows = rowsOf(chart, unit).filter((row) => row.x !== null);
   chart.lines = chart.names.map((_, i) => chart.rows.filter((row) => row.series === i && row.y !== null).sort((a, b) => a.x - b.x));
   if (chart.logarithmic) {
-    spec.transform.push({ filter: `datum.series > ${BEYOND} && (datum.y === null || datum.y > 0)` }); // all has room: nothing is beyond
+    spec.transform.push({ filter: `datum.series > ${BEYOND} && (datum.y === null || datum.y > 0)` }); // a logarithmic scale shows all values
   }
   for (const layer of spec.layer) {
     layer.encoding.x.field = "x";
     if (axis !== "step") delete layer.encoding.x.axis.tickMinStep;
     if (axis === "tokens") layer.encoding.x.axis.format = "~s";
-    if (axis === "time") delete layer.encoding.x.axis.format; // an empty one means 1e+2
+    if (axis === "time") delete layer.encoding.x.axis.format; // an empty format means 1e+2
     layer.encoding.x.axis.title = axis === "time" ? `${name} since the start${chart.pauses ? ", without pauses" : ""}` : name;
     if (layer.encoding.y.field && chart.logarithmic) layer.encoding.y.scale = { ...ONE(layer.encoding.y.scale), type: "log", nice: false };
   }
   return { ...spec, data: { values: chart.rows } };
 }
 
-// One after the other, and of several that wait the last only: each click asks for all charts.
+// Draws one after the other, and skips all but the last pending request: each click redraws all charts.
 function show(chart) {
   const turn = chart.turn = (chart.turn ?? 0) + 1;
   const draw = () => (turn === chart.turn ? drawn(chart) : undefined);
@@ -71,14 +71,14 @@ async function drawn(chart) {
   const plot = chart.plot;
   if (!chart.live) plot.style.minHeight = `${plot.clientHeight}px`;
   chart.result?.finalize();
-  // Errors only: that a curve which is hidden has no extent is no news.
+  // Errors only: hidden curves have no extent, which Vega would report.
   const options = { ast: true, renderer: "svg", actions: false, tooltip: { theme: "custom" }, logLevel: 1 };
   chart.result = await vegaEmbed(plot, specOf(chart), options);
   chart.live = true;
   chart.view = chart.result.view;
   plot.style.minHeight = "";
   plot.classList.add("live");
-  plot.setAttribute("role", "img"); // Vega calls every chart "Vega visualization"
+  plot.setAttribute("role", "img"); // Vega labels every chart "Vega visualization"
   plot.setAttribute("aria-label", chart.label);
   if (chart.hover) {
     if (chart.hidden.length) await chart.view.signal("hidden", chart.hidden).runAsync();

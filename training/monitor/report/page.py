@@ -1,5 +1,4 @@
-"""The frame of a page: head, contents, sections, charts; one file, in which nothing asks for
-anything from outside."""
+"""Frame of a page: head, contents, sections, charts, in one file without external resources."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from pathlib import Path
 
 from training.core import metric_units
 from training.monitor.report import chart_render
-from training.monitor.report.charts import Chart, colour, swatch
+from training.monitor.report.chart_types import Chart, colour, swatch
 from training.monitor.report.html import Html, data, join, table, tag, text
 
 FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
-ROWS = 12  # of a table that stands for a chart
+ROWS = 12  # of a table that replaces a chart
 MISSING = (
-    f"Tables in place of charts: {chart_render.PACKAGE} is not installed in this environment. "
+    f"Charts are shown as tables: {chart_render.PACKAGE} is not installed in this environment. "
     f"To install it: pip install {chart_render.PACKAGE}"
 )
 
@@ -30,12 +29,14 @@ class Section:
     id: str
     title: str
     content: Html
-    short: str = ""  # in the contents, where it is not the title
+    short: str = ""  # title in the contents, if different
 
 
 @dataclass
 class ReportPage:
-    """`failed`: charts that could not be drawn, and why."""
+    """Content of a page. `failed`: charts that could not be drawn, with the error. `pauses`: times
+    exclude pauses. `counted`: unit that all runs count; None if they differ or it is unknown.
+    `timed`: steps have times."""
 
     title: str
     head: Html
@@ -43,25 +44,22 @@ class ReportPage:
     charts: list[Chart] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     ids: set[str] = field(default_factory=set)
-    pauses: bool = False  # times leave some out
-    # by all runs; None: by each something else, or it is not told
+    pauses: bool = False
     counted: str | None = metric_units.TOKENS
-    timed: bool = True  # it is known when each step was
+    timed: bool = True
 
     def add(self, id: str, title: str, *content: object, short: str = "") -> None:
-        """A section, unless it would be empty."""
+        """Adds a section, unless it is empty."""
         if inside := join(content):
             self.sections.append(Section(id, title, inside, short))
 
     def figures(self, charts: Sequence[Chart | None]) -> Html:
-        """Pictures of these charts, which the page's program replaces by what answers to the
-        mouse."""
+        """Pictures of the charts, which page.js replaces by interactive charts."""
         figures = join(self._figure(chart) for chart in charts if chart)
         return tag("div", figures, class_="charts") if figures else figures
 
     def _figure(self, chart: Chart) -> Html:
-        # A key of metrics.jsonl may be anything; the id stands in the picture, which is not
-        # escaped.
+        # The id may be any key of metrics.jsonl, and the picture, which has it, is not escaped.
         chart.id = FOREIGN.sub("_", chart.id)
         chart.id += f"_{len(self.ids)}" if chart.id in self.ids else ""
         self.ids.add(chart.id)
@@ -111,7 +109,7 @@ class ReportPage:
 
     def html(self) -> str:
         own, curves = Html(_file("page.js")), any(chart.hover for chart in self.charts)
-        # without a curve the pictures are all that there is to see
+        # without a curve the pictures suffice
         drawing = chart_render.program() if curves else ""
         facts = {"pauses": self.pauses, "counted": self.counted}
         axes = (
@@ -131,14 +129,11 @@ class ReportPage:
                 "main",
                 self.head,
                 tag("p", MISSING, class_="notice") if not chart_render.available() else None,
-                *(
-                    tag("p", f"A chart could not be drawn. {line}", class_="notice")
-                    for line in self.failed
-                ),
+                *(tag("p", f"Chart not drawn: {line}", class_="notice") for line in self.failed),
                 *(tag("section", tag("h2", s.title), s.content, id=s.id) for s in self.sections),
                 tag(
                     "footer",
-                    "Made by Duet. This file needs nothing else: it can be sent, kept and printed.",
+                    "Made by Duet. This file is self-contained: send, archive or print it.",
                 ),
             ),
             tag(
@@ -170,13 +165,13 @@ class ReportPage:
 
 
 def _packed(source: str) -> Html:
-    """A third of its size, in characters of base64: less than half."""
+    """gzip and base64: less than half of the size."""
     return Html(base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode())
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Nothing from outside, and no script but ours: what a name or a sample smuggles in would not
-    run."""
+    """Content security policy: no external resources, and only the page's own scripts, so that
+    scripts injected by names or samples do not run."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'"
         for s in scripts
@@ -204,7 +199,7 @@ def _record(chart: Chart) -> dict[str, object]:
 
 
 def _controls(axes: Mapping[str, str]) -> Html:
-    """`axes`: what curves can be drawn over, and its name."""
+    """Buttons of the page. `axes`: horizontal axes of the curves, key → name."""
     axis = join(
         tag(
             "button",
@@ -228,7 +223,7 @@ def _controls(axes: Mapping[str, str]) -> Html:
 
 
 def legend(chart: Chart) -> Html | None:
-    """Names and colours; with a program in the page, each hides its curve."""
+    """Names and colours of the series; in an interactive chart each toggles its curve."""
     hides = any(param["name"] == "hidden" for param in chart.spec.get("params", ()))
     return (
         names(chart.legend, "data-series" if hides else "", chart.faint)
@@ -238,8 +233,8 @@ def legend(chart: Chart) -> Html | None:
 
 
 def names(legend: Sequence[tuple[str, int]], kind: str, faint: Sequence[int] = ()) -> Html:
-    """`kind`: data-series, of one chart, or data-name, of all that have curves of these names;
-    empty: nothing can be hidden."""
+    """Legend. `kind`: attribute of the buttons: data-series toggles a curve of one chart, data-name
+    the curves of that name in all charts; empty: no buttons."""
     parts = []
     for i, (name, paint) in enumerate(legend):
         inside = join(
@@ -259,7 +254,7 @@ def names(legend: Sequence[tuple[str, int]], kind: str, faint: Sequence[int] = (
 
 
 def stand_in(chart: Chart) -> Html:
-    """A table in place of a chart."""
+    """Table that replaces a chart."""
     if not chart.hover:
         keys = [key for key in chart.columns if key not in ("paint", "series")]
         rows = [
@@ -296,7 +291,7 @@ def _short(value: object) -> str:
 
 
 def tiles(figures: Sequence[tuple[str, object, object]]) -> Html:
-    """The figures of a headline: (what, value, a word on it)."""
+    """Headline figures: (name, value, note)."""
     boxes = (
         tag("div", tag("dt", what), tag("dd", value, tag("small", word) if word else None))
         for what, value, word in figures

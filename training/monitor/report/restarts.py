@@ -1,5 +1,4 @@
-"""The starts of a run: the pauses between them, and what the ranks of one said that nobody
-watched."""
+"""Starts of a run: pauses between them, and the failure of a start without a supervisor."""
 
 from __future__ import annotations
 
@@ -10,41 +9,41 @@ from typing import TYPE_CHECKING, cast
 from training.core import rundir
 from training.core.jsonl import Record, number, read_object, text, whole
 from training.diagnose import exception_cause
-from training.monitor.report.series import clock
+from training.monitor.report.curve import clock
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import ReportedError
 
-PAUSE_S = 5.0  # what is shorter is time like any other
-TRAINED, LAUNCHED = "trained", "launched"  # beside the kinds of events
+PAUSE_S = 5.0  # shorter gaps are not pauses
+TRAINED, LAUNCHED = "trained", "launched"  # besides the kinds of events
 OVER = ("end", "failure", "given_up", "requeue")
 AT_WORK = (TRAINED, "eval", "checkpoint")
-GOES_ON = (*AT_WORK, "restart")
+CONTINUES = (*AT_WORK, "restart")
 BEGINS = (LAUNCHED, "resume", "start")
 
 
 def pauses(
     events: Iterable[Record], trained: Iterable[float], launched: float | None
 ) -> list[tuple[float, float]]:
-    """(from, to), unix s: after an end (or, of a start that was killed, after its last step)
-    nothing happened until the next launch. What a supervisor needs to start again is no pause.
-    `trained`: times of steps; `launched`: when the last launch was planned."""
-    signs = [(clock(event), str(event["event"])) for event in events]
-    signs += [(at, TRAINED) for at in trained]
-    signs += [(launched, LAUNCHED)] if launched else []
-    signs.sort()
+    """(from, to), unix s: from an end, or from the last step of a killed start, to the next launch.
+    Restarts by the supervisor are not pauses. `trained`: times of steps; `launched`: when the last
+    launch was planned."""
+    moments = [(clock(event), str(event["event"])) for event in events]
+    moments += [(at, TRAINED) for at in trained]
+    moments += [(launched, LAUNCHED)] if launched else []
+    moments.sort()
     found = []
-    for (since, before), (until, after) in pairwise(signs):
+    for (since, before), (until, after) in pairwise(moments):
         if until - since > PAUSE_S and (
-            (before in OVER and after not in GOES_ON) or (before in AT_WORK and after in BEGINS)
+            (before in OVER and after not in CONTINUES) or (before in AT_WORK and after in BEGINS)
         ):
             found.append((since, until))
     return found
 
 
 def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
-    """As failure.json would be: the first error that a rank of this start reported, of those that
-    only lost another one last."""
+    """Failure record from the errors that the ranks of this start reported: the first root cause,
+    with errors that only result from a lost peer last."""
     try:
         files = sorted(folder.ranks.glob("rank*.error.json"))
     except OSError:
@@ -61,11 +60,11 @@ def of_ranks(folder: rundir.RunDir, since: float) -> Record | None:
     return {
         "cause": exception_cause.of_error(cast("ReportedError", {"message": "", **first})),
         "rank": whole(first.get("guilty_rank", first["rank"])),
-        "summary": _said(first),
+        "summary": _message(first),
         "phase": text(first.get("phase")),
         "where": text(first.get("where")),
         "time": number(first.get("time")),
-        "evidence": [f"rank {e['rank']}: {_said(e)}" for e in others],
+        "evidence": [f"rank {e['rank']}: {_message(e)}" for e in others],
         "log": str(folder.rank_log(first["rank"])),
     }
 
@@ -74,5 +73,5 @@ def _is_victim(error: Record) -> bool:
     return exception_cause.is_victim(cast("ReportedError", {"message": "", **error}))
 
 
-def _said(error: Record) -> str:
+def _message(error: Record) -> str:
     return f"{error['type']}: {' '.join(str(error.get('message', '')).split())}"

@@ -1,5 +1,4 @@
-"""What is known of one run, without what nobody should see: the files of its directory, and its
-state as the monitor tells it."""
+"""Records and monitor state of one run for the report, with secrets masked."""
 
 from __future__ import annotations
 
@@ -16,21 +15,22 @@ from training.core import heartbeat, metric_units, rundir, standing
 from training.core.jsonl import Record, dig, number, read_object, text
 from training.core.redact import masked_values
 from training.diagnose.log_parsers.log_metrics import ScriptFigures
-from training.monitor import state
-from training.monitor.report import restarts, series
-from training.monitor.report.series import Metrics, clock
+from training.monitor import run_status, state
+from training.monitor.report import curve, restarts
+from training.monitor.report.curve import clock
+from training.monitor.report.series import Metrics
 
 if TYPE_CHECKING:
     from training.core.contracts.state import RunState
 
-EVENTS = 5000  # the last ones
+EVENTS = 5000  # at most, the newest
 PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
 RANK_FILE = re.compile(r"rank(\d+)\.bin")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A file of <run>/samples/; `address` is its content, or empty where it is too large."""
+    """A file of <run>/samples/. `address`: its content as a data URL; empty if too large."""
 
     name: str
     address: str
@@ -39,8 +39,8 @@ class Picture:
 
 @dataclass
 class Run:
-    """`state`: see training.monitor.state; every other record is as its file has it, {} where there
-    is none."""
+    """Content of one run. `state`: see training.monitor.state; other records are as in their files,
+    {} if missing."""
 
     folder: rundir.RunDir
     state: RunState
@@ -51,7 +51,7 @@ class Run:
     checks: list[Record]
     metrics: Metrics
     events: list[Record]
-    durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, about
+    durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, approximate
     pictures: list[Picture]
     pauses: list[tuple[float, float]]  # from the end of a start to the next one, unix s
 
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def counted(self) -> str:
-        """The unit of what it trains on: tokens, samples, or the task's own word."""
+        """Unit of the training data: tokens, samples, or the task's own unit."""
         return (
             metric_units.counted(self.metrics.last)
             or text(dig(self.plan, "task", "unit"))
@@ -70,18 +70,18 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What it trains; a plan that was made before there were several tasks is of the default
-        one."""
+        """Path of the user script or name of the task; plans of old versions have the default
+        task."""
         return self.script or text(dig(self.plan, "task", "name")) or tasks.DEFAULT.name
 
     @property
     def script(self) -> str | None:
-        """Somebody's own, under our launcher."""
-        return state.script_of(self.plan)
+        """Path of the user script, if any."""
+        return run_status.script_of(self.plan)
 
     @property
     def settings(self) -> Record:
-        """The fields of its configuration, those of its task among them."""
+        """Fields of the configuration, including those of the task."""
         parts = (self.plan.get("config"), dig(self.plan, "task", "options"))
         return {
             name: value for part in parts if isinstance(part, dict) for name, value in part.items()
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def begun(self) -> float:
-        """The first start, unix s; 0 where nothing tells. plan.json is that of the last one."""
+        """First start, unix s; 0 if unknown. plan.json only has the last one."""
         return self.metrics.origin or number(self.plan.get("created")) or 0.0
 
     @property
@@ -98,22 +98,21 @@ class Run:
 
     @property
     def lasted_s(self) -> float | None:
-        """From the first start to the end, or until now, without pauses."""
+        """Seconds from the first start to the end, or until now, without pauses."""
         end = number(self.state["run"]["ended_unix_s"]) or number(self.state["time_unix_s"])
         return self.since(end) if self.begun and end and end >= self.begun else None
 
     def since(self, at: float) -> float:
         """Seconds from the first start to `at` (unix s), without pauses."""
-        return series.left_over(at, self.pauses) - self.begun
+        return curve.left_over(at, self.pauses) - self.begun
 
     @property
     def ended(self) -> bool:
-        return self.state["run"]["state"] in state.ENDED
+        return self.state["run"]["state"] in run_status.ENDED
 
 
 def read_run(folder: rundir.RunDir) -> Run:
-    """Reads everything that a report shows. A file that is missing or broken is as if it were
-    empty."""
+    """Reads everything that a report shows; treats missing and invalid files as empty."""
     watch = state.RunWatch(folder)
     seen = watch.read(patience_s=0.0)
     plan = masked_values(watch.plan or {})
@@ -125,14 +124,14 @@ def read_run(folder: rundir.RunDir) -> Run:
     ]
     checks = (read_object(folder.preflight) or {}).get("checks")
     known = [masked_values(e) for e in events if text(e.get("event")) and clock(e)]
-    told = ScriptFigures(folder.ranks).read() if state.script_of(plan) else None
+    printed = ScriptFigures(folder.ranks).read() if run_status.script_of(plan) else None
     metrics = Metrics(
-        folder.metrics, min(times, default=None), told=told.records() if told else None
+        folder.metrics, min(times, default=None), records=printed.records() if printed else None
     )
     pauses = restarts.pauses(known, metrics.times, number(plan.get("created")))
     metrics.leave_out(pauses)
-    failure = read_object(folder.failure) if seen["run"]["state"] == state.FAILED else None
-    if seen["run"]["state"] == state.DIED:  # nobody watched who could have judged
+    failure = read_object(folder.failure) if seen["run"]["state"] == run_status.FAILED else None
+    if seen["run"]["state"] == run_status.DIED:  # no supervisor recorded the failure
         failure = restarts.of_ranks(folder, number(plan.get("created")) or 0.0)
     return Run(
         folder,
@@ -153,8 +152,7 @@ def read_run(folder: rundir.RunDir) -> Run:
 
 
 def _durations(folder: Path) -> dict[int, dict[str, float]]:
-    """From the histograms of the heartbeats: a bucket's middle is at most a tenth off what was
-    measured."""
+    """Times by rank and kind of phase from the histograms of the heartbeats, accurate to 10 %."""
     out: dict[int, dict[str, float]] = {}
     try:
         files = sorted(
@@ -176,7 +174,7 @@ def _durations(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    """PNG files, as many as have room; of the others the name and the size."""
+    """PNG files up to the size limit; the others only with name and size."""
     out: list[Picture] = []
     room = PICTURES_BYTES
     try:
@@ -205,5 +203,5 @@ def _pictures(folder: Path) -> list[Picture]:
 
 
 def value_of(record: Record, *keys: str) -> Any:
-    """What was decided, of a record {"value": …, "reason": …}."""
+    """The value of a decision {"value": …, "reason": …}."""
     return dig(record, *keys, "value")

@@ -1,4 +1,4 @@
-"""The charts of one run, and the figures of its headline."""
+"""Charts of one run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
-from training.core.units import count, decimal, duration, milliseconds
+from training.core.units import decimal
 from training.monitor.report import charts
-from training.monitor.report import series as curves
-from training.monitor.report.charts import DOTS, LINE, Chart, Series
+from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
+from training.monitor.report.curve import Curve, PointPosition, clock
 from training.monitor.report.run import Run
-from training.monitor.report.series import Curve, Metrics, PointPosition
+from training.monitor.report.series import Metrics
 
 GIB, MIB = 1 << 30, 1 << 20
 RANKS = 8  # curves of ranks in one chart, at most
-PARTS = 8  # kinds of phases in one bar, the last of them the rest
-BARS = 64  # ranks
+PARTS = 8  # kinds of phases in one bar, including "other"
+BARS = 64  # ranks, at most
 OTHER = "other"
 TITLES = {
-    "step_ms": ("Time of a step", "ms"),
+    "step_ms": ("Step time", "ms"),
     "lr": ("Learning rate", ""),
     "grad_norm": ("Gradient norm", ""),
-    "mfu": ("Use of the GPU's arithmetic (MFU)", "share of the peak"),
+    "mfu": ("Model FLOPs utilization (MFU)", "share of peak"),
     "val_loss": ("Validation loss", ""),
     "val_bpb": ("Validation", "bits/byte"),
 }
@@ -32,7 +32,7 @@ LOG = ("grad_norm", "step_ms")
 
 
 def titled(key: str) -> tuple[str, str]:
-    """The title and the unit of a figure."""
+    """(title, unit) of a metric."""
     if key.endswith(metric_units.PER_S):
         return "Speed", f"{key.removesuffix(metric_units.PER_S)}/s"
     if key in TITLES or not key.startswith(metric_units.EVALUATION):
@@ -41,7 +41,7 @@ def titled(key: str) -> tuple[str, str]:
 
 
 def order(key: str) -> int:
-    """Where its chart stands among the others."""
+    """Position of a metric's chart among the others."""
     return (
         -1
         if key.endswith(metric_units.PER_S)
@@ -52,19 +52,19 @@ def order(key: str) -> int:
 
 
 def direction(key: str) -> str:
-    """Which end of a score is the good one; of those of a language model everybody knows."""
+    """Note on which values are better; empty for well-known metrics."""
     return (
         ""
         if key in TITLES
-        else "more is better"
+        else "higher is better"
         if metric_units.higher_is_better(key)
-        else "less is better"
+        else "lower is better"
     )
 
 
 def display(run: Run) -> tuple[float, str]:
-    """What a recorded loss is multiplied by, and its unit then. A user's script may count tokens
-    and mean another loss."""
+    """(factor for recorded losses, unit of the product). A user script's loss keeps its unit, even
+    if the script counts tokens."""
     if run.script:
         return 1.0, run.state["training"]["loss_unit"] or ""
     factor, unit = metric_units.display(
@@ -74,7 +74,7 @@ def display(run: Run) -> tuple[float, str]:
 
 
 def losses(run: Run) -> Curve:
-    """In the unit of `display`."""
+    """Loss curve in the unit of `display`."""
     curve, (factor, _) = run.metrics.curves.get("loss", Curve()), display(run)
     points, means = (
         [(place, value * factor) for place, value in of] for of in (curve.points, curve.means)
@@ -83,12 +83,12 @@ def losses(run: Run) -> Curve:
 
 
 def ends(run: Run) -> tuple[float, float] | None:
-    """The loss at both ends of the run: what the last words of the run say (means of some steps),
-    and the same from its curve where it has not ended."""
+    """(first, last) loss, each a mean of some steps: from the summary, or from the curve if the run
+    has not ended."""
     factor, _ = display(run)
-    told = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
-    if told[0] is not None and told[1] is not None:
-        return told[0] * factor, told[1] * factor
+    recorded = [number(run.summary.get(f"loss_{which}")) for which in ("begin", "end")]
+    if recorded[0] is not None and recorded[1] is not None:
+        return recorded[0] * factor, recorded[1] * factor
     points = losses(run).points
     return metric_units.ends([value for _, value in points]) if points else None
 
@@ -103,21 +103,21 @@ def loss(run: Run) -> Chart | None:
     if curve.window:
         notes.append(f"smoothed: running median over {curve.window * metrics.stretch:,} steps")
     if metrics.stretch > 1:
-        notes.append(f"of each {metrics.stretch:,} steps the smallest and the largest value")
+        notes.append(f"smallest and largest value of each {metrics.stretch:,} steps")
     if curve.bad:
         notes.append(f"{units.plural(curve.bad, 'step')} without a finite loss (×)")
     marks = list(curve.marks)
     if failed := failure_mark(run):
         marks.append(failed)
         notes.append(f"× at step {failed[0].step:,}: {failed[1]}")
-    said, top = "; ".join(notes), charts.spiky(curve)
+    note, top = "; ".join(notes), charts.spiky(curve)
     return charts.lines(
-        "loss", "Loss", series, unit=unit, note=said, marks=marks, wide=True, log=True, top=top
+        "loss", "Loss", series, unit=unit, note=note, marks=marks, wide=True, log=True, top=top
     )
 
 
 def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
-    """Where the run failed and of what: the step that raised an error is not in metrics.jsonl."""
+    """Position and cause of the failure; the failed step is not in metrics.jsonl."""
     step, last = whole(run.failure.get("step")), whole(run.metrics.last.get("step"))
     if (
         run.script
@@ -127,14 +127,14 @@ def failure_mark(run: Run) -> tuple[PointPosition, str] | None:
     ):
         return None
     tokens = metric_units.so_far(run.metrics.last)
-    at = run.since(curves.clock(run.failure) or curves.clock(run.metrics.last))
+    at = run.since(clock(run.failure) or clock(run.metrics.last))
     return PointPosition(
         step, max(0.0, at), tokens * step // last if tokens is not None else None
     ), str(run.failure.get("cause") or "failure")
 
 
 def small(run: Run) -> list[Chart | None]:
-    """Evaluations, speed, memory, learning rate, and whatever else the steps tell."""
+    """Charts of evaluations, speed, memory, learning rate, and all other metrics of the steps."""
     metrics = run.metrics
     out: list[Chart | None] = []
     for key in metrics.scores:
@@ -170,7 +170,7 @@ def small(run: Run) -> list[Chart | None]:
 
 
 def _score(key: str, metrics: Metrics) -> Chart | None:
-    """With the same score of the model's input beside it, where there is one."""
+    """Chart of an evaluation metric, with that of the model's input, if recorded."""
     (title, unit), curve, best = titled(key), metrics.evaluation(key), metrics.best(key)
     series, given = (
         [Series(title, 2, DOTS, curve.points)],
@@ -194,19 +194,19 @@ def memory(run: Run) -> Chart | None:
     unit, size = ("GiB", GIB) if peak >= GIB else ("MiB", MIB)
     scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
     gpu = (
-        "allocated at most, GPU"
+        "peak allocated GPU memory"
         if (run.state["run"]["device"] or "") == "cuda"
         else "resident memory"
     )
     shown = _some([points[-1][1] if points else 0.0 for points in scaled])
     series = [Series(f"rank {rank}", i + 1, LINE, scaled[rank]) for i, rank in enumerate(shown)]
     return charts.lines(
-        "memory", "Memory of each rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks)
+        "memory", "Memory per rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks)
     )
 
 
 def _some(values: list[float]) -> list[int]:
-    """The ranks that a chart shows: all, or those that are furthest from the middle."""
+    """Ranks that a chart shows: all, or those furthest from the median."""
     middle = statistics.median(values) if values else 0.0
     far = sorted(range(len(values)), key=lambda rank: -abs(values[rank] - middle))
     return sorted(far[:RANKS])
@@ -221,7 +221,7 @@ def _left_out(shown: list[int], all_: list[Curve]) -> str:
 
 
 def own_times(run: Run) -> list[float | None]:
-    """Of each rank, the median over all stretches, in ms."""
+    """Median compute time of each rank, ms."""
     of_ranks = run.metrics.by_rank.get("compute_ms", [])
     return [
         statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks
@@ -229,7 +229,7 @@ def own_times(run: Run) -> list[float | None]:
 
 
 def balance(run: Run) -> Chart | None:
-    """Each rank's own time of a step."""
+    """Chart of the ranks' compute times."""
     of_ranks = run.metrics.by_rank.get("compute_ms", [])
     if not of_ranks:
         return None
@@ -237,12 +237,13 @@ def balance(run: Run) -> Chart | None:
     series = [
         Series(f"rank {rank}", i + 1, LINE, _calm(of_ranks[rank])) for i, rank in enumerate(shown)
     ]
-    note = "fetch and forward of a step, without waiting for others; running median" + _left_out(
-        shown, of_ranks
+    note = (
+        "data and forward pass of a step, without waiting for others; running median"
+        + _left_out(shown, of_ranks)
     )
     return charts.lines(
         "balance",
-        "Each rank's own time",
+        "Compute time per rank",
         series,
         unit="ms",
         note=note,
@@ -257,7 +258,7 @@ def _calm(curve: Curve) -> list[tuple[PointPosition, float]]:
 
 
 def phases(run: Run) -> Chart | None:
-    """Where the ranks' time went, by the histograms of their heartbeats."""
+    """Chart of the ranks' time by phase, from the histograms of their heartbeats."""
     if not run.durations:
         return None
     totals: dict[str, float] = {}
@@ -279,75 +280,10 @@ def phases(run: Run) -> Chart | None:
             for kind, amount in amounts.items()
             if amount > 0
         ]
-    note = "since the last start; each sum is right to a tenth" + (
+    note = "since the last start; sums are accurate to 10 %" + (
         f"; the first {BARS} ranks" if len(ranks) < len(run.durations) else ""
     )
     shown = [part for part in parts if any(row[1] == part for row in rows)]
     return charts.stacked(
-        "phases", "Where the time of each rank went", rows, shown, unit="seconds", note=note
+        "phases", "Time of each rank by phase", rows, shown, unit="seconds", note=note
     )
-
-
-def lasted(seconds: float) -> str:
-    """As the monitor writes it, with its unit."""
-    shown = duration(seconds)
-    return shown if shown.endswith("h") else f"{shown} {'h' if shown.count(':') > 1 else 'min'}"
-
-
-def headline(run: Run) -> list[tuple[str, object, object]]:
-    """(what, value, a word on it), the most important ones first."""
-    metrics, progress, training = run.metrics, run.state["progress"], run.state["training"]
-    out: list[tuple[str, object, object]] = []
-    if metrics.steps:
-        total = progress["total_steps"]
-        out.append(("Steps", f"{metrics.last['step']:,}", f"of {total:,}" if total else ""))
-    if metrics.scores and (best := metrics.best(metrics.scores[0])):
-        title, unit = titled(metrics.scores[0])
-        out.append(
-            (
-                f"Best {title[0].lower()}{title[1:]}",
-                decimal(best[1]),
-                ", ".join(filter(None, [unit, f"step {best[0]:,}"])),
-            )
-        )
-    if at := ends(run):
-        out.append(
-            (
-                "Loss at the end",
-                decimal(at[1]),
-                ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"])),
-            )
-        )
-    speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")
-    if speed:
-        out.append(("Speed", count(speed), f"{run.counted}/s, median"))
-    if step:
-        out.append(("Time of a step", milliseconds(step), "median"))
-    peak = metrics.peak("memory_bytes")
-    if peak:
-        out.append(
-            (
-                "Memory",
-                f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB",
-                "largest rank",
-            )
-        )
-    elif (mfu := training.get("mfu")) is not None:
-        out.append(("MFU", f"{100 * mfu:.1f} %", ""))
-    elapsed = run.lasted_s
-    if elapsed is not None and len(out) < 6:
-        word = "from start to end" if run.ended else "so far"
-        out.insert(
-            0,
-            (
-                "Time",
-                lasted(elapsed),
-                f"in {run.starts} starts, without pauses"
-                if run.pauses and run.starts > 1
-                else word,
-            ),
-        )
-    code = whole(run.summary.get("exit_code"))
-    if not metrics.steps and code is not None:
-        out.append(("Exit code", code, ""))
-    return out[:6]

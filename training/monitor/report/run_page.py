@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""Page of one run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from training.core import metric_units
 from training.core.jsonl import text
 from training.core.units import clock
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
-from training.monitor.report import run_charts, sections, series, timeline
+from training.monitor.report import curve, headline, run_charts, sections, timeline
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, tiles
 from training.monitor.report.run import Run, value_of
-from training.monitor.state import FAILED
+from training.monitor.run_status import FAILED
 
-EVEN_PERCENT = 5  # that the own times of two ranks may be apart
+EVEN_PERCENT = 5  # ranks whose compute times differ by less are balanced
 HINT = (
-    "Move the mouse over a curve for its values. Drag to move, Ctrl + wheel to zoom, double "
-    "click to go back; click a name to hide it."
+    "Hover over a curve for its values. Drag to pan, Ctrl + wheel to zoom, double-click to "
+    "reset; click a name to hide it."
 )
 
 
@@ -29,7 +29,7 @@ def page(run: Run, spoken: str) -> ReportPage:
         pauses=bool(run.pauses),
         counted=None if run.script else run.counted,
     )
-    out.timed = not run.metrics.steps or bool(series.clock(run.metrics.last))
+    out.timed = not run.metrics.steps or bool(curve.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
         out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
@@ -37,15 +37,15 @@ def page(run: Run, spoken: str) -> ReportPage:
     out.add(
         "balance",
         "Balance of the ranks",
-        _said(run),
+        _balance(run),
         out.figures([run_charts.balance(run), run_charts.phases(run)]),
         short="Balance",
     )
     out.add("samples", "Samples", sections.samples(run))
     out.add("configuration", "Configuration", sections.configuration(run))
     out.add("data", "Data and batch", sections.data(run), short="Data")
-    out.add("machine", "Machine and programs", sections.environment(run), short="Machine")
-    out.add("checks", "Checks before the start", sections.checks(run), short="Checks")
+    out.add("machine", "Machine and software", sections.environment(run), short="Machine")
+    out.add("checks", "Preflight checks", sections.checks(run), short="Checks")
     out.add("events", "Warnings and events", sections.events(run), short="Events")
     return out
 
@@ -64,8 +64,8 @@ def _head(run: Run, spoken: str) -> Html:
         f"data {data}" if data else None,
         f"script {run.script}" if run.script else None,
         f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
-        f"{'took' if run.ended else 'for'} "
-        f"{run_charts.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
+        f"{'took' if run.ended else 'running for'} "
+        f"{headline.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
         if elapsed is not None
         else None,
         f"{run.starts} starts" if run.starts > 1 else None,
@@ -77,29 +77,28 @@ def _head(run: Run, spoken: str) -> Html:
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]
     nothing = None
     if run.script:
-        source = f", read as those of {facts['source']}" if facts["source"] else ""
-        nothing = f"A script of your own: its figures are those that its output tells{source}."
+        source = f" ({facts['source']})" if facts["source"] else ""
         nothing = (
-            nothing
+            f"User script: its figures are read from its output{source}."
             if run.metrics.steps
-            else "A script of your own: what it measures is in the logs of its ranks."
+            else "User script without recognised figures: see the logs of its ranks."
         )
     elif not run.metrics.steps:
         nothing = (
-            "No step was finished: there are no curves."
+            "No curves: no step was finished."
             if run.ended
-            else "No step is finished yet: there are no curves so far."
+            else "No curves yet: no step is finished."
         )
     return join(
         [
             tag("h1", run.name, tag("span", facts["state"], class_=f"state {facts['state']}")),
             tag("p", " · ".join(w for w in words if w), class_="sub"),
-            tag("p", f"This run has not ended: the report shows it as of {now}.", class_="notice")
+            tag("p", f"This run has not ended; the report is as of {now}.", class_="notice")
             if not run.ended
             else None,
             tag("p", reason, class_="notice") if reason else None,
             sections.failure(run, spoken),
-            tiles(run_charts.headline(run)),
+            tiles(headline.figures(run)),
             tag("p", nothing, class_="notice") if nothing else None,
         ]
     )
@@ -110,8 +109,8 @@ def _devices(run: Run) -> str:
     return ", ".join(sorted(set(names))) or str(run.state["run"]["device"]).upper()
 
 
-def _said(run: Run) -> Html | None:
-    """Who is slower than the others, and each rank's figures."""
+def _balance(run: Run) -> Html | None:
+    """Sentence on the slowest rank, and a table of compute time and memory per rank."""
     own = run_charts.own_times(run)
     memory = [curve.extent for curve in run.metrics.by_rank.get("memory_bytes", [])]
     if not any(own):
@@ -129,27 +128,24 @@ def _said(run: Run) -> Html | None:
     if len(known) > 1 and known[0][0] > 0:
         (_, least), (slowest, most) = known[0], known[-1]
         more = 100 * (slowest / known[0][0] - 1)
-        than = f"{more:.0f} % more than rank {least}, which needs the least"
+        slower = f"takes {more:.0f} % longer than rank {least}, the fastest"
         if more < EVEN_PERCENT:
-            said = (
-                f"The ranks are even: the slowest one, rank {most}, needs {more:.0f} % more "
-                f"time of its own than the fastest."
-            )
+            text = f"The ranks are balanced: the slowest, rank {most}, {slower}."
         elif run.metrics.steps < MEASURED_STEPS:
-            said = (
-                f"Too few steps to call a rank slow (fewer than {MEASURED_STEPS}): the slowest "
-                f"so far, rank {most}, needs {than}."
+            text = (
+                f"Too few steps (fewer than {MEASURED_STEPS}) to call a rank slow: the slowest so "
+                f"far, rank {most}, {slower}."
             )
         elif slowest > SLOW_RANK * statistics.median(value for value, _ in known[:-1]):
-            said = f"Rank {most} needs the most time of its own for a step, {than}."
+            text = f"Rank {most} is slow: it {slower}."
         else:
-            said = (
-                f"No rank stands out: the slowest one, rank {most}, needs {than}; chance alone "
-                f"can do that on a shared machine."
+            text = (
+                f"No rank is slow: the slowest, rank {most}, {slower}, which is normal on a shared "
+                f"machine."
             )
-        sentence = tag("p", said)
+        sentence = tag("p", text)
     each = table(
-        ("", {"": "own time, median", "class_": "n"}, {"": "memory, at most", "class_": "n"}), rows
+        ("", {"": "compute time, median", "class_": "n"}, {"": "peak memory", "class_": "n"}), rows
     )
     return join(
         [

@@ -1,4 +1,4 @@
-"""The parts of a page that are words: what the run was asked to do, on what, and what happened."""
+"""Text sections of a page: failure, configuration, data, machine, checks, events, samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.core import redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.units import clock, count, duration
 from training.diagnose import card
-from training.monitor.report import series
+from training.monitor.report import curve
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import code, folded
 from training.monitor.report.run import PICTURE_BYTES, PICTURES, Run, value_of
@@ -36,7 +36,7 @@ NOTABLE = (
     "recovered",
     "requeue",
 )
-# What of failure.json the card needs; an older or half-written file may lack some of it.
+# Fields of failure.json that the card needs; an older or incomplete file may lack some.
 CARD: Record = {
     "cause": "unknown",
     "kind": "",
@@ -54,19 +54,19 @@ CARD: Record = {
 
 
 def failure(run: Run, spoken: str) -> Html | None:
-    """The card, as the console has shown it."""
+    """The failure card, as on the console."""
     if not run.failure:
         return None
     try:
-        said = card.of_run(cast("FailureRecord", {**CARD, **run.failure}), spoken)
-    except (KeyError, TypeError, AttributeError):  # not what our supervisor writes
-        said = (
+        shown = card.of_run(cast("FailureRecord", {**CARD, **run.failure}), spoken)
+    except (KeyError, TypeError, AttributeError):  # not written by Duet's supervisor
+        shown = (
             f"{text(run.failure.get('cause')) or 'unknown'}: "
-            f"{text(run.failure.get('summary')) or 'failure.json says no more'}"
+            f"{text(run.failure.get('summary')) or 'no summary in failure.json'}"
         )
     return tag(
         "div",
-        tag("pre", *(tag("span", f"{line}\n") for line in said.rstrip().split("\n"))),
+        tag("pre", *(tag("span", f"{line}\n") for line in shown.rstrip().split("\n"))),
         class_="card",
         id="failure",
         lang=spoken,
@@ -79,23 +79,23 @@ def configuration(run: Run) -> Html | None:
         return None
     known: Record = origins if isinstance(origins, dict) else {}
     rows = {
-        n: _setting(n, value, str(known.get(n, "not known")), fields.get(n))
+        n: _setting(n, value, str(known.get(n, "unknown")), fields.get(n))
         for n, value in run.settings.items()
     }
     changed = [row for name, row in rows.items() if known.get(name) != "default"]
     rest = [row for name, row in rows.items() if known.get(name) == "default"]
-    head = ("field", "value", "from", {"": "what it is", "class_": "what"})
+    head = ("field", "value", "origin", {"": "description", "class_": "what"})
     return join(
         [
-            table(head, changed) if changed else tag("p", "Everything has its default."),
-            folded(f"{len(rest)} defaults", table(head, rest)) if rest else None,
+            table(head, changed) if changed else tag("p", "All fields have their defaults."),
+            folded(units.plural(len(rest), "default"), table(head, rest)) if rest else None,
             _command(run),
         ]
     )
 
 
 def _fields(run: Run) -> Mapping[str, Field[Any]]:
-    """What is known of its settings; a task of somebody's own says nothing of its options."""
+    """Schema of the run's settings; unknown for options of a user's task."""
     task, own = run.plan.get("task"), dig(run.plan, "task", "options")
     spec = tasks.BUILT_IN.get(text(dig(task, "name")) or "") if dig(task, "file") is None else None
     return {
@@ -108,12 +108,12 @@ def _fields(run: Run) -> Mapping[str, Field[Any]]:
 def _setting(name: str, value: object, origin: str, field: Field[Any] | None) -> list[object]:
     meaning = str(field.metadata["help"]) if field else ""
     unit = str(field.metadata["unit"]) if field else ""
-    said = f"{meaning} ({unit})" if unit and meaning else meaning
+    description = f"{meaning} ({unit})" if unit and meaning else meaning
     return [
         name,
         code(plain(value)),
         {"": origin.removeprefix("from "), "class_": "from"},
-        {"": said, "class_": "from what"},
+        {"": description, "class_": "from what"},
     ]
 
 
@@ -133,7 +133,7 @@ def _command(run: Run) -> Html | None:
 
 
 def data(run: Run) -> Html | None:
-    """The data, and how a batch comes about."""
+    """The data, and the composition of a batch."""
     rows: list[Sequence[object]] = []
     batch = run.plan.get("batch")
     if isinstance(batch, dict):
@@ -151,8 +151,8 @@ def data(run: Run) -> Html | None:
         rows.append(["data", f"{source.get('name')}: {source.get('files')} files{amount}"])
     words = (
         ("documents", "documents"),
-        ("train_tokens", "tokens to train on"),
-        ("val_tokens", "tokens to evaluate on"),
+        ("train_tokens", "training tokens"),
+        ("val_tokens", "validation tokens"),
     )
     rows += [
         [word, count(number(run.data.get(key)))]
@@ -160,8 +160,8 @@ def data(run: Run) -> Html | None:
         if number(run.data.get(key)) is not None
     ]
     words = (
-        ("total_steps", "steps in all"),
-        ("steps_per_epoch", "steps of an epoch"),
+        ("total_steps", "total steps"),
+        ("steps_per_epoch", "steps per epoch"),
         ("epochs", "epochs"),
     )
     rows += [
@@ -170,7 +170,7 @@ def data(run: Run) -> Html | None:
         if whole(run.data.get(key)) is not None
     ]
     if not run.data and run.metrics.steps and (total := run.state["progress"]["total_steps"]):
-        rows.append(["steps in all", f"{total:,}"])
+        rows.append(["total steps", f"{total:,}"])
     parameters = number(run.summary.get("parameters"))
     if parameters:
         rows.append(["parameters", count(parameters)])
@@ -179,8 +179,8 @@ def data(run: Run) -> Html | None:
         number(dig(run.plan, "memory", "free_bytes")),
     )
     if needed is not None:
-        there = f", {free / GIB:.1f} GiB free" if free is not None else ""
-        rows.append(["memory, estimated", f"{needed / GIB:.1f} GiB of each rank{there}"])
+        available = f", {free / GIB:.1f} GiB free" if free is not None else ""
+        rows.append(["estimated memory", f"{needed / GIB:.1f} GiB per rank{available}"])
     return table((), rows) if rows else None
 
 
@@ -199,7 +199,7 @@ def environment(run: Run) -> Html | None:
         ]
         parts.append(
             folded(
-                f"{len(variables)} environment variables of the ranks",
+                f"{units.plural(len(variables), 'environment variable')} of the ranks",
                 table(("name", "value", "", "why"), lines),
             )
         )
@@ -207,8 +207,7 @@ def environment(run: Run) -> Html | None:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Machine and programs, as the plan knows them: name → value. What differs between runs is
-    compared by these."""
+    """Machine and software from the plan, name → value; the comparison of runs uses these."""
     plan, out = run.plan, {}
     for key, name in (("ranks", "ranks"), ("torch", "torch"), ("driver", "NVIDIA driver")):
         if plan.get(key) is not None:
@@ -251,33 +250,35 @@ def checks(run: Run) -> Html | None:
 
 
 def events(run: Run) -> Html | None:
-    """What somebody would look for, then everything."""
+    """Table of the notable events, then of all events."""
     begun = run.metrics.origin
     notable = [_event(e, begun) for e in run.events if e["event"] in NOTABLE]
     everything = [_event(e, begun) for e in run.events]
     head = ("time", "after", "event", "what")
-    left = f", the last {EVENTS} of them" if len(everything) > EVENTS else ""
+    left = f", the last {EVENTS} shown" if len(everything) > EVENTS else ""
     parts = [
         table(head, notable[-EVENTS:])
         if notable
-        else tag("p", "No warning, no verdict, no restart.")
+        else tag("p", "No warnings, verdicts or restarts.")
         if everything
         else None,
-        folded(f"all {len(everything)} events{left}", table(head, everything[-EVENTS:]))
+        folded(
+            f"all {units.plural(len(everything), 'event')}{left}", table(head, everything[-EVENTS:])
+        )
         if everything
         else None,
     ]
     if run.metrics.back_s > 1:
-        said = (
-            f"The clock went back by {duration(run.metrics.back_s)} while this ran: times are "
-            f"only about right."
+        note = (
+            f"The clock was set back by {duration(run.metrics.back_s)} during this run: times are "
+            f"approximate."
         )
-        parts.insert(0, tag("p", said, class_="notice"))
+        parts.insert(0, tag("p", note, class_="notice"))
     return join(parts)
 
 
 def _event(event: Record, begun: float) -> list[object]:
-    at = series.clock(event)
+    at = curve.clock(event)
     cells = [
         {"": clock(at, FULL_TIME), "class_": "when"},
         {"": duration(max(0.0, at - begun)), "class_": "when"},
@@ -286,12 +287,12 @@ def _event(event: Record, begun: float) -> list[object]:
 
 
 def samples(run: Run) -> Html | None:
-    """Generated text, and pictures of results."""
-    said = text(run.summary.get("sample"))
+    """Generated text and pictures."""
+    sample = text(run.summary.get("sample"))
     shown = [p for p in run.pictures if p.address]
     too_large = [f"{p.name} ({units.size(p.size)})" for p in run.pictures if not p.address]
     why = (
-        f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or no PNG): "
+        f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or not PNG): "
         f"{', '.join(too_large[:20])}"
     )
     pictures = [
@@ -299,7 +300,7 @@ def samples(run: Run) -> Html | None:
         for p in shown
     ]
     parts = [
-        tag("pre", said.rstrip(), class_="sample") if said and said.strip() else None,
+        tag("pre", sample.rstrip(), class_="sample") if sample and sample.strip() else None,
         tag("div", *pictures, class_="pictures") if shown else None,
         tag("p", why, class_="sub") if too_large else None,
     ]

@@ -1,5 +1,4 @@
-"""What happened when: start-ups, training, evaluations, standstills, and the moments that somebody
-would look for."""
+"""Timeline of a run: start-ups, training, evaluations, time without progress, notable events."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from typing import Any
 from training.core import units
 from training.core.jsonl import Record, number, text, whole
 from training.core.units import duration
-from training.monitor.report import charts
-from training.monitor.report.charts import Chart
+from training.monitor.report import chart_types, charts
+from training.monitor.report.chart_types import Chart
+from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
-from training.monitor.report.series import clock
 
 START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
 KINDS = (TRAINING, EVALUATION, START, LOST)
-LANES = 6  # more starts than this share a lane
+LANES = 6  # more starts share one lane
 MARKS = 400
 PLAIN, WARN, BAD = "var(--c3)", "var(--warn)", "var(--bad)"
 # event → its lane, its colour
 MOMENTS = {
     "checkpoint": ("checkpoints", PLAIN),
-    "injected": ("faults on purpose", WARN),
+    "injected": ("injected faults", WARN),
     "warning": ("warnings", WARN),
     "verdict": ("verdicts", BAD),
     "failure": ("failures", BAD),
@@ -33,18 +32,19 @@ MOMENTS = {
     "requeue": ("restarts", WARN),
 }
 ENDINGS = ("end", "failure", "restart")
-# name, length, from how long on
+# name, length in s, shortest timeline in s that uses it
 UNITS = (
     ("hours", 3600.0, 7200.0),
     ("minutes", 60.0, 180.0),
     ("seconds", 1.0, -math.inf),
 )
-LANE = 26  # pixels
+LANE, LABEL_WIDTH = 26, 130  # pixels
+CHARACTER = 7  # pixels; the browser's font may be wider than the one that vl-convert measures
 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """A stretch of time on a lane, in seconds since the start."""
+    """A period on a lane, in seconds since the start."""
 
     lane: str
     kind: str
@@ -77,20 +77,20 @@ def timeline_chart(run: Run) -> Chart | None:
     ]
     marks += [
         TimelineMark(
-            "pauses", run.since(since), f"nothing ran for {duration(until - since)}", PLAIN
+            "pauses", run.since(since), f"not running for {duration(until - since)}", PLAIN
         )
         for since, until in run.pauses
     ]
     left = len(marks) - MARKS
-    note = f"{duration(run.since(end))} in all{' without pauses' if run.pauses else ''}" + (
-        f"; the first {left} moments are left out" if left > 0 else ""
+    note = f"{duration(run.since(end))} in total{' without pauses' if run.pauses else ''}" + (
+        f"; the first {left} events are not shown" if left > 0 else ""
     )
     return _chart(bars, marks[-MARKS:], note, ", without pauses" if run.pauses else "")
 
 
 def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
     starts = [event for event in run.events if event["event"] == "start"]
-    if not starts:  # a script of somebody, or no rank has come so far
+    if not starts:  # a user script, or no rank has started yet
         script = bool(run.plan.get("script"))
         return [
             TimelineBar(
@@ -126,12 +126,14 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
             ),
             0.0,
         )
-        stood = min(over, max(since, over - lost))
+        stopped = min(over, max(since, over - lost))
         bars.append(
-            TimelineBar(lane, TRAINING, run.since(since), run.since(stood), f"from step {step}")
+            TimelineBar(lane, TRAINING, run.since(since), run.since(stopped), f"from step {step}")
         )
         bars.append(
-            TimelineBar(lane, LOST, run.since(stood), run.since(over), "until it was ended")
+            TimelineBar(
+                lane, LOST, run.since(stopped), run.since(over), "until the ranks were stopped"
+            )
         )
         for step, record in run.metrics.evaluations.items():
             at, took = clock(record), (number(record.get("eval_ms")) or 0.0) / 1000
@@ -152,7 +154,7 @@ def _chart(
     end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])
     unit, size = next((name, size) for name, size, least in UNITS if end >= least)
     lanes = list(dict.fromkeys([*(bar.lane for bar in bars), *(mark.lane for mark in marks)]))
-    colours = {kind: charts.colour(i + 1) for i, kind in enumerate(KINDS)}
+    colours = {kind: chart_types.colour(i + 1) for i, kind in enumerate(KINDS)}
     rows: list[tuple[Any, ...]] = []
     for bar in bars:
         lasts = round(bar.to_s - bar.from_s, 3)
@@ -183,7 +185,12 @@ def _chart(
         "field": "lane",
         "type": "nominal",
         "sort": lanes,
-        "axis": {"title": None, "grid": True, "labelLimit": 130},
+        "axis": {
+            "title": None,
+            "grid": True,
+            "labelLimit": LABEL_WIDTH,
+            "minExtent": min(LABEL_WIDTH, CHARACTER * max(map(len, lanes))),
+        },
     }
     paint = {"field": "paint", "type": "nominal", "scale": None, "legend": None}
     of_bar = [
@@ -214,35 +221,35 @@ def _chart(
         },
     ]
     spec = {
-        "$schema": charts.SCHEMA,
-        "config": charts.CONFIG,
-        "width": charts.WIDE,
+        "$schema": chart_types.SCHEMA,
+        "config": chart_types.CONFIG,
+        "width": chart_types.WIDE,
         "height": LANE * len(lanes),
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
     }
     used = [(kind, i + 1) for i, kind in enumerate(KINDS) if any(bar.kind == kind for bar in bars)]
-    return Chart("timeline", "What happened when", "", note, spec, columns, used)
+    return Chart("timeline", "Course of the run", "", note, spec, columns, used)
 
 
 def describe(event: Record) -> str:
-    """One line, in the words of whoever noted it."""
-    kind, said, step = event["event"], text(event.get("text")), whole(event.get("step"))
+    """One line for an event: its own text, or its fields."""
+    kind, message, step = event["event"], text(event.get("text")), whole(event.get("step"))
     if kind == "failure":
-        return f"{event.get('cause')}: {said}"
-    if said:
-        return said
+        return f"{event.get('cause')}: {message}"
+    if message:
+        return message
     if kind == "start":
         return (
             f"step {step} of {event.get('total_steps')}, "
             f"{units.plural(whole(event.get('world_size')) or 0, 'rank')}"
         )
     if kind == "shards":
-        looked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} looked at"
-        return f"epoch {event.get('epoch')}: every rank has its own part of the data ({looked})"
+        checked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} checked"
+        return f"epoch {event.get('epoch')}: the ranks' shares of the data are disjoint ({checked})"
     if kind == "recovered":
         return (
-            f"training again from step {step}, {number(event.get('seconds')) or 0:.1f} s after "
+            f"training resumed at step {step}, {number(event.get('seconds')) or 0:.1f} s after "
             f"the failure"
         )
     facts = {

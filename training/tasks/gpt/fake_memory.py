@@ -1,5 +1,4 @@
-"""The peak of a GPT's training step by fake tensors (training.tasks.fake_memory says what they can
-not see)."""
+"""Peak memory of a GPT's training step by fake tensors (limits: training.tasks.fake_memory)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from training.tasks.gpt.model_dims import WIDTH_PER_LAYER, ModelDims
 
 @dataclass(frozen=True)
 class Slice(ModelDims):
-    """A model with the width of `full_depth` blocks, but fewer of them."""
+    """A model with the width of `full_depth` blocks but fewer blocks."""
 
     full_depth: int = 0
 
@@ -30,9 +29,9 @@ def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
     The peak is linear in the number of plain and of checkpointed blocks, so three models of two or
-    three blocks with the real width, batch and vocabulary are measured and extrapolated: a second
-    each. What the other ranks hold of Muon's state is taken off, what accumulation and checkpoints
-    hold beside a step is added.
+    three blocks with the real width, batch and vocabulary are measured, in a second each, and
+    extrapolated. Muon's state held by other ranks is subtracted; memory held for accumulation and
+    checkpoints is added.
     """
     plain, again = load.depth - load.blocks, load.blocks
     p, a = min(plain, 1), min(again, 1)
@@ -50,7 +49,7 @@ def peak(load: StepWorkload) -> int:
 
 
 def step_peak(load: StepWorkload, plain: int, again: int) -> int:
-    """The same for so many plain and checkpointed blocks of the load's width."""
+    """Peak of a model with these numbers of plain and checkpointed blocks of the load's width."""
     shape = Slice(plain + again, load.vocab, load.seq_len, load.depth)
     with fake_memory.fake_mode():
         model = GPT(shape, MemorySavings(again, load.chunks))

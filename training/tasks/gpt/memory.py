@@ -1,8 +1,8 @@
 """Memory of one rank before anything runs, by formula.
 
-The constants are those of our model (training/tasks/gpt/model.py): counted from the tensors that
-autograd keeps, and compared with fake tensors and with real runs; docs/memory.md has the figures,
-`python -m benchmarks.memory` measures them again.
+The constants belong to Duet's model (training/tasks/gpt/model.py): counted from the tensors that
+autograd keeps, and compared with fake tensors and real runs. Figures: docs/memory.md; to measure
+them again: `python -m benchmarks.memory`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from training.tasks.memory import CONTEXT, gib, with_ample_margin, with_margin
 if TYPE_CHECKING:
     from training.core.contracts.plan import MemoryRecord
 
-# What the authors of the original dual-GPU configs promise for 2 × 32 GB, in GB, printed beside our
-# estimate.
+# Memory that the authors of the original dual-GPU configs report for 2 × 32 GB, in GB, printed
+# beside Duet's estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
-# Bytes per token and unit of width. The residual stream is fp32, under bf16 autocast too.
-RESIDUAL = 4  # all that a checkpointed block keeps: its input
-PARTS = 8  # the parts' gradients of a loss in parts, while they are added up
+# Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
+RESIDUAL = 4  # kept by a checkpointed block: its input
+PARTS = 8  # gradients of the parts of a split loss while they are summed
 
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """What one rank trains: everything that the memory depends on."""
+    """Everything about a rank's training that its memory depends on."""
 
     depth: int
-    sequences: int  # micro-batch of one rank
+    sequences: int  # sequences of a micro-batch of one rank
     seq_len: int
-    vocab: int  # rows of the embedding, with padding
+    vocab: int  # rows of the embedding, padding included
     bf16: bool
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW
-    ranks: int = 1  # that share Muon's state (training/tasks/gpt/optim.py)
-    blocks: int = 0  # checkpointed
-    chunks: int = 1  # of the loss
-    total_tokens: int = 0  # of an optimizer step, all ranks; 0: of one micro-batch
-    copy: bool = False  # rank 0's copy of a checkpoint lies in the same memory, as on a CPU
+    ranks: int = 1  # sharing Muon's state (training/tasks/gpt/optim.py)
+    blocks: int = 0  # number of checkpointed blocks
+    chunks: int = 1  # parts of the loss
+    total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
+    copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
 
     @property
     def shape(self) -> ModelDims:
@@ -57,15 +57,15 @@ class StepWorkload:
 
     @property
     def optimizer_state(self) -> int:
-        """Bytes of all ranks' state together."""
+        """Bytes of the state of all ranks together."""
         return (
             4 if self.muon else 8
         ) * self.depth * self.shape.block_weights + 16 * self.vocab * self.width
 
     @property
     def second_gradients(self) -> int:
-        """Bytes of the gradients that gather over micro-batches: DDP leaves them beside its buckets
-        until the last one."""
+        """Bytes of accumulated gradients: DDP keeps them beside its buckets until the last
+        micro-batch."""
         return (
             4 * self.shape.weights
             if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks
@@ -74,20 +74,19 @@ class StepWorkload:
 
     @property
     def saved(self) -> int:
-        """Bytes that saving a checkpoint takes in the same memory and keeps: what is gathered from
-        the other ranks, and a copy of all."""
+        """Bytes allocated and kept by checkpoints in the same memory: state gathered from other
+        ranks, and a copy of everything."""
         return self.elsewhere + 4 * self.shape.weights + self.optimizer_state if self.copy else 0
 
     @property
     def elsewhere(self) -> int:
-        """Bytes of Muon's state that the other ranks hold."""
+        """Bytes of Muon's state held by other ranks."""
         whole = 4 * self.depth * self.shape.block_weights if self.muon else 0
         return whole - whole // self.ranks
 
     @property
     def extra_time(self) -> float:
-        """Multiplications that are done again, as a share of all of a step (forward 1, backward
-        2)."""
+        """Recomputed multiplications as a share of all in a step (forward 1, backward 2)."""
         block, head = self.shape.block_weights + self.seq_len * self.width, self.vocab * self.width
         again = self.blocks * block + (head if self.chunks > 1 else 0)
         return again / (3 * (self.depth * block + head))
@@ -98,17 +97,17 @@ class Estimate:
     """Bytes per rank at the peak of a step."""
 
     parameters: int
-    # DDP's buckets, which stay from step to step and are the gradients; with accumulation those
-    # beside them too
+    # DDP's buckets, which are the gradients and persist between steps; with accumulation, also the
+    # accumulated gradients
     gradients: int
     optimizer: int
     weight_copies: int  # in bf16
     activations: int  # kept for the backward pass
-    logits: int  # with their gradient, while the loss is computed; 0 when the peak is in a block
-    # what one block needs beside what is kept, in its backward pass; 0 when the peak is at the loss
+    logits: int  # with their gradient, during the loss; 0 if the peak is in a block
+    # further memory of one block in its backward pass; 0 if the peak is at the loss
     block: int
     context: int
-    saved: int = 0  # for checkpoints, on rank 0 of a CPU training
+    saved: int = 0  # for checkpoints, on rank 0 of a CPU run
 
     @property
     def total(self) -> int:
@@ -143,7 +142,7 @@ class Estimate:
             f"{gib(self.gradients)}, "
             f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, "
             f"{peak}); "
-            f"{gib(self.needed)} with the margin that decides"
+            f"{gib(self.needed)} with safety margin"
         )
 
 
@@ -152,10 +151,10 @@ class _Constants:
     """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
 
     kept: int  # by a block for its backward pass
-    work: int  # beside that, at the height of a block's backward pass
-    again: int  # instead of `work`, when the block was computed again and no other is alive in full
+    work: int  # in addition, at the peak of a block's backward pass
+    again: int  # instead of `work` for a recomputed block, if no other block is fully in memory
     ends: int  # embedding and last norm
-    logits: int  # logits and what the loss makes of them, forward and backward, at their height
+    logits: int  # logits and the loss's tensors, forward and backward, at their peak
 
 
 def _constants(load: StepWorkload) -> _Constants:
@@ -167,12 +166,12 @@ def _constants(load: StepWorkload) -> _Constants:
 
 
 def estimate(load: StepWorkload) -> Estimate:
-    """Bytes per rank with fp32 weights, as training/trainer does it.
+    """Bytes per rank with fp32 weights, as in training/trainer.
 
-    A step has two heights: at the loss (everything kept, and the logits), and in the backward pass
-    of the last block (everything kept, no logits, but the gradients inside a block). A block that
-    was checkpointed is computed again before its backward pass, so one of them is alive in full
-    when no other block is.
+    A step has two peaks: at the loss (everything kept, and the logits), and in the backward pass of
+    the last block (everything kept, no logits, but the gradients inside a block). A checkpointed
+    block is recomputed before its backward pass, so it may be fully in memory when no other block
+    is.
     """
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
@@ -183,7 +182,7 @@ def estimate(load: StepWorkload) -> Estimate:
         PARTS * unit if load.chunks > 1 else 0
     )
     block = (use.work if plain else use.kept + use.again) * unit
-    # Eager autocast keeps all copies until the end of the forward pass.
+    # Eager autocast keeps all weight copies until the end of the forward pass.
     at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0
     in_block = 2 * max(plain, 1) * matrices if load.bf16 else 0
     loss_is_peak = at_loss + logits >= in_block + block

@@ -1,9 +1,8 @@
-"""What makes a step fit the memory: micro-batch, loss in parts, checkpointed blocks; and what to
-change where nothing does.
+"""Settings with which a step fits the memory: micro-batch, loss in parts, checkpointed blocks; and
+suggestions if nothing fits.
 
-Of everything that fits by the estimate the fastest is taken. Computing the head again (loss in
-parts) and blocks again costs what it costs in multiplications, and a micro-batch costs
-OVERHEAD_TOKENS beside its own.
+The fastest of all settings estimated to fit is chosen. Recomputing the head (loss in parts) and
+blocks costs their multiplications; each micro-batch costs OVERHEAD_TOKENS in addition to its own.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
 CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
-CHEAP = 0.03  # so much more time is a good price for not being tight
-OVERHEAD_TOKENS = 1024  # an estimate: launches and half-filled last waves of a micro-batch on a GPU
+CHEAP = 0.03  # share of extra time accepted to avoid a tight fit
+# an estimate: kernel launches and partial last waves of a micro-batch on a GPU
+OVERHEAD_TOKENS = 1024
 AUTO = "auto"
 Limit = Callable[[Estimate], int]
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The decided load, each part with its reason; `load` has the values."""
+    """The chosen load, each part with its reason; `load` has the values."""
 
     load: StepWorkload
     sequences: Decision
@@ -38,21 +38,21 @@ class MemoryPlan:
     chunks: Decision
 
     def sentence(self) -> str:
-        """'' when nothing is computed again."""
+        """The plan line about activation checkpointing."""
         load = self.load
-        said = [f"{load.blocks} of {load.depth} blocks"] if load.blocks else []
-        said += [f"loss in {load.chunks} parts"] if load.chunks > 1 else []
+        savings = [f"{load.blocks} of {load.depth} blocks"] if load.blocks else []
+        savings += [f"loss in {load.chunks} parts"] if load.chunks > 1 else []
         reason = self.blocks.reason if load.blocks else self.chunks.reason
         cost = f"costs about {max(1, round(100 * load.extra_time))} % time"
         return (
-            f"activation checkpointing: {', '.join(said) or 'none'}: "
-            f"{reason}{'; ' + cost if said else ''}"
+            f"activation checkpointing: {', '.join(savings) or 'none'}: "
+            f"{reason}{'; ' + cost if savings else ''}"
         )
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
-    """What `auto` means here; `room`: free bytes for one rank, None if unknown. None when no
-    micro-batch divides."""
+    """Choose the values of `auto`. `room`: free bytes for one rank, None if unknown. None if no
+    micro-batch divides the batch."""
     size = _sequences(load, config, ranks, room)
     if size is None:
         return None
@@ -78,20 +78,18 @@ def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None)
         one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))
     ]
     if not fitting:
-        return Decision(
-            sizes[0], "the smallest that divides; by the estimate even that does not fit"
-        )
+        return Decision(sizes[0], "the smallest that divides; it does not fit by the estimate")
     best = min(fitting, key=_time)
     if best is fitting[-1]:
         return Decision(best.sequences, f"the largest of {len(sizes)} that divide and fit")
     return Decision(
         best.sequences,
-        f"the fastest of {len(sizes)} that divide; more would fit, but with more to compute again",
+        f"the fastest of {len(sizes)} that divide; larger ones fit only with more recomputation",
     )
 
 
 def _time(load: StepWorkload) -> float:
-    """Of a token, in units of one without recomputation in an endless micro-batch."""
+    """Time per token, relative to no recomputation in an infinite micro-batch."""
     return (1 + load.extra_time) * (1 + OVERHEAD_TOKENS / load.tokens)
 
 
@@ -105,21 +103,21 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
         return (
             least,
-            f"{'as asked' if given else 'as frugal as can be'}, but {sequences} do not fit "
+            f"{'as asked' if given else 'maximum savings'}, but {sequences} do not fit in "
             f"{gib(room)}",
         )
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
     if not found.blocks and found.chunks == 1:
-        return found, f"not needed, {sequences} fit {gib(room)} free"
-    return found, f"so that {sequences} fit {gib(room)} free"
+        return found, f"not needed, {sequences} fit in {gib(room)} free"
+    return found, f"needed to fit {sequences} in {gib(room)} free"
 
 
 def cheapest(
     load: StepWorkload, config: Config, room: int, limit: Limit = lambda one: one.needed
 ) -> StepWorkload | None:
-    """The least recomputation that fits; values that the user gave are obeyed."""
+    """The least recomputation that fits; explicit values are not changed."""
 
     def fits(one: StepWorkload) -> bool:
         return limit(estimate(one)) <= room
@@ -129,7 +127,7 @@ def cheapest(
         if config.activation_checkpointing != AUTO:
             found += [plain] if fits(plain) else []
             continue
-        # Fewer bytes with each block up to the last but one; the last one is a case of its own
+        # Memory decreases with each block up to the last but one; the last is a special case
         # (memory.estimate).
         low, high = 0, load.depth
         while low < high:
@@ -143,8 +141,8 @@ def cheapest(
 def _candidates(
     load: StepWorkload, config: Config, everything: bool = False
 ) -> Iterator[StepWorkload]:
-    """Loads with every number of parts that is allowed, in ascending order; `everything`: and with
-    blocks checkpointed."""
+    """Loads with every allowed number of parts, ascending; with `everything`, all blocks are
+    checkpointed too."""
     asked = config.activation_checkpointing
     blocks = (
         (0, load.depth - 1, load.depth)
@@ -162,7 +160,7 @@ def _candidates(
 
 
 def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[FieldValues]:
-    """Changes of the configuration that fit by the estimate, the nearest of each kind."""
+    """Configuration changes estimated to fit, the smallest change of each kind."""
     free = replace(config, activation_checkpointing=AUTO, loss_chunks=AUTO)
     out = []
     if free != config and (found := cheapest(load, free, room)):
@@ -176,7 +174,7 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
         if found := cheapest(smaller, free, room):
             out.append({"device_batch_size": size, **_settings(found, config)})
             break
-    low, high = 0, load.depth  # the deepest that fits, with the same micro-batch
+    low, high = 0, load.depth  # range of the greatest depth that fits with the same micro-batch
     while low < high - 1:
         middle = (low + high) // 2
         low, high = (
@@ -189,8 +187,7 @@ def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> li
 
 
 def _settings(found: StepWorkload, config: Config) -> FieldValues:
-    """The flags that bring `found`, where the user has decided himself; what is `auto` finds it
-    again."""
+    """Flags for `found`, for the values that the user set; the rest stays `auto`."""
     blocks, chunks = config.activation_checkpointing, config.loss_chunks
     out: FieldValues = {}
     if blocks != AUTO:

@@ -1,8 +1,8 @@
 """GPT: pre-norm transformer with rotary positions, RMSNorm without weights, QK-norm, SwiGLU and an
 untied head.
 
-The family is that of nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 where the
-width allows it. What each choice is worth stands in docs/model.md.
+The architecture follows nanochat and modded-nanogpt: model_dim = depth × 64, heads of 128 if the
+width allows it. The effect of each choice: docs/model.md.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from torch.utils.checkpoint import checkpoint
 from training.tasks.gpt.model_dims import ModelDims
 
 ROPE_BASE = 10000.0
-SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps can not blow up
+SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps cannot blow up
 
 
 @dataclass(frozen=True)
 class MemorySavings:
-    """Memory bought with time; the arithmetic stays the same."""
+    """Settings that save memory at the cost of time; the arithmetic is the same."""
 
-    blocks: int = (
-        0  # so many blocks keep only their input and are computed again in the backward pass
-    )
-    chunks: int = (
-        1  # logits and loss are computed in so many parts, each again in the backward pass
-    )
+    blocks: int = 0  # blocks that keep only their input, recomputed in the backward pass
+    chunks: int = 1  # parts of logits and loss, each recomputed in the backward pass
 
 
 def norm(x: Tensor) -> Tensor:
@@ -47,7 +43,7 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelDims) -> None:
         super().__init__()
         self.heads = shape.heads
-        # Three matrices, not one: Muon makes each of them orthogonal for itself.
+        # Three matrices instead of one: Muon makes each of them orthogonal separately.
         self.query = nn.Linear(shape.width, shape.width, bias=False)
         self.key = nn.Linear(shape.width, shape.width, bias=False)
         self.value = nn.Linear(shape.width, shape.width, bias=False)
@@ -84,7 +80,7 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """forward(inputs) gives logits; forward(inputs, targets) the mean loss in nats per token."""
+    """forward(inputs) returns logits; forward(inputs, targets) the mean loss in nats per token."""
 
     def __init__(
         self, shape: ModelDims, frugal: MemorySavings | None = None, dropout: float = 0.0
@@ -125,12 +121,12 @@ class GPT(nn.Module):
         self.cos, self.sin = angles.cos(), angles.sin()
 
     def compile_parts(self) -> None:
-        """torch.compile each block, and the loss with its logits; as torchtitan does, not the whole
-        model.
+        """torch.compile each block and the loss with its logits, not the whole model (as
+        torchtitan).
 
-        One block is compiled for all of them, gradients are exchanged while the next block's
-        backward pass runs, and activation checkpointing stands around compiled blocks (DDP's own
-        graph splitter refuses it).
+        One compiled block serves all of them, gradients are exchanged while the next block's
+        backward pass runs, and activation checkpointing wraps compiled blocks (DDP's own graph
+        splitter rejects it).
         """
         for block in self.blocks:
             block.compile(dynamic=False)
@@ -139,7 +135,7 @@ class GPT(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor | None = None, reduction: str = "mean"
     ) -> Tensor:
-        """inputs, targets: (batch, T) int64, T ≤ max_seq_len; a target of −1 is not counted."""
+        """inputs, targets: (batch, T) int64, T ≤ max_seq_len; a target of −1 is ignored."""
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
         x = norm(self.embedding(inputs))
@@ -162,7 +158,7 @@ class GPT(nn.Module):
         return SOFTCAP * torch.tanh(logits / SOFTCAP)
 
     def _nats(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the loss over all positions; x (positions, width). A chunk's logits live only
+        """Sum of the loss over all positions; x (positions, width). A chunk's logits exist only
         while it is computed."""
         if self.frugal.chunks == 1:
             return self._chunk(x, targets)
@@ -194,7 +190,8 @@ class GPT(nn.Module):
         tokens = torch.tensor([prompt], device=device)
         for _ in range(count):
             each()
-            with torch.compiler.set_stance("force_eager"):  # each length would be compiled
+            # eager: otherwise each length would be compiled
+            with torch.compiler.set_stance("force_eager"):
                 logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
             chances = torch.softmax(logits.cpu() / temperature, dim=-1)
             tokens = torch.cat(

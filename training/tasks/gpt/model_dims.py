@@ -1,4 +1,4 @@
-"""What a model is made of, in numbers. Imports no torch: the plan counts with it."""
+"""Dimensions of a model. No torch: planning imports this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD_DIM = 128
 
 @dataclass(frozen=True)
 class ModelDims:
-    """What the model is made of; stands in every checkpoint."""
+    """Dimensions of a model, stored in every checkpoint."""
 
     depth: int
     vocab: int  # rows of the embedding
@@ -26,8 +26,8 @@ class ModelDims:
 
     @property
     def inner(self) -> int:
-        """Width inside the MLP: 8/3 of the model's, a multiple of 64, so that SwiGLU has the
-        weights of a plain MLP of 4 ×."""
+        """Width inside the MLP: 8/3 of the model's, rounded to a multiple of 64, so that SwiGLU has
+        as many weights as a plain MLP of 4 ×."""
         return round(8 * self.width / 3 / 64) * 64
 
     @property
@@ -41,12 +41,12 @@ class ModelDims:
 
 
 def flops_per_token(shape: ModelDims) -> int:
-    """Operations of forward and backward pass for one token: 6N + 12·L·H·Q·T (PaLM,
-    arXiv:2204.02311, appendix B).
+    """Operations of forward and backward pass per token: 6N + 12·L·H·Q·T (PaLM, arXiv:2204.02311,
+    appendix B).
 
-    N: weights that are multiplied, so without the embedding, which is only looked up (as nanochat
-    counts). The second term is attention, as if every token saw the whole context. What is computed
-    again to save memory does not count.
+    N: weights used in multiplications, so without the embedding, which is a table lookup (counted
+    as in nanochat). The second term is attention, as if every token attended to the whole context.
+    Recomputation to save memory is not counted.
     """
     multiplied = shape.weights - shape.vocab * shape.width
     return 6 * multiplied + 12 * shape.depth * shape.width * shape.max_seq_len  # H·Q is the width

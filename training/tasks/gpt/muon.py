@@ -1,5 +1,5 @@
-"""Muon for CPUs without bf16 matrix instructions, where torch's own one emulates them: its step
-takes ten times as long there."""
+"""Muon for CPUs without bf16 matrix instructions, on which torch's Muon emulates them and takes ten
+times as long."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from training.tasks.optim import Group
 
 
 class Fp32Muon(torch.optim.Muon):
-    """The arithmetic and the state of `torch.optim.Muon` (torch/optim/_muon.py), with the
-    Newton-Schulz iteration in fp32."""
+    """The algorithm and state of `torch.optim.Muon` (torch/optim/_muon.py) with the Newton-Schulz
+    iteration in fp32."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -45,7 +45,7 @@ class Fp32Muon(torch.optim.Muon):
 def orthogonal(
     matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """About the nearest orthogonal matrix, by a quintic Newton-Schulz iteration
+    """Approximate nearest orthogonal matrix, by a quintic Newton-Schulz iteration
     (kellerjordan.github.io/posts/muon)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]

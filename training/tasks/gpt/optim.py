@@ -1,9 +1,9 @@
 """A GPT's optimizers: Muon for the blocks' matrices, AdamW for everything else.
 
 Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest
-orthogonal one. What it is worth here stands in docs/model.md. Its arithmetic costs as much as a
-fifth of a small step, so ranks share it: each updates some of the matrices and sends them to the
-others (ZeRO stage 1, arXiv:1910.02054). The weights are the same, bit for bit.
+orthogonal matrix; its effect is measured in docs/model.md. Its arithmetic is up to a fifth of a
+small step, so the ranks share it: each updates some matrices and sends them to the others (ZeRO
+stage 1, arXiv:1910.02054). The weights are bit-identical.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from training.tasks.optim import MOMENTUM, Group, Optimizers
 
 BETAS = (0.8, 0.95)
 EPSILON = 1e-10
-REFERENCE_WIDTH = 768  # AdamW's learning rates of the configuration are for this width
-# The blocks' learning rate where the configuration says auto.
+REFERENCE_WIDTH = 768  # the configured AdamW learning rates apply to this width
+# Learning rate of the blocks if the configuration has auto.
 MATRIX_LR = {"muon": 0.02, "adamw": 0.0015}
 
 
 def build(model: GPT, config: Config) -> Optimizers:
-    """The optimizers of a model, fused where torch can; Muon's work is shared by the ranks of the
-    process group, if any."""
+    """Optimizers of a model, fused if torch supports it; the ranks of the process group, if any,
+    share Muon's work."""
     scale = (model.shape.width / REFERENCE_WIDTH) ** -0.5
     rate = MATRIX_LR[config.optimizer] if isinstance(config.matrix_lr, str) else config.matrix_lr
     matrices = list(model.blocks.parameters())
@@ -48,12 +48,12 @@ def build(model: GPT, config: Config) -> Optimizers:
         muon = Fp32Muon if emulated else torch.optim.Muon
         settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
         if dist.is_initialized():
-            # 0.1 s that a single process need not wait
+            # saves a single process 0.1 s
             from torch.distributed.optim import (
                 ZeroRedundancyOptimizer,
             )
 
-            # As views of one buffer for each rank, the matrices travel in one message.
+            # As views of one buffer per rank, the matrices are sent in one message.
             first.append(
                 ZeroRedundancyOptimizer(matrices, muon, parameters_as_bucket_view=True, **settings)
             )

@@ -1,4 +1,4 @@
-"""What a plan decides for a GPT: what fits the memory."""
+"""Plan of a GPT: the settings with which it fits the memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def _vocab(request: PlanRequest) -> int:
-    """Rows of the embedding. A bpe vocabulary has fewer than planned where the text is short: a run
-    that keeps its --vocab_size keeps what it found."""
+    """Rows of the embedding. For a short text, a bpe vocabulary is smaller than planned: a resumed
+    run with the same --vocab_size keeps its vocabulary."""
     config, run, asked = request.config, request.resume_from, ("tokenizer", "vocab_size")
     planned = vocab_of(config.tokenizer, config.vocab_size)
     saved = manifest.newest(run.checkpoints) if run and config.tokenizer == BPE else None
@@ -52,7 +52,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         if fitting
         else None
     )
-    assert fitting and split and request.source, "the request has been checked"
+    assert fitting and split and request.source, "checked with the request"
     step = GptStep(fitting.load)
     fields: TaskFields = {
         "device_batch_size": fitting.sequences.record(),
@@ -68,7 +68,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
     text = [
         f"memory, estimated: {step.estimate.sentence()}"
-        + (f"; the original authors promise {promise} of 32 GB" if promise else ""),
+        + (f"; the original authors report {promise} of 32 GB" if promise else ""),
         fitting.sentence(),
     ]
     return Decided(

@@ -1,4 +1,4 @@
-"""gpt as the rest of the house sees it."""
+"""Spec of the task gpt."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GptSpec(TaskSpec):
         return validation.check(config, origins, installed)
 
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
-        from training.tasks.gpt import planning  # the request is answered without it
+        from training.tasks.gpt import planning  # not needed to check a request
 
         return planning.decide(request, machine)
 
@@ -87,7 +87,7 @@ class GptSpec(TaskSpec):
         from training.tasks.gpt.model import MemorySavings
         from training.tasks.gpt.task import LanguageModel
 
-        assert data, "the supervisor or rank 0 has prepared it"
+        assert data, "prepared by the supervisor or rank 0"
         savings = MemorySavings(
             plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]
         )

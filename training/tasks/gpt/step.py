@@ -1,4 +1,4 @@
-"""The planned step of a GPT: its memory by formula, proven by fake tensors."""
+"""Planned step of a GPT: memory by formula, verified by fake tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GptStep(StepNeeds):
     def source(self) -> str:
         return (
             f"formula ({'compiled' if self.load.compiled else 'eager'}, "
-            f"{'bf16' if self.load.bf16 else 'fp32'}, with what the plan chose)"
+            f"{'bf16' if self.load.bf16 else 'fp32'}, with the plan's settings)"
         )
 
     @property

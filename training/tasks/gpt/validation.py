@@ -1,4 +1,4 @@
-"""What is asked of a GPT's training, as far as it can be checked without looking at the machine."""
+"""Checks of a GPT's request that do not examine the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
 def check(
     config: Config, origins: Mapping[str, str], installed: bool
 ) -> tuple[corpus.CorpusSource | None, list[Problem]]:
-    """The text to train on, and what is wrong with it or its tokenizer."""
+    """The text to train on, and problems of the text or its tokenizer."""
     problems = encoding.check(config.encoding, origins["encoding"])
     source, problem = corpus.find(config.data, origins["data"], "" if problems else config.encoding)
     problems += ([problem] if problem else []) + tokenizer.check(
@@ -28,7 +28,7 @@ def check(
 
 
 def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Problem]:
-    """The batch must divide; otherwise the nearest batches that do."""
+    """A batch that is not divisible, with the nearest that are."""
     total, seq = config.total_batch_size, config.max_seq_len
     if isinstance(config.device_batch_size, str):
         if batch.device_choices(seq, ranks, total):
@@ -40,7 +40,7 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
             return []
     counted = units.plural(ranks, "rank")
     what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) does not divide by "
+        f"total_batch_size {total} ({origins['total_batch_size']}) is not divisible by "
         f"device_batch_size {config.device_batch_size} "
         f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × "
         f"{counted} = {device * seq * ranks}"

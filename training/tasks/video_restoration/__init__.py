@@ -1,2 +1,2 @@
-"""Video restoration: frames in, frames out (deblurring, super-resolution), trained on paired
+"""Video restoration (deblurring, super-resolution): frames in, frames out, trained on paired
 folders of frames."""

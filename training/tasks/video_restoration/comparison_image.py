@@ -1,4 +1,4 @@
-"""Pictures of the result: blurred, restored and sharp side by side, with their PSNR."""
+"""Comparison pictures: blurred, restored and sharp frames side by side, with their PSNR."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from training.tasks.video_restoration import metrics, network
 from training.tasks.video_restoration.dataset import Validation
 
 CLIPS = 3
-FRAMES = (
-    12  # about the middle of a clip: enough for the network to see around the frame that is shown
-)
-PANEL = 320  # a picture's width at most; three and their gaps are less than 1000 pixels
+# frames around the middle of a clip: enough context for the network to restore the frame shown
+FRAMES = 12
+PANEL = 320  # maximum width of a picture; three with gaps are less than 1000 pixels
 GAP, LABEL = 4, 18
 PAPER, INK = (255, 255, 255), (30, 30, 30)
 
@@ -29,9 +28,9 @@ def write(
     device: torch.device,
     folder: Path,
 ) -> str | None:
-    """folder/restored_CLIP.png for a few clips; returns 'CLIP: 24.1 → 27.3 dB, …' of the frames
-    that were looked at. Raises OSError."""
-    said = []
+    """Write folder/restored_CLIP.png for a few clips. Returns 'CLIP: 24.1 → 27.3 dB, …' for the
+    frames shown. Raises OSError."""
+    results = []
     clips = data.frames.clips
     for index in sorted({round(i * (len(clips) - 1) / max(1, CLIPS - 1)) for i in range(CLIPS)}):
         clip = clips[index]
@@ -40,18 +39,18 @@ def write(
         lq, gt = sample["lq"][None].to(device), sample["gt"][None].to(device)
         given, found = network.enlarged(lq, scale), restore(lq)
         before, after = (float(metrics.psnr(x, gt)[0]) for x in (given, found))
-        said.append(f"{clip.name}: {before:.1f} → {after:.1f} dB")
+        results.append(f"{clip.name}: {before:.1f} → {after:.1f} dB")
         middle = slice(count // 2, count // 2 + 1)
         one = [float(metrics.psnr(x[:, middle], gt[:, middle])[0]) for x in (given, found)]
         labels = [f"blurred {one[0]:.2f} dB", f"restored {one[1]:.2f} dB", "sharp"]
         picture = _strip([_picture(x[0, count // 2]) for x in (given, found, gt)], labels)
         picture.save(folder / f"restored_{re.sub(r'[^A-Za-z0-9._-]', '_', clip.name)}.png")
-    return ", ".join(said) or None
+    return ", ".join(results) or None
 
 
 def _picture(frame: torch.Tensor) -> Image.Image:
-    """(3, H, W), as large as a panel allows; small ones grow by whole factors, so that each pixel
-    can be seen."""
+    """(3, H, W) as a picture as large as a panel allows; small frames are enlarged by integer
+    factors, so that pixels are visible."""
     values = frame.float().clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).cpu().numpy()
     picture = Image.fromarray(np.ascontiguousarray(values))
     width, height = picture.size

@@ -1,5 +1,5 @@
-"""Samples of paired clips as tensors: crops of a few frames to train on, whole clips to validate
-on."""
+"""Samples of paired clips as tensors: crops of a few frames for training, whole clips for
+validation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Sample = dict[str, torch.Tensor]  # lq (T, C, h, w) and gt (T, 3, H, W), float32
 
 
 class Unreadable(RuntimeError):
-    """A frame that is no picture or has another size. Made of one text, so that it comes whole out
-    of a loader's worker."""
+    """A frame that is not a picture or has the wrong size. One text argument, so that it can be
+    passed unchanged from a loader worker."""
 
 
 class Frames:
-    """Reads frames of clips; `options`: those of the task."""
+    """Reader of clip frames. `options`: the task's."""
 
     def __init__(self, options: Any, part: str) -> None:
         self.clips, self.options, self.scale = (
@@ -45,8 +45,8 @@ class Frames:
         lq = _stacked([_picture(clip.lq[i], box) for i in frames], clip.lq, frames)
         if gt.shape[1:3] != (lq.shape[1] * self.scale, lq.shape[2] * self.scale):
             raise Unreadable(
-                f"{clip.gt[frames[0]]} is {_said(gt)} and {clip.lq[frames[0]]} is {_said(lq)}, at "
-                f"scale {self.scale}"
+                f"{clip.gt[frames[0]]} is {_pixels(gt)} and {clip.lq[frames[0]]} is {_pixels(lq)}, "
+                f"at scale {self.scale}"
             )
         if not clip.spike:
             return gt, lq, None
@@ -54,15 +54,15 @@ class Frames:
         return gt, lq, np.stack([self._spikes(clip.spike[i], size, box) for i in frames])
 
     def size(self, clip: Clip) -> tuple[int, int]:
-        """(width, height) of a blurred frame, from the first one's header."""
+        """(width, height) of a blurred frame, from the header of the first."""
         try:
             with Image.open(clip.lq[0]) as picture:
                 return picture.size
         except (OSError, ValueError, SyntaxError) as error:
-            raise Unreadable(f"{clip.lq[0]} can not be read: {error}") from None
+            raise Unreadable(f"{clip.lq[0]} cannot be read: {error}") from None
 
     def _spikes(self, file: str, size: tuple[int, int], box: Box | None) -> Planes:
-        """(h, w, C) float32 of one frame, as large as the frame."""
+        """Spike planes of one frame, (h, w, C) float32, as large as the frame."""
         planes, channels = _planes(file, self.options), self.options.spike_channels
         if len(planes) < channels:
             raise Unreadable(f"{file} has {len(planes)} planes, spike_channels is {channels}")
@@ -72,8 +72,8 @@ class Frames:
 
 
 class Training(Dataset[Sample]):
-    """Every frame of every clip is the start of a sample, as in KAIR; too near to the end, another
-    start is drawn."""
+    """Every frame of every clip starts a sample, as in KAIR; a start too close to the end is
+    replaced by a random one."""
 
     def __init__(self, options: Any) -> None:
         self.options, self.frames = options, Frames(options, "train")
@@ -87,14 +87,14 @@ class Training(Dataset[Sample]):
         return self.draw(index, np.random.default_rng(index))
 
     def draw(self, index: int, random: np.random.Generator) -> Sample:
-        """Frames, crop and turns follow from `random` alone. Raises Unreadable."""
+        """A sample whose frames, crop and flips depend only on `random`. Raises Unreadable."""
         options, number = self.options, int(np.searchsorted(self.ends, index, side="right"))
         clip = self.frames.clips[number]
         start, step = (
             index - (int(self.ends[number - 1]) if number else 0),
             int(random.choice(self.intervals)),
         )
-        last = len(clip.gt) - (options.num_frame - 1) * step  # the first start that is too late
+        last = len(clip.gt) - (options.num_frame - 1) * step  # the first start too close to the end
         other = int(random.integers(last))
         chosen = [(start if start < last else other) + i * step for i in range(options.num_frame)]
         place = random.random(2)
@@ -102,7 +102,7 @@ class Training(Dataset[Sample]):
         if options.random_reverse and reverse:
             chosen.reverse()
         gt, lq, spikes = self.frames.read(clip, chosen, self._box(clip, place))
-        # others keep their sides, so that they fit into one batch
+        # other frames keep their orientation, so that they fit into one batch
         square = lq.shape[1] == lq.shape[2]
 
         def turned(x: Planes) -> Planes:
@@ -121,14 +121,15 @@ class Training(Dataset[Sample]):
         width, height = self.frames.size(clip)
         if min(width, height) < side:
             raise Unreadable(
-                f"{clip.lq[0]} is {width} × {height}, a crop is {side} × {side} (gt_size)"
+                f"{clip.lq[0]} is {width} × {height}, smaller than the crop: {side} × {side} "
+                f"(gt_size)"
             )
         left, top = int(place[0] * (width - side + 1)), int(place[1] * (height - side + 1))
         return left, top, left + side, top + side
 
 
 class Validation(Dataset[Sample]):
-    """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one in a
+    """Whole clips, or their first test_num_frame frames. Clips differ in length and size: one per
     batch."""
 
     def __init__(self, options: Any) -> None:
@@ -150,8 +151,7 @@ class Validation(Dataset[Sample]):
 
 
 def _picture(file: str, box: tuple[int, ...] | None) -> Planes:
-    """(h, w, 3) uint8. The crop comes first: converting costs as much as the pixels that are
-    left."""
+    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left."""
     try:
         with Image.open(file) as picture:
             if box is not None and (picture.width < box[2] or picture.height < box[3]):
@@ -162,19 +162,19 @@ def _picture(file: str, box: tuple[int, ...] | None) -> Planes:
             part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
             return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Unreadable(f"{file} can not be read: {error}") from None
+        raise Unreadable(f"{file} cannot be read: {error}") from None
 
 
 def _stacked(pictures: list[Planes], files: tuple[str, ...], frames: list[int]) -> Planes:
     for frame, picture in zip(frames, pictures, strict=True):
         if picture.shape != pictures[0].shape:
-            raise Unreadable(f"{files[frame]} has another size than {files[frames[0]]}")
+            raise Unreadable(f"{files[frame]} does not have the size of {files[frames[0]]}")
     return np.stack(pictures)
 
 
 def _planes(file: str, options: Any) -> Planes:
-    """(T, h, w) of a spike file: booleans of a raw one, 0 … 1 of a picture, an array's numbers as
-    they are."""
+    """(T, h, w) of a spike file: booleans if raw, 0 … 1 from a picture, an array's numbers
+    unchanged."""
     try:
         if file.endswith(".npy"):
             found = np.load(file, allow_pickle=False)
@@ -183,16 +183,16 @@ def _planes(file: str, options: Any) -> Planes:
             with Image.open(file) as picture:
                 return np.asarray(picture.convert("L"), dtype=np.float32)[None] / 255
         height, width = options.spike_h, options.spike_w
-        # Plane after plane, row after row, the first pixel in a byte's lowest bit (SpikeCV).
+        # Planes in order, each row by row; the first pixel is a byte's lowest bit (SpikeCV).
         bits = np.unpackbits(np.fromfile(file, dtype=np.uint8), bitorder="little")
         planes = bits[: len(bits) // (height * width) * height * width].reshape(-1, height, width)
         return planes[:, ::-1] if options.spike_flipud else planes
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise Unreadable(f"{file} can not be read: {error}") from None
+        raise Unreadable(f"{file} cannot be read: {error}") from None
 
 
 def _resized(plane: Planes, size: tuple[int, int], box: Box | None) -> Planes:
-    """A plane as large as the frame (width, height), and the box of that."""
+    """A plane resized to the frame (width, height), and its part inside the box."""
     left, top, right, bottom = box or (0, 0, *size)
     if plane.shape == (size[1], size[0]):
         return plane[top:bottom, left:right]
@@ -213,9 +213,9 @@ def _sample(gt: Planes, lq: Planes, spikes: Planes | None) -> Sample:
 
 
 def _tensor(x: Planes) -> torch.Tensor:
-    """(T, h, w, C) → (T, C, h, w) float32, in memory of its own."""
+    """(T, h, w, C) → (T, C, h, w) float32, a copy."""
     return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2), dtype=np.float32))
 
 
-def _said(x: Planes) -> str:
+def _pixels(x: Planes) -> str:
     return f"{x.shape[2]} × {x.shape[1]}"

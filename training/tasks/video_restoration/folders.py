@@ -1,5 +1,5 @@
-"""What must be true of the options and folders of video restoration before anything starts. Imports
-neither torch nor numpy."""
+"""Checks of the options and folders of video restoration before anything starts. Imports neither
+torch nor numpy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from training.core.errors import Problem, UserError
 from training.tasks.video_restoration import headers, lists
-from training.tasks.video_restoration.listing import PARTS, Clip, Scan, some, told
+from training.tasks.video_restoration.listing import PARTS, Clip, Scan, shown, some
 
-OVERLAP = 20  # pixels that two squares of size_patch_testing have in common, as in KAIR
+OVERLAP = 20  # overlap of two squares of size_patch_testing in pixels, as in KAIR
 
 
 def check(options: Any, origins: Mapping[str, str], *, pictures: bool = True) -> list[Problem]:
-    """Everything that is wrong, of all options together; `origins`: name → where its value came
-    from. `pictures`: their headers are read, which needs Pillow."""
+    """All problems of all options. `origins`: name → origin of its value; `pictures`: read their
+    headers, which needs Pillow."""
     problems = _numbers(options, origins) + _both(options, origins)
     for part in PARTS:
         scan = Scan(options, part, origins)
@@ -30,8 +30,8 @@ def check(options: Any, origins: Mapping[str, str], *, pictures: bool = True) ->
 
 
 def clips(options: Any, part: str) -> list[Clip]:
-    """The clips of "train" or "val". Raises UserError when the folders are not (any more) as
-    check() wants them."""
+    """The clips of "train" or "val". Raises UserError if the folders do not (or no longer) pass
+    check()."""
     scan = Scan(options, part)
     if scan.problems:
         raise UserError(scan.problems)
@@ -39,7 +39,7 @@ def clips(options: Any, part: str) -> list[Clip]:
 
 
 def sentence(options: Any) -> str:
-    """How much there is, for people. Raises UserError as clips() does."""
+    """Plan line about the data. Raises UserError as clips() does."""
 
     def much(part: str) -> str:
         found = clips(options, part)
@@ -57,8 +57,8 @@ def sentence(options: Any) -> str:
 
 
 def content(options: Any) -> str:
-    """A digest of all clips: names and sizes of their files, not where they lie. Other data,
-    another digest.
+    """A digest of the names and sizes of all clip files, independent of their location; it differs
+    for other data.
 
     Raises UserError, OSError.
     """
@@ -78,14 +78,14 @@ def intervals(options: Any) -> list[int]:
 
 
 def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
-    """Lists, and numbers that must fit each other."""
+    """Problems of lists and of numbers that depend on each other."""
     problems: list[Problem] = []
 
     def wrong(name: str, why: str, allowed: str, *fixes: str) -> None:
         problems.append(
             Problem(
                 "field.value",
-                told(options, name, origins) + why,
+                shown(options, name, origins) + why,
                 allowed,
                 [f"--{name}={fix}" for fix in fixes],
             )
@@ -110,7 +110,7 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         "interval_list",
         lists.whole,
         lambda x: bool(x) and min(x) >= 1,
-        "whole numbers from 1, with commas between",
+        "integers ≥ 1, comma-separated",
         "1",
         "1,2",
     )
@@ -118,24 +118,24 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         "G_optimizer_betas",
         lists.numbers,
         lambda x: len(x) == 2 and all(0 <= b < 1 for b in x),
-        "two numbers from 0 to below 1",
+        "two comma-separated numbers, each ≥ 0 and < 1",
         "0.9,0.99",
     )
     periods = listed(
         "G_scheduler_periods",
         lists.whole,
         lambda x: all(p >= 1 for p in x),
-        "whole numbers from 1, with commas, or nothing",
+        "integers ≥ 1, comma-separated, or empty",
         "",
     )
     weights = listed(
         "G_scheduler_restart_weights",
         lists.numbers,
         lambda x: bool(x) and min(x) >= 0,
-        "numbers from 0, with commas",
+        "numbers ≥ 0, comma-separated",
         "1",
     )
-    ascending = "whole numbers from 1, each larger than the one before, with commas"
+    ascending = "increasing integers ≥ 1, comma-separated"
     listed(
         "G_scheduler_milestones",
         lists.whole,
@@ -148,7 +148,7 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         wrong(
             "G_scheduler_restart_weights",
             why,
-            "one for each of G_scheduler_periods, or one for all",
+            "one weight per period of G_scheduler_periods, or one for all",
             "1",
         )
     scale = int(options.scale)
@@ -156,14 +156,14 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         near = max(scale, options.gt_size // scale * scale)
         wrong(
             "gt_size",
-            f", which does not divide by scale {scale}",
+            f", which is not divisible by scale {scale}",
             f"a multiple of {scale}",
             str(near),
         )
     if options.embed_dim % 2:
         wrong("embed_dim", "", "an even number", str(options.embed_dim + 1))
     if options.test_num_frame == 0:
-        wrong("test_num_frame", "", "-1 for all frames, or a whole number from 1", "-1")
+        wrong("test_num_frame", "", "-1 for all frames, or an integer ≥ 1", "-1")
     if options.num_frame_testing and options.num_frame_overlapping >= options.num_frame_testing:
         why = f", but num_frame_testing is {options.num_frame_testing}"
         wrong(
@@ -173,7 +173,7 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
             str(options.num_frame_testing // 4),
         )
     if options.size_patch_testing and options.size_patch_testing < 2 * OVERLAP:
-        wrong("size_patch_testing", "", f"0, or {2 * OVERLAP} pixels and more", "0", "192")
+        wrong("size_patch_testing", "", f"0, or {2 * OVERLAP} or more pixels", "0", "192")
     return problems
 
 
@@ -188,22 +188,22 @@ def _both(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         if options.dataroot_spike
         else ("test_dataroot_spike", "dataroot_spike")
     )
-    what = f"{told(options, there, origins)}, but {absent} is empty"
+    what = f"{shown(options, there, origins)}, but {absent} is empty"
     return [
         Problem(
             "video.frames_differ",
             what,
-            "spikes in training and validation, or in neither",
+            "spikes in both training and validation, or in neither",
             [f"--{absent}=FOLDER", f"--{there}="],
         )
     ]
 
 
 def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Problem]:
-    """Clips that are too short for a sample."""
+    """Clips too short for a sample."""
     try:
         steps = max(intervals(options))
-    except ValueError:  # told by _numbers
+    except ValueError:  # reported by _numbers
         return []
     needed = (options.num_frame - 1) * steps + 1
     short = [clip for clip in scan.clips if len(clip.gt) < needed]
@@ -212,8 +212,8 @@ def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Probl
     least = min(len(clip.gt) for clip in short)
     apart = f" {steps} steps apart (interval_list)" if steps > 1 else ""
     what = (
-        f"{told(options, 'num_frame', origins)}{apart}: {needed} frames in a row, but "
-        f"{len(short)} of {len(scan.clips)} clips have less"
+        f"{shown(options, 'num_frame', origins)}{apart}: a sample needs {needed} frames, but "
+        f"{len(short)} of {len(scan.clips)} clips have fewer"
     )
     fits = (least - 1) // steps + 1
     fixes = [f"--num_frame={fits}"] if fits >= 2 else []
@@ -222,7 +222,7 @@ def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Probl
         Problem(
             "video.clip_lengths",
             f"{what}: {names}",
-            "clips of that many frames, or fewer frames in a sample",
+            "longer clips, or fewer frames per sample",
             fixes,
         )
     ]

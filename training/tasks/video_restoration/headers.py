@@ -1,5 +1,5 @@
-"""Do the frames fit the options? By the headers of a few of them; one that is damaged further on is
-told by who reads it.
+"""Checks that the frames match the options, by the headers of a few frames. Damage beyond the
+header is reported when the frame is read.
 
 Imports neither torch nor numpy.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
-from training.tasks.video_restoration.listing import PARTS, Scan, some, told
+from training.tasks.video_restoration.listing import PARTS, Scan, shown, some
 
-LOOKED_AT = 6  # clips of a part whose first frames' headers are read
-MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # of Pillow: 8 bits a colour
+LOOKED_AT = 6  # clips per part whose first frames' headers are read
+MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # Pillow's with 8 bits per colour
 WINDOW = 11  # SSIM's
 CAMERA = "--spike_h=250 --spike_w=400"  # of the spike camera in most public recordings
 Size = tuple[int, int]  # width, height
@@ -24,13 +24,13 @@ Size = tuple[int, int]  # width, height
 
 def check(options: Any, part: str, scan: Scan, origins: Mapping[str, str]) -> list[Problem]:
     problems: list[Problem] = []
-    sizes: dict[str, tuple[Size, Size]] = {}  # clip → sharp, blurred
+    sizes: dict[str, tuple[Size, Size]] = {}  # clip → sizes (sharp, blurred)
     for clip in scan.clips[:: max(1, len(scan.clips) // LOOKED_AT)][:LOOKED_AT]:
         gt, lq = _size(clip.gt[0], problems), _size(clip.lq[0], problems)
         if clip.spike:
             problems += _spikes(options, PARTS[part], clip.spike, origins)
         if problems or gt is None or lq is None:
-            return problems  # the other clips are most likely the same
+            return problems  # the other clips probably have the same problem
         sizes[clip.name] = gt, lq
     return _fit(options, part, sizes, origins)
 
@@ -43,11 +43,10 @@ def _fit(
     if unequal:
         gt, lq = next(iter(unequal.values()))
         named = some(
-            [f"{name} ({_said(gt)} and {_said(lq)})" for name, (gt, lq) in unequal.items()]
+            [f"{name} ({_pixels(gt)} and {_pixels(lq)})" for name, (gt, lq) in unequal.items()]
         )
         what = (
-            f"{told(options, 'scale', origins)}, but sharp and blurred frames have the sizes "
-            f"of "
+            f"{shown(options, 'scale', origins)}, but sharp and blurred frames have the sizes "
             f"{named}"
         )
         fixes = [f"--scale={other}" for other in (1, 2, 4) if _scaled(lq, other) == gt]
@@ -55,41 +54,39 @@ def _fit(
             Problem(
                 "video.frame_sizes",
                 what,
-                "sharp frames as many times as large as blurred ones",
+                "sharp frames larger than blurred ones by this factor",
                 fixes,
             )
         )
     least = min(min(gt) for gt, _ in sizes.values())
     small = some(
-        [f"{name} ({_said(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size]
+        [f"{name} ({_pixels(gt)})" for name, (gt, _) in sizes.items() if min(gt) < options.gt_size]
     )
     crop = [f"--gt_size={least // scale * scale}"]
     if part == "val":
         if least < WINDOW:
             what = (
-                f"{told(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are "
+                f"{shown(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are "
                 f"smaller than SSIM's window"
             )
-            problems.append(
-                Problem("video.crop_size", what, f"{WINDOW} pixels on each side, or more")
-            )
+            problems.append(Problem("video.crop_size", what, f"{WINDOW} or more pixels per side"))
     elif least < options.gt_size:
         problems.append(
             Problem(
                 "video.crop_size",
-                f"{told(options, 'gt_size', origins)}, but frames are smaller: {small}",
-                "the frames' size or less",
+                f"{shown(options, 'gt_size', origins)}, but frames are smaller: {small}",
+                "at most the size of the frames",
                 crop,
             )
         )
     elif options.gt_size == 0 and len({gt for gt, _ in sizes.values()}) > 1:
-        named = some([f"{name} {_said(gt)}" for name, (gt, _) in sizes.items()])
+        named = some([f"{name} {_pixels(gt)}" for name, (gt, _) in sizes.items()])
         what = (
-            f"{told(options, 'gt_size', origins)}: whole frames, but clips have different "
+            f"{shown(options, 'gt_size', origins)} (whole frames), but clips have different "
             f"sizes: {named}"
         )
         problems.append(
-            Problem("video.frame_sizes", what, "a crop that fits into all of them", crop)
+            Problem("video.frame_sizes", what, "a crop that fits into all frames", crop)
         )
     return problems
 
@@ -98,7 +95,7 @@ def _scaled(size: Size, scale: int) -> Size:
     return size[0] * scale, size[1] * scale
 
 
-def _said(size: Size) -> str:
+def _pixels(size: Size) -> str:
     return f"{size[0]} × {size[1]}"
 
 
@@ -109,20 +106,18 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's about very large pictures
+            warnings.simplefilter("ignore")  # Pillow warns about very large pictures
             with Image.open(file) as picture:
                 size, mode = picture.size, picture.mode
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        why = getattr(error, "strerror", None) or "no picture that Pillow can read"
+        why = getattr(error, "strerror", None) or "not a picture that Pillow can read"
         problems.append(
             Problem("video.frame_unreadable", f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP")
         )
         return None
     if mode not in MODES:
         problems.append(
-            Problem(
-                "video.pixel_format", f"{file} has pixels of the kind {mode}", "8 bits a colour"
-            )
+            Problem("video.pixel_format", f"{file} has pixel mode {mode}", "8 bits per colour")
         )
         return None
     return size
@@ -131,15 +126,15 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
 def _spikes(
     options: Any, prefix: str, files: tuple[str, ...], origins: Mapping[str, str]
 ) -> list[Problem]:
-    """Do the spike files of a clip hold what the options say? Sizes and headers only."""
+    """Problems of a clip's spike files against the options, from sizes and headers only."""
     file = files[0]
     if file.endswith(".dat"):
         height, width = options.spike_h, options.spike_w
         if not height or not width:
             name = "spike_w" if height else "spike_h"
             what = (
-                f"{told(options, name, origins)}, but "
-                f"{told(options, prefix + 'dataroot_spike', origins)} has raw spikes such as "
+                f"{shown(options, name, origins)}, but "
+                f"{shown(options, prefix + 'dataroot_spike', origins)} has raw spikes such as "
                 f"{file}"
             )
             return [
@@ -151,35 +146,33 @@ def _spikes(
                 )
             ]
         if height * width % 8:
-            what = f"spike_h {height} × spike_w {width} is no whole number of bytes"
+            what = f"spike_h {height} × spike_w {width} is not a whole number of bytes"
             return [Problem("video.spikes", what, "the size of the spike camera", [CAMERA])]
         for one in (files[0], files[-1]):
             size, plane = Path(one).stat().st_size, height * width // 8
             if size == 0 or size % plane:
                 what = (
-                    f"{one} has {size} bytes, no multiple of the {plane} of a plane of "
-                    f"{height} "
-                    f"× {width} spikes (spike_h, spike_w)"
+                    f"{one} has {size} bytes, not a multiple of {plane}, the size of a plane of "
+                    f"{height} × {width} spikes (spike_h, spike_w)"
                 )
                 return [
                     Problem(
                         "video.spikes",
                         what,
-                        "spike_h and spike_w of the camera that recorded it",
+                        "height and width of the camera that recorded it",
                         [CAMERA],
                     )
                 ]
             if size // plane < options.spike_channels:
                 what = (
-                    f"{told(options, 'spike_channels', origins)}, but {one} has "
-                    f"{size // plane} "
-                    f"planes of spikes"
+                    f"{shown(options, 'spike_channels', origins)}, but {one} has "
+                    f"{size // plane} planes of spikes"
                 )
                 return [
                     Problem(
                         "video.spikes",
                         what,
-                        "so many planes or fewer",
+                        "at most the planes in the files",
                         [f"--spike_channels={size // plane}"],
                     )
                 ]
@@ -190,7 +183,7 @@ def _spikes(
             return [
                 Problem(
                     "video.spikes",
-                    f"{file} is no array of numbers (height, width) or (planes, height, width)",
+                    f"{file} is not an array of numbers (height, width) or (planes, height, width)",
                     "numpy.save of such an array",
                 )
             ]
@@ -200,16 +193,25 @@ def _spikes(
             return problems
         planes = 1
     if planes < options.spike_channels:
-        what = f"{told(options, 'spike_channels', origins)}, but {file} has {planes}"
-        return [Problem("video.spikes", what, "so many or fewer", [f"--spike_channels={planes}"])]
+        what = (
+            f"{shown(options, 'spike_channels', origins)}, but {file} has {planes} planes of spikes"
+        )
+        return [
+            Problem(
+                "video.spikes",
+                what,
+                "at most the planes in the files",
+                [f"--spike_channels={planes}"],
+            )
+        ]
     return []
 
 
 def npy_planes(file: str) -> int | None:
-    """Of an array (planes, height, width) or (height, width) on disk, by its header; None:
+    """Planes of an array (planes, height, width) or (height, width) on disk, from its header; None:
     something else.
 
-    numpy's own reader would load numpy into the process that plans.
+    numpy's own reader would load numpy into the planning process.
     """
     try:
         with open(file, "rb") as data:

@@ -1,5 +1,5 @@
-"""Long clips and large frames are restored in pieces, as in KAIR: what does not fit into memory
-whole."""
+"""Piecewise restoration of long clips and large frames, as in KAIR, for what does not fit into
+memory whole."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def restored(
 ) -> torch.Tensor:
     """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale).
 
-    `steps`: frames of a piece, of which two have `overlap` in common, the mean of both;
-    `side`: of a square in the input's pixels; 0: whole.
+    `steps`: frames per piece; `overlap`: frames shared by two pieces, averaged; `side`: of a square
+    in input pixels; 0: whole.
     """
     count = frames.shape[1]
     if not steps or steps >= count:
@@ -37,13 +37,13 @@ def restored(
 
 
 def starts(length: int, size: int, stride: int) -> list[int]:
-    """Where pieces of `size` begin, so that they cover `length` and the last one ends with it."""
+    """Starts of pieces of `size` that cover `length`; the last piece ends at `length`."""
     return [*range(0, max(0, length - size), stride), max(0, length - size)]
 
 
 def _squares(model: Restore, frames: torch.Tensor, scale: int, side: int) -> torch.Tensor:
-    """Of what two squares have in common each gives the half that is its own: near its border a
-    square knows less."""
+    """Restore in squares. Each of two overlapping squares contributes its half of the overlap,
+    since a square has less context near its border."""
     height, width = frames.shape[-2:]
     if not side or (side >= height and side >= width):
         return model(frames).float()
@@ -52,7 +52,7 @@ def _squares(model: Restore, frames: torch.Tensor, scale: int, side: int) -> tor
     for top in rows:
         for left in columns:
             piece = model(frames[..., top : top + side, left : left + side]).float()
-            # Row by row from the top: later squares write over the half that is theirs.
+            # Row by row from the top: later squares overwrite the half that is theirs.
             y, x = (OVERLAP // 2 if top else 0), (OVERLAP // 2 if left else 0)
             found = piece[..., y * scale :, x * scale :]
             down, right = (top + y) * scale, (left + x) * scale

@@ -1,5 +1,5 @@
-"""Which clips there are: folders of frames in pairs, and a spike channel's files beside them. Names
-only, no picture is opened.
+"""Lists the clips: folders of paired frames, with optional spike files. Only names are read; no
+picture is opened.
 
 KAIR: dataroot_gt/CLIP/FRAME.png and dataroot_lq/CLIP/FRAME.png. GoPro:
 dataroot_gt/CLIP/sharp/FRAME.png and CLIP/blur/FRAME.png. Spikes: dataroot_spike/CLIP/FRAME.dat
@@ -21,17 +21,17 @@ from training.core.errors import Problem
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 SPIKES = (".dat", ".npy", ".png")
-PARTS = {"train": "", "val": "test_"}  # part → how its options begin
-INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}  # a folder in CLIP that may hold the frames
+PARTS = {"train": "", "val": "test_"}  # part → prefix of its options
+# a folder in CLIP that may contain the frames
+INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
 MAKE = "python -m training.tasks.make_blur_video"
-LAYOUT = "DATAROOT/CLIP/FRAME.png, one folder a clip, or DATAROOT/CLIP/sharp and CLIP/blur"
-Frames = dict[str, str]  # a frame's name without suffix → its file, in their order
+LAYOUT = "DATAROOT/CLIP/FRAME.png, one folder per clip, or DATAROOT/CLIP/sharp and CLIP/blur"
+Frames = dict[str, str]  # a frame's name without suffix → its file, in order
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One clip: files of the same frames, in their order. `spike` is empty without such a
-    channel."""
+    """One clip: files of the same frames, in order. `spike` is empty without a spike channel."""
 
     name: str
     gt: tuple[str, ...]
@@ -40,7 +40,7 @@ class Clip:
 
 
 class Scan:
-    """The clips of a part ("train" or "val"), and what is wrong with its folders."""
+    """The clips of a part ("train" or "val"), and the problems of its folders."""
 
     def __init__(self, options: Any, part: str, origins: Mapping[str, str] | None = None) -> None:
         self.options, self.prefix, self.origins = options, PARTS[part], origins or {}
@@ -57,14 +57,14 @@ class Scan:
         for kind, root in roots.items():
             if kind != "lq" or lq:
                 self.problems += missing(
-                    self.said(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root
+                    self.shown(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root
                 )
         if not self.problems:
             self._pairs({kind: expanded(root) for kind, root in roots.items()}, part)
 
-    def said(self, name: str) -> str:
+    def shown(self, name: str) -> str:
         """An option with its value and origin."""
-        return told(self.options, self.prefix + name, self.origins)
+        return shown(self.options, self.prefix + name, self.origins)
 
     def _nothing(self, part: str, lq: str, spike: str) -> None:
         if part == "train":
@@ -72,21 +72,19 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.no_data",
-                    self.said("dataroot_gt") + ": nothing to train on",
+                    self.shown("dataroot_gt") + ": nothing to train on",
                     LAYOUT,
                     fixes,
                 )
             )
         elif lq or spike:
             name = "dataroot_lq" if lq else "dataroot_spike"
-            what = (
-                f"{self.said(name)}, but {self.prefix}dataroot_gt is empty: nothing to compare with"
-            )
+            what = f"{self.shown(name)}, but {self.prefix}dataroot_gt is empty"
             self.problems.append(
                 Problem(
                     "video.no_data",
                     what,
-                    "both, or neither of them",
+                    "both or neither",
                     [f"--{self.prefix}dataroot_gt=FOLDER"],
                 )
             )
@@ -101,9 +99,9 @@ class Scan:
         for name in names:
             found = {kind: _frames(root / name, kind) for kind, root in roots.items()}
             if not found["gt"]:
-                alone["gt"] += [name] if wanted else []  # some other folder
+                alone["gt"] += [name] if wanted else []  # not a clip folder
                 continue
-            if found["lq"] == found["gt"]:  # one root, no folder of blurred frames in the clip
+            if found["lq"] == found["gt"]:  # same root, no folder of blurred frames in the clip
                 found["lq"] = {}
             if wanted and wanted[name] is not None:
                 count, first = wanted[name] or (0, 0)
@@ -121,7 +119,7 @@ class Scan:
                     stem: file for stem, file in found["lq"].items() if stem in found["gt"]
                 }
             for kind in set(found) - {"gt"}:
-                # A spike camera may have recorded more than there are pictures.
+                # A spike camera may record more planes than there are pictures.
                 absent = found["gt"].keys() - found[kind].keys() or (
                     found[kind].keys() - found["gt"].keys() if kind == "lq" else set()
                 )
@@ -129,7 +127,7 @@ class Scan:
                     alone[kind].append(name)
                 elif absent:
                     uneven[kind].append(
-                        f"{name} ({len(found['gt'])} and {len(found[kind])} frames, not both have "
+                        f"{name} ({len(found['gt'])} and {len(found[kind])} frames; not in both: "
                         f"{min(absent)})"
                     )
             spikes = (
@@ -145,18 +143,18 @@ class Scan:
                     spikes,
                 )
             )
-        self._tell(roots, alone, uneven)
+        self._report(roots, alone, uneven)
 
-    def _tell(
+    def _report(
         self, roots: dict[str, Path], alone: dict[str, list[str]], uneven: dict[str, list[str]]
     ) -> None:
-        """What is wrong with the pairs; the clips are of no use then."""
+        """Report what is wrong with the pairs; the clips are then unusable."""
         lq = "dataroot_lq" if getattr(self.options, self.prefix + "dataroot_lq") else "dataroot_gt"
         where = {"lq": (lq, "blurred frames"), "spike": ("dataroot_spike", "spikes")}
         if alone["gt"]:
             what = (
-                f"{told(self.options, 'meta_info_file', self.origins)} names what is not in "
-                f"{roots['gt']}: {some(alone['gt'])}"
+                f"{shown(self.options, 'meta_info_file', self.origins)} lists clips that are not "
+                f"in {roots['gt']}: {some(alone['gt'])}"
             )
             self.problems.append(
                 Problem(
@@ -170,28 +168,28 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.no_clips",
-                    f"{self.said('dataroot_gt')}: no clips in this folder",
+                    f"{self.shown('dataroot_gt')}: no clips in this folder",
                     LAYOUT,
                     self._inside(roots["gt"]),
                 )
             )
         if uneven.get("meta"):
             what = (
-                f"{told(self.options, 'meta_info_file', self.origins)} lists other frames than "
-                f"there are: {some(uneven['meta'])}"
+                f"{shown(self.options, 'meta_info_file', self.origins)} does not match the frames: "
+                f"{some(uneven['meta'])}"
             )
             self.problems.append(
                 Problem(
                     "video.no_clips",
                     what,
-                    "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone",
+                    "CLIP FRAMES SHAPE FIRST_FRAME on each line, or CLIP alone",
                     ["--meta_info_file="],
                 )
             )
         for kind, (option, kinds) in where.items():
             if alone[kind]:
                 fixes = [f"--{self.prefix}dataroot_{kind}=FOLDER"]
-                what = f"{self.said(option)}: no {kinds} for {some(alone[kind])}"
+                what = f"{self.shown(option)}: no {kinds} for {some(alone[kind])}"
                 self.problems.append(
                     Problem(
                         "video.no_clips",
@@ -202,17 +200,18 @@ class Scan:
                 )
             if uneven[kind]:
                 what = (
-                    f"{self.said(option)}: other frames than in {self.prefix}dataroot_gt: "
+                    f"{self.shown(option)}: different frames from {self.prefix}dataroot_gt: "
                     f"{some(uneven[kind])}"
                 )
                 self.problems.append(
-                    Problem("video.no_clips", what, "for every sharp frame a file of the same name")
+                    Problem("video.no_clips", what, "a file of the same name for every sharp frame")
                 )
         if self.problems:
             self.clips = []
 
     def _inside(self, root: Path) -> list[str]:
-        """A folder in it that has clips: GOPRO_Large is not its train folder."""
+        """Subfolders with clips: the user may have given GOPRO_Large instead of its train
+        folder."""
         inner = [root / name for name in _folders(root)]
         return [
             f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}"
@@ -225,21 +224,21 @@ class Scan:
         return [f"{near[0]} instead of {name} in that file"] if near else ["--meta_info_file="]
 
     def _listed(self) -> dict[str, tuple[int, int] | None]:
-        """The clips of meta_info_file: name → (frames, number of the first), as far as a line says
-        it."""
-        file, said = (
+        """The clips of meta_info_file: name → (frames, number of the first), or None if the line
+        has only a name."""
+        file, given = (
             expanded(self.options.meta_info_file),
-            told(self.options, "meta_info_file", self.origins),
+            shown(self.options, "meta_info_file", self.origins),
         )
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else "no text"
+            what = error.strerror if isinstance(error, OSError) else "not text"
             self.problems.append(
                 Problem(
                     "video.list_unreadable",
-                    f"{said}: can not be read: {what}",
-                    "a file with a clip in each line",
+                    f"{given}: cannot be read: {what}",
+                    "a file with one clip per line",
                     ["--meta_info_file="],
                 )
             )
@@ -261,9 +260,9 @@ class Scan:
                 or not all(w.isascii() and w.isdecimal() for w in counts)
                 or words[0].startswith(("/", ".."))
             ):
-                allowed = "CLIP FRAMES SHAPE FIRST_FRAME in each line, or CLIP alone"
+                allowed = "CLIP FRAMES SHAPE FIRST_FRAME on each line, or CLIP alone"
                 self.problems.append(
-                    Problem("video.list_line", f"{said}: line {number} is {line[:80]!r}", allowed)
+                    Problem("video.list_line", f"{given}: line {number} is {line[:80]!r}", allowed)
                 )
                 return {}
             found[words[0]] = (int(counts[0]), int(counts[1])) if len(words) == 4 else None
@@ -271,8 +270,8 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.list_empty",
-                    f"{said}: no clip in it",
-                    "a file with a clip in each line",
+                    f"{given}: no clips in this file",
+                    "a file with one clip per line",
                     ["--meta_info_file="],
                 )
             )
@@ -283,8 +282,8 @@ def expanded(root: str) -> Path:
     return Path(os.path.expanduser(root))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
-def told(options: Any, name: str, origins: Mapping[str, str]) -> str:
-    """An option for people: its value, and where that came from."""
+def shown(options: Any, name: str, origins: Mapping[str, str]) -> str:
+    """An option with its value and origin."""
     origin = origins.get(name, "")
     return f"{name} is {getattr(options, name)!r}" + (f" ({origin})" if origin else "")
 
@@ -294,8 +293,8 @@ def some(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def missing(said: str, option: str, root: str) -> list[Problem]:
-    """A root that is no folder of frames."""
+def missing(given: str, option: str, root: str) -> list[Problem]:
+    """Problems of a root that is not a folder of frames."""
     path = expanded(root)
     if path.suffix == ".lmdb":
         there = (
@@ -306,7 +305,7 @@ def missing(said: str, option: str, root: str) -> list[Problem]:
         return [
             Problem(
                 "video.lmdb",
-                f"{said}: an lmdb database is not read",
+                f"{given}: LMDB is not supported",
                 f"folders of frames: {LAYOUT}",
                 there or [f"--{option}=FOLDER"],
             )
@@ -319,20 +318,20 @@ def missing(said: str, option: str, root: str) -> list[Problem]:
             return [
                 Problem(
                     "video.folder_missing",
-                    f"{said}: {error.strerror}",
-                    "a folder that can be read",
+                    f"{given}: {error.strerror}",
+                    "a readable folder",
                     [f"chmod u+rx {shlex.quote(str(path))}"],
                 )
             ]
     if os.path.exists(path):
-        return [Problem("video.folder_missing", f"{said}: a file, no folder", LAYOUT)]
+        return [Problem("video.folder_missing", f"{given}: a file, not a folder", LAYOUT)]
     return [
-        Problem("video.folder_missing", f"{said}: no such folder", LAYOUT, _nearest(option, path))
+        Problem("video.folder_missing", f"{given}: no such folder", LAYOUT, _nearest(option, path))
     ]
 
 
 def _nearest(option: str, path: Path) -> list[str]:
-    """The folder that a person may have meant: one name along the path was typed wrong."""
+    """Folders with a similar path: one name along the path may be misspelled."""
     fixes = [MAKE] if "blur_video" in path.parts else []
     parent = path.absolute()
     while not parent.parent.is_dir():
@@ -352,18 +351,18 @@ def _folders(root: Path) -> list[str]:
             return sorted(
                 (e.name for e in entries if not e.name.startswith(".") and e.is_dir()), key=_natural
             )
-    except OSError:  # gone or closed: as without folders, which is told
+    except OSError:  # missing or unreadable: treated as empty, which is reported
         return []
 
 
 def _frames(clip: Path, kind: str) -> Frames:
-    """The frames of a clip's folder or, where there is one, of its inner folder."""
+    """The frames in a clip's folder or, if it exists, in its inner folder."""
     suffixes = SPIKES if kind == "spike" else PICTURES
     for folder in (clip / INNER[kind], clip):
         try:
             with os.scandir(folder) as entries:
                 names = [e.name for e in entries if not e.name.startswith(".")]
-        except OSError:  # no such folder
+        except OSError:  # not a folder
             continue
         parts = (name.rpartition(".") for name in names)
         found = {
@@ -377,7 +376,7 @@ def _frames(clip: Path, kind: str) -> Frames:
 
 
 def _sorted(stems: Iterable[str]) -> list[str]:
-    """By name; by number where names are numbers of different lengths."""
+    """Sort by name; by number if names are numbers of different lengths."""
     plain = sorted(stems)
     return plain if len({len(stem) for stem in plain}) == 1 else sorted(plain, key=_natural)
 
@@ -389,6 +388,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _number(stem: str) -> int:
-    """Of a frame: the last number in its name; -1 without one."""
+    """Number of a frame: the last number in its name; -1 if there is none."""
     digits = re.findall(r"\d+", stem)
     return int(digits[-1]) if digits else -1

@@ -1,4 +1,4 @@
-"""Options that are texts with commas: 1,2 or 0.9,0.99."""
+"""Options that are comma-separated text: 1,2 or 0.9,0.99."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 
 def whole(text: str) -> list[int]:
-    """Raises ValueError."""
+    """List of integers. Raises ValueError."""
     return [int(word) for word in _words(text)]
 
 
 def numbers(text: str) -> list[float]:
-    """Finite ones. Raises ValueError."""
+    """List of finite numbers. Raises ValueError."""
     found = [float(word) for word in _words(text)]
     if not all(math.isfinite(x) for x in found):
         raise ValueError(text)

@@ -1,5 +1,5 @@
-"""What make_blur_video does: its command line, and rendered clips in folders. Whole or not at all:
-a folder beside, then a rename."""
+"""Implementation of make_blur_video: its command line, and clips rendered into folders. The output
+appears complete or not at all: a temporary folder is renamed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ COMMAND = "python -m training.tasks.make_blur_video"
 NEXT = "./launch_train.sh 2 configs/video/quickstart.py"
 LAYOUTS = ("gopro", "kair")
 SIDE = (32, 2048)  # pixels; a multiple of 8, so that the raw spikes of a frame fill whole bytes
-VALIDATION = 4  # one clip for validation for so many for training
-PLANES = 32  # moments of the spike camera in a frame
-SPIKE_CHANNELS = (
-    4  # what the next command makes of them: how the light moved while the shutter was open
-)
-PNG_LEVEL = 1  # of zlib: three times as quick as usual, a tenth larger
+VALIDATION = 4  # one validation clip per this many training clips
+PLANES = 32  # spike camera samples per frame
+# channels that the next command makes of them: the motion of light while the shutter was open
+SPIKE_CHANNELS = 4
+PNG_LEVEL = 1  # zlib level: three times as fast as the default, 10 % larger
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -69,7 +68,7 @@ class Chosen:
 
 
 def parse(argv: list[str]) -> Chosen:
-    """The command line, checked. Raises UserError with everything that is wrong with it."""
+    """Parse and check the command line. Raises UserError with all problems."""
     line = args.parse(argv, FLAGS, COMMAND)
     chosen = Chosen(**{name: value for name, value in line.values.items() if value is not None})
     folders, problems = line.words, line.problems
@@ -90,7 +89,7 @@ def parse(argv: list[str]) -> Chosen:
 
 
 def _room(chosen: Chosen) -> list[Problem]:
-    """Is the folder ours to fill?"""
+    """Problems of the output folder: it must be new, empty, or replaceable."""
     folder, shown = chosen.folder, shlex.quote(str(chosen.folder))
     if not os.path.lexists(folder):
         return []
@@ -98,8 +97,8 @@ def _room(chosen: Chosen) -> list[Problem]:
         return [
             Problem(
                 "output.no_folder",
-                f"{folder} is there and is no folder",
-                "a folder that is empty or not there yet",
+                f"{folder} exists and is not a folder",
+                "a new or empty folder",
                 [f"{COMMAND} {shown}_2"],
             )
         ]
@@ -109,8 +108,8 @@ def _room(chosen: Chosen) -> list[Problem]:
         return [
             Problem(
                 "output.unwritable",
-                f"{folder} can not be read: {error.strerror}",
-                "a folder that is empty or not there yet",
+                f"{folder} cannot be read: {error.strerror}",
+                "a new or empty folder",
             )
         ]
     if not inside or (chosen.force and all(_made_here(folder, name) for name in inside)):
@@ -129,7 +128,8 @@ def _room(chosen: Chosen) -> list[Problem]:
     return [
         Problem(
             "output.not_empty",
-            f"{folder} holds {foreign!r}, which was not made here: it is not replaced",
+            f"{folder} contains {foreign!r}, which make_blur_video did not create, and "
+            "is not replaced",
             "an empty folder",
             fixes,
         )
@@ -137,15 +137,15 @@ def _room(chosen: Chosen) -> list[Problem]:
 
 
 def _made_here(folder: Path, name: str) -> bool:
-    """--force deletes what make() made, and nothing else."""
+    """Whether make() created this entry: --force deletes nothing else."""
     return ((folder / name).is_dir() and name in ("train", "test")) or name.startswith(
         ("train_", "test_", "meta_info_")
     )
 
 
 def need_packages(argv: list[str]) -> None:
-    """Where this Python has no Pillow or numpy, the project's own goes on in its place. Raises
-    UserError where there is none."""
+    """Continue in the project's Python if this one lacks Pillow or numpy. Raises UserError if there
+    is none."""
     lacks = packages.lacking(["numpy", "pillow"])
     own = ROOT / ".venv/bin/python"
     if not lacks:
@@ -160,19 +160,19 @@ def need_packages(argv: list[str]) -> None:
         Problem(
             "package.missing",
             what,
-            "an environment that has them",
-            [packages.install(lacks), "make extras   # makes .venv, which has them"],
+            "an environment with both",
+            [packages.install(lacks), "make extras   # creates .venv with both"],
         )
     )
 
 
 def make(chosen: Chosen) -> str:
-    """Render everything; returns what was made and what to do next. Raises OSError."""
+    """Render everything. Returns what was made and the next command. Raises OSError."""
     begin = time.monotonic()
     chosen.folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{chosen.folder.name}.", dir=chosen.folder.parent))
     try:
-        beside.chmod(0o755)  # mkdtemp's own is for one person
+        beside.chmod(0o755)  # mkdtemp's mode is private to the user
         validation = max(1, chosen.clips // VALIDATION)
         for number in range(chosen.clips + validation):
             part = "train" if number < chosen.clips else "test"
@@ -188,7 +188,7 @@ def make(chosen: Chosen) -> str:
             (beside / "meta_info_train_GT.txt").write_text("".join(lines))
         _replace(beside, chosen.folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)  # it is renamed, or of no use
+        shutil.rmtree(beside, ignore_errors=True)  # renamed already, or useless
     took = time.monotonic() - begin
     width, height = chosen.size
     spikes = f", with {PLANES} planes of spikes each" if chosen.spikes else ""
@@ -227,7 +227,7 @@ def _clip(chosen: Chosen, top: Path, part: str, number: int) -> None:
         Image.fromarray(scenes.encoded(sharp)).save(
             folders["sharp"] / f"{frame:06d}.png", compress_level=PNG_LEVEL
         )
-        # a spike camera's picture stands on its head, the first pixel is the lowest bit
+        # a spike camera's picture is upside down, the first pixel is the lowest bit
         if chosen.spikes:
             planes = camera.planes(lights, PLANES)[:, ::-1]
             np.packbits(planes.reshape(-1), bitorder="little").tofile(
@@ -252,8 +252,7 @@ def _folders(chosen: Chosen, top: Path, part: str, name: str) -> dict[str, Path]
 
 
 def _replace(made: Path, folder: Path) -> None:
-    """Put the new folder in its place; an old one (see _room) goes last, when the new one is
-    there."""
+    """Put the new folder in place; an old one (see _room) is deleted last."""
     old = None
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
@@ -264,7 +263,7 @@ def _replace(made: Path, folder: Path) -> None:
 
 
 def _progress(done: int, clips: int, frames: int, seconds: float) -> None:
-    """One line that is drawn again on a terminal; elsewhere every quarter."""
+    """A line that is redrawn on a terminal; elsewhere one line per quarter."""
     text = f"clip {done} of {clips}, {done * frames / max(seconds, 1e-9):.0f} frames/s"
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if done == clips else ""))
@@ -274,14 +273,14 @@ def _progress(done: int, clips: int, frames: int, seconds: float) -> None:
 
 
 def _next(chosen: Chosen) -> str:
-    """The command that trains on it."""
+    """The command that trains on the new clips."""
     if (chosen.folder, chosen.layout, chosen.spikes) == (Chosen.folder, "gopro", False):
-        return NEXT  # what the configuration says itself
+        return NEXT  # the configuration's own values
     width, height = chosen.size
     flags: dict[str, object] = {}
     for part, prefix in (("train", ""), ("test", "test_")):
         found = _folders(chosen, chosen.folder, part, "CLIP")
-        # In the GoPro layout blurred and sharp frames have one root.
+        # In the GoPro layout blurred and sharp frames have the same root.
         roots = {
             kind: folder.parents[0 if folder.name == "CLIP" else 1]
             for kind, folder in found.items()

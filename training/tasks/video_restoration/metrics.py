@@ -1,4 +1,4 @@
-"""How near restored frames are to the sharp ones. Everything is (B, T, 3, H, W), 0 … 1."""
+"""Losses and metrics: restored against sharp frames, both (B, T, 3, H, W), 0 … 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 WINDOW, SIGMA = 11, 1.5  # SSIM: Wang 2004 (doi:10.1109/TIP.2003.819861)
 STABLE = (0.01**2, 0.03**2)
-EXACT = 1e-10  # a smaller mean square error is told as 100 dB
+EXACT = 1e-10  # a smaller mean square error is reported as 100 dB
 
 
 def loss(kind: str, found: torch.Tensor, wanted: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,20 +21,19 @@ def loss(kind: str, found: torch.Tensor, wanted: torch.Tensor, eps: float) -> to
 
 
 def psnr(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(B,) dB, the mean over the frames; values beyond 0 … 1 are no part of a picture and are
-    cut."""
+    """(B,) dB, the mean over the frames; values outside 0 … 1 are clamped."""
     error = (found.float().clamp(0, 1) - wanted.float()).square().mean((2, 3, 4))
     return (-10 * error.clamp(min=EXACT).log10()).mean(1)
 
 
 def ssim(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(B,), the mean over frames, colours and places where the whole window lies inside of the
+    """(B,), the mean over frames, colours and positions at which the whole window is inside the
     picture.
 
-    Sides of 11 pixels or more.
+    Sides of at least 11 pixels.
     """
     count, steps = found.shape[:2]
-    # A frame at a time: five blurred copies of a whole clip in float64 would fill the memory.
+    # One frame at a time: five blurred copies of a whole clip in float64 would fill the memory.
     each = [_ssim(found[:, t].double().clamp(0, 1), wanted[:, t].double()) for t in range(steps)]
     return torch.stack(each, 1).mean(1).float().view(count)
 
@@ -54,7 +53,7 @@ def _ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _blurred(x: torch.Tensor) -> torch.Tensor:
-    """A Gaussian window, down and then across, without a border."""
+    """Gaussian window, down and then across, without padding."""
     place = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - WINDOW // 2
     weight = torch.exp(-(place**2) / (2 * SIGMA**2))
     weight = (weight / weight.sum()).expand(x.shape[1], 1, -1)

@@ -1,11 +1,11 @@
-"""Frames in, frames out: a bidirectional recurrent network, compact enough for a CPU.
+"""Restoration network: bidirectional and recurrent, small enough for a CPU.
 
-As BasicVSR (Chan 2021, arXiv:2012.02181): features travel from the last frame to the first and
-back, so that each frame sees all others. Instead of its optical flow, every frame's features see
-how the frames before and after it differ from it; and the blocks multiply features (as the gates of
-NAFNet, arXiv:2204.04676), so that what is sharpened can follow the movement that was found. The
-features keep the input's resolution: at half of it the same arithmetic learned less than half as
-much. The result is the input, enlarged, plus what the network adds.
+As in BasicVSR (Chan 2021, arXiv:2012.02181), features propagate from the last frame to the first
+and back, so that each frame uses all others. Instead of optical flow, each frame's features include
+its differences from the frames before and after it; and the blocks multiply features (as the gates
+of NAFNet, arXiv:2204.04676), so that sharpening can follow the detected motion. The features keep
+the input's resolution: at half of it the same arithmetic learned less than half as much. The output
+is the enlarged input plus a learned residual.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 SLOPE = 0.1  # of leaky ReLU, as in BasicVSR
-# pixels around one whose mean is taken off: sharpening needs what is left, which is small beside
-# the light itself
+# pixels around each one whose mean is subtracted: sharpening needs the remainder, which is small
+# compared with the light itself
 DETAIL = 5
-# so it is made larger; without both a network learned half as much in its first hundred steps
+# so it is amplified; without both, a network learned half as much in its first hundred steps
 GAIN = 8.0
-START = 0.3  # what a block adds begins so much smaller, so that a stack of them keeps its scale
+START = 0.3  # initial scale of a block's output, so that a stack of blocks keeps its scale
 
 
 class GatedBlock(nn.Module):
@@ -41,8 +41,8 @@ class GatedBlock(nn.Module):
 
 
 class PropagationStep(nn.Module):
-    """One step in one direction: a frame's features and what has travelled so far, to what travels
-    on."""
+    """One step in one direction: a frame's features and the propagated ones → the propagated
+    features."""
 
     def __init__(self, incoming: int, width: int, blocks: int) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class PropagationStep(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale); the first three channels are the picture,
-    0 … 1, and so is the result, a little beyond it at times.
+    """(B, T, C, h, w) → (B, T, 3, h × scale, w × scale). The first three input channels are the
+    picture, 0 … 1; the output is too, but may slightly exceed this range.
 
-    `width`: channels of the features, even; `blocks`: residual blocks of each direction; `scale`:
+    `width`: channels of the features, even; `blocks`: residual blocks per direction; `scale`:
     1, 2 or 4.
     """
 
@@ -69,12 +69,12 @@ class Recurrent(nn.Module):
         self.forward_way = PropagationStep(3 * width, width, blocks)
         self.last = _conv(2 * width, width)
         self.out = _conv(width, 3 * scale**2)
-        # The first result is the input itself: training starts from what is there, not from noise.
+        # The first output is the input itself: training starts from the picture, not from noise.
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        seen = self._stem(frames.transpose(0, 1))  # frame by frame, each in one piece of memory
+        seen = self._stem(frames.transpose(0, 1))  # frame by frame, each contiguous
         still = torch.zeros_like(seen[0])
         travelled, back = still, [still] * len(seen)
         for step in reversed(range(len(seen))):
@@ -108,7 +108,7 @@ class Recurrent(nn.Module):
 
 
 def enlarged(frames: torch.Tensor, scale: int) -> torch.Tensor:
-    """The pictures alone, (B, T, 3, h × scale, w × scale): what there is without a network."""
+    """The enlarged input alone, (B, T, 3, h × scale, w × scale): the result without a network."""
     pictures = frames[:, :, :3]
     if scale == 1:
         return pictures

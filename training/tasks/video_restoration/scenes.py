@@ -1,8 +1,8 @@
-"""Moving scenes by arithmetic: textured shapes over a textured background, in linear light, at any
+"""Computed moving scenes: textured shapes over a textured background, in linear light, at any
 moment.
 
-A frame of a camera is the mean of the light while its shutter is open: blurred() is the mean of
-many moments, sharp the one in the middle. Everything follows from one numpy Generator.
+A camera frame is the mean of the light while its shutter is open: the blurred frame is the mean of
+many moments, the sharp frame the one in the middle. Everything derives from one numpy Generator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Light = npt.NDArray[np.float32]
 Generator = np.random.Generator
 
 GAMMA = 2.2  # of the pictures: light = value ** 2.2
-SHUTTER = 0.9  # share of a frame's time in which the shutter is open
-MOMENTS = 11  # of which a blurred frame is the mean; steps of less than a pixel at SPEED
-SPEED = (3.0, 5.0)  # of the background and of the shapes, root mean square, pixels in a frame
-EDGE = 1.2  # width of an edge in pixels: what an anti-aliased one has
+SHUTTER = 0.9  # share of a frame's time during which the shutter is open
+MOMENTS = 11  # averaged in a blurred frame; less than a pixel apart at SPEED
+SPEED = (3.0, 5.0)  # of background and shapes, root mean square, pixels per frame
+EDGE = 1.2  # width of an anti-aliased edge in pixels
 
 
 class Scene:
-    """A background that moves as a hand-held camera makes it, and shapes with ways of their own."""
+    """A background that moves like a hand-held camera, and independently moving shapes."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.height, self.width = height, width
@@ -39,24 +39,24 @@ class Scene:
         return picture
 
     def moments(self, frame: int) -> list[float]:
-        """While the shutter of a frame is open, its middle among them."""
+        """Moments while the shutter of a frame is open, including the middle."""
         return [frame + SHUTTER * (step / (MOMENTS - 1) - 0.5) for step in range(MOMENTS)]
 
     def frame(self, frame: int) -> tuple[Light, Light, Light]:
-        """Light of (blurred, sharp), and of every moment that the blurred frame is the mean of."""
+        """Light of (blurred, sharp), and of every moment averaged in the blurred frame."""
         lights = np.stack([self.at(moment) for moment in self.moments(frame)])
         return lights.mean(axis=0), lights[MOMENTS // 2], lights
 
 
 class MotionPath:
-    """A place as a function of time: a steady move and two swings, so that some frames are slow and
-    some fast."""
+    """Position as a function of time: a steady motion and two oscillations, so that some frames are
+    slow and some fast."""
 
     def __init__(self, random: Generator, speed: float) -> None:
-        """`speed`: root mean square, pixels in a frame."""
+        """`speed`: root mean square, pixels per frame."""
         angle = random.uniform(0, 2 * np.pi)
         self.steady = 0.5 * speed * np.array([np.sin(angle), np.cos(angle)])
-        self.turns = random.uniform(0.25, 0.9, (2, 2))  # radians in a frame
+        self.turns = random.uniform(0.25, 0.9, (2, 2))  # radians per frame
         self.phases = random.uniform(0, 2 * np.pi, (2, 2))
         swing = speed * np.sqrt(0.75) * random.dirichlet(np.ones(4)).reshape(2, 2) ** 0.5
         self.reach = np.sqrt(2) * swing / self.turns
@@ -70,8 +70,8 @@ class MotionPath:
 
 
 class MovingShape:
-    """A disc, a box or a star, textured, that turns while it moves; what leaves the picture comes
-    back on the other side."""
+    """A textured disc, box or star that rotates as it moves; it wraps around the picture's
+    borders."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
         self.radius = random.uniform(0.1, 0.2) * min(height, width)
@@ -101,7 +101,7 @@ class MovingShape:
         part += cover * (_sampled(self.texture, u + self.radius, v + self.radius) - part)
 
     def _distance(self, u: Light, v: Light) -> Light:
-        """From the shape's edge, pixels; negative inside."""
+        """Distance from the shape's edge, pixels; negative inside."""
         if self.kind == 0:
             return np.hypot(u, v) - np.float32(self.radius)
         if self.kind == 1:
@@ -111,8 +111,8 @@ class MovingShape:
 
 
 def texture(random: Generator, height: int, width: int) -> Light:
-    """Soft colours under patches and stripes with clear edges, (height, width, 3) in linear light;
-    it goes on at its borders."""
+    """Soft colours under patches and stripes with sharp edges, (height, width, 3) in linear light;
+    periodic at its borders."""
     colours = np.stack([_noise(random, height, width, 4) for _ in range(3)], axis=-1)
     picture = 0.45 + 0.2 * colours
     y, x = np.arange(height, dtype=np.float32)[:, None], np.arange(width, dtype=np.float32)[None, :]
@@ -120,7 +120,7 @@ def texture(random: Generator, height: int, width: int) -> Light:
         cells = int(random.integers(3, 7)) * max(1, min(height, width) // 48)
         field = _noise(random, height, width, cells) - random.uniform(0.1, 0.9)
         cover = np.clip(0.5 + field * min(height, width) / cells / EDGE, 0, 1)
-        if layer % 3 == 2:  # stripes, inside of the patch
+        if layer % 3 == 2:  # stripes, inside the patch
             waves = random.integers(-8, 9, 2) * max(1, min(height, width) // 64)
             stripes = np.sin(2 * np.pi * (waves[0] * y / height + waves[1] * x / width))
             cover = cover * np.clip(0.5 + 2.5 * stripes, 0, 1)
@@ -130,12 +130,12 @@ def texture(random: Generator, height: int, width: int) -> Light:
 
 
 def encoded(light: Light) -> npt.NDArray[np.uint8]:
-    """Light as the values of a picture."""
+    """Light encoded as pixel values."""
     return np.rint(np.clip(light, 0, 1) ** (1 / GAMMA) * 255).astype(np.uint8)
 
 
 class SpikeCamera:
-    """Every pixel gathers light and fires when it has enough; what is left over counts for its next
+    """Every pixel accumulates light and fires at a threshold; the remainder counts for its next
     spike."""
 
     def __init__(self, random: Generator, height: int, width: int) -> None:
@@ -153,14 +153,14 @@ class SpikeCamera:
 
 
 def _noise(random: Generator, height: int, width: int, cells: int) -> Light:
-    """Smooth noise, about 0 … 1 and 0.5 in the mean, with so many cells on each side; it repeats
-    without a seam."""
+    """Smooth noise, about 0 … 1 with mean 0.5, with `cells` cells on each side; it repeats without
+    a seam."""
     grid = random.uniform(0, 1, (cells, cells)).astype(np.float32)
     return _stretched(_stretched(grid, height).T, width).T
 
 
 def _stretched(grid: Light, length: int) -> Light:
-    """Rows in between, by smoothstep."""
+    """Rows interpolated by smoothstep."""
     place = np.arange(length, dtype=np.float32) * len(grid) / length
     row = place.astype(int)
     share = (place - row)[:, None]
@@ -169,7 +169,7 @@ def _stretched(grid: Light, length: int) -> Light:
 
 
 def _window(canvas: Light, down: float, right: float, height: int, width: int) -> Light:
-    """A part of a canvas that goes on at its borders, from a place between pixels."""
+    """A window of a periodic canvas at a fractional position."""
     top, left = int(np.floor(down)), int(np.floor(right))
     y, x = np.float32(down - top), np.float32(right - left)
     rows = np.arange(top, top + height + 1) % canvas.shape[0]
@@ -181,7 +181,7 @@ def _window(canvas: Light, down: float, right: float, height: int, width: int) -
 
 
 def _sampled(canvas: Light, y: Light, x: Light) -> Any:
-    """A canvas at places between pixels."""
+    """A canvas sampled at fractional positions."""
     top, left = np.floor(y).astype(int), np.floor(x).astype(int)
     share_y, share_x = (y - top)[..., None], (x - left)[..., None]
     rows, columns = canvas.shape[:2]

@@ -1,5 +1,4 @@
-"""How the learning rate falls: a function of the step alone, so a resumed run needs nothing of
-it."""
+"""Learning-rate schedule: a function of the step alone, so there is no state to resume."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from training.tasks.video_restoration import lists
 
 
 def share(options: Any, step: int, total: int) -> float:
-    """Of the peak learning rate, in step `step` (0-based) of `total`."""
+    """Share of the peak learning rate in step `step` (0-based) of `total`."""
     if options.G_scheduler_type == "CosineAnnealingWarmRestarts":
         return _cosine(options, step, total)
     if options.G_scheduler_type == "MultiStepLR":
@@ -22,7 +21,7 @@ def share(options: Any, step: int, total: int) -> float:
 
 
 def _cosine(options: Any, step: int, total: int) -> float:
-    """Periods one after the other; the last one comes again and again, as in torch's scheduler."""
+    """Consecutive periods; the last one repeats, as in torch's scheduler."""
     periods = lists.whole(options.G_scheduler_periods) or [max(1, total)]
     weights = lists.numbers(options.G_scheduler_restart_weights)
     number = 0

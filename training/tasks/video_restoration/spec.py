@@ -1,4 +1,4 @@
-"""Video restoration as the rest of the house sees it."""
+"""Spec of the task video_restoration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VideoSpec(SampleSpec):
-    """Frames in, frames out. KAIR's option files are its configs too."""
+    """Frames in, frames out. Also accepts KAIR's option files as configs."""
 
     def check(
         self,

@@ -1,4 +1,4 @@
-"""Video restoration as the trainer sees it."""
+"""Video restoration task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VideoRestoration(Task):
 
     @property
     def channels(self) -> int:
-        """Of the input: the picture and its spikes."""
+        """Input channels: the picture and its spikes."""
         return 3 + (self.options.spike_channels if self.options.dataroot_spike else 0)
 
     @property
@@ -46,8 +46,8 @@ class VideoRestoration(Task):
         )
 
     def compile(self, model: nn.Module) -> None:
-        """The steps alone: the loop over frames would be compiled anew for each length of a
-        clip."""
+        """Compile only the steps: the loop over frames would be recompiled for every clip
+        length."""
         assert isinstance(model, network.Recurrent)
         model.backward_way.compile()
         model.forward_way.compile()
@@ -80,7 +80,8 @@ class VideoRestoration(Task):
         )
 
     def restored(self, model: nn.Module, frames: torch.Tensor) -> torch.Tensor:
-        """Whole, or in the pieces of num_frame_testing and size_patch_testing."""
+        """The clip restored whole, or in pieces as set by num_frame_testing and
+        size_patch_testing."""
 
         def piece(part: torch.Tensor) -> torch.Tensor:
             self.alive()
@@ -132,8 +133,8 @@ class VideoRestoration(Task):
         return {"shape": shape, "data": folders.content(self.options)}
 
     def flops(self, model: nn.Module) -> float | None:
-        """Of a sample: every weight of every convolution is used at every pixel of every frame of
-        the input."""
+        """Operations per sample: every weight of every convolution is used at every pixel of every
+        input frame."""
         side = self.options.gt_size // self.scale
         weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         return 6.0 * weights * side**2 * self.options.num_frame if side else None

@@ -1,6 +1,6 @@
-"""What `--inject` does to a rank: one function for each row of training.config.fault_table, of the
-same name. They run inside the rank, on its main thread, at a phase that training.trainer.inject has
-waited for; the training knows nothing of them."""
+"""Implementation of `--inject`: one function per row of training.config.fault_table, with the same
+name. They run in the rank, on its main thread, at a phase that training.trainer.inject waits for;
+the training code does not know about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault is told when it happens."""
+"""Arguments of an injected fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FaultContext:
-    """Where a fault happens. `device` is cpu or cuda."""
+    """Context of a fault. `device`: cpu or cuda."""
 
     run_folder: Path
     rank: int
@@ -19,11 +19,11 @@ class FaultContext:
     seconds: float
     code: int
     above: int
-    # notes 'injected' with the time; a fault without `tells` calls it when it really happens
+    # records "injected" with the time; a fault that acts later than its phase calls it then
     tell: Callable[[], None]
 
 
 def subclasses(kind: type[Any]) -> set[type[Any]]:
-    """All below it, of the product and of a user's own file."""
+    """All subclasses, both Duet's and those of a user's file."""
     found = set(kind.__subclasses__())
     return found.union(*map(subclasses, found))

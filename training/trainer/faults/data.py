@@ -1,4 +1,4 @@
-"""Ranks that go on, with wrong data or without what they need."""
+"""Faults in data and resources: the rank continues."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from training.trainer.faults.context import FaultContext, subclasses
 
-# ---- the rank goes on, with wrong data
+# ---- the rank continues with wrong data
 
 
 def nan(here: FaultContext) -> None:
-    """Of whatever task: its next loss is no number, and so are all gradients that come from it."""
+    """The next loss of any task is NaN, and so are its gradients."""
     from training.tasks.base import Task
 
     real = {kind: vars(kind)["loss"] for kind in subclasses(Task) if "loss" in vars(kind)}

@@ -1,5 +1,5 @@
-"""Ranks and data-loader workers that do not move, or end. Names are honest: they are what a stack
-shows of a rank that is stuck here."""
+"""Faults that block or end ranks and data-loader workers. The function names appear in a stuck
+rank's stack."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def lock_tqdm(here: FaultContext) -> None:
 
 
 def gil(here: FaultContext) -> None:
-    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)  # all zero: a fresh mutex
+    # all zero: an unlocked mutex
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 
@@ -59,9 +60,9 @@ def stop(here: FaultContext) -> None:
 def io(here: FaultContext) -> None:
     pipe = here.run_folder / f"rank{here.rank}.nobody_writes"
     os.mkfifo(pipe)
-    # A process that begins has the kernel's promise that its parent waits uninterruptibly; this one
-    # never gets so far, since nobody opens the other end. When the rank alone is killed, the guard
-    # sees the end of its input and lets the child go.
+    # The kernel blocks a parent uninterruptibly until its child has started. This child never does,
+    # since no process opens the other end of the pipe. If only the rank is killed, the guard reads
+    # the end of its input and releases the child.
     guard = subprocess.Popen(
         ["/bin/sh", "-c", 'read _; exec 3<>"$0"; rm "$0"', str(pipe)], stdin=subprocess.PIPE
     )
@@ -117,7 +118,7 @@ def oom(here: FaultContext) -> None:
 
     if here.device == "cuda":
         taken, size = [], 1 << 34
-        while True:  # down to small pieces, so that nothing is left for others of this process
+        while True:  # down to small pieces, so that no memory is left for this process
             try:
                 taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
             except torch.OutOfMemoryError:
@@ -127,8 +128,8 @@ def oom(here: FaultContext) -> None:
     raise torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 31.36 GiB "
         "of which 1.21 GiB is free. Including "
-        "non-PyTorch memory, this process has 30.14 GiB memory in use. Of the allocated memory "
-        "29.30 GiB is allocated by PyTorch, and "
+        "non-PyTorch memory, this process has 30.14 GiB memory in use. Of "
+        "the allocated memory 29.30 GiB is allocated by PyTorch, and "
         "331.22 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
         "large try setting "
         "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "

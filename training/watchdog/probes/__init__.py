@@ -1,1 +1,1 @@
-"""What can be seen of running ranks from outside: processes, stacks, sockets, collectives."""
+"""Observation of running ranks from outside: processes, stacks, sockets, collectives."""

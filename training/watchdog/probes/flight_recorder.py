@@ -1,5 +1,5 @@
-"""Which collectives a rank has asked for so far, in order: torch's flight recorder, read from
-outside while the rank is blocked (training.trainer.flight_recorder_server is its other end)."""
+"""The collectives that a rank has called, in order: torch's flight recorder, read from outside
+while the rank is blocked (served by training.trainer.flight_recorder_server)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNREADABLE = (
     IndexError,
     http.client.HTTPException,
 )
-# Of these the ranks give and get what differs lawfully: the one that scatters has the only input,
-# parts may be of any size.
+# Collectives whose inputs or outputs may differ between ranks: only one rank scatters, parts may
+# have any size.
 OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 
 
@@ -39,7 +39,7 @@ class Call:
     number: int
     operation: str  # all_reduce
     shapes: str  # float32 [3, 5]
-    open: bool = True  # not done yet
+    open: bool = True  # not completed yet
 
     def __str__(self) -> str:
         return f"{self.operation} of {self.shapes}" if self.shapes else self.operation
@@ -57,7 +57,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def read(folder: Path, rank: int) -> list[Call] | None:
-    """What this rank has called, oldest first (the last 2000); None when it does not answer."""
+    """Calls of this rank, oldest first (the last 2000); None when it does not answer."""
     try:
         return [_call(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
     except UNREADABLE:
@@ -65,8 +65,7 @@ def read(folder: Path, rank: int) -> list[Call] | None:
 
 
 def pending(folder: Path, rank: int) -> bool | None:
-    """Has this rank asked for anything of the others that is not done yet? None: it does not
-    tell."""
+    """Has this rank an unfinished collective? None: unknown."""
     try:
         entries = _entries(folder, rank)
         return not all(entry.get("retired", False) for entry in entries) if entries else None
@@ -75,7 +74,7 @@ def pending(folder: Path, rank: int) -> bool | None:
 
 
 def _entries(folder: Path, rank: int) -> list[Record]:
-    """Raises one of UNREADABLE: also what a torch of another version answers is only missing
+    """Raises one of UNREADABLE. An unexpected answer of another torch version is only missing
     evidence."""
     with (
         flight_recorder_server.short(str(folder)) as short,
@@ -94,7 +93,7 @@ def _call(entry: Mapping[str, Any]) -> Call:
         f"{str(kind).lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)
     )
     group = entry.get("process_group") or ["", ""]
-    # By its name, which all ranks give it: its description is 'undefined' for every new_group().
+    # By its name, which all ranks share: the description is 'undefined' for every new_group().
     number = int(entry.get("collective_seq_id", 0))
     return Call(
         str(group[0]), number, operation.lower(), shapes, open=not entry.get("retired", False)
@@ -103,20 +102,20 @@ def _call(entry: Mapping[str, Any]) -> Call:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """`rank` is the odd one out, None where none is (two ranks: nobody has the majority)."""
+    """`rank` is the odd one out; None without a majority (two ranks)."""
 
     rank: int | None
     number: int
     calls: dict[int, Call]
 
     def __str__(self) -> str:
-        said = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
-        return f"the ranks do not do the same at collective {self.number}: {said}"
+        calls = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
+        return f"the ranks call different operations at collective {self.number}: {calls}"
 
 
 def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
     """The first collective that all of these ranks have called, that some of them are still in, and
-    that is not the same everywhere."""
+    that differs between them."""
     by_number = {
         rank: {(call.group, call.number): call for call in own} for rank, own in calls.items()
     }
@@ -128,13 +127,13 @@ def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
         at = {rank: own[key] for rank, own in by_number.items()}
         if not any(call.open for call in at.values()):
             continue
-        said = {
+        texts = {
             rank: call.operation if call.operation in OWN_SHAPES else str(call)
             for rank, call in at.items()
         }
-        (common, votes), *others = Counter(said.values()).most_common()
+        (common, votes), *others = Counter(texts.values()).most_common()
         if others:
-            odd = [rank for rank in at if said[rank] != common]
+            odd = [rank for rank in at if texts[rank] != common]
             return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
     return None
 

@@ -1,5 +1,5 @@
-"""What Linux tells about a process without asking it: state, CPU use, I/O, children. Standard
-library only."""
+"""What Linux reports about a process from outside: state, CPU time, I/O, children. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Python children that only serve the others, and are idle for their whole life.
+# Python helper processes, which are always idle.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One reading of /proc/<pid>. `state` and `waits_in` are the main thread's."""
+    """One reading of /proc/<pid>. `state` and `waits_in` are those of the main thread."""
 
     pid: int
     parent: int
@@ -25,14 +25,14 @@ class Process:
     state: str
     command: str
     cpu_s: float  # user + system, all threads
-    main_cpu_s: float  # the same of the main thread
-    io_bytes: int | None  # by read and write; None: not allowed to know. Of sockets: sockets.py
+    main_cpu_s: float  # the same, of the main thread
+    io_bytes: int | None  # by read and write; None: not permitted. Sockets: sockets.py
     waits_in: str  # kernel function, "" when unknown or running
-    faults: int = 0  # pages that came to be, or came from a mapped file
+    faults: int = 0  # page faults: new pages, or pages of a mapped file
 
 
 def read_process(pid: int) -> Process | None:
-    """None: there is no such process (any more)."""
+    """None if there is no such process."""
     whole = _stat(f"/proc/{pid}/stat")
     if whole is None:
         return None
@@ -52,13 +52,12 @@ def read_process(pid: int) -> Process | None:
 
 
 def command(pid: int) -> str:
-    """Its command line; "" when it is gone or ending, or the kernel's own."""
+    """Its command line; "" when it has exited or is exiting, or of a kernel thread."""
     return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
 def tree() -> dict[int, list[int]]:
-    """parent → children, of all processes of this machine: for those who want the families of
-    several."""
+    """Parent → children, of all processes of this machine: for lookups of several families."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal() and (fields := _stat(f"/proc/{name}/stat")):
@@ -70,22 +69,21 @@ def family(pid: int, children: dict[int, list[int]] | None = None) -> list[int]:
     """All descendants, parents before their children."""
     children = tree() if children is None else children
     found = sorted(children.get(pid, []))
-    for child in found:  # grows while it is read
+    for child in found:  # grows during the iteration
         found += sorted(children.get(child, []))
     return found
 
 
 def workers(pid: int) -> list[int]:
     """Descendants that run Python: data-loader workers (a forked one has its parent's command line)
-    and whatever else."""
+    and others."""
     own = command(pid)
     return [child for child in family(pid) if is_python(child, own)]
 
 
 def turns(pid: int) -> int:
-    """How often the thread that computes (the main thread, or torch's own for backward on a GPU)
-    has gone to sleep: one that waits for something that does not come has done so for the last
-    time."""
+    """How often the computing thread (the main thread, or torch's own for backward on a GPU) has
+    gone to sleep: constant in a thread that waits for something that never arrives."""
     count = 0
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -103,8 +101,8 @@ def turns(pid: int) -> int:
 
 
 def queued(pid: int) -> dict[int, float]:
-    """Thread → seconds in which it was ready to run and had no core, so far; {} where the kernel
-    does not count that."""
+    """Thread → seconds ready to run without a core, so far; {} where the kernel does not count
+    that."""
     found: dict[int, float] = {}
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -118,25 +116,25 @@ def queued(pid: int) -> dict[int, float]:
 
 
 def written_back() -> int:
-    """Bytes that the whole machine has brought to its disks so far, since some time."""
+    """Bytes that the whole machine has written to its disks, since an arbitrary time."""
     found = re.search(r"^nr_written (\d+)", _text("/proc/vmstat"), re.MULTILINE)
     return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with; {} when they are not ours to read."""
+    """Environment of a process at its start; {} without permission."""
     words = _bytes(f"/proc/{pid}/environ").split(b"\0")
     pairs = (word.decode("utf-8", "replace").partition("=") for word in words)
     return {name: value for name, equals, value in pairs if equals}
 
 
 def uses_gpu(pid: int) -> bool:
-    """Has it an NVIDIA device open? False also where we may not look."""
+    """Has it an NVIDIA device open? False also without permission."""
     return any(re.fullmatch(r"/dev/nvidia\d+", target) for target in open_files(pid))
 
 
 def open_files(pid: int) -> set[str]:
-    """What its descriptors are; `socket:[inode]` among them."""
+    """Targets of its descriptors; `socket:[inode]` among them."""
     found: set[str] = set()
     folder = f"/proc/{pid}/fd"
     try:
@@ -150,20 +148,20 @@ def open_files(pid: int) -> set[str]:
 
 
 def is_python(pid: int, parents_command: str = "") -> bool:
-    """Does it run Python, and more than a helper of multiprocessing?"""
+    """Does it run Python other than a helper of multiprocessing?"""
     words = command(pid)
     if not words or any(helper in words for helper in _HELPERS):
         return False
     try:
         program = Path(f"/proc/{pid}/exe").readlink()
-    except OSError:  # of another user, or gone
+    except OSError:  # another user's, or exited
         program = Path(words.partition(" ")[0])
     return program.name.startswith("python") or words == parents_command
 
 
 def _stat(path: str) -> list[str] | None:
-    """[name, state, parent, …]: the fields of proc(5) from the second on. The name may hold spaces
-    and parentheses."""
+    """[name, state, parent, …]: the fields of proc(5) from the second on. The name may contain
+    spaces and parentheses."""
     text = _text(path)
     start, end = text.find("("), text.rfind(")")
     return [text[start + 1 : end], *text[end + 2 :].split()] if end > 0 else None
@@ -187,8 +185,8 @@ def _text(path: str) -> str:
 
 
 def _bytes(path: str) -> bytes:
-    """b"" when it is gone, or not ours to read: the caller tells these apart by the file that
-    everybody may read."""
+    """b"" when it has exited, or without permission: the caller distinguishes these by a file that
+    all users may read."""
     try:
         with open(path, "rb") as file:
             return file.read()

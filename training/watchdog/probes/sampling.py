@@ -1,5 +1,4 @@
-"""Ranks that know nothing of us, seen from outside again and again: what changes between the
-samples is alive."""
+"""Samples of the ranks of a user script: a rank is alive if something changes between them."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ from training.watchdog.probes import procfs, sockets, stacks
 from training.watchdog.probes.procfs import Process
 from training.watchdog.probes.stacks import Frame, Stack, Thread
 
-# Less than this is no work: threads that only wake up to look, a logger's own helper process.
+# Less than this is not work: threads that only poll, a logger's helper process.
 IDLE_SHARE = 0.05  # of a core
 IDLE_BYTES, IDLE_FAULTS = 16384, 200  # a second
-# of the time, ready to run without a core: who gets none of an overloaded machine uses none either
+# of the time, ready to run without a core: a starved thread uses no CPU time either
 QUEUED_SHARE = 0.2
 IDLE_DISK = 1e6  # bytes a second, of the whole machine
 
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """One rank and its family at one moment."""
+    """One rank and its descendants at one moment."""
 
     process: Process
     stack: Stack | str  # str: why there is none
@@ -40,12 +39,12 @@ class ProcessSample:
 @dataclass(frozen=True)
 class Sample:
     at: float  # monotonic
-    looks: dict[int, ProcessSample]  # by rank; only those that live
+    looks: dict[int, ProcessSample]  # by rank; running ones only
     written: int = 0  # bytes on the machine's disks so far
 
 
 def take(pids: Mapping[int, int]) -> Sample:
-    """`pids`: rank → pid. Takes some 10 ms for each rank, of which the ranks notice nothing."""
+    """`pids`: rank → PID. Takes some 10 ms for each rank, without disturbing it."""
     found, tree, looks = stacks.dump(pids.values()), procfs.tree(), {}
     for rank, pid in pids.items():
         process = procfs.read_process(pid)
@@ -76,7 +75,7 @@ class RankTrace:
     rank: int
     looks: tuple[ProcessSample, ...]
     seconds: float
-    written: int = 0  # on the machine's disks meanwhile, by whomever
+    written: int = 0  # on the machine's disks meanwhile, by any process
 
     @property
     def last(self) -> ProcessSample:
@@ -95,7 +94,7 @@ class RankTrace:
 
     @property
     def same_place(self) -> bool:
-        """The very same line in every sample."""
+        """Is the stack the same, to the line, in every sample?"""
         return bool(self.frames) and all(
             look.main and look.main.frames == self.frames for look in self.looks
         )
@@ -126,7 +125,7 @@ class RankTrace:
 
     @property
     def bytes_moved(self) -> float:
-        """Through files, pipes and TCP, by the rank and its children."""
+        """Bytes through files, pipes and TCP, by the rank and its children."""
         first, last = self.looks[0], self.last
         count = (last.process.io_bytes or 0) - (first.process.io_bytes or 0)
         for pid, child in last.children.items():
@@ -139,7 +138,7 @@ class RankTrace:
 
     @property
     def faults(self) -> float:
-        """Memory that it or a child has begun to use, or read from a mapped file."""
+        """New memory of it or a child, or pages read from a mapped file."""
         first, last = self.looks[0], self.last
         count = last.process.faults - first.process.faults
         count += sum(
@@ -150,8 +149,8 @@ class RankTrace:
 
     @property
     def woken(self) -> bool:
-        """It has waited for something that came: each look may find it in the same place, and it
-        goes round all the same."""
+        """Has its wait ended between samples? It may be seen in the same place each time and make
+        progress all the same."""
         return self.last.turns != self.looks[0].turns
 
     @property
@@ -164,8 +163,7 @@ class RankTrace:
 
     @property
     def writes_back(self) -> bool:
-        """It is in the kernel, which may be writing what the rank has given it: that is counted for
-        nobody."""
+        """It is in the kernel, which may be writing back its data: not counted for any process."""
         return self.always("D") and self.written > IDLE_DISK * self.seconds
 
     @property
@@ -174,7 +172,7 @@ class RankTrace:
 
     @property
     def starved(self) -> bool:
-        """A thread of it, or of a child, wants to run and gets no core."""
+        """Is a thread of it or of a child starved of CPU time?"""
         first = self.looks[0].queued
         return any(
             now - first.get(thread, now) > QUEUED_SHARE * self.seconds
@@ -183,7 +181,7 @@ class RankTrace:
 
     @property
     def idle(self) -> bool:
-        """Nothing at all has happened, in the rank or below it, though it could have."""
+        """Nothing has happened in the rank or its children, though they could have run."""
         return (
             self.own_cpu <= IDLE_SHARE
             and not self.children_work
@@ -193,7 +191,7 @@ class RankTrace:
 
 
 def courses(samples: Sequence[Sample]) -> dict[int, RankTrace]:
-    """Of the ranks that are in all of the samples."""
+    """Traces of the ranks that are in all samples."""
     if len(samples) < 2:
         return {}
     seconds = max(samples[-1].at - samples[0].at, 1e-3)

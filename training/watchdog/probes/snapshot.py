@@ -1,5 +1,5 @@
-"""What can be seen of the ranks of this machine from outside, without stopping them: processes,
-stacks, collectives. Two looks with a moment between: what changes is alive."""
+"""Snapshot of the ranks of this machine from outside, without stopping them: processes, stacks,
+collectives. Two looks with a pause between them: what changes is alive."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ProcessActivity:
     states: list[str] = field(default_factory=list)
     busy: float = 0.0  # CPU share of the main thread, 1.0 is one core
     io_bytes: int = 0  # read and written between the looks
-    waits_in: str = ""  # the kernel's function where it sleeps
-    # one for each dump; a text says why there is none
+    waits_in: str = ""  # kernel function in which it sleeps
+    # one for each dump; a text is the reason for none
     stacks: list[Stack | str] = field(default_factory=list)
 
     @property
@@ -42,7 +42,7 @@ class ProcessActivity:
 
     @property
     def threads(self) -> list[Thread]:
-        """Of the last dump; the main thread first."""
+        """Threads of the last dump, the main thread first."""
         last = next((s for s in reversed(self.stacks) if isinstance(s, Stack)), None)
         return sorted(last.threads, key=lambda t: not t.main) if last else []
 
@@ -56,14 +56,14 @@ class ProcessActivity:
 
     @property
     def holds_gil(self) -> bool:
-        """In every dump."""
+        """Threads that are the same in every dump."""
         dumps = [s for s in self.stacks if isinstance(s, Stack)]
         return bool(dumps) and all(any(t.main and t.holds_gil for t in s.threads) for s in dumps)
 
 
 @dataclass
 class RankSnapshot:
-    """Of one rank."""
+    """Snapshot of one rank."""
 
     beat: HeartbeatRecord
     process: ProcessActivity
@@ -76,8 +76,8 @@ class RankSnapshot:
 
     @property
     def collective(self) -> str | None:
-        """What it waits in for other ranks, as far as its stack tells. A backward pass that
-        computes waits for nobody."""
+        """The collective in which it waits for other ranks, according to its stack. A computing
+        backward pass waits for none."""
         main = self.process.main
         name = stacks.in_collective(main) if main else None
         if (
@@ -87,14 +87,13 @@ class RankSnapshot:
             and phases.waits(self.beat.phase)
             and not main.holds_gil
         ):
-            # NCCL's collectives are waited for where a result is needed.
+            # NCCL: a rank waits where it needs the result.
             name = "the GPU" if stacks.waits_for_device(main.frames[0]) else None
         return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
 
     @property
     def in_hook(self) -> Frame | None:
-        """Code of the user in a thread of autograd (one for each GPU), while the main thread waits
-        for it."""
+        """User code in an autograd thread (one for each GPU) for which the main thread waits."""
         for thread in self.process.threads:
             if thread.name.startswith("pt_autograd") and thread.frames:
                 return stacks.own(thread.frames)
@@ -104,8 +103,7 @@ class RankSnapshot:
 def gather(
     run: rundir.RunDir, beats: list[HeartbeatRecord], pids: Mapping[int, int]
 ) -> list[RankSnapshot]:
-    """Takes about half a second, and a few when ranks do not answer: nothing else is done
-    meanwhile."""
+    """Takes about half a second, a few seconds when ranks do not answer; blocks meanwhile."""
     there = [beat for beat in beats if beat.rank in pids]
     with ThreadPoolExecutor(max(1, len(there))) as pool:
         calls = list(pool.map(lambda beat: flight_recorder.read(run.ranks, beat.rank), there))
@@ -142,17 +140,17 @@ def gather(
 def _dump(processes: list[ProcessActivity]) -> None:
     found = stacks.dump((seen.pid for seen in processes), DUMP_S)
     for seen in processes:
-        seen.stacks.append(found.get(seen.pid, "not looked at"))
+        seen.stacks.append(found.get(seen.pid, "not sampled"))
 
 
 def texts(everything: list[RankSnapshot]) -> dict[int, str]:
-    """All of it by rank, for people, and for a report to somebody who was not there."""
+    """The snapshot as text, by rank: for users and bug reports."""
     return {e.rank: _text(e) for e in everything}
 
 
 def _text(e: RankSnapshot) -> str:
     lines = [
-        f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, since {e.beat.age_s:.1f} s",
+        f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, for {e.beat.age_s:.1f} s",
         _process(e.process),
         "",
     ]
@@ -167,7 +165,7 @@ def _text(e: RankSnapshot) -> str:
     if e.calls:
         lines += [
             "",
-            "its last collectives",
+            "last collectives",
             *(f"  {call.number}: {call} (group {call.group})" for call in e.calls[-20:]),
         ]
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""Bytes that TCP connections have moved, from the kernel's own books (sock_diag(7), what `ss -i`
-shows). /proc/<pid>/io does not count them, and an upload uses hardly any CPU: without this it would
-look like a standstill."""
+"""Bytes that TCP connections have moved, from the kernel's counters (sock_diag(7), as in `ss -i`).
+/proc/<pid>/io does not count them, and an upload uses hardly any CPU time: without this it would
+look like a hang."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _READ = 1 << 16
 
 
 def moved(pids: Iterable[int]) -> dict[int, int]:
-    """inode → bytes sent (and acknowledged) plus received, of the TCP connections that these
-    processes hold. Where the kernel does not tell (some containers), there is none: then an upload
-    is seen by nothing but its CPU use."""
+    """Inode → bytes sent (and acknowledged) plus received, of the TCP connections of these
+    processes. Empty where the kernel does not report them (some containers): then only CPU time
+    shows an upload."""
     inodes = {
         int(name[8:-1])
         for pid in pids

@@ -1,7 +1,7 @@
-"""Python stacks of running processes, taken from outside by py-spy: the process needs no code for
-it and is not stopped.
+"""Python stacks of running processes, taken from outside by py-spy: the process needs no support
+for it and is not stopped.
 
-A stopped process, and one whose interpreter lock is held in C, answer too: py-spy only reads their
+Works for stopped processes and for those that hold the GIL in C too: py-spy only reads their
 memory.
 """
 
@@ -24,8 +24,8 @@ from training.core.jsonl import Record
 from training.host import packages
 from training.watchdog.probes import procfs
 
-AT_ONCE = 16  # dumps that run side by side
-TRIES = 3  # a stack that changes while it is read gives an error now and then
+AT_ONCE = 16  # concurrent dumps
+TRIES = 3  # reading a changing stack may fail
 _HEADER = re.compile(
     r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
@@ -35,13 +35,13 @@ _HERE = Path(__file__).resolve().parents[3]
 _BARRIERS = str(_HERE / "training/inspector/distributed.py")
 _STARTERS = (str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
 _PLUMBING = (_BARRIERS, *_STARTERS)
-# torch too where it is no package of the environment: a build of one's own.
+# also a torch that was built locally, outside the environment's packages
 _NOT_OURS = re.compile(
     r"^<|/(site|dist)-packages/|/lib/python\d+(\.\d+)?/|/python\d+\.zip/"
     r"|/torch/((nn|distributed|utils|autograd|optim|multiprocessing|cuda|amp|fx|jit|_\w+)/|\w+\.py$)"
 )
-# Where the call into C++ waits for other ranks. torch/distributed holds much else that computes, or
-# reads files.
+# Where the call into C++ waits for other ranks. Much else in torch/distributed computes, or reads
+# files.
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives|rendezvous|utils|device_mesh|collective_utils)\.py$"
     r"|/torch/distributed/(nn|elastic/utils|algorithms|fsdp|_composable|tensor)/"
@@ -51,15 +51,14 @@ _DDP_SYNCS = re.compile(
     r"__init__|_ddp_init_helper|_pre_forward|_sync_.*|_check_sync_bufs_.*|_\w+_broadcast_coalesced|_match_.*|_find_common_rank"
 )
 _LOADER_WAITS = {"_get_data", "_try_get_data", "_shutdown_workers"}
-# A call that waits until the GPU has come so far: with NCCL this is where an innocent rank is
-# found.
+# A call that waits for the GPU: with NCCL an innocent rank is found here.
 _DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|nonzero)\(|\bfloat\(|\bprint\(")
-# Where a checkpoint is written: the bytes of a call to the kernel are counted when it returns,
-# which takes minutes on a slow disk.
+# Where a checkpoint is written: bytes of a system call are counted when it returns, which takes
+# minutes on a slow disk.
 _SAVES = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/safetensors/|/shutil\.py$"
 )
-# `with` closes what it has opened
+# `with` closes the file
 _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 
 
@@ -67,11 +66,11 @@ _SAVING = re.compile(r"\bfsync\(|\.(close|flush|write)\(|\bwith open\(")
 class Frame:
     file: str
     line: int
-    function: str  # with its class where Python tells it (3.11 and later)
+    function: str  # with its class where Python reports it (3.11 and later)
 
     @property
     def name(self) -> str:
-        """The function alone."""
+        """The function name alone."""
         return self.function.rpartition(".")[2]
 
     def __str__(self) -> str:
@@ -82,14 +81,14 @@ class Frame:
 class Thread:
     name: str
     main: bool
-    active: bool  # on a CPU, or ready for one; faulthandler does not tell
-    holds_gil: bool  # neither this
+    active: bool  # on a CPU, or ready for one; unknown from faulthandler
+    holds_gil: bool  # unknown from faulthandler
     frames: tuple[Frame, ...]  # innermost first
 
 
 @dataclass(frozen=True)
 class Stack:
-    pid: int  # 0: not known
+    pid: int  # 0: unknown
     source: str  # py-spy or faulthandler
     threads: tuple[Thread, ...]
 
@@ -102,7 +101,7 @@ class Stack:
         return next((thread for thread in self.threads if thread.holds_gil), None)
 
     def text(self) -> str:
-        """For a file; the main thread first."""
+        """The stack as text for a file, the main thread first."""
         lines = [f"pid {self.pid or 'unknown'} ({self.source})"]
         for thread in sorted(self.threads, key=lambda thread: not thread.main):
             marks = [
@@ -123,8 +122,8 @@ class Stack:
 
 
 def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
-    """The stacks of these processes, taken at the same time; a sentence where there is none. No
-    call takes longer than `seconds`."""
+    """Stacks of these processes, taken at the same time; a text is the reason for none. Takes at
+    most `seconds`."""
     wanted = list(dict.fromkeys(pids))
     program = packages.program("py-spy")
     if program is None:
@@ -142,11 +141,11 @@ def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
 
 
 def _dump(program: str, pid: int, end: float) -> Stack | str:
-    answer: Stack | str = "no time was left for it"
+    answer: Stack | str = "no time left"
     for attempt in range(TRIES):
-        # Stopping the process gives a consistent stack where reading alone failed; but it
-        # interrupts a blocked call, which can dissolve the very hang, and a process that is stopped
-        # already can not be stopped again: the last resort.
+        # Stopping the process gives a consistent stack where reading alone failed, but it
+        # interrupts a blocked call, which can dissolve the hang, and a stopped process cannot be
+        # stopped again: the last resort.
         blocking = attempt == TRIES - 1
         before = procfs.read_process(pid)
         if before is None or before.state in "ZX":
@@ -156,7 +155,7 @@ def _dump(program: str, pid: int, end: float) -> Stack | str:
         answer = _ask(program, pid, end, blocking)
         if blocking:
             _let_go(pid)
-        if isinstance(answer, Stack) or "py-spy said" not in answer:
+        if isinstance(answer, Stack) or "py-spy reported" not in answer:
             break
     return answer
 
@@ -185,12 +184,12 @@ def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
     except subprocess.TimeoutExpired:
         return f"process {pid}: py-spy did not answer in time"
     except OSError as error:
-        return f"{program} can not be started: {error.strerror}"
+        return f"{program} cannot be started: {error.strerror}"
     if done.returncode == 0:
         try:
             return _parsed(pid, json.loads(done.stdout))
         except (ValueError, KeyError, TypeError):
-            return f"process {pid}: py-spy said something unreadable"
+            return f"process {pid}: py-spy reported unreadable output"
     return _reason(pid, done.stderr)
 
 
@@ -217,35 +216,35 @@ def _parsed(pid: int, threads: list[Record]) -> Stack:
     )
 
 
-def _reason(pid: int, said: str) -> str:
+def _reason(pid: int, output: str) -> str:
     now = procfs.read_process(pid)
-    # without a command line: it is ending
+    # without a command line: it is exiting
     if now is None or now.state in "ZX" or now.command.startswith("["):
         return f"process {pid} has ended"
-    if re.search(r"permission denied|operation not permitted", said, re.I):
+    if re.search(r"permission denied|operation not permitted", output, re.I):
         return (
-            f"process {pid} may not be looked into: run this as its user or as root, and see "
+            f"process {pid} cannot be inspected: run this as its user or as root, and see "
             f"/proc/sys/kernel/yama/ptrace_scope"
             " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
         )
-    if "find python version" in said or "find a python" in said.lower():
+    if "find python version" in output or "find a python" in output.lower():
         return f"process {pid} is not Python"
     lines = [
-        line.strip() for line in said.partition("Stack backtrace")[0].splitlines() if line.strip()
+        line.strip() for line in output.partition("Stack backtrace")[0].splitlines() if line.strip()
     ]
-    return f"process {pid}: py-spy said: {'; '.join(lines)[:200] or 'nothing'}"
+    return f"process {pid}: py-spy reported: {'; '.join(lines)[:200] or 'nothing'}"
 
 
 def _let_go(pid: int) -> None:
-    """A py-spy that was ended in the middle may leave the process stopped; it was not before."""
+    """An interrupted py-spy may leave the process stopped, although it was not before."""
     now = procfs.read_process(pid)
     if now is not None and now.state == "T":
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
+        with contextlib.suppress(OSError):  # it has exited meanwhile, or belongs to another user
             os.kill(pid, signal.SIGCONT)
 
 
 def from_faulthandler(path: Path) -> Stack | None:
-    """The last dump in a file to which faulthandler writes at each SIGUSR2
+    """The last dump in a file to which faulthandler writes on each SIGUSR2
     (training.trainer.worker, lib/run_script.py)."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -261,7 +260,7 @@ def from_faulthandler(path: Path) -> Stack | None:
             )
     if not threads:
         return None
-    # Python lists the newest thread first: the main thread ends each dump.
+    # Python lists the newest thread first: the main thread is the last one of each dump.
     main = threads[-1][0]
     before = [number for number, (thread, _, _) in enumerate(threads[:-1]) if thread == main]
     last = threads[before[-1] + 1 if before else 0 :]
@@ -282,7 +281,8 @@ def from_faulthandler(path: Path) -> Stack | None:
 
 
 def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Without what has started it, as its own traceback would show it; innermost first."""
+    """The frames without those of the launcher, as in the traceback of the script itself; innermost
+    first."""
     kept = listed = list(frames)
     while kept and kept[-1].file in _STARTERS:
         kept = kept[:-1]
@@ -290,7 +290,7 @@ def _from_the_script(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 
 
 def own(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame of the user's own code; the innermost of all where there is none."""
+    """The innermost frame of the user's code; the innermost of all without one."""
     listed = list(frames)
     return next(
         (f for f in listed if not _NOT_OURS.search(f.file) and f.file not in _PLUMBING),
@@ -299,8 +299,8 @@ def own(frames: Iterable[Frame]) -> Frame | None:
 
 
 def in_collective(thread: Thread) -> str | None:
-    """What this thread waits in for other ranks, or None. 'backward' may compute as well: its CPU
-    use tells."""
+    """The collective in which this thread waits for other ranks, or None. 'backward' may also
+    compute: its CPU time decides."""
     if not thread.frames:
         return None
     inner = thread.frames[0]
@@ -322,14 +322,14 @@ def in_collective(thread: Thread) -> str | None:
             return f"DistributedDataParallel.{_method(frame)}"
         if not _COLLECTIVES.search(frame.file):
             break
-        # torch's log of collectives wraps all of them
+        # torch's logging of collectives wraps all of them
         if not frame.name.startswith("_") and frame.name != "wrapper":
             name = frame.name
     return name or inner.name
 
 
 def waits_for_worker(thread: Thread) -> bool:
-    """In the data loader of torch, for a batch or for the end of its worker processes."""
+    """Is it in torch's data loader, waiting for a batch or for the exit of its worker processes?"""
     return any(
         f.file.endswith("/torch/utils/data/dataloader.py") and f.name in _LOADER_WAITS
         for f in thread.frames
@@ -337,14 +337,14 @@ def waits_for_worker(thread: Thread) -> bool:
 
 
 def waits_for_device(frame: Frame) -> bool:
-    """The innermost frame of a process that uses a GPU: does it wait until that has come so far?"""
+    """The innermost frame of a process that uses a GPU: does it wait for the GPU?"""
     if frame.file.endswith(("/torch/cuda/__init__.py", "/torch/cuda/streams.py")):
         return frame.name == "synchronize"
     return _DEVICE.search(linecache.getline(frame.file, frame.line)) is not None
 
 
 def saves(frames: Sequence[Frame]) -> bool:
-    """Does it write a file, or copy one? Innermost frame first."""
+    """Does it write or copy a file? Innermost frame first."""
     if any(_SAVES.search(frame.file) for frame in frames):
         return True
     return (
@@ -358,8 +358,8 @@ def _method(frame: Frame) -> str:
 
 
 def _waits_in_c(frame: Frame) -> bool:
-    """`work.wait()` of a collective is C++ and has no frame: the line that calls it tells. All
-    other kinds of wait() in common use are Python, and would be the innermost frame themselves."""
+    """`work.wait()` of a collective is C++ and has no frame: the calling line shows it. All other
+    common kinds of wait() are Python, and would be the innermost frame themselves."""
     return (
         not _NOT_OURS.search(frame.file)
         and re.search(r"(?<!\bos)\.wait\(", linecache.getline(frame.file, frame.line)) is not None

@@ -1,1 +1,1 @@
-"""KAIR's option files: their keys, and how they become fields."""
+"""Support for KAIR's option files: their keys and the conversion to fields."""

@@ -1,5 +1,5 @@
-"""The keys of KAIR's option files, as datasets.train.gt_size, and what becomes of each. Also those
-of the repositories made from KAIR that train with spikes. docs/option_files.md shows this table."""
+"""Keys of KAIR's option files, such as datasets.train.gt_size, and their treatment. Includes keys
+of KAIR forks that train with spikes. docs/option_files.md contains this table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from training.config.schema import Config, shared
 from training.core.suggest import suggest
 from training.tasks.video_restoration.options import VideoOptions
 
-# Our own fields by their own names, in a section that KAIR's program does not look at.
-OURS = "duet"
+# Section for Duet's own fields; KAIR's program ignores it.
+OWN_SECTION = "duet"
 KINDS = {f.name: str(f.type).split(" ", 1)[0] for f in (*fields(Config), *fields(VideoOptions))}
 NETWORK = "recurrent"
-# KAIR's other training programs, by the model that an option file names.
+# KAIR's other training programs, by the model named in an option file.
 PROGRAMS = {
     "plain": "main_train_psnr.py",
     "plain2": "main_train_psnr.py",
@@ -27,14 +27,14 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Key:
-    """What becomes of a key: it sets `field`; or `why` says what is special, or what we lack; or
-    nothing, where all is empty."""
+    """Treatment of a key: it sets `field`; or `why` gives its special meaning or why it is not
+    supported; an empty Key is not used."""
 
     field: str = ""
-    absent: Any = None  # what KAIR takes where the key is not there, if our default is another
+    absent: Any = None  # KAIR's default for a missing key, if it differs from Duet's
     why: str = ""
     harmless: tuple[Any, ...] | None = (
-        # we have nothing for it: these values ask for nothing (nor do null, false, 0 and empty)
+        # for an unsupported key, the values with no effect (besides null, false, 0 and empty)
         None
     )
 
@@ -43,8 +43,8 @@ def to(field: str, absent: Any = None, why: str = "") -> Key:
     return Key(field, absent, why)
 
 
-def told(why: str) -> Key:
-    """training.tasks.video_restoration.kair.loader has a function for it."""
+def special(why: str) -> Key:
+    """A key with its own method in training.tasks.video_restoration.kair.reader."""
     return Key(why=why)
 
 
@@ -53,44 +53,44 @@ def lacks(why: str, *harmless: Any) -> Key:
 
 
 UNUSED = Key()
-AGREE = "is 1, 2 or 4, the same wherever it stands"
-SPIKES = "raw spikes become spike_channels pictures a frame in one way alone"
-AS_THEY_ARE = "pictures go in as they are, from 0 to 1"
-NOISE = "noise that is added to the frames is not made here; keep noisy frames in dataroot_lq"
-WEIGHTS = "training begins with fresh weights; a run of ours goes on with --resume=RUN"
-FREEZING = "parts of the network are not kept still or trained more slowly"
-AVERAGE = "no moving average of the weights is kept; validation is of the weights themselves"
-EXTRA_LOSS = "the weights are not regularised that way"
-SAME_AS_TRAIN = "is the same as in datasets.train"
+AGREE = "1, 2 or 4, the same in all places"
+SPIKES = "raw spikes are always converted to spike_channels pictures per frame"
+AS_THEY_ARE = "pictures are used unchanged, from 0 to 1"
+NOISE = "Duet does not add noise to frames; provide noisy frames in dataroot_lq"
+WEIGHTS = "training starts with new weights; --resume=RUN continues a Duet run"
+FREEZING = "freezing or slowing parts of the network is not supported"
+AVERAGE = "weight averaging is not supported; validation uses the current weights"
+EXTRA_LOSS = "this regularisation is not supported"
+SAME_AS_TRAIN = "must equal the value in datasets.train"
 
 _TOP: dict[str, Key] = {
-    "task": told("the beginning of the run directory's name"),
-    "model": told('"vrt": videos. KAIR\'s other models are of single pictures'),
-    "gpu_ids": told("which GPUs, with one process that has no other word on it"),
-    "dist": told("not needed: whether there are several ranks is found out"),
+    "task": special("prefix of the run directory's name"),
+    "model": special('"vrt": video. KAIR\'s other models restore single pictures'),
+    "gpu_ids": special("GPU indices; single-process runs only"),
+    "dist": special("ignored: the number of ranks is detected"),
     "find_unused_parameters": to("find_unused_parameters"),
     "use_static_graph": to("use_static_graph"),
     "scale": to("scale", why=AGREE),
-    "n_channels": told("3"),
+    "n_channels": special("3"),
     **dict.fromkeys(("merge_bn", "merge_bn_startpoint", "opt_path", "is_train"), UNUSED),
 }
 _PATH: dict[str, Key] = {
-    "root": to("out_dir", why='"experiments" is our own default, in the project\'s folder'),
+    "root": to("out_dir", why='"experiments" is Duet\'s default, in the project folder'),
     **dict.fromkeys(("pretrained_netG", "pretrained_optimizerG"), lacks(WEIGHTS)),
     **dict.fromkeys(
         ("pretrained_netE", "pretrained_netD", "task", "models", "log", "options", "images"), UNUSED
     ),
 }
 _BOTH: dict[str, Key] = {
-    "io_backend.type": told('"disk": folders of frames'),
+    "io_backend.type": special('"disk": folders of frames'),
     "scale": to("scale", why=AGREE),
     "spike_h": to("spike_h"),
     "spike_w": to("spike_w"),
     "spike_channels": to("spike_channels"),
     "spike_flipud": to("spike_flipud"),
-    "pad_sequence": lacks("sequences are not made longer by a frame"),
-    "temporal_scale": lacks("frames are restored, none is invented between them", 1),
-    "color_jitter": lacks("colours are not changed at random"),
+    "pad_sequence": lacks("sequences are not padded"),
+    "temporal_scale": lacks("frames are restored, not interpolated", 1),
+    "color_jitter": lacks("colour jitter is not supported"),
     "sigma": lacks(NOISE),
     "sigma_min": lacks(NOISE),
     "sigma_max": lacks(NOISE),
@@ -133,19 +133,18 @@ _TRAIN_DATA: dict[str, Key] = {
     "use_hflip": to("use_hflip", False),
     "use_rot": to("use_rot", False),
     "dataloader_batch_size": to(
-        "device_batch_size", why="of each rank; KAIR shares it among its gpu_ids"
+        "device_batch_size", why="per rank; KAIR divides it by the number of gpu_ids"
     ),
     "dataloader_num_workers": to(
-        "num_workers", why="of each rank; KAIR shares them among its gpu_ids"
+        "num_workers", why="per rank; KAIR divides it by the number of gpu_ids"
     ),
-    "dataloader_shuffle": told("the order of training samples is always drawn, from the seed"),
+    "dataloader_shuffle": special("training samples are always shuffled, by the seed"),
     "dataloader_persistent_workers": to("persistent_workers"),
     "persistent_workers": to("persistent_workers"),
-    "mirror_sequence": lacks("sequences are not mirrored in time to twice their length"),
-    "test_mode": lacks("training is on the training frames"),
-    "val_partition": told(
-        "with the name REDS, KAIR leaves clips out; here meta_info_file says which clips are "
-        "trained on"
+    "mirror_sequence": lacks("sequences are not extended by their reverse"),
+    "test_mode": lacks("training always uses the training frames"),
+    "val_partition": special(
+        "KAIR skips some clips if the name is REDS; here meta_info_file lists the training clips"
     ),
 }
 _TEST_DATA: dict[str, Key] = {
@@ -178,7 +177,7 @@ _NETWORK: dict[str, Key] = {
     "num_blocks": to("num_blocks"),
     "upscale": to("scale", why=AGREE),
     "scale": to("scale", why=AGREE),
-    "in_chans": told("3, or 3 + spike_channels where dataroot_spike is given"),
+    "in_chans": special("3, or 3 + spike_channels if dataroot_spike is set"),
     **dict.fromkeys(
         (
             "out_chans",
@@ -240,7 +239,7 @@ _TRAIN: dict[str, Key] = {
         for name in ("type", "periods", "restart_weights", "eta_min", "milestones", "gamma")
     },
     "E_decay": lacks(AVERAGE),
-    "fix_keys": told(f"{FREEZING}; spynet and deform are parts of VRT alone"),
+    "fix_keys": special(f"{FREEZING}; spynet and deform exist only in VRT"),
     **dict.fromkeys(("G_regularizer_orthstep", "G_regularizer_clipstep"), lacks(EXTRA_LOSS)),
     **dict.fromkeys(("freeze_backbone", "use_lora", "phase2_lora_mode"), lacks(FREEZING)),
     **dict.fromkeys(("lora_rank", "lora_alpha", "lora_target_modules", "partial_load"), UNUSED),
@@ -272,11 +271,11 @@ _VAL: dict[str, Key] = {
 }
 _LOGGING: dict[str, Key] = {
     "use_tensorboard": to("tensorboard"),
-    "use_wandb": told(
-        "false: use_dummy_wandb; true: wandb_mode online, which goes on offline without a login"
+    "use_wandb": special(
+        "false: use_dummy_wandb; true: wandb_mode online, or offline without a login"
     ),
-    "wandb_api_key": told(
-        "the login for W&B; WANDB_API_KEY in the environment wins. Written nowhere"
+    "wandb_api_key": special(
+        "W&B login, never written; WANDB_API_KEY in the environment takes precedence"
     ),
     "wandb_mode": to("wandb_mode"),
     "wandb_project": to("wandb_project"),
@@ -302,19 +301,19 @@ _PARTS: dict[str, dict[str, Key]] = {
     "train": _TRAIN,
     "val": _VAL,
     "logging": _LOGGING,
-    OURS: {},
+    OWN_SECTION: {},
 }
 KEYS: dict[str, Key] = {
     f"{part}.{name}".lstrip("."): key for part, keys in _PARTS.items() for name, key in keys.items()
 }
-# What holds keys and is none itself.
+# Objects that contain keys.
 SECTIONS = {
     *(part for part in _PARTS if part),
     "datasets",
     "datasets.train.io_backend",
     "datasets.test.io_backend",
 }
-# What no flat configuration of ours has, so that a file that has one is an option file.
+# Keys of which a flat Duet configuration has none, so that one of them marks an option file.
 MARKS = {*SECTIONS, "gpu_ids", "n_channels", "dist"}
 
 
@@ -323,11 +322,10 @@ def leaf(dotted: str) -> str:
 
 
 def meant(dotted: str) -> list[str]:
-    """What somebody may have meant who wrote this unknown key: the same word in another section
-    first, or our name for it; else words like it, nearest
-    first, in its own section before all others."""
+    """Suggestions for an unknown key: the same word in another section or Duet's name for it; else
+    the nearest words, in its own section first."""
     section, _, word = dotted.rpartition(".")
-    known = [*KEYS, *SECTIONS, *(f"{OURS}.{name}" for name in own_fields())]
+    known = [*KEYS, *SECTIONS, *(f"{OWN_SECTION}.{name}" for name in own_fields())]
     same = [key for key in known if leaf(key) == word] + [
         key for key in KEYS if KEYS[key].field == word
     ]
@@ -340,13 +338,13 @@ def meant(dotted: str) -> list[str]:
 
 
 def own_fields() -> list[str]:
-    """Those of every training that no key of KAIR's sets."""
+    """Common fields that no KAIR key sets."""
     set_already = {key.field for key in KEYS.values()} | {"use_dummy_wandb", "task"}
     return [f.name for f in fields(Config) if shared(f.name) and f.name not in set_already]
 
 
 def converted(name: str, value: Any) -> Any:
-    """As the field has it: a list as text with commas, 3e5 as a whole number."""
+    """The value in the field's type: a list as comma-separated text, 3e5 as an integer."""
     if KINDS[name] == "str" and (is_number(value) or isinstance(value, list)):
         return ",".join(
             str(int(one) if one == int(one) else one)
@@ -358,7 +356,7 @@ def converted(name: str, value: Any) -> Any:
 
 
 def nothing(dotted: str, value: Any) -> str:
-    """The value with which a key asks for nothing."""
+    """A value of an unsupported key that has no effect."""
     if harmless := KEYS[dotted].harmless:
         return json.dumps(harmless[0])
     return "false" if isinstance(value, bool) else "0" if is_number(value) else "null"

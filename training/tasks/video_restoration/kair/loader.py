@@ -1,7 +1,7 @@
-"""KAIR's option files: nested JSON with // comments. Their keys become our fields (keys.py), with
-the line they stand in; what they ask for that we do not have is said before anything starts.
+"""KAIR's option files: nested JSON with // comments. Keys become Duet's fields (keys.py) with their
+line numbers; unsupported requests are reported before anything starts.
 
-A value whose name is that of a key or a token never leaves this module, but from api_key().
+A value whose name is that of a key or token never leaves this module, except through api_key().
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from training.tasks.video_restoration.kair.reader import OptionReader
 from training.tasks.video_restoration.options import NAME
 
 API_KEY = ("logging", "wandb_api_key")
-# A line that may hold a secret, whatever is wrong in it.
+# A line that may contain a secret, whatever is wrong with it.
 _SECRET_LINE = re.compile(r"key(?!s)|token|secret|passw|credential|auth", re.IGNORECASE)
 _KEY = re.compile(r'"([^"\\\n]*)"\s*:\s*(\{)?')
 
 
 def is_option_file(text_or_tree: Any) -> bool:
-    """Is this KAIR's vocabulary, and no flat configuration of ours? Of a text that is no JSON
-    too."""
+    """Whether a text (even invalid JSON) or parsed tree is in KAIR's format, not a flat Duet
+    configuration."""
     if not isinstance(text_or_tree, str):
         tree = text_or_tree
     else:
@@ -51,8 +51,8 @@ def is_option_file(text_or_tree: Any) -> bool:
 
 
 def api_key(path: Path) -> str | None:
-    """The key for W&B in this file; None where there is none, or no such file any more. Never write
-    it anywhere."""
+    """The W&B key in this file; None if it has none or no longer exists. Never write it
+    anywhere."""
     try:
         tree = parse(path.read_text(encoding="utf-8-sig")).value
     except (OSError, UnicodeDecodeError, JsoncError):
@@ -63,8 +63,8 @@ def api_key(path: Path) -> str | None:
 
 
 def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
-    """Everything an option file says, and everything wrong with it. `ranks`: for the command that
-    runs KAIR's own program; 0: not known."""
+    """Read an option file, with all its problems. `ranks`: for the command that runs KAIR's own
+    program; 0: unknown."""
     name = str(path)
     loaded = ConfigFile({"task": (NAME, name)})
     try:
@@ -76,7 +76,7 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
         loaded.problems = [
             Problem(
                 "config.no_object",
-                f"{name} holds {kind(document.value)}",
+                f"{name} contains {kind(document.value)}",
                 'one object: {"task": …, "datasets": {…}, …}',
             )
         ]
@@ -86,8 +86,8 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
 
 
 def _no_json(name: str, text: str, wrong: JsoncError) -> Problem:
-    """With the line, unless it may hold a key: by its own words, or because it goes on with the
-    value of such a name."""
+    """Syntax problem with the line, unless the line may contain a key: by its own words, or because
+    it continues the value of such a name."""
     lines = text.split("\n")
     line = lines[wrong.line - 1].strip()
     before = _KEY.findall(without_comments("\n".join(lines[: wrong.line - 1])))

@@ -1,4 +1,4 @@
-"""One option file, key by key: what it sets, what is wrong with it, what is not used."""
+"""Reader of one option file: what each key sets, problems, and unused keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.tasks.video_restoration.kair.keys import (
     KEYS,
     KINDS,
     NETWORK,
-    OURS,
+    OWN_SECTION,
     SECTIONS,
     converted,
     leaf,
@@ -26,24 +26,23 @@ from training.tasks.video_restoration.kair.keys import (
 
 EXAMPLE = "options/vrt/006_train_vrt_videodeblurring_gopro_rgbspike.json"
 PROGRAM = "main_train_vrt.py"
-# Parts of VRT that an option file keeps still for some steps; the network here has none of them.
+# Parts of VRT that an option file freezes for some steps; Duet's network has none of them.
 PARTS_OF_VRT = ("spynet", "deform", "pa_deform")
 
 
 class OptionReader:
-    """`ranks`: for the command that runs KAIR's own program. What comes of it goes into
-    `loaded`."""
+    """`ranks`: for the command that runs KAIR's own program. Results are stored in `loaded`."""
 
     def __init__(self, name: str, document: Document, ranks: int, loaded: ConfigFile) -> None:
         self.name, self.document, self.ranks, self.loaded = name, document, ranks, loaded
         self.values, self.notes = loaded.values, loaded.notes
-        self.found: Record = {}  # dotted key → value, of known keys that are given and not null
+        self.found: Record = {}  # dotted key → value of known keys that are not null
         self.lines = {
             ".".join(keys): line
             for keys, line in document.lines.items()
             if "." not in "".join(keys)
         }
-        self.problems: list[tuple[int, Problem]] = []  # with their lines
+        self.problems: list[tuple[int, Problem]] = []  # (line, problem)
         self.unused: dict[str, list[str]] = {}  # section → keys
         network = document.value.get("netG")
         self.ours = not isinstance(network, dict) or network.get("net_type") in (None, NETWORK)
@@ -78,7 +77,7 @@ class OptionReader:
         for keys, first, second in self.document.twice:
             self.wrong(
                 second,
-                f"{spelled(keys)} is given twice ({self.name}, lines {first} and {second})",
+                f"{spelled(keys)} is set twice ({self.name}, lines {first} and {second})",
                 "each key once",
             )
         self.walk(self.document.value, ())
@@ -90,11 +89,11 @@ class OptionReader:
             if key.absent is not None and dotted not in self.found:
                 self.values[key.field] = (
                     converted(key.field, key.absent),
-                    f"{self.name}: no {dotted}, as KAIR takes it then",
+                    f"{self.name}: no {dotted}, so KAIR's default",
                 )
-        self.say_unused()
+        self.note_unused()
 
-    # One key after the other.
+    # Single keys.
 
     def walk(self, tree: Record, above: Keys) -> None:
         for name, value in tree.items():
@@ -102,7 +101,7 @@ class OptionReader:
             dotted = ".".join(keys)
             if "." in name:
                 self.unknown(keys)
-            elif dotted in KEYS or (above == (OURS,) and name in vocabulary.own_fields()):
+            elif dotted in KEYS or (above == (OWN_SECTION,) and name in vocabulary.own_fields()):
                 if value is not None:
                     self.found[dotted] = value
             elif dotted in SECTIONS:
@@ -110,19 +109,16 @@ class OptionReader:
                     self.walk(value, keys)
                 elif value is not None:
                     self.wrong_kind(dotted, value, "an object: {…}")
-            elif above != ("netG",) or self.ours:  # another network's keys are its own
+            elif above != ("netG",) or self.ours:  # keys of other networks are not checked
                 self.unknown(keys)
 
     def unknown(self, keys: Keys) -> None:
         fixes = vocabulary.meant(".".join(keys)) or ["docs/option_files.md has all keys"]
         line = self.document.lines[keys]
-        self.wrong(
-            line, f"{spelled(keys)} is no key of an option file ({self.name}:{line})", "", fixes
-        )
+        self.wrong(line, f"unknown key {spelled(keys)} ({self.name}:{line})", "", fixes)
 
     def take(self, dotted: str, value: Any) -> None:
-        """A key that is given: into values, or to the function that knows more of it, or to what is
-        not used."""
+        """Process a key: set its value, call its special method, or record it as unused."""
         key = KEYS.get(dotted) or vocabulary.to(leaf(dotted))
         if dotted.startswith("netG.") and not self.ours and key.field not in ("scale", "net_type"):
             return
@@ -145,13 +141,15 @@ class OptionReader:
             new, known = converted(name, value), self.values.get(name)
             if known and known[0] != new:
                 self.wrong_at(
-                    dotted, f"{name} is set twice: by {known[1]} and by {origin}", "one of them"
+                    dotted,
+                    f"{name} has two values: from {known[1]} and from {origin}",
+                    "one of the two",
                 )
             self.values[name] = (new, origin)
 
     def is_plain(self, dotted: str, name: str, value: Any) -> bool:
-        """One value, or numbers for what is a list in our text. Whether it is the right one is seen
-        where all values are."""
+        """Check for a single value, or numbers for a comma-separated field. The value itself is
+        checked later, with all others."""
         listed = KINDS[name] == "str" and isinstance(value, list)
         if isinstance(value, dict) or (
             isinstance(value, list) and not (listed and all(map(is_number, value)))
@@ -161,7 +159,7 @@ class OptionReader:
         return True
 
     def agreeing(self, dotted: str, name: str, value: Any) -> None:
-        """A fact that several places state."""
+        """A fact stated in several places, which must agree."""
         if name not in self.values:
             self.set(dotted, name, value)
         elif self.is_plain(dotted, name, value) and self.values[name][0] != converted(name, value):
@@ -169,8 +167,8 @@ class OptionReader:
             other = short(self.found[origin.rpartition(": ")[2]])
             self.wrong_at(
                 dotted,
-                f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} is said in {origin}",
-                "the same",
+                f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} in {origin}",
+                "the same value",
             )
 
     def root(self, dotted: str, value: Any) -> None:
@@ -199,7 +197,7 @@ class OptionReader:
             self.wrong_at(
                 dotted,
                 f"gpu_ids is {short(value)} ({self.at(dotted)})",
-                "a list of GPU numbers, each once, such as [0,1]",
+                "a list of distinct GPU indices, such as [0,1]",
             )
 
     def n_channels(self, dotted: str, value: Any) -> None:
@@ -207,7 +205,7 @@ class OptionReader:
             self.wrong_at(
                 dotted,
                 f"n_channels is {short(value)} ({self.at(dotted)})",
-                "3: frames in colour; grey ones are read as such",
+                "3: colour frames; grey frames are converted",
             )
 
     def shuffle(self, dotted: str, value: Any) -> None:
@@ -233,7 +231,7 @@ class OptionReader:
         if self.found.get("datasets.train.name") == "REDS":
             what = (
                 f'{dotted} is {short(value)} ({self.at(dotted)}) and the name is "REDS": KAIR '
-                f"leaves clips out then, and we do not"
+                f"skips some clips in this case, Duet does not"
             )
             self.wrong_at(
                 dotted,
@@ -272,12 +270,12 @@ class OptionReader:
     def wandb_key(self, dotted: str, value: Any) -> None:
         if not isinstance(value, str):
             self.wrong_kind(
-                dotted, value, "the key as text, or null. Better: WANDB_API_KEY in the environment"
+                dotted, value, "the key as text, or null; WANDB_API_KEY in the environment is safer"
             )
         elif value.strip():
             self.notes.append(
-                f"the W&B key in {self.at(dotted)} is used and written nowhere; WANDB_API_KEY in "
-                f"the environment is safer"
+                f"the W&B key in {self.at(dotted)} is used but never written to other files; "
+                f"WANDB_API_KEY in the environment is safer"
             )
 
     def net_type(self, dotted: str, value: Any) -> None:
@@ -286,7 +284,7 @@ class OptionReader:
             return
         near = isinstance(value, str) and suggest(value, [NETWORK])
         what = f"{dotted} is {short(value)} ({self.at(dotted)})"
-        network = f'"net_type": "{NETWORK}"   # our own: {EXAMPLE} has it'
+        network = f'"net_type": "{NETWORK}"   # the network of Duet, see {EXAMPLE}'
         if near:
             self.wrong_at(dotted, what, f"{NETWORK}", [network])
             return
@@ -296,18 +294,18 @@ class OptionReader:
             *([f"its pretrained flow network ({short(flow)})"] if flow else []),
         ]
         weights = self.found.get("path.pretrained_netG")
-        parts += [f"the weights it begins with ({short(weights)})"] if weights else []
+        parts += [f"its initial weights ({short(weights)})"] if weights else []
         missing = (
             f"{', '.join(parts[:-1])} and {parts[-1]} are" if len(parts) > 1 else f"{parts[0]} is"
         )
         self.wrong_at(
             dotted,
-            f"{what}: {missing} with KAIR's own program, not here",
+            f"{what}: {missing} available only in KAIR's own program",
             f'"{NETWORK}"',
             [self.own_program(), network],
         )
 
-    # What is seen of all keys together.
+    # All keys together.
 
     def whole_file(self) -> None:
         for part in ("datasets.train", "datasets.test"):
@@ -329,8 +327,8 @@ class OptionReader:
             instead = [f'"{leaf(k)}": "{re.sub(".lmdb/?$", "", roots[k])}"' for k in packed]
             instead += ['"io_backend": {"type": "disk"}'] if lmdb else []
             fix = f"{', '.join(instead)}   # the folders that the LMDB was made from"
-            what = f"{part} is packed as LMDB ({shows}; {self.at(first)}), which is not read here"
-            self.wrong_at(first, what, "folders of frames, one a clip", [fix])
+            what = f"{part} is packed as LMDB ({shows}; {self.at(first)}), which is not supported"
+            self.wrong_at(first, what, "folders of frames, one per clip", [fix])
         if (
             self.ours
             and len(self.loaded.gpu_ids) > 1
@@ -338,16 +336,16 @@ class OptionReader:
         ):
             where = self.at("datasets.train.dataloader_batch_size")
             self.notes.append(
-                f"dataloader_batch_size and dataloader_num_workers ({where}) are of each rank; "
-                f"KAIR shares them among gpu_ids"
+                f"dataloader_batch_size and dataloader_num_workers ({where}) are per rank; "
+                f"KAIR divides them by the number of gpu_ids"
             )
 
     def lacking(self) -> None:
-        """Keys of the same kind are one problem."""
+        """Unsupported keys, one problem per reason."""
         groups: dict[tuple[str, str], list[str]] = {}
         for dotted, value in self.found.items():
             key = KEYS.get(dotted)
-            # said with the network
+            # reported with the network
             theirs = dotted.startswith("path.pretrained_") and not self.ours
             if (
                 key
@@ -358,27 +356,27 @@ class OptionReader:
             ):
                 groups.setdefault((dotted.rpartition(".")[0], key.why), []).append(dotted)
         for (section, why), keys in groups.items():
-            said = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in keys)
+            shown = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in keys)
             fixes = [", ".join(f'"{leaf(k)}": {nothing(k, self.found[k])}' for k in keys)]
             self.wrong_at(
                 keys[0],
-                f"{section} has {said} ({self.at(keys[0])}): {why}",
+                f"{section} has {shown} ({self.at(keys[0])}): {why}",
                 "",
                 fixes if self.ours else [],
             )
 
-    def say_unused(self) -> None:
+    def note_unused(self) -> None:
         parts = [
             f"{section or 'at the top'}: {', '.join(names)}"
             for section, names in self.unused.items()
         ]
         if parts:
-            self.notes.append(f"keys of {self.name} that are not used here: {'; '.join(parts)}")
+            self.notes.append(f"unused keys of {self.name}: {'; '.join(parts)}")
 
     def other_model(self, model: str) -> None:
         what = f"model is {short(model)} ({self.at('model')})"
         if program := vocabulary.PROGRAMS.get(model):
-            what += ": KAIR trains single pictures with it, not videos"
+            what += ": KAIR's model for single pictures, not video"
             self.wrong_at("model", what, '"vrt"', [self.own_program(program)])
         else:
             self.wrong_at("model", what, '"vrt"', ['"model": "vrt"'])
@@ -386,7 +384,7 @@ class OptionReader:
     def own_program(self, program: str = PROGRAM) -> str:
         return (
             f"./launch_train.sh {self.ranks} --script {program} -- --opt "
-            f"{shlex.quote(self.name)} --dist True   # KAIR's, in its folder"
+            f"{shlex.quote(self.name)} --dist True   # in KAIR's folder"
         )
 
     def at(self, dotted: str) -> str:

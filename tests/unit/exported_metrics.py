@@ -1,5 +1,5 @@
-"""What an exporter tells, read by the parser of Prometheus' own library; a state of which
-everything is known."""
+"""Metrics of an exporter, read by the parser of the official client library; a state without
+unknown values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.host import gpus
 from training.monitor import host_stats
 from training.monitor.prometheus import HOST, Exporter
 
-Told = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 RUN, VIDEO_RUN = "small run", "video"
 Serving = Callable[..., Exporter]
 
@@ -46,37 +46,36 @@ def get(
         return answer.status, answer.getheader("Content-Type") or "", answer.read().decode()
 
 
-def told(text: str) -> Told:
-    out: Told = {}
+def parsed(text: str) -> Samples:
+    out: Samples = {}
     for family in families(text):
         for sample in family.samples:
             key = sample.name, tuple(sorted(sample.labels.items()))
-            assert key not in out, f"told twice: {key}"
+            assert key not in out, f"exported twice: {key}"
             out[key] = sample.value
     return out
 
 
-def of(*states: RunState) -> Told:
+def of(*states: RunState) -> Samples:
     exporter = Exporter(0)
     exporter.start()
     try:
         exporter.update(list(states))
-        return told(get(exporter)[2])
+        return parsed(get(exporter)[2])
     finally:
         exporter.close()
 
 
-def value(seen: Told, name: str, /, **labels: str) -> float | None:
+def value(seen: Samples, name: str, /, **labels: str) -> float | None:
     return seen.get((name, tuple(sorted(labels.items()))))
 
 
-def names(seen: Told) -> set[str]:
+def names(seen: Samples) -> set[str]:
     return {name for name, _ in seen}
 
 
 def everything(made: Made) -> RunState:
-    """A running run on two GPUs, of which all is known: by the code that looks, but for the
-    driver's answers."""
+    """A running run on two GPUs without unknown values; only the driver's answers are made up."""
     made.steps(100).beats("epoch 7: creating data iterator", step=101).supervisor(os.getpid())
     made.step(
         101,
@@ -96,10 +95,10 @@ def everything(made: Made) -> RunState:
     ]  # fmt: skip
     seen = look(made.run)
     seen["gpus"] = host_stats.gpu_records(gpus.GpuInventory(tuple(shown), ""), set(), {"GPU-0"})
-    seen["system"]["cpu_percent"] = 37.5  # of a second look
+    seen["system"]["cpu_percent"] = 37.5  # of a second reading
     return seen
 
 
 def of_samples(made: Made) -> RunState:
-    """A run beside it whose task counts samples."""
+    """Another run, whose task counts samples."""
     return look(Made(made.run.path.parent / VIDEO_RUN, task=VIDEO).restored().run)

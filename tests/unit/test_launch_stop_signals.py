@@ -1,4 +1,4 @@
-"""Signals that ask to stop are never lost, and never come in the middle of something."""
+"""Stop signals are never lost and never interrupt an action."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from training.launcher.stop_signals import StopSignals
 pytestmark = pytest.mark.usefixtures("handlers")
 
 
-def test_a_wish_waits_until_it_is_read() -> None:
+def test_a_stop_signal_is_kept_until_read() -> None:
     with StopSignals() as wanted:
         assert wanted.wait(0) is None
         os.kill(os.getpid(), signal.SIGTERM)
         with wanted:
             os.kill(os.getpid(), signal.SIGUSR1)
         assert wanted.wait(3600) == signal.SIGTERM and wanted.read() == [], (
-            "one read takes all that have come"
+            "one read returns all of them"
         )
     assert all(signal.getsignal(number) == signal.SIG_IGN for number in STOP_SIGNALS), (
-        "who stops is not disturbed"
+        "ignored while stopping"
     )
 
 
-def test_who_was_not_asked_leaves_everything_as_it_was() -> None:
+def test_without_a_signal_the_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with StopSignals():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-def test_long_work_is_ended_by_a_wish_that_still_counts() -> None:
+def test_long_work_is_interrupted_by_a_signal_that_still_counts() -> None:
     done = []
 
     def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        done.append("after the wish")
+        done.append("after the signal")
 
     with StopSignals() as wanted:
         wanted.unless_asked(work)
         assert not done and wanted.wait(0) == signal.SIGINT
         work()
-        assert done, "other work goes on"
+        assert done, "other work continues"
 
 
 def test_names_and_codes() -> None:

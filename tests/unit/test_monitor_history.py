@@ -1,0 +1,137 @@
+"""metrics.jsonl as the monitor reads it: repeated steps, incomplete lines, long files, NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+
+from tests.unit.monitor_runs import Made, look, text_of
+from training.core import jsonl
+from training.monitor import run_figures, state
+
+
+def test_the_last_record_of_a_step_wins(made: Made) -> None:
+    made.steps(100)  # evaluations at 50 (2.5) and 100 (2.0)
+    for step in range(81, 91):
+        made.step(step, 9.0)
+    seen = look(made.run)
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (90, 9.0)
+    assert (seen["training"]["eval_best"], seen["training"]["eval_best_step"]) == (2.5, 50)
+    curve = seen["loss_curve"]["points"]
+    assert [p["step"] for p in curve] == list(range(1, 91)) and all(
+        p["loss"] == 9.0 for p in curve[80:]
+    )
+
+
+def test_incomplete_line_is_read_once_complete(made: Made) -> None:
+    made.steps(10)
+    watch = state.RunWatch(made.run)
+    with made.run.metrics.open("a") as file:
+        file.write('{"step": 11, "lo')
+        file.flush()
+        assert watch.read()["progress"]["step"] == 10
+        file.write('ss": 1.5}\n')
+    seen = watch.read()
+    assert (seen["progress"]["step"], seen["training"]["loss"]) == (11, 1.5)
+
+
+def test_truncated_file_is_read_from_its_start(made: Made) -> None:
+    watch = state.RunWatch(made.steps(50).run)
+    assert watch.read()["progress"]["step"] == 50
+    made.run.metrics.write_text("")
+    made.step(1, 5.0)
+    assert [p["step"] for p in watch.read()["loss_curve"]["points"]] == [1]
+
+
+def test_long_file_is_sampled_without_losing_evaluations(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = []
+    for step in range(1, 20_001):
+        lines.append(
+            json.dumps(
+                {
+                    "time": made.at + step * 0.001,
+                    "step": step,
+                    "loss": 2 + 3 * math.exp(-step / 3000),
+                    "step_ms": step % 97,
+                }
+            )
+        )
+        if step % 500 == 0:
+            lines.append(
+                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5})
+            )
+    made.run.metrics.write_text("\n".join(lines) + "\n")
+    size = made.run.metrics.stat().st_size
+    assert size > jsonl.WHOLE
+    skimmed = state.RunWatch(made.run)
+    quick = skimmed.read()
+    monkeypatch.setattr(jsonl, "WHOLE", 10 * size)
+    full = look(made.run)
+    assert (quick["training"], quick["progress"]["step"]) == (full["training"], 20_000)
+    assert quick["training"]["eval_best_step"] == 7500
+    assert quick["loss_curve"]["points"][0]["step"] < 200
+    for part in ("loss_curve",):
+        quick_values, full_values = ([p["loss"] for p in s[part]["points"]] for s in (quick, full))
+        assert len(quick_values) == len(full_values) == run_figures.CURVE_POINTS
+        assert quick_values == pytest.approx(full_values, rel=0.02)
+    made.step(20_001, 1.0)  # later lines are read one by one
+    assert skimmed.read()["progress"]["step"] == 20_001
+
+
+def test_very_long_file_is_searched_in_pieces(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = []
+    for step in range(1, 20_001):
+        lines.append(
+            json.dumps(
+                {
+                    "time": made.at + step * 0.001,
+                    "step": step,
+                    "loss": 2 + 3 * math.exp(-step / 3000),
+                    "step_ms": 1.0,
+                }
+            )
+        )
+        if step % 500 == 0:
+            lines.append(
+                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5})
+            )
+    made.run.metrics.write_text("\n".join(lines) + "\n")
+    whole = look(made.run)
+    for name, size in (
+        ("WHOLE", 1 << 14),
+        ("END", 1 << 13),
+        ("SEARCHED", 1 << 16),
+        ("BLOCK", 1 << 15),
+    ):
+        monkeypatch.setattr(jsonl, name, size)
+    watch = state.RunWatch(made.run)
+    first = watch.read()
+    assert first["progress"] == whole["progress"] | {"elapsed_s": first["progress"]["elapsed_s"]}
+    assert (
+        first["training"]["eval_best_step"] > 1500
+        and first["loss_curve"]["points"][0]["step"] < 200
+    )
+    reads = 1
+    while (seen := watch.read())["training"]["eval_best_step"] != 1500:
+        reads += 1
+        assert reads < 100
+    assert reads > 5
+    while not watch._history._tail.searched:
+        seen = watch.read()
+    # none is lost at the border of two pieces
+    assert sorted(watch._history.evaluations) == list(range(500, 20_001, 500))
+    assert seen["training"] == whole["training"] == state.RunWatch(made.run).read_all()["training"]
+
+
+def test_nan_loss_is_shown_and_is_null_in_json(made: Made) -> None:
+    made.supervisor(os.getpid()).steps(40)
+    made.step(41, math.nan, grad_norm=math.inf)
+    seen = look(made.run)
+    assert "loss nan" in text_of(made.run) and "×" in text_of(made.run)
+    strict = json.loads(json.dumps(state.finite(seen), allow_nan=False))
+    assert (strict["training"]["loss"], strict["training"]["loss_is_finite"]) == (None, False)

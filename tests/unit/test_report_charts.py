@@ -1,0 +1,208 @@
+"""Charts of one run: marks, scales, the timeline with pauses and restarts, slow ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made
+from tests.unit.report_runs import event, page_of, planned, read, trained
+from training.core import rundir
+from training.monitor.report import chart_types, charts, restarts, run, run_charts, timeline
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Made:
+    return trained(planned(tmp_path / "experiments" / "quick"), pace=1.6)
+
+
+def test_non_finite_losses_are_marked(whole: Made) -> None:
+    whole.step(121, float("nan"))
+    whole.step(122, float("inf"))
+    page = page_of(whole)
+    assert "2 steps without a finite loss (×)" in page
+    stored = re.search(
+        r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL
+    )
+    assert stored
+    (loss,) = [chart for chart in json.loads(stored[1]) if chart["id"] == "loss"]
+    assert [
+        s
+        for s, n in zip(loss["columns"]["step"], loss["columns"]["series"], strict=True)
+        if n == -1
+    ] == [121, 122]
+
+
+def test_restarts_on_the_timeline(whole: Made) -> None:
+    event(whole, "failure", 15.0, cause="hang", rank=0, text="no step")
+    event(
+        whole,
+        "restart",
+        15.1,
+        attempt=2,
+        seconds_lost=3.0,
+        text="hang at step 100: restarted from step 80",
+    )
+    event(whole, "start", 20.0, step=80, total_steps=400, world_size=2)
+    event(whole, "recovered", 21.0, attempt=2, step=81, seconds=9.0)
+    seen = timeline.timeline_chart(run.read_run(whole.run))
+    assert seen
+    rows = list(zip(*(seen.columns[key] for key in ("lane", "kind")), strict=True))
+    assert {lane for lane, _ in rows} >= {
+        "start 1",
+        "start 2",
+        "restarts",
+        "failures",
+        "checkpoints",
+    }
+    assert {
+        ("start 1", "training"),
+        ("start 1", "evaluation"),
+        ("start 2", "start-up"),
+        ("start 2", "training"),
+    } <= {*rows}
+    assert "restarted from step 80" in page_of(whole)
+
+
+def test_ranks_that_differ_most_are_shown(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "many", ranks=40)
+    for step in range(1, 61):
+        made.step(
+            step, 2.0, compute_ms=[90.0 if rank == 17 else 40 + rank / 100 for rank in range(40)]
+        )
+    chart = run_charts.balance(run.read_run(made.run))
+    assert chart and len(chart.legend) == run_charts.RANKS and "rank 17" in dict(chart.legend)
+    assert "the 8 of 40 ranks that differ most" in chart.note
+    assert "Rank 17 is slow" in read(page_of(made)).text
+
+
+def loss_of(made: Made) -> chart_types.Chart:
+    chart = run_charts.loss(run.read_run(made.run))
+    assert chart
+    return chart
+
+
+def marked(chart: chart_types.Chart, of: int) -> list[int]:
+    return [
+        step
+        for step, series in zip(chart.columns["step"], chart.columns["series"], strict=True)
+        if series == of
+    ]
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> Made:
+    """Two starts three days apart: steps 1 to 40, then 41 to 80 with their own plan."""
+    made = planned(tmp_path / "experiments" / "resumed")
+    days, begun = 72 * 3600, made.at - 72 * 3600
+    event(made, "start", 1.0 - days, step=0, total_steps=80, world_size=2)
+    for step in range(1, 41):
+        made.step(step, 3.0 - step / 100, at=begun + 2 + step / 10)
+    event(made, "end", 7.0 - days, step=40, exit_code=5)
+    event(made, "resume", 3.0, step=40)
+    event(made, "start", 4.0, step=40, total_steps=80, world_size=2)
+    for step in range(41, 81):
+        made.step(step, 3.0 - step / 100, at=made.at + 4 + (step - 40) / 10)
+    event(made, "end", 9.0, step=80, exit_code=0)
+    rundir.write_json(
+        made.run.summary, {"status": "done", "exit_code": 0, "steps": 80, "time": made.at + 9.0}
+    )
+    return made
+
+
+def test_times_of_a_resumed_run_exclude_the_pause(resumed: Made) -> None:
+    seen = run.read_run(resumed.run)
+    assert seen.begun == pytest.approx(resumed.at - 72 * 3600 + 1) and seen.starts == 2
+    assert seen.pauses == [pytest.approx((resumed.at - 72 * 3600 + 7, resumed.at))]
+    assert seen.lasted_s == pytest.approx(6 + 9)
+    text = read(page_of(resumed)).text
+    first = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.begun))
+    assert (
+        f"started {first} · took 0:15 min without pauses · 2 starts" in text
+        and "in 2 starts, without pauses" in text
+    )
+    assert max(loss_of(resumed).columns["time"]) == pytest.approx(6 + 8, abs=0.1)
+    chart = timeline.timeline_chart(seen)
+    assert chart and "15 in total without pauses" in chart.note
+    ends = [to * 1.0 for to in chart.columns["to"] if to is not None]
+    assert max(ends) == pytest.approx(15, abs=0.1), "seconds, not days"
+    bars = dict(
+        zip(
+            zip(chart.columns["lane"], chart.columns["kind"], strict=True),
+            chart.columns["lasts"],
+            strict=True,
+        )
+    )
+    assert bars["start 2", "start-up"] == pytest.approx(4, abs=0.1), (
+        "from its launch, not from the end of the first"
+    )
+    assert "not running for 2 d 23:59 h" in chart.columns["text"]
+
+
+def test_killed_start_leaves_a_pause_but_a_restart_does_not(resumed: Made) -> None:
+    lines = [
+        line
+        for line in resumed.run.events.read_text().splitlines()
+        if '"step": 40, "exit_code"' not in line
+    ]
+    resumed.run.events.write_text("\n".join(lines) + "\n")
+    ((since, until),) = run.read_run(resumed.run).pauses
+    assert since == pytest.approx(resumed.at - 72 * 3600 + 6) and until == pytest.approx(resumed.at)
+    at = [(1.0, "start"), (60.0, "failure"), (90.0, "restart"), (200.0, "start")]
+    assert (
+        restarts.pauses([{"time": when, "event": kind} for when, kind in at], [2.0, 59.0], 0.5)
+        == []
+    )
+
+
+def test_failed_step_is_on_the_loss_curve(whole: Made) -> None:
+    facts = {
+        "cause": "nan_loss",
+        "rank": 1,
+        "summary": "loss is nan",
+        "step": 121,
+        "time": whole.at + 20,
+    }
+    rundir.write_json(whole.run.failure, facts)
+    chart = loss_of(whole)
+    assert marked(chart, charts.NO_NUMBER) == [121] and "× at step 121: nan_loss" in chart.note
+
+
+def test_spike_does_not_flatten_the_loss(whole: Made) -> None:
+    assert "▲" not in loss_of(whole).note, "a high start is not a spike"
+    whole.step(121, 40.0)
+    for step in range(122, 130):
+        whole.step(step, 2.0)
+    chart = loss_of(whole)
+    assert "▲: above 5" in chart.note and 121 in marked(chart, charts.BEYOND)
+
+
+def test_axis_of_a_single_value_shows_it(tmp_path: Path) -> None:
+    made = planned(tmp_path / "experiments" / "one")
+    made.step(1, 3.5054)
+    (layer,) = loss_of(made).spec["layer"]
+    assert layer["encoding"]["y"]["scale"]["domain"] == pytest.approx([3.435, 3.575], abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("pace", "text"),
+    [
+        (1.4, "No rank is slow: the slowest, rank 1, takes 40 % longer"),
+        (1.02, "The ranks are balanced"),
+    ],
+)
+def test_chance_does_not_make_a_rank_slow(tmp_path: Path, pace: float, text: str) -> None:
+    assert (
+        text in read(page_of(trained(planned(tmp_path / "experiments" / "even"), pace=pace))).text
+    )
+
+
+def test_few_steps_make_no_rank_slow(tmp_path: Path) -> None:
+    assert (
+        "Too few steps (fewer than 50) to call a rank slow"
+        in read(page_of(trained(planned(tmp_path / "experiments" / "few"), 10, pace=3.0))).text
+    )

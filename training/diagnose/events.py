@@ -1,0 +1,127 @@
+"""Candidates for the cause of a failure, from logs and error files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.diagnose.health import CUT
+from training.diagnose.log_analysis import LogAnalysis, SignatureMatch
+from training.diagnose.log_line import LogLine
+from training.diagnose.signatures import (
+    CASCADE,
+    EVIDENCE,
+    RAISED,
+    ROOT,
+    UNKNOWN,
+    VICTIM,
+    WEAK,
+    Signature,
+)
+from training.diagnose.traceback import Traceback, place_before
+
+PEER_DIED = "peer_died"
+WRAPPED = "nccl_init"  # `unhandled system error` around any error that NCCL got
+OWN = "own"  # Duet's verdict, or the error file of a rank: nothing is inferred
+UNLISTED = "unlisted"  # an exception that is not in the catalogue
+LOST = "lost"  # a cascade that shows only the loss of another process
+ABORTED = "aborted"  # the end of a process after such a loss
+ORDER = (OWN, ROOT, UNLISTED, WEAK, VICTIM, CASCADE, LOST, ABORTED, CUT)
+ABOUT_ITSELF = {OWN, ROOT, WEAK, VICTIM}  # about the rank that logged it
+
+
+@dataclass
+class Event:
+    """A candidate for the cause."""
+
+    cause: str
+    role: str
+    line: LogLine
+    rank: int | None
+    time: float | None
+    analysis: LogAnalysis | None = None
+    hit: SignatureMatch | None = None
+    thrown: Traceback | None = None
+    text: str = ""
+    file: Path | None = None  # without a `analysis`
+    place: str | None = None  # file:line, without a traceback
+
+    @property
+    def signature(self) -> Signature | None:
+        return self.hit.signature if self.hit else None
+
+    @property
+    def length(self) -> int:
+        """Characters of the match; the longer of two matches in a line is more specific."""
+        return self.hit.length if self.hit else 0
+
+    @property
+    def where(self) -> str | None:
+        if self.thrown:
+            return self.thrown.where
+        return self.place or (self.hit.groups.get("where") if self.hit else None)
+
+
+def failure_events(analysis: LogAnalysis) -> list[Event]:
+    events = [
+        Event(h.signature.cause, _role(h), h.line, h.rank, h.time, analysis, h, h.thrown)
+        for h in analysis.hits
+        if h.signature.role != EVIDENCE and not (h.thrown and h.thrown.harmless)
+    ]
+    listed = {id(h.thrown) for h in analysis.hits if h.thrown and names_exception(h)}
+    for one in analysis.tracebacks:
+        if one.harmless or one.in_thread or one.carries or id(one) in listed:
+            continue
+        line = one.end or one.start
+        cause, role = (RAISED, UNLISTED) if one.end else (UNKNOWN, CUT)
+        events.append(
+            Event(cause, role, line, one.rank, analysis.time_at(line.offset), analysis, None, one)
+        )
+    events += [
+        Event(
+            RAISED,
+            CUT,
+            line,
+            line.rank,
+            analysis.time_at(line.offset),
+            analysis,
+            place=place_before(analysis.lines, line),
+        )
+        for line in analysis.bare_exceptions
+    ]
+    events = _of_each_line(events)
+    if analysis.cards:
+        line, cause, rank, text = analysis.cards[-1]
+        events.append(
+            Event(cause, OWN, line, rank, analysis.time_at(line.offset), analysis, text=text)
+        )
+    return events
+
+
+def names_exception(hit: SignatureMatch) -> bool:
+    """Whether the match is the exception's own line, or a significant line of its message."""
+    thrown = hit.thrown
+    own = (
+        thrown is not None
+        and not thrown.carries
+        and thrown.end is not None
+        and thrown.end.offset == hit.line.offset
+    )
+    return own or hit.signature.role in (ROOT, WEAK, VICTIM)
+
+
+def _of_each_line(events: list[Event]) -> list[Event]:
+    """Only the best event of each line: `CUDA error: out of memory` also matches the generic CUDA
+    error."""
+    best: dict[int, Event] = {}
+    for event in events:
+        other = best.setdefault(event.line.offset, event)
+        if (ORDER.index(event.role), -event.length) < (ORDER.index(other.role), -other.length):
+            best[event.line.offset] = event
+    return list(best.values())
+
+
+def _role(hit: SignatureMatch) -> str:
+    if hit.signature.role != CASCADE:
+        return hit.signature.role
+    return {UNKNOWN: ABORTED, PEER_DIED: LOST, WRAPPED: LOST}.get(hit.signature.cause, CASCADE)

@@ -1,0 +1,96 @@
+"""The rank that failed first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from training.diagnose.events import LOST, UNLISTED, Event
+from training.diagnose.log_analysis import LogAnalysis
+from training.diagnose.signatures import CASCADE, ROOT, VICTIM, WEAK
+
+PID = re.compile(r"\bpid[=: ]+(\d+)", re.I)
+TABLE = 4  # lines between a rank in torchrun's table and its exit status
+
+
+def guilty_rank(
+    best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]
+) -> int | None:
+    """The rank of `best`. For a line without a rank: from the name of its log, then from the
+    process that spawned it, then torchrun's first failure."""
+    analysis = best.analysis
+    near = (
+        [r for r in analysis.reported if abs(r.line.number - best.line.number) <= TABLE]
+        if analysis
+        else []
+    )
+    if (
+        near
+        and best.role == LOST
+        and (roots := [r for r in analysis.reported if r.root] if analysis else [])
+    ):
+        return roots[0].rank
+    if near and best.rank is None:
+        return min(near, key=lambda r: abs(r.line.number - best.line.number)).rank
+    if best.role in (VICTIM, CASCADE, LOST):
+        return _missing(best, events, analyses)
+    if best.rank is not None or analysis is None:
+        return best.rank
+    if analysis.source.rank is not None:
+        return analysis.source.rank
+    before = [rank for offset, rank in analysis.spawned if offset < best.line.offset]
+    if (best.thrown and before) or len(analysis.spawned) == 1:
+        return before[-1] if before else analysis.spawned[0][1]
+    # Lines of C++ and of the kernel have no rank prefix; the exception that follows has one.
+    broken = [
+        e
+        for e in events
+        if e.rank is not None and e.role in (ROOT, WEAK, UNLISTED) and e.analysis is analysis
+    ]
+    same = [e for e in broken if e.cause == best.cause] or [
+        e for e in broken if e.thrown and e.line.offset > best.line.offset
+    ]
+    if same:
+        return min(same, key=lambda e: e.line.offset).rank
+    return _of_table(best, analysis, waiting_ranks(events))
+
+
+def waiting_ranks(events: Sequence[Event]) -> set[int]:
+    """Ranks that report a wait for other ranks, or their loss."""
+    ranks = {
+        e.analysis.source.rank if e.rank is None and e.analysis else e.rank
+        for e in events
+        if e.role in (VICTIM, CASCADE, LOST)
+    }
+    return {rank for rank in ranks if rank is not None}
+
+
+def _of_table(best: Event, analysis: LogAnalysis, waiting: set[int]) -> int | None:
+    """From torchrun's table: the rank of the PID in the line; else its first failure, unless that
+    rank only waited."""
+    named = {int(pid) for pid in PID.findall(best.line.text)}
+    later = [r for r in analysis.reported if r.line.offset > best.line.offset]
+    of_process = [r.rank for r in later if r.pid in named]
+    broken = [r.rank for r in later if r.rank not in waiting]
+    first = [r.rank for r in later if r.root and r.rank in broken]
+    return next(iter([*of_process, *first, *broken]), None)
+
+
+def _missing(best: Event, events: Sequence[Event], analyses: Sequence[LogAnalysis]) -> int | None:
+    """The rank that all others wait for: the one with the fewest collectives, else the only one
+    that reports no wait."""
+    if best.hit and best.hit.groups.get("rank", "").isdigit():
+        return int(best.hit.groups["rank"])
+    enqueued: dict[int, int] = {}
+    for analysis in analyses:
+        enqueued |= analysis.enqueued
+    if len(set(enqueued.values())) > 1:
+        lowest = min(enqueued.values())
+        slowest = [rank for rank, number in enqueued.items() if number == lowest]
+        if len(slowest) == 1:
+            return slowest[0]
+    world = next((s.world for s in analyses if s.world), None)
+    waiting = waiting_ranks(events)
+    if world and len(waiting) == world - 1 and max(waiting, default=0) < world:
+        return next(iter(set(range(world)) - waiting), None)
+    return None

@@ -1,0 +1,156 @@
+"""Time limits of a running attempt."""
+
+from __future__ import annotations
+
+import time
+
+from training.core import heartbeat, log, phases, rundir
+from training.core.errors import Exit
+from training.launcher import spawn, timeouts
+from training.launcher.attempt_state import AttemptState
+from training.launcher.child_processes import ChildProcesses
+from training.launcher.first_failure import FirstFailure
+from training.launcher.stop_requests import StopRequests
+from training.watchdog import hang_dump
+from training.watchdog.hang_report import HangFinding
+
+Beats = list[heartbeat.HeartbeatRecord]
+
+
+class AttemptLimits:
+    """`check()` is called a few times a second: peers of a failed rank, ranks that do not stop or
+    do not exit, silent machines, hangs."""
+
+    def __init__(
+        self,
+        state: AttemptState,
+        children: ChildProcesses,
+        failure: FirstFailure,
+        stop: StopRequests,
+    ) -> None:
+        self._state, self._children, self._failure, self._stop = state, children, failure, stop
+        self._gone = timeouts.Gone(float(state.plan["config"]["hang_timeout"]))
+
+    def check(self) -> None:
+        state, outcome, now = self._state, self._state.outcome, time.monotonic()
+        if not outcome.gone and state.run.is_gone():
+            self._lose_folder()
+        if outcome.gone and outcome.ours:
+            return
+        if exited := self._overdue_stop_exit(now):
+            self._failure.of_rank(*exited)
+        if outcome.failed_at is not None and now - outcome.failed_at > timeouts.grace_s(
+            outcome.guilty
+        ):
+            self._children.kill()
+        beats = state.beats()
+        if self._all_finished(beats):
+            self._end_finished(beats)
+        elif (
+            self._stop.asked_at is not None
+            and now - self._stop.asked_at > timeouts.STALL_S
+            and self._ignores_stop(beats)
+        ):
+            outcome.killed = True
+            self._children.kill()
+        for lost in state.link.watch(self._waiting_s(beats)) if state.link else []:
+            self._failure.of_lost_peer(lost)
+        # While another machine does not answer, the ranks may be waiting for that.
+        answered = state.link is None or not state.link.overdue()
+        if (
+            outcome.guilty is None
+            and self._stop.asked_at is None
+            and answered
+            and (found := self._find_hang())
+        ):
+            self._failure.of_hang(found)
+
+    def _lose_folder(self) -> None:
+        """Ranks of Duet's training could save nothing more. A script has its files elsewhere and
+        continues."""
+        run, outcome = self._state.run, self._state.outcome
+        outcome.gone = True
+        if outcome.ours:
+            log.error(f"the run directory {run.own} has disappeared; killing the ranks")
+            self._children.kill()
+        else:
+            log.warning(
+                f"the run directory {run.own} has disappeared; output of the ranks is no longer "
+                f"logged"
+            )
+
+    def _overdue_stop_exit(self, now: float) -> tuple[spawn.Child, int] | None:
+        """The rank of a script that exited with the status of a stop request, and that status, if
+        other ranks still run after PEER_GRACE_S."""
+        if self._failure.stop_exit is None or self._stop.count:
+            return None
+        at, child, status = self._failure.stop_exit
+        others_run = self._children.alive or self._state.others.running()
+        return (child, status) if now - at > timeouts.PEER_GRACE_S and others_run else None
+
+    def _all_finished(self, beats: Beats) -> bool:
+        """Have all ranks of Duet's training finished? A script has no heartbeat."""
+        return (
+            self._state.outcome.ours
+            and len(beats) == len(self._state.team.ranks)
+            and all(b.phase == heartbeat.FINISHED for b in beats)
+        )
+
+    def _end_finished(self, beats: Beats) -> None:
+        """Kill processes that have not exited although all ranks have finished. The exit code is
+        the one that rank 0 has written to the summary."""
+        outcome, children = self._state.outcome, self._children
+        since_s = min(b.age_s for b in beats)
+        limit_s = timeouts.STALL_S if outcome.asked == Exit.INTERRUPTED else timeouts.CLOSING_S
+        if children.killing or not children.alive or since_s <= limit_s:
+            return
+        names = [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)] or [
+            c.name for c in children.alive.values()
+        ]
+        why = "a non-daemon thread or an exit handler"
+        have = "have" if len(names) > 1 else "has"
+        log.warning(
+            f"{', '.join(names)} finished {since_s:.0f} s ago but {have} not exited ({why}); killed"
+        )
+        outcome.closed = Exit(
+            (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)
+        )
+        children.kill_finished()
+
+    def _ignores_stop(self, beats: Beats) -> bool:
+        """Do the ranks make no progress after a stop request? A script has no heartbeat: it has no
+        limit until the second request."""
+        outcome, working = self._state.outcome, [b for b in beats if b.phase != heartbeat.FINISHED]
+        if (
+            outcome.ours
+            and working
+            and self._state.others.running()
+            and all(phases.waits(b.phase) for b in working)
+        ):
+            # another machine may be saving a checkpoint
+            return min(b.age_s for b in working) > timeouts.SAVING_S
+        return (
+            timeouts.silent(beats, outcome.asked, self._state.watch)
+            if beats
+            else outcome.ours or self._stop.count > 1
+        )
+
+    def _waiting_s(self, beats: Beats) -> float:
+        """For how long all ranks of this machine have waited for other machines."""
+        if self._state.outcome.ours and all(beat.phase == heartbeat.FINISHED for beat in beats):
+            return self._state.others.still_s()
+        return timeouts.still_s(beats, self._state.watch)
+
+    def _find_hang(self) -> HangFinding | None:
+        state, started = self._state, self._children.pids()
+        if not started:
+            return None
+        ended = {rank: status for rank, status in state.outcome.ended if rank is not None}
+        if found := state.watch.look(started, ended):
+            return found
+        if not state.outcome.ours or None not in started:
+            return None
+        found = self._gone.look(
+            [beat for beat in state.beats() if beat.rank not in state.readings.unread]
+        )
+        return hang_dump.keep(state.run, found, {}) if found else None

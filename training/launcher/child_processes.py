@@ -1,0 +1,142 @@
+"""The child processes of one attempt: ranks, or one torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from training.core import log, rundir
+from training.core.errors import Exit
+from training.host import process
+from training.host.cgroups import oom_kills
+from training.host.gpus import one_line
+from training.launcher import local_ranks, spawn, timeouts
+from training.launcher.attempt_state import AttemptState
+from training.launcher.outputs import Outputs
+from training.trainer import flight_recorder_server
+
+
+class ChildProcesses:
+    """Starts, signals, kills and reaps them. `on_exit` gets each child and its wait status, unless
+    this process has killed it."""
+
+    def __init__(
+        self,
+        state: AttemptState,
+        selector: selectors.BaseSelector,
+        outputs: Outputs,
+        token: str,
+        on_exit: Callable[[spawn.Child, int], None],
+    ) -> None:
+        self._state, self._selector, self._outputs = state, selector, outputs
+        self._token, self._on_exit = token, on_exit
+        self.alive: dict[int, spawn.Child] = {}  # by pidfd
+        self.killing = False  # from now on exits are caused by this process
+        self._killed_at: float | None = None
+
+    def start(self) -> None:
+        """Start all of them; their PIDs are written to supervisor.json."""
+        state = self._state
+        state.outcome.oom_kills = oom_kills()
+        spawn.remove_stale(state.run, state.team)
+        command, ours = local_ranks.command(state.run, state.plan), state.outcome.ours
+        if state.plan["launcher"]["value"] == "torchrun":
+            children = [
+                spawn.start_torchrun(state.team, command, self._token, state.run.ranks, ours=ours)
+            ]
+        else:
+            children = spawn.start_ranks(
+                state.team, command, self._token, ours=ours, terminal=os.isatty(2)
+            )
+        state.team.close()
+        for child in children:
+            output = self._outputs.add(child, shown=child.rank in (None, state.team.ranks.start))
+            state.outcome.log_from[output.path] = output.begins
+            self.alive[child.pidfd] = child
+            self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_pidfd)
+        known = rundir.read_json(state.run.supervisor) or {}
+        rundir.write_json(
+            state.run.supervisor,
+            known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
+        )
+
+    def _on_pidfd(self, pidfd: int) -> None:
+        """Reap one child; its process group (data-loader workers, helpers) is killed."""
+        child = self.alive.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        status = child.popen.wait()
+        child.signal_group(signal.SIGKILL)
+        self._state.outcome.ended.append((child.rank, status))
+        if not self.killing:
+            self._on_exit(child, status)
+
+    def pids(self) -> dict[int | None, int]:
+        """Rank → PID of the children that run; torchrun is None."""
+        return {child.rank: child.popen.pid for child in self.alive.values()}
+
+    def ask_to_stop(self, number: int) -> None:
+        """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
+        for child in self.alive.values():
+            if child.rank is None:
+                child.signal_group(signal.SIGTERM)
+            else:
+                child.signal(signal.Signals(number))
+
+    def terminate(self) -> None:
+        """SIGTERM to the process groups."""
+        for child in self.alive.values():
+            child.signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the process groups; a run that was asked to stop counts as killed."""
+        if self._state.outcome.asked != Exit.DONE:
+            self._state.outcome.killed = True
+        self.kill_finished()
+
+    def kill_finished(self) -> None:
+        """SIGKILL to the process groups of ranks whose work is complete."""
+        self.killing = True
+        self._killed_at = self._killed_at or time.monotonic()
+        for child in self.alive.values():
+            child.signal_group(signal.SIGKILL)
+
+    def blocked(self) -> bool:
+        """Have processes survived SIGKILL for UNKILLABLE_S? Those in uninterruptible sleep (a dead
+        disk or device) are left behind."""
+        if self._killed_at is None or time.monotonic() - self._killed_at < timeouts.UNKILLABLE_S:
+            return False
+        self._state.outcome.blocked = "; ".join(
+            timeouts.unkillable(child.name, child.popen.pid) for child in self.alive.values()
+        )
+        log.error(self._state.outcome.blocked)
+        return True
+
+    def reap(self) -> None:
+        """Kill what still runs and wait for it, at most UNKILLABLE_S each."""
+        for child in self.alive.values():
+            child.signal_group(signal.SIGKILL)
+        limit_s = 1.0 if self._state.outcome.blocked else timeouts.UNKILLABLE_S
+        for child in self.alive.values():
+            # blocked in the kernel: reported already
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.popen.wait(timeout=limit_s)
+
+    def sweep(self) -> None:
+        """Kill the descendants of ranks that still run, also those in sessions of their own."""
+        blocked = set(self.pids().values()) if self._state.outcome.blocked else set()
+        for pid, command in process.sweep(self._token).items():
+            if pid not in blocked:
+                log.warning(
+                    f"killed a process left behind by a rank: pid {pid}: {one_line(command)[:100]}"
+                )
+
+    def remove_sockets(self) -> None:
+        """Sockets of the ranks: a run directory that contains one cannot be copied."""
+        for rank in self._state.team.ranks:
+            flight_recorder_server.address(self._state.run.ranks, rank).unlink(missing_ok=True)

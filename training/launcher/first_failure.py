@@ -1,0 +1,138 @@
+"""The first failure of an attempt: recorded in the outcome, logged, sent to the other machines."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+
+from training.core import exit_status, log
+from training.core.errors import Exit
+from training.core.failure_kinds import SILENT
+from training.launcher import spawn
+from training.launcher.attempt_state import AttemptState
+from training.launcher.child_processes import ChildProcesses
+from training.launcher.peer_link import LostPeer
+from training.watchdog import rank_exit
+from training.watchdog.hang_report import HangFinding
+
+
+class FirstFailure:
+    """Later failures count as its consequences. `stop_exit`: time, rank and status of a script's
+    rank that exited as if asked to stop; a failure unless all its ranks do so."""
+
+    def __init__(self, state: AttemptState, children: ChildProcesses) -> None:
+        self._state, self._children = state, children
+        self.stop_exit: tuple[float, spawn.Child, int] | None = None
+
+    def of_rank(self, child: spawn.Child, status: int) -> None:
+        """A child has exited unexpectedly."""
+        state, outcome = self._state, self._state.outcome
+        self.stop_exit = None
+        if outcome.left is not None:
+            return
+        outcome.here = outcome.here or (child.rank, status)
+        if outcome.guilty is None:
+            outcome.guilty = outcome.here
+            state.best_effort(
+                "looking for an earlier exit",
+                functools.partial(self._blame_earlier_exit, child),
+            )
+            outcome.phases = state.phases()
+            outcome.torn_down = (
+                status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
+            )
+            state.best_effort(
+                "reporting the failure", functools.partial(self._report_exit, child, status)
+            )
+            self._record()
+
+    def of_stop_exit(self, child: spawn.Child, status: int) -> None:
+        """A rank of a script has exited with the status of a stop request, without one."""
+        self.stop_exit = self.stop_exit or (time.monotonic(), child, status)
+
+    def of_peer(self) -> None:
+        """Another machine has failed."""
+        outcome = self._state.outcome
+        if outcome.guilty is None:
+            outcome.elsewhere, outcome.guilty = True, (None, 0)
+            self._record()
+
+    def of_lost_peer(self, lost: LostPeer) -> None:
+        """The connection to another machine is lost. If that machine is only silent, the ranks here
+        would wait for it: they are killed."""
+        state, outcome = self._state, self._state.outcome
+        if lost.node in state.others.ended or outcome.failed_at is not None:
+            return
+        self._error(lost.text)
+        state.run.event(
+            "verdict", kind=lost.kind, rank=None, where=None, phase=None, text=lost.text
+        )
+        outcome.lost, outcome.phases = lost, state.phases()
+        self.of_peer()
+        if lost.kind == SILENT:
+            self._children.kill()
+
+    def of_hang(self, found: HangFinding) -> None:
+        """Logged while the ranks are still alive; then they are killed."""
+        outcome = self._state.outcome
+        outcome.finding = found
+        outcome.phases = self._state.phases()
+        outcome.guilty = (found.rank, 0)
+        self._error(found.sentence() + (f"; the others: {found.others()}" if found.waiting else ""))
+        self._record()
+        self._children.kill()
+
+    def _blame_earlier_exit(self, child: spawn.Child) -> None:
+        """A script's rank that lost a peer is the victim of the rank that exited before it."""
+        outcome = self._state.outcome
+        if outcome.ours or child.rank is None:
+            return
+        run, exits = self._state.run, outcome.ended
+        left = rank_exit.left_before(run, child.rank, exits, outcome.log_from)
+        outcome.guilty = left or outcome.guilty
+
+    def _report_exit(self, child: spawn.Child, status: int) -> None:
+        """Logged at once: the failure card follows when all ranks have exited."""
+        outcome, alive = self._state.outcome, self._children.alive
+        if (
+            outcome.torn_down
+            or outcome.asked != Exit.DONE
+            or (outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES))
+        ):
+            return
+        if child.rank is None:
+            self._error(f"{child.name} {exit_status.how(status)}")
+            return
+        others = [c.rank for c in alive.values() if c.rank is not None]
+        rank = child.rank
+        # another rank, which exited before
+        if outcome.guilty and outcome.guilty[0] is not None:
+            rank, status = outcome.guilty[0], outcome.guilty[1]
+        known = outcome.death = rank_exit.explain(
+            self._state.run, rank, status, others, outcome.log_from
+        )
+        phase = outcome.phases.get(known.rank) if known.rank is not None else None
+        at = f"; at {known.where}" if known.where else ""
+        who = f" rank {known.rank}" if known.rank is not None else ""
+        text = f"{known.label}{who}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
+        self._error(f"{text}; stopping the others" if alive else text)
+        self._state.run.event(
+            "verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text
+        )
+
+    def _error(self, text: str) -> None:
+        """To the console only where the run is not restarted: a restart has a message of its own,
+        with the failure in it."""
+        log.error(text, shown=not self._state.plan["retries"]["value"])
+
+    def _record(self) -> None:
+        outcome, link = self._state.outcome, self._state.link
+        outcome.failed_at = time.monotonic()
+        if link:
+            # unless the rank's own report explains it better (failure_report)
+            outcome.lost = outcome.lost or link.overdue()
+        # the other machines are connected to node 0 alone
+        if link and (not outcome.elsewhere or outcome.lost or self._state.others.first):
+            rank, status = outcome.guilty or (None, 0)
+            link.send_all({"failed": {"rank": rank, "status": status}})

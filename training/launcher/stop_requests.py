@@ -1,0 +1,83 @@
+"""Requests to stop a running attempt: by a signal here, on another machine, or to one rank."""
+
+from __future__ import annotations
+
+import time
+
+from training.core import exit_status, log
+from training.launcher import others, spawn, stop_signals
+from training.launcher.attempt_state import AttemptState
+from training.launcher.child_processes import ChildProcesses
+from training.launcher.json_socket import Message
+from training.launcher.stop_signals import StopSignals
+
+
+class StopRequests:
+    """The first request asks the ranks to stop. The second one kills ranks of Duet's training and
+    sends SIGTERM to a script; the third one kills the script. Each is passed on to the other
+    machines."""
+
+    def __init__(self, state: AttemptState, children: ChildProcesses, signals: StopSignals) -> None:
+        self._state, self._children, self._stop_signals = state, children, signals
+        self.count = 0  # requests, of all machines together
+        self._signals = 0  # received by this process
+        # time of the last request that gives the ranks time to stop
+        self.asked_at: float | None = None
+
+    def on_signal(self, fd: int) -> None:
+        """Stop signals of this process have arrived."""
+        for number in self._stop_signals.read():
+            self._signals += 1
+            # a signal that every machine of the job gets may have been passed on before it arrives
+            if self._signals > self.count:
+                self._request(number)
+
+    def from_peer(self, message: Message, name: str) -> None:
+        """A request that another machine passes on. `name`: of that machine."""
+        # every machine of a job may get the signal itself
+        if (request := others.asked(message)) and request[1] > self.count:
+            if isinstance(rank := message.get("left"), int):
+                self._rank_left(rank)
+            self._request(request[0], f" on {name}")
+
+    def from_rank(self, child: spawn.Child, status: int) -> None:
+        """A rank of Duet's training received a stop signal itself and exited without the others:
+        they are asked to stop too, and what they cannot complete without it is not a failure."""
+        self._rank_left(child.rank)
+        self._request(
+            stop_signals.SIGNALS[status], f" to {child.name} alone, which {exit_status.how(status)}"
+        )
+
+    def _rank_left(self, rank: int | None) -> None:
+        outcome = self._state.outcome
+        outcome.left, outcome.killed, outcome.failed_at = rank, True, time.monotonic()
+
+    def _request(self, number: int, origin: str = "") -> None:
+        outcome = self._state.outcome
+        name = f"{stop_signals.name(number)}{origin}"
+        self.count += 1
+        self._state.others.pass_on(number, self.count, outcome.left)
+        if self.count > 1:
+            self._insist(name)
+            return
+        outcome.asked = stop_signals.code(number)
+        self.asked_at = time.monotonic()
+        will = (
+            "finishing the current step and saving a checkpoint"
+            if outcome.ours
+            else "asked the script to stop"
+        )
+        will = will if outcome.left is None else "stopping the other ranks too"
+        log.warning(f"{name}: {will} (again: stop now)")
+        self._children.ask_to_stop(number)
+
+    def _insist(self, name: str) -> None:
+        """The second or third request: a script gets time for its own clean-up once."""
+        self._state.outcome.killed = True
+        if self._state.outcome.ours or self.count > 2:
+            log.warning(f"{name} again: killing the ranks")
+            self._children.kill()
+            return
+        log.warning(f"{name} again: stopping the ranks now (again: kill them)")
+        self.asked_at = time.monotonic()
+        self._children.terminate()

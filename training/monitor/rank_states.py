@@ -1,0 +1,84 @@
+"""States of the ranks of one run: heartbeats, processes, and the figures rank 0 recorded."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from training.core import heartbeat, rundir
+from training.core.jsonl import Record, dig, items, mtime, whole
+from training.monitor import host_stats
+
+if TYPE_CHECKING:
+    from training.core.contracts.state import RankState
+    from training.monitor.history import History
+
+LATE_S = 30.0  # a rank whose heartbeat is older is marked late
+MOST_RANKS = 4096  # that a plan may list
+
+
+class RankStates:
+    """Reads the heartbeats of one run, and keeps the last of each rank."""
+
+    def __init__(self, run: rundir.RunDir) -> None:
+        self.run = run
+        self._beats: dict[int, heartbeat.HeartbeatRecord] = {}
+
+    def read(self, plan: Record | None, supervisor: Record, since: float) -> list[RankState]:
+        """One entry for each rank, with or without a heartbeat. Heartbeats from before `since`
+        (unix s), which belong to an earlier start, are ignored."""
+        # A rank whose heartbeat cannot be read now keeps its last one.
+        self._beats |= {b.rank: b for b in heartbeat.read_all(self.run.heartbeats)}
+        beats = {rank: beat for rank, beat in self._beats.items() if beat.wall_time >= since}
+        pids = {whole(dig(r, "rank")): whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))}
+        numbers = {
+            *range(min(whole(dig(plan, "ranks")) or 0, MOST_RANKS)),
+            *beats,
+            *(r for r in pids if r is not None),
+        }
+        out: list[RankState] = []
+        for rank in sorted(numbers):
+            beat, pid = beats.get(rank), pids.get(rank)
+            if beat and pid is None:
+                pid = beat.pid
+            seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
+            living = host_stats.alive(pid, seen or time.time())
+            age = None
+            # The monotonic clock restarts at boot: it cannot date a run from before the last boot.
+            if beat:
+                age = (
+                    beat.age_s
+                    if living and beat.monotonic_ns <= time.monotonic_ns()
+                    else max(0.0, time.time() - beat.wall_time)
+                )
+            out.append(
+                {
+                    "rank": rank,
+                    "pid": pid,
+                    "alive": living if pid else None,
+                    "epoch": beat.epoch if beat else None,
+                    "step": beat.step if beat else None,
+                    "phase": beat.phase if beat else None,
+                    "doing": str(beat) if beat else None,
+                    "beat_age_s": age,
+                    "beat_unix_s": beat.wall_time if beat else None,
+                }
+            )
+        return out
+
+
+def mark_late(ranks: list[RankState], *, active: bool) -> None:
+    """`active`: the run is starting or running."""
+    for rank in ranks:
+        rank["late"] = (
+            active and (rank["beat_age_s"] or 0) > LATE_S and rank["phase"] != heartbeat.FINISHED
+        )
+
+
+def add_recorded(ranks: list[RankState], history: History) -> None:
+    """Adds compute time and memory of each rank, which rank 0 records in metrics.jsonl."""
+    own, memory = history.of_ranks("compute_ms"), history.of_ranks("memory_bytes")
+    for rank in ranks:
+        number = rank["rank"]
+        rank["compute_ms_median"] = own[number] if number < len(own) else None
+        rank["memory_bytes"] = memory[number] if number < len(memory) else None

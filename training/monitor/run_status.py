@@ -1,0 +1,132 @@
+"""Status of a run (starting, running, finished, …) and its reason, from its files and processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from training.core import rundir
+from training.core.errors import UserError
+from training.core.jsonl import Record, dig, mtime, number, text, whole
+from training.core.next_command import next_command
+from training.core.run_reader import as_plan
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import RunStatus
+    from training.core.contracts.state import RankState
+
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+STOPPED: Final = "stopped"
+FAILED: Final = "failed"
+DIED: Final = "died"
+ENDED = (FINISHED, STOPPED, FAILED, DIED)
+STARTING_S = 60.0  # a starting run without a process gets a reason after this time
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """What the status follows from: records as read from their files.
+
+    `since`: start of the last attempt, unix s. `last`: newest record of metrics.jsonl. `summary`
+    and `failure`: those of the last attempt. `alive`: the supervisor or a process that it lists
+    runs. `resumable`: there is a checkpoint. `printed`: a user script has printed figures.
+    """
+
+    run: rundir.RunDir
+    plan: Record | None
+    supervisor: Record
+    ranks: list[RankState]
+    since: float
+    last: Record
+    summary: Record | None
+    failure: Record | None
+    alive: bool
+    resumable: bool
+    printed: bool
+
+
+def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
+    """The status, and a reason where the status alone does not explain it."""
+    run, plan, summary, failure = seen.run, seen.plan, seen.summary, seen.failure
+    if failure and (not summary or (mtime(run.failure) or 0) >= (mtime(run.summary) or 0)):
+        if failure.get("kind") == rundir.ASKED:
+            return STOPPED, text(failure.get("summary"))
+        where = f" on rank {failure['rank']}" if whole(failure.get("rank")) is not None else ""
+        return (
+            FAILED,
+            f"{text(failure.get('cause')) or 'unknown cause'}{where}: "
+            f"{text(failure.get('summary')) or 'no summary'}",
+        )
+    if summary:
+        stopped = text(summary.get("status")) == STOPPED
+        return (STOPPED, f"on request{_resume_hint(seen)}") if stopped else (FINISHED, None)
+    if not run.path.is_dir():
+        return DIED, "the run directory is gone"
+    stepped = (number(seen.last.get("time")) or -1.0) >= seen.since
+    if seen.alive or any(r["alive"] for r in seen.ranks):
+        # A script has no heartbeat: it runs when its process exists.
+        begun = (
+            stepped
+            or seen.printed
+            or any(r["alive"] if script_of(plan) else r["step"] for r in seen.ranks)
+        )
+        return (
+            RUNNING if begun else STARTING,
+            None if plan else "plan.json is missing or incomplete",
+        )
+    if seen.supervisor or any(r["pid"] for r in seen.ranks):
+        again = _resume_hint(seen) if seen.resumable else ""
+        who = (
+            f"the supervisor (pid {seen.supervisor.get('pid')}) and all ranks are"
+            if seen.supervisor
+            else "all ranks are"
+        )
+        return DIED, f"{who} gone; the cause is unknown{again}"
+    if plan is None or stepped:
+        return DIED, "no process is recorded for this run" + (
+            "" if plan else "; plan.json is missing or incomplete"
+        )
+    # Preparing a large corpus takes hours before any rank exists, so silence proves nothing.
+    return (
+        STARTING,
+        "no rank yet: still preparing the data, or the start failed (see the log)"
+        if time.time() - seen.since > STARTING_S
+        else None,
+    )
+
+
+def _resume_hint(seen: RunEvidence) -> str:
+    """ "; to resume: COMMAND"; empty for a user script, which saves its own state."""
+    try:
+        return (
+            f"; to resume: {next_command(as_plan(seen.plan, seen.run.plan), seen.run)}"
+            if seen.plan and script_of(seen.plan) is None
+            else ""
+        )
+    except (KeyError, TypeError, AttributeError, UserError):
+        # an incomplete plan, or one of a later version
+        return ""
+
+
+def ended_at(state: RunStatus, seen: RunEvidence, end: Record | None) -> float | None:
+    """When an ended run ended, unix s; for a run that died, its last recorded activity. `end`: its
+    summary or failure, of which the file may be a copy with a later mtime."""
+    run = seen.run
+    if state != DIED:
+        of_failure = state == FAILED or not run.summary.exists()
+        return number(dig(end, "time")) or mtime(run.failure if of_failure else run.summary)
+    activity = [
+        number(seen.last.get("time")),
+        mtime(run.supervisor),
+        *(r["beat_unix_s"] for r in seen.ranks),
+    ]
+    return max((s for s in activity if s), default=None)
+
+
+def script_of(plan: Mapping[str, object] | None) -> str | None:
+    """Path of the user script that the run launched; None for a built-in or custom task."""
+    return text(dig(plan, "script", "path"))
