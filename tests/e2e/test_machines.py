@@ -226,7 +226,7 @@ def test_a_machine_that_disappears_is_named(node: Node, token: str) -> None:
             os.kill(pid, signal.SIGKILL)
     assert (
         first.wait(30) == 4
-        and f"node 1 ({ADDRESSES[1]}, {HOST}) is gone: closed by the other side" in first.output
+        and f"node 1 ({ADDRESSES[1]}, {HOST}) is lost: closed by the other side" in first.output
     )
     assert (first.failure["cause"], first.failure["kind"], first.failure["node"]) == (
         "peer_died",
@@ -342,7 +342,7 @@ def test_a_machine_silent_at_the_rendezvous_is_named(node: Node, cable: Cable) -
     assert runs[1].wait(VERDICT_S) == 3 and re.search(
         f"before the start: {silent(0, UNREACHABLE)}", runs[1].output
     ), runs[1].output[-3000:]
-    assert runs[0].wait(30) == 3 and "node 1, 2 of 3 did not come" in runs[0].output
+    assert runs[0].wait(30) == 3 and "node 1, 2 of 3 did not connect" in runs[0].output
 
 
 def test_a_missing_machine_is_named(node: Node) -> None:
@@ -350,7 +350,7 @@ def test_a_missing_machine_is_named(node: Node) -> None:
     assert alone.wait(30) == 3
     assert (
         f"waiting for node 1 of 2 at {ADDRESSES[0]}:12355" in alone.output
-        and "node 1 of 2 did not come" in alone.output
+        and "node 1 of 2 did not connect" in alone.output
     )
 
 
