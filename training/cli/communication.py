@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         made = plan(options)
         device = made["device"]
-        count = f"{options.ranks} rank{'s' if options.ranks > 1 else ''}"
+        count = units.plural(options.ranks, "rank")
         log.info(
             f"communication test: {count} on {device['value']} ({device['reason']}) by "
             f"{BACKENDS[device['value']]}"

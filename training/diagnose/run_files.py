@@ -16,6 +16,7 @@ from training.core.errors import Exit
 from training.core.jsonl import Record
 from training.core.project import typed
 from training.core.rundir import RunDir, read_json, read_records
+from training.core.units import plural
 from training.diagnose import scan, source, traceback
 from training.diagnose.events import OWN, UNLISTED, Event
 from training.diagnose.log_line import LogLine, shown
@@ -72,7 +73,7 @@ def ended(run: RunDir) -> EndRecord | None:
         else "the run finished"
     )
     restarts = sum(record.get("event") == "restart" for record in read_records(run.events))
-    text += f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    text += f" after {plural(restarts, 'restart')}" if restarts else ""
     return {
         "cause": cause,
         "kind": "asked",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config.schema import Config
 from training.core.project import ENTRYPOINT
+from training.core.units import plural
 from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.placement import RANK, Topology
@@ -52,7 +53,7 @@ def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild 
             if ranks > 1
             else f"a GPU ({machine.reason})",
         )
-    counted = f"{gpus} GPU{'s' if gpus != 1 else ''} for {ranks} rank{'s' if ranks > 1 else ''}"
+    counted = f"{plural(gpus, 'GPU')} for {plural(ranks, 'rank')}"
     return Decision("cpu", f"{counted} ({machine.reason})")
 
 

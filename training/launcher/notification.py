@@ -13,6 +13,7 @@ from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record
 from training.core.redact import masked
 from training.core.tail import tail
+from training.core.units import plural
 from training.diagnose import exception_cause as causes
 from training.host.gpus import one_line
 from training.trainer import summary
@@ -114,7 +115,7 @@ def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status:
         saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
         return f"{saved}{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
     if done:  # a user script
-        return f"{done['ranks']} rank{'s' if done['ranks'] > 1 else ''}, {done['seconds']:.1f} s"
+        return f"{plural(done['ranks'], 'rank')}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
     return f"step {saved_step} is saved" if saved_step else "no checkpoint yet"
 

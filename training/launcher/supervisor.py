@@ -19,6 +19,7 @@ from training.core import heartbeat, run_reader, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.tail import tail
+from training.core.units import plural
 from training.diagnose import card
 from training.host.torch_build import NO_LIBUV
 from training.launcher import failure_report, local_ranks, rendezvous
@@ -312,7 +313,7 @@ def _regular_end(
 
 def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> int:
     seconds = time.time() - plan["created"]
-    ranks = f"{plan['ranks']} rank{'s' if plan['ranks'] > 1 else ''}"
+    ranks = plural(plan["ranks"], "rank")
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
     if not run.is_gone():
         done: ScriptSummary = {

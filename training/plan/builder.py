@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import training
 from training.core.errors import Exit, UserError
 from training.core.run_reader import PLAN_VERSION
+from training.core.units import plural
 from training.host import decisions, env_vars, p2p_cache, packages
 from training.host.gpus import GpuInventory
 from training.host.placement import LOCAL, RANK
@@ -84,7 +85,7 @@ def start(
         ],
         "text": [
             place.sentence(),
-            f"{ranks} rank{'s' if ranks > 1 else ''}{here} by {launcher.value}: {launcher.reason}",
+            f"{plural(ranks, 'rank')}{here} by {launcher.value}: {launcher.reason}",
         ],
     }, [check] if check else []
 

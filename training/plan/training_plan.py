@@ -126,7 +126,7 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
         *decided.text,
     ]
     if count := plan["retries"]["value"]:
-        again = f"{count} restart{'s' if count > 1 else ''} in a row from the last checkpoint"
+        again = f"{units.plural(count, 'restart')} in a row from the last checkpoint"
         lines.append(f"recovery: at most {again} without progress: {plan['retries']['reason']}")
     if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
         lines.append(

@@ -10,6 +10,7 @@ import torch
 
 from training.core import heartbeat, metric_units, run_reader, rundir
 from training.core.errors import Exit
+from training.core.units import plural
 from training.inspector.distributed import World
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
@@ -50,7 +51,7 @@ def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{threads} thread{'s' if threads > 1 else ''} per rank"
+    return f"{plural(threads, 'thread')} per rank"
 
 
 def write_summary(

@@ -20,6 +20,7 @@ from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.core.errors import Exit
 from training.core.run_reader import read_failure
 from training.core.rundir import RunDir, read_json, read_records
+from training.core.units import plural
 from training.host import process
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,11 +40,7 @@ class RankLayout:
     apart: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{self.ranks} runs apart"
-            if self.apart
-            else f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        )
+        return f"{self.ranks} runs apart" if self.apart else plural(self.ranks, "rank")
 
 
 @dataclass(frozen=True)

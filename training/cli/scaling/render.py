@@ -111,7 +111,7 @@ def _cost(ms: float, result: ScalingResult) -> str:
 def _machine(result: ScalingResult, report: ScalingReport) -> str:
     experiment = report.experiment
     if result.share_cores:
-        threads = f"{experiment.threads} thread{'s' if experiment.threads > 1 else ''}"
+        threads = units.plural(experiment.threads, "thread")
         most = experiment.cores / experiment.threads
         return (
             f"{result.ranks} ranks × {threads} on {experiment.cores} cores, so at most {most:.2f} ×"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
+from training.core.units import plural
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
 from training.plan.cli_args import command
@@ -44,7 +45,7 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
     where = f"each of {nodes} nodes" if nodes > 1 else "1 node"
     again = f", start {count}" if count > 1 else ""
     log.info(
-        f"SLURM job {job}{again}: {ranks} rank{'s' if ranks > 1 else ''} on {where} "
+        f"SLURM job {job}{again}: {plural(ranks, 'rank')} on {where} "
         f"({environ.get('SLURM_JOB_NODELIST', '')})"
     )
     log.info(f"code: {facts['code']['sentence']}, frozen in {frozen.code}")

@@ -7,7 +7,7 @@ import statistics
 from training import tasks
 from training.core import metric_units
 from training.core.jsonl import text
-from training.core.units import clock
+from training.core.units import clock, plural
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import curve, headline, run_charts, sections, timeline
 from training.monitor.report.html import Html, join, table, tag
@@ -69,9 +69,7 @@ def _head(run: Run, spoken: str) -> Html:
         if elapsed is not None
         else None,
         f"{run.starts} starts" if run.starts > 1 else None,
-        f"{facts['restarts']} restart{'s' if facts['restarts'] != 1 else ''}"
-        if facts["restarts"]
-        else None,
+        plural(facts["restarts"], "restart") if facts["restarts"] else None,
     ]
     now = clock(run.state["time_unix_s"], sections.FULL_TIME)
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config.schema import Config
+from training.core.units import plural
 from training.host import packages
 from training.host.gpus import one_line
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
@@ -33,7 +34,7 @@ def data(files: Sequence[Path], asked: str) -> Check:
         looked += 1
         if time.monotonic() > end:
             break
-    much = f"{len(files)} file{'s' if len(files) != 1 else ''}"
+    much = plural(len(files), "file")
     if bad:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         fix = (

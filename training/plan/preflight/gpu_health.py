@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from training.core.units import plural
 from training.host.gpus import Gpu
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import gpu_state
@@ -43,10 +44,7 @@ def health(state: State) -> Check:
     elif state.slowdowns is not None:
         good.append("not slowed down")
     if errors := state.uncorrected_errors:
-        bad.append(
-            f"{errors} uncorrected memory error{'s' if errors > 1 else ''} since the driver was "
-            f"loaded"
-        )
+        bad.append(f"{plural(errors, 'uncorrected memory error')} since the driver was loaded")
         fixes.append(
             f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; if it recurs, replace the card"
         )

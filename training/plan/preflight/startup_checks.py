@@ -290,7 +290,7 @@ def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Che
         f" and {units.plural(workers, 'worker')}" if workers else ""
     )
     if ranks > cores:
-        text = f"{ranks} ranks share {cores} CPU core{'s' if cores != 1 else ''}: slow"
+        text = f"{ranks} ranks share {units.plural(cores, 'CPU core')}: slow"
         return Check("CPU", WARNING, text, [command_with(cores)])
     if workers > cores:
         return Check(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.config.schema import Config
+from training.core.units import plural
 from training.host.decisions import Decision
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.memory import gib
@@ -97,7 +98,7 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     if room is None:
         return next(_candidates(load, config)), "not chosen: the free memory is unknown"
     found = cheapest(load, config, room)
-    sequences = f"{load.sequences} sequence{'s' if load.sequences > 1 else ''}"
+    sequences = plural(load.sequences, "sequence")
     if found is None:
         least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)

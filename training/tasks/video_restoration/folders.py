@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem, UserError
+from training.core.units import plural
 from training.tasks.video_restoration import headers, lists
 from training.tasks.video_restoration.listing import PARTS, Clip, Scan, shown, some
 
@@ -43,10 +44,7 @@ def sentence(options: Any) -> str:
 
     def much(part: str) -> str:
         found = clips(options, part)
-        return (
-            f"{len(found)} clip{'' if len(found) == 1 else 's'} with "
-            f"{sum(len(clip.gt) for clip in found)} frames"
-        )
+        return f"{plural(len(found), 'clip')} with {sum(len(clip.gt) for clip in found)} frames"
 
     held = (
         f"; validation: {options.test_dataroot_gt}, {much('val')}"
