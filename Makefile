@@ -1,4 +1,4 @@
-# make check   lint, types and fast tests, two at a time (JOBS=8 for more): 7 minutes on two cores
+# make check   lint, types and fast tests, three at a time (JOBS=8 for more): 7 minutes on two cores
 # make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 22 minutes on two cores
 # make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 90 minutes
 # make slurm   all tests on a private SLURM; skipped where SLURM is not installed
@@ -11,7 +11,7 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 PEERS := .tools/peers
-JOBS ?= 2
+JOBS ?= 3
 BATS_VERSION := 1.13.0
 SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/run
 # Files in the given order, short ones last, so that no worker waits long for the other; exception: tests/conftest.py.

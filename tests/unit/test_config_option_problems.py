@@ -193,7 +193,7 @@ def test_a_json_error_is_shown_with_its_line() -> None:
     problem = only(
         read('{\n  "train": {\n    "total_iter": 5 // steps\n    "E_decay": 0\n}}').problems
     )
-    assert problem.what == 'o.json:4:5: a comma or } is missing before this: "E_decay": 0'
+    assert problem.what == 'o.json:4:5: missing comma or }: "E_decay": 0'
     assert read("\ufeff" + json.dumps(SMALL)).problems == []
     hostile = only(read('{"a": \x1b[31m}').problems).what
     assert hostile.isprintable()

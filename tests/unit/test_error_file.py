@@ -39,7 +39,7 @@ def test_a_broken_connection_waits_for_the_killed_worker(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(error_file.time, "sleep", sleep)
     lost = ConnectionResetError(104, "Connection reset by peer")
-    found = error_file._last_word(lost)
+    found = error_file._final(lost)
     assert (str(found), found.__context__, waited) == (KILLED, lost, [error_file.SIGCHLD_S])
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
@@ -47,6 +47,6 @@ def test_a_broken_connection_waits_for_the_killed_worker(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("torchs_handler")
 def test_the_handler_is_removed_while_the_error_is_written() -> None:
     error = ValueError("planted")
-    assert error_file._last_word(error) is error
+    assert error_file._final(error) is error
     assert subprocess.run(["true"], check=False).returncode == 0
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL

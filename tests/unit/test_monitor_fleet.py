@@ -109,8 +109,8 @@ def test_json_and_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "living" / "supervisor.json").unlink()
     for beat in (runs / "living" / "heartbeat").glob("*"):
         beat.unlink()
-    assert monitor.main(["--all", "--interval=0.2"]) == 0  # no active run: one line, then exit
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert monitor.main(["--all", "--interval=0.2"]) == 0  # no active run: a line each, then exit
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_no_runs_give_an_empty_table(

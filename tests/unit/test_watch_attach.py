@@ -249,7 +249,7 @@ PGREP = "pgrep -af python   # all Python processes, with their pids"
         (["--pid=1", "--run=x"], "both --pid and --run are given\n    allowed: one of them\n"),
         (
             ["--pid=x", "17"],
-            f"--pid is 'x'\n    allowed: the number of a process of the training\n    try:     "
+            f"--pid is 'x'\n    allowed: the PID of a training process\n    try:     "
             f"{PGREP}\nunknown argument '17'\n"
             f"    allowed: --pid=PID or --run=DIR, and --json\n    try:     {COMMAND} --pid=17\n2 "
             f"problems; ",
