@@ -63,7 +63,7 @@ soak: env peers
 # Every figure in the documentation; about three hours on an idle machine.
 bench: env peers
 	for name in startup data checkpoints memory peers target ablation gloo supervision faults recovery crashes false_alarms watching inspection epochs; do $(PY) -m benchmarks.$$name || exit; done
-	test -d data/blur_video || $(PY) -m training.tasks.make_blur_video
+	test -d data/blur_video || $(PY) examples/make_blur_video.py
 	$(PY) -m benchmarks.video
 	$(PY) -m training.cli.scaling.__main__
 

@@ -1,7 +1,7 @@
 """Video restoration: Duet's step against a bare loop with the same network, data and batch, and the
 throughput of the loader with workers.
 
-    python -m training.tasks.make_blur_video
+    python examples/make_blur_video.py
     python -m benchmarks.video [--rounds=5] [--steps=80] [--ranks=1,2]
 
 Rounds are interleaved; medians of each round's median step are printed. The bare loop is
@@ -125,9 +125,7 @@ def main() -> None:
         }
     )
     if not Path(options.dataroot_gt).is_dir():
-        sys.exit(
-            f"{options.dataroot_gt} is missing; create it: python -m training.tasks.make_blur_video"
-        )
+        sys.exit(f"{options.dataroot_gt} is missing; create it: python examples/make_blur_video.py")
     torch.set_num_threads(1)
     rates = {workers: [samples_per_s(options, workers) for _ in range(3)] for workers in (0, 1, 2)}
     print(

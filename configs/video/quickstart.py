@@ -1,5 +1,5 @@
 """Video deblurring in about a minute on two CPU cores. Create the data first:
-python -m training.tasks.make_blur_video"""
+python examples/make_blur_video.py"""
 
 task = "video_restoration"
 device = "auto"  # two GPUs if available, else two CPU ranks

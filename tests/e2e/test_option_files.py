@@ -28,8 +28,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a video") / "blur video"
     command = [
         sys.executable,
-        "-m",
-        "training.tasks.make_blur_video",
+        "examples/make_blur_video.py",
         str(folder),
         "--clips=4",
         "--frames=8",

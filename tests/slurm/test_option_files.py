@@ -23,8 +23,7 @@ def test_an_option_file_trains_as_a_job(user: User) -> None:
     video = user.project / "data/a video"
     command = [
         sys.executable,
-        "-m",
-        "training.tasks.make_blur_video",
+        "examples/make_blur_video.py",
         str(video),
         "--clips=2",
         "--frames=6",

@@ -88,7 +88,6 @@ LATER = {
             "core.rundir",
             "monitor.report.chart_render",
             "monitor.report.options",
-            "tasks.video_restoration.making",
         ),
     ],
     "one of several actions of a command": [

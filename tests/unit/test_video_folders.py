@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.conftest import python
+from tests.unit.conftest import ROOT, python
 from tests.unit.video_data import pairs, write
 from training.core.errors import UserError
 from training.tasks.video_restoration import folders
@@ -114,7 +116,10 @@ def test_a_missing_folder(options: VideoOptions) -> None:
         and "(--dataroot_gt): no such folder" in found
     )
     assert "dataroot_lq is 'nowhere' (--dataroot_lq): no such folder" in found  # both at once
-    assert "make_blur_video" in shown(options, dataroot_gt="elsewhere/blur_video/train")
+    advice = shown(options, dataroot_gt="elsewhere/blur_video/train").rpartition("try:")[2]
+    command = shlex.split(advice)
+    assert command == [sys.executable, str(ROOT / "examples/make_blur_video.py")]
+    assert Path(command[1]).is_file()
     assert "nothing to train on" in shown(options, dataroot_gt="")
 
 

@@ -39,7 +39,7 @@ def task(options: VideoOptions) -> VideoRestoration:
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rendered(tmp_path_factory.mktemp("video") / "blur", spikes=True)
+    return rendered(tmp_path_factory.mktemp("video") / "blur", "--spikes")
 
 
 def shaken(model: nn.Module) -> nn.Module:

@@ -3,20 +3,23 @@ position."""
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from training.tasks.video_restoration import making, scenes
+from tests.conftest import ROOT
 from training.tasks.video_restoration.options import VideoOptions
 
+EXAMPLE = ROOT / "examples/make_blur_video.py"
+MAKER = runpy.run_path(str(EXAMPLE))  # its functions
 
-def rendered(folder: Path, **facts: Any) -> Path:
+
+def rendered(folder: Path, *flags: str) -> Path:
     """Six frames of 32 × 32 pixels; four training clips and one validation clip."""
-    known: dict[str, Any] = {"clips": 4, "frames": 6, "size": (32, 32)}
-    making.make(making.Chosen(folder=folder, **known | facts))
+    assert MAKER["main"]([str(folder), "--clips=4", "--frames=6", "--size=32", *flags]) == 0
     return folder
 
 
@@ -65,14 +68,14 @@ def smeared(folder: Path, **facts: Any) -> VideoOptions:
             random = np.random.default_rng([count, clip])
             for kind in ("sharp", "blur"):
                 (folder / part / f"clip_{clip:03d}" / kind).mkdir(parents=True)
-            light = scenes.texture(random, 48, 48)
+            light = MAKER["texture"](random, 48, 48)
             for frame in range(4):
                 both = {
                     "sharp": light,
                     "blur": np.mean([np.roll(light, shift, 1) for shift in (-1, 0, 1)], axis=0),
                 }
                 for kind, picture in both.items():
-                    Image.fromarray(scenes.encoded(picture)).save(
-                        folder / part / f"clip_{clip:03d}" / kind / f"{frame:06d}.png"
+                    MAKER["save"](
+                        picture, folder / part / f"clip_{clip:03d}" / kind / f"{frame:06d}.png"
                     )
     return gopro(folder, **{"use_rot": False, "gt_size": 32} | facts)

@@ -83,7 +83,6 @@ PROBLEMS = {
     "output.exists": "the output file already exists",
     "output.is_folder": "the output path is a folder",
     "output.no_folder": "the parent of the output path is not a folder",
-    "output.not_empty": "the output folder contains other files",
     "output.unwritable": "the output cannot be written",
     "package.missing": "a Python package is not installed",
     "port.taken": "the port is in use",

@@ -12,19 +12,22 @@ import difflib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.project import ROOT
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 SPIKES = (".dat", ".npy", ".png")
 PARTS = {"train": "", "val": "test_"}  # part → prefix of its options
 # a folder in CLIP that may contain the frames
 INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
-MAKE = "python -m training.tasks.make_blur_video"
+# The full path, as it is right from any directory and in the installed package.
+MAKE = shlex.join([sys.executable, str(ROOT / "examples/make_blur_video.py")])
 LAYOUT = "DATAROOT/CLIP/FRAME.png, one folder per clip, or DATAROOT/CLIP/sharp and CLIP/blur"
 Frames = dict[str, str]  # a frame's name without suffix → its file, in order
 
