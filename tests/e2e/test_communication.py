@@ -423,7 +423,7 @@ def test_the_command_fails_with_evidence_and_a_fix(start: Start, place: Path) ->
         "   │ "
     )
     assert re.search(
-        r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO .* training\.cli\.communication 2 --device=cpu\n$", out
+        r"\n +try: +TORCH_CPP_LOG_LEVEL=INFO \./duet communication 2 --device=cpu\n$", out
     ), out
     assert not left(place)
 

@@ -111,6 +111,7 @@ def test_commands_without_dependencies_work_without_packages(bare: Path, call: C
     )
 
 
+@pytest.mark.soak
 def test_a_training_writes_to_the_current_folder(
     installed: Path, call: Call, tmp_path: Path
 ) -> None:

@@ -73,7 +73,7 @@ def test_it_trains_and_one_line_lists_disabled_features(
     ).ok()
     plan = read_json(done.run.plan) or {}
     assert len(done.losses) == 12 and done.run.report.exists()
-    (line,) = [line for line in done.output.splitlines() if "not installed" in line]
+    (line,) = [line for line in done.output.splitlines() if "missing optional packages" in line]
     for package in ("py-spy", "google-re2", "vl-convert-python", "tensorboard"):
         assert f"({package})" in line and f"{package}==" in line
     assert f"{small}/bin/python -m pip install" in line and "Traceback" not in done.output

@@ -42,7 +42,7 @@ def test_the_documentation_contains_the_example() -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 100
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI as a command of the README
 def test_the_example_trains_as_documented(launch: Launch) -> None:
     command = re.search(
         r"^\./launch_train\.sh 2 --task=.*$", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE
@@ -75,8 +75,9 @@ def test_options_come_from_a_config_file_and_stay_when_resumed(
 
 @pytest.mark.parametrize(
     "persistent",
-    [pytest.param(False, marks=pytest.mark.soak), pytest.param(True, marks=pytest.mark.slow)],
+    [False, True],
 )
+@pytest.mark.soak
 def test_a_killed_run_resumes_bit_for_bit(
     task: Callable[..., Launched], launch: Launch, persistent: bool
 ) -> None:
@@ -99,12 +100,13 @@ def test_a_killed_run_resumes_bit_for_bit(
 @pytest.mark.parametrize(
     ("persistent", "ranks"),
     [
-        pytest.param(True, 2, marks=pytest.mark.slow),
-        pytest.param(True, 4, marks=pytest.mark.soak),
-        pytest.param(False, 2, marks=pytest.mark.soak),
-        pytest.param(False, 4, marks=pytest.mark.soak),
+        (True, 2),
+        (True, 4),
+        (False, 2),
+        (False, 4),
     ],
 )
+@pytest.mark.soak
 def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persistent: bool) -> None:
     """Each switch restarts the workers, or keeps persistent ones, on every rank."""
     run = task(
@@ -169,7 +171,7 @@ def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., 
         plan["memory"]["parameters_bytes"] == 4 * 4482
         and plan["memory"]["needed_bytes"] < plan["memory"]["free_bytes"]
     )
-    assert "device_batch_size 32: the largest of 6 that divide and fit" in run.output
+    assert plan["device_batch_size"]["reason"] == "the largest of 6 that divide and fit"
     broken = task(num_iterations=8, inject="nan@rank=1,step=3")
     assert broken.wait() == 4
     assert (broken.failure["rank"], broken.failure["cause"]) == (1, "nan_loss")

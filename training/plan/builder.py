@@ -83,6 +83,7 @@ def start(
             *env_vars.useless(environ),
             *_not_installed(request),
         ],
+        "headline": [],
         "text": [
             place.sentence(),
             f"{plural(ranks, 'rank')}{here} by {launcher.value}: {launcher.reason}",

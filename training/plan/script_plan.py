@@ -56,12 +56,12 @@ def build(
         "script": script.record(),
     }
     plan["notes"] += builder.warnings(checks)
-    plan["text"] += [
-        f"script: {shlex.join([script.path, *script.args])}",
+    plan["headline"] += [
         f"python: {script.python}, {script.python_reason}"
         if script.python
         else "program: executed directly",
         f"device {device.value}: {device.reason}"
         + ("; the script decides" if config.device == "auto" else ""),
     ]
+    plan["text"] += [f"script: {shlex.join([script.path, *script.args])}", *plan["headline"]]
     return plan, checks

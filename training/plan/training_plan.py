@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import CorpusRecord, Plan
 
 
-# Beginnings of the sentences of a local run that its console shows too; --explain shows all.
-CONSOLE = ("run directory: ", "device ", "python: ", "program: ", "recovery: ")
-
-
 def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
     """Make all decisions; reads the machine, changes nothing. Raises UserError (exit 3) for failed
     checks."""
@@ -77,6 +73,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         *_warnings(request, checks, static_graph),
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
+    plan["headline"] += [_device(plan), *_recovery(plan)]
     plan["text"] += sentences(plan, split, decided)
     return plan, checks
 
@@ -118,21 +115,30 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
     data = f"; data: {plan['data']['name']}, {_amount(plan['data'])}" if "data" in plan else ""
     first = ", whichever comes first" if len(duration) > 1 else ""
     lines = [
-        f"device {plan['device']['value']}: {plan['device']['reason']}",
+        _device(plan),
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
         f"batch: {split.sentence(plan['task']['unit'])}",
         f"length: {' or '.join(duration) or '1 epoch'}{first}{data}",
         *decided.text,
+        *_recovery(plan),
     ]
-    if count := plan["retries"]["value"]:
-        again = f"{units.plural(count, 'restart')} in a row from the last checkpoint"
-        lines.append(f"recovery: at most {again} without progress: {plan['retries']['reason']}")
     if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
         lines.append(
             f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}"
         )
     return lines
+
+
+def _device(plan: Plan) -> str:
+    return f"device {plan['device']['value']}: {plan['device']['reason']}"
+
+
+def _recovery(plan: Plan) -> list[str]:
+    count = plan["retries"]["value"]
+    again = f"{units.plural(count, 'restart')} in a row from the last checkpoint"
+    reason = plan["retries"]["reason"]
+    return [f"recovery: at most {again} without progress: {reason}"] if count else []
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
@@ -167,11 +173,14 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
 
 def announce(plan: Plan) -> None:
     """Write the whole plan to the log file. The console shows all of it with --debug and outside
-    local runs, otherwise CONSOLE and the notes. The monitor searches logs for `run directory:`."""
+    local runs, otherwise the headline and the notes. The monitor searches logs for `run
+    directory:`."""
     mode, *sentences = plan["text"]
     whole = plan["place"]["kind"] != LOCAL or bool(plan["config"].get("debug"))
-    for line in (mode, f"run directory: {plan['run_dir']}", *sentences):
-        log.say("INFO", line, shown=whole or line.startswith(CONSOLE))
+    log.say("INFO", mode, shown=whole)
+    log.say("INFO", f"run directory: {plan['run_dir']}")
+    for line in sentences:
+        log.say("INFO", line, shown=whole or line in plan["headline"])
     for v in plan["variables"]:
         if v["origin"] == "set here":
             log.say("INFO", f"set {v['name']}={v['value']}: {v['why']}", shown=whole)

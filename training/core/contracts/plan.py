@@ -198,6 +198,7 @@ class PlanStart(RanksPlan):
     resume: bool
     notes: list[str]  # warnings as text
     text: list[str]  # the plan as text
+    headline: list[str]  # sentences of it that the console of a local run shows
     run_name: NotRequired[str]  # this and the next two: once the run directory exists
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
