@@ -134,3 +134,18 @@ def test_stop_signals_are_handled_by_the_parent() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "survived\n")
     assert set(process.STOP_SIGNALS) == {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+
+
+def test_an_exiting_process_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    token, read = uuid.uuid4().hex, process._read
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, process.TOKEN: token})
+    try:
+        assert process.marked(token) == {child.pid: "sleep 60"}
+        # as the kernel shows a process that has released its memory
+        monkeypatch.setattr(
+            process, "_read", lambda pid, name: b"" if name == "cmdline" else read(pid, name)
+        )
+        assert process.marked(token) == {}
+    finally:
+        child.kill()
+        child.wait()

@@ -179,4 +179,4 @@ def test_missing_packages(tmp_path: Path) -> None:
     (tmp_path / "PIL.py").write_text("raise ModuleNotFoundError(\"No module named 'PIL'\")")
     done = python(str(EXAMPLE), PYTHONPATH=str(tmp_path))
     assert done.returncode == 2 and "No module named 'PIL'" in done.stderr
-    assert done.stderr.endswith(f"{sys.executable} -m pip install numpy pillow\n")
+    assert done.stderr.endswith(f"{shlex.quote(sys.executable)} -m pip install numpy pillow\n")

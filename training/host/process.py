@@ -131,9 +131,9 @@ def _living(wanted: Callable[[int], bool]) -> dict[int, str]:
         pid = int(name)
         try:
             if wanted(pid) and _stat(pid)[0] != b"Z":  # Z: dead, not yet reaped
-                found[pid] = (
-                    _read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
-                )
+                command = _read(pid, "cmdline")
+                if command:  # else it is exiting: its memory is released already
+                    found[pid] = command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
         except OSError:  # another user's process, or ended
             continue
     return found
