@@ -14,6 +14,7 @@ monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
 
 from __future__ import annotations
 
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -57,10 +58,7 @@ def svg(screen: pyte.Screen) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}">'
     ]
     out.append(f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#14181f"/>')
-    out.append(
-        '<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13" '
-        'xml:space="preserve">'
-    )
+    out.append('<g font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="13">')
     for y in range(used):
         start = 0
         while start < screen.columns:
@@ -71,16 +69,18 @@ def svg(screen: pyte.Screen) -> str:
             ) == (first.fg, first.bold):
                 end += 1
             text = "".join(screen.buffer[y][x].data for x in range(start, end))
-            if text.strip():
-                weight = ' font-weight="bold"' if first.bold else ""
-                fill = COLOURS.get(
-                    first.fg, f"#{first.fg}" if len(first.fg) == 6 else COLOURS["default"]
-                )
+            weight = ' font-weight="bold"' if first.bold else ""
+            fill = COLOURS.get(
+                first.fg, f"#{first.fg}" if len(first.fg) == 6 else COLOURS["default"]
+            )
+            # Renderers collapse blanks: each piece without two of them has its own place.
+            for piece in re.finditer(r"\S+(?: \S+)*", text):
                 place = (
-                    f'x="{PAD + start * CELL_W:.1f}" y="{PAD + (y + 0.78) * CELL_H:.1f}" '
-                    f'textLength="{len(text) * CELL_W:.1f}"'
+                    f'x="{PAD + (start + piece.start()) * CELL_W:.1f}" '
+                    f'y="{PAD + (y + 0.78) * CELL_H:.1f}" '
+                    f'textLength="{len(piece[0]) * CELL_W:.1f}"'
                 )
-                out.append(f'<text {place} fill="{fill}"{weight}>{escape(text)}</text>')
+                out.append(f'<text {place} fill="{fill}"{weight}>{escape(piece[0])}</text>')
             start = end
     return "\n".join([*out, "</g>", "</svg>", ""])
 
