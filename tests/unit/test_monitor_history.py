@@ -46,26 +46,22 @@ def test_truncated_file_is_read_from_its_start(made: Made) -> None:
     assert [p["step"] for p in watch.read()["loss_curve"]["points"]] == [1]
 
 
+def write_metrics(made: Made, best: int) -> None:
+    """20,000 steps, evaluated every 500; the evaluation at step `best` is the best one."""
+    lines = []
+    for step in range(1, 20_001):
+        loss = 2 + 3 * math.exp(-step / 3000)
+        time = made.at + step * 0.001
+        lines.append({"time": time, "step": step, "loss": loss, "step_ms": step % 97})
+        if step % 500 == 0:
+            lines.append({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - best) / 1e5})
+    made.run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def test_long_file_is_sampled_without_losing_evaluations(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = []
-    for step in range(1, 20_001):
-        lines.append(
-            json.dumps(
-                {
-                    "time": made.at + step * 0.001,
-                    "step": step,
-                    "loss": 2 + 3 * math.exp(-step / 3000),
-                    "step_ms": step % 97,
-                }
-            )
-        )
-        if step % 500 == 0:
-            lines.append(
-                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 7500) / 1e5})
-            )
-    made.run.metrics.write_text("\n".join(lines) + "\n")
+    write_metrics(made, best=7500)
     size = made.run.metrics.stat().st_size
     assert size > jsonl.WHOLE
     skimmed = state.RunWatch(made.run)
@@ -75,32 +71,17 @@ def test_long_file_is_sampled_without_losing_evaluations(
     assert (quick["training"], quick["progress"]["step"]) == (full["training"], 20_000)
     assert quick["training"]["eval_best_step"] == 7500
     assert quick["loss_curve"]["points"][0]["step"] < 200
-    for part in ("loss_curve",):
-        quick_values, full_values = ([p["loss"] for p in s[part]["points"]] for s in (quick, full))
-        assert len(quick_values) == len(full_values) == run_figures.CURVE_POINTS
-        assert quick_values == pytest.approx(full_values, rel=0.02)
+    quick_values, full_values = (
+        [p["loss"] for p in seen["loss_curve"]["points"]] for seen in (quick, full)
+    )
+    assert len(quick_values) == len(full_values) == run_figures.CURVE_POINTS
+    assert quick_values == pytest.approx(full_values, rel=0.02)
     made.step(20_001, 1.0)  # later lines are read one by one
     assert skimmed.read()["progress"]["step"] == 20_001
 
 
 def test_very_long_file_is_searched_in_pieces(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = []
-    for step in range(1, 20_001):
-        lines.append(
-            json.dumps(
-                {
-                    "time": made.at + step * 0.001,
-                    "step": step,
-                    "loss": 2 + 3 * math.exp(-step / 3000),
-                    "step_ms": 1.0,
-                }
-            )
-        )
-        if step % 500 == 0:
-            lines.append(
-                json.dumps({"step": step, "val_loss": 1.0, "val_bpb": 2 + abs(step - 1500) / 1e5})
-            )
-    made.run.metrics.write_text("\n".join(lines) + "\n")
+    write_metrics(made, best=1500)
     whole = look(made.run)
     for name, size in (
         ("WHOLE", 1 << 14),
