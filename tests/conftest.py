@@ -49,6 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+# Tests compare English output on any machine; those of another language select it.
+os.environ["DUET_LANG"] = "en"
+
 # A test run in the background ignores SIGINT, and every program under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -14,6 +14,7 @@ from training.config.flags import CommandLine
 from training.config.loader import Values
 from training.config.origin import DEFAULT, FILE, FLAG, VARIABLE, Origin
 from training.config.schema import FIELDS, Config, Known, describe
+from training.core import messages
 from training.core.errors import Problem
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _unknown_variables(environ: Mapping[str, str], fields: Known) -> list[Proble
     known = [PREFIX + name.upper() for name in {**FIELDS, **fields}]
     out = []
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known and variable not in INTERNAL:
+        if variable.startswith(PREFIX) and variable not in {*known, *INTERNAL, messages.VARIABLE}:
             out.append(_unknown_variable(variable, environ[variable], fields))
     return out
 

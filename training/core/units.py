@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import time
 
+from training.core import messages
+
 SMALL = 0.01  # smaller values need more than four decimal places
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """'1 rank', '2 ranks'."""
+    """'1 rank', '2 ranks'; `one` is the key of the Chinese form in core/text/units.json."""
+    if messages.language() == "zh" and one in (forms := messages.templates("units")):
+        return forms[one]["zh"].format(n=count)
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 

@@ -18,7 +18,9 @@ from training import tasks
 from training.config import batch
 from training.config.schema import Config
 from training.core import phases
+from training.core.messages import msg
 from training.core.rundir import ASKED
+from training.core.units import plural
 from training.diagnose.exception_cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
 from training.host import decisions
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
@@ -43,13 +45,13 @@ BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}
 WORKER = {"dataloader_worker_died", "shm_too_small"}
 # Causes that a restart cannot remove, and why.
 NEVER = {
-    "nan_loss": "the same data would give the same loss",
-    "ddp_params_mismatch": "parameters that differ between ranks need an explanation first",
-    "cuda_device_assert": "a code error recurs",
-    "gpu_hardware": "a faulty GPU stays faulty",
-    "disk_full": "a full disk stays full",
-    "config_error": "the ranks would reject it again",
-    "host_oom_killed": "the same program would need the same memory",
+    "nan_loss": msg("launcher.retry.never.nan"),
+    "ddp_params_mismatch": msg("launcher.retry.never.ddp_params"),
+    "cuda_device_assert": msg("launcher.retry.never.code_error"),
+    "gpu_hardware": msg("launcher.retry.never.gpu_hardware"),
+    "disk_full": msg("launcher.retry.never.disk_full"),
+    "config_error": msg("launcher.retry.never.config"),
+    "host_oom_killed": msg("launcher.retry.never.host_oom"),
 }
 
 
@@ -82,7 +84,11 @@ class Failure:
         return self.step - self.saved
 
     def __str__(self) -> str:
-        return f"{self.summary if self.cause in BY_ITSELF else self.cause} at step {self.step}"
+        return msg(
+            "launcher.retry.failure_at",
+            summary=self.summary if self.cause in BY_ITSELF else self.cause,
+            step=self.step,
+        )
 
 
 @dataclass(frozen=True)
@@ -119,20 +125,23 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     if cured:
         return cured
     if failure.kind == DIED and failure.status >= 0:
-        return GiveUp(f"a rank that exits by itself would exit again ({failure.summary})")
+        return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
     killed = failure.kind == DIED and -failure.status in SIGNALS
     hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
     if not (killed or hang or failure.cause in NETWORK or failure.cause in WORKER):
-        return GiveUp("a code error recurs")
+        return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if any(failure.same(earlier) for earlier in same_plan):
-        return GiveUp(f"second failure at step {failure.step}")
+        return GiveUp(msg("launcher.retry.same_step", step=failure.step))
     number = 1 + sum(not f.changed for f in row)
     if number > retries:
-        s = "s" if retries > 1 else ""
         return GiveUp(
-            f"{retries} consecutive restart{s} made no progress (retries is {retries}: "
-            f"{plan['retries']['reason']})"
+            msg(
+                "launcher.retry.no_progress",
+                restarts=plural(retries, "consecutive restart"),
+                retries=retries,
+                reason=plan["retries"]["reason"],
+            )
         )
     network = sum(f.cause in NETWORK for f in row)
     return Restart(
@@ -157,16 +166,26 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
     now, total = plan["config"]["device_batch_size"], plan["config"]["total_batch_size"]
     size = batch.smaller(now, plan["batch"]["seq_len"], plan["batch"]["world_size"], total)
     if size is None:
-        return GiveUp(f"device_batch_size is already {now}: try {tasks.spec_of(plan).lighter}")
+        return GiveUp(
+            msg("launcher.retry.batch_too_small", now=now, lighter=tasks.spec_of(plan).lighter)
+        )
     who, unit = (
-        "a rank" if failure.rank is None else f"rank {failure.rank}",
+        msg("launcher.retry.a_rank")
+        if failure.rank is None
+        else msg("launcher.retry.rank", rank=failure.rank),
         tasks.task_of(plan)["unit"],
     )
-    label = (
-        f"device_batch_size {now} → {size}, the same {total} {unit} per step with "
-        f"{now / size:g} × accumulation"
+    label = msg(
+        "launcher.retry.smaller_batch",
+        now=now,
+        size=size,
+        total=total,
+        unit=unit,
+        factor=now / size,
     )
-    return Restart(0, {"device_batch_size": size}, f"{who} was out of memory with {now}", label)
+    return Restart(
+        0, {"device_batch_size": size}, msg("launcher.retry.out_of_memory", who=who, now=now), label
+    )
 
 
 def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Restart | None:
@@ -176,13 +195,10 @@ def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Rest
         return None
     fewer = workers // 2 if workers > 2 else 0
     changes = {"num_workers": fewer} | ({} if fewer else {"persistent_workers": False})
-    why = (
-        f"the data loader of rank {failure.rank} failed with {workers} "
-        f"worker{'s' if workers > 1 else ''}"
-    )
-    label = f"num_workers {workers} → {fewer}: the data loader failed again"
+    why = msg("launcher.retry.data_loader", rank=failure.rank, workers=plural(workers, "worker"))
+    label = msg("launcher.retry.fewer_workers", workers=workers, fewer=fewer)
     return Restart(
-        0, changes, why, label if fewer else f"{label}; the ranks load the data themselves"
+        0, changes, why, label if fewer else msg("launcher.retry.no_workers", label=label)
     )
 
 
@@ -200,7 +216,7 @@ def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
     config = plan["config"] | changes
     plan = plan | {
         "config": config,
-        "origins": plan["origins"] | dict.fromkeys(changes, f"from recovery: {why}"),
+        "origins": plan["origins"] | dict.fromkeys(changes, msg("launcher.retry.origin", why=why)),
     }
     if "device_batch_size" in changes:
         size, old = changes["device_batch_size"], plan["batch"]

@@ -1,0 +1,40 @@
+"""Messages in the user's language: `msg("plan.run_missing", name=name)`.
+
+core/text/<room>.json has the English and the Chinese template of every message of a room; the first
+word of an ID is the room. DUET_LANG (which --lang sets) selects the language, else the locale does.
+Codes, JSON keys and log lines that programs parse are the same in every language.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+LANGUAGES = ("en", "zh")
+VARIABLE = "DUET_LANG"
+FOLDER = Path(__file__).parent / "text"
+_LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")  # in the order of gettext
+
+
+def language(environ: Mapping[str, str] | None = None) -> str:
+    """`zh` if DUET_LANG or the locale is Chinese, else `en`."""
+    known = os.environ if environ is None else environ
+    chosen = next((known[name] for name in (VARIABLE, *_LOCALE) if known.get(name)), "")
+    return "zh" if chosen.lower().startswith("zh") else "en"
+
+
+@functools.cache
+def templates(room: str) -> dict[str, dict[str, str]]:
+    """ID → language → template."""
+    found: dict[str, dict[str, str]] = json.loads((FOLDER / f"{room}.json").read_text("utf-8"))
+    return found
+
+
+def msg(message_id: str, /, **values: object) -> str:
+    """The message in the selected language. Raises KeyError for an unknown ID or a missing
+    value."""
+    template = templates(message_id.partition(".")[0])[message_id][language()]
+    return template.format(**values) if values else template
