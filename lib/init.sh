@@ -30,6 +30,28 @@ DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")
 export DUET_ROOT DUET_SCRIPT
 
+# `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike.
+DUET_WORDS=()
+while (($#)) && [[ $1 != -- ]]; do
+  case $1 in
+  --lang | --lang=*)
+    if [[ $1 == --lang=* ]]; then set -- --lang "${1#*=}" "${@:2}"; fi
+    case ${2-} in
+    en | zh) export DUET_LANG=$2 ;;
+    *)
+      printf "[ERROR] --lang is '%s'\n    allowed: en or zh\n    try:     %s --lang=zh …\n" "${2-}" "$0" >&2
+      exit 2
+      ;;
+    esac
+    shift
+    ;;
+  *) DUET_WORDS+=("$1") ;;
+  esac
+  shift
+done
+set -- ${DUET_WORDS[@]+"${DUET_WORDS[@]}"} "$@"
+unset DUET_WORDS
+
 # Exit codes of the shell part; the full list is class Exit in training/core/errors.py.
 # shellcheck disable=SC2034 # used by the parts below
 readonly EXIT_CONFIG=2 EXIT_RESOURCES=3
