@@ -115,3 +115,20 @@ bash_is() {
   cd /
   is "$(bash -c 'source "$0/lib/init.sh"; printenv DUET_ROOT' "$BATS_TEST_TMPDIR/link")" "$PROJECT"
 }
+
+@test "--lang before -- sets DUET_LANG for each command; another language is refused" {
+  for words in '--lang=zh nowhere.py' 'nowhere.py --lang zh'; do
+    # shellcheck disable=SC2086 # words
+    run --separate-stderr ./train_dual_gpu.sh $words
+    is "$status" 2
+    has "$stderr" '个问题'
+  done
+  run --separate-stderr ./train_dual_gpu.sh nowhere.py -- --lang=zh
+  is "$status" 2
+  has_not "$stderr" '个问题'
+  for words in --lang=fr --lang; do
+    run --separate-stderr ./train_dual_gpu.sh "$words"
+    is "$status:$output" '2:'
+    has "$stderr" 'allowed: en or zh'
+  done
+}

@@ -9,7 +9,7 @@ from training.config.schema import Config
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims
-from training.tasks.gpt.muon import Fp32Muon
+from training.tasks.gpt.muon import Muon
 from training.tasks.optim import Optimizers
 
 
@@ -105,7 +105,7 @@ def test_muon_updates_all_directions_of_a_matrix_equally() -> None:
     # In fp32 the smallest directions need more iterations; in bf16 rounding fills them.
     alike = (
         int((slopes > slopes.norm() / 100).sum())
-        if any(isinstance(p, Fp32Muon) for p in optimizer.parts)
+        if any(getattr(p, "dtype", None) == torch.float32 for p in optimizer.parts)
         else len(values)
     )
     assert (
@@ -116,19 +116,38 @@ def test_muon_updates_all_directions_of_a_matrix_equally() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(48, 32), (32, 48)])
-def test_muon_in_fp32_equals_torchs_except_for_rounding(shape: tuple[int, int]) -> None:
+def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding() -> None:
     torch.manual_seed(0)
-    start = torch.randn(shape)
-    gradients = [torch.randn(shape) for _ in range(3)]
+    starts = [torch.randn(shape) for shape in [(48, 32), (32, 48), (48, 32), (32, 32)]]
     ends, states = [], []
-    for kind in (torch.optim.Muon, Fp32Muon):
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = kind([weight], lr=0.02, weight_decay=0.1, momentum=0.9)
-        for gradient in gradients:
-            weight.grad = gradient.clone()
+    settings: dict[str, float] = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+    for make in (
+        lambda weights: torch.optim.Muon(weights, **settings),  # type: ignore[arg-type]
+        lambda weights: Muon(weights, **settings, dtype=torch.float32),
+        lambda weights: Muon(weights, **settings, dtype=torch.bfloat16),
+    ):
+        weights = [torch.nn.Parameter(start.clone()) for start in starts]
+        optimizer = make(weights)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator)
             optimizer.step()
-        ends.append(weight.detach() - start)
-        states.append(optimizer.state_dict()["state"][0]["momentum_buffer"])
-    assert torch.equal(*states)
-    assert (ends[0] - ends[1]).norm() < 0.02 * ends[0].norm()
+        ends.append([w.detach() - start for w, start in zip(weights, starts, strict=True)])
+        states.append(optimizer.state_dict()["state"])
+    for i in range(len(starts)):
+        wanted = states[0][i]["momentum_buffer"]
+        assert all(torch.equal(state[i]["momentum_buffer"], wanted) for state in states[1:])
+        assert all((end[i] - ends[0][i]).norm() < 0.02 * ends[0][i].norm() for end in ends[1:])
+
+
+def test_state_of_torchs_muon_is_loaded() -> None:
+    torch.manual_seed(0)
+    old = torch.nn.Parameter(torch.randn(8, 4))
+    before = torch.optim.Muon([old], lr=0.02)
+    old.grad = torch.randn(8, 4)
+    before.step()
+    new = Muon([old], lr=0.02, weight_decay=0.0, momentum=0.9, dtype=torch.float32)
+    new.load_state_dict(before.state_dict())
+    (state,) = new.state_dict()["state"].values()
+    assert torch.equal(state["momentum_buffer"], before.state_dict()["state"][0]["momentum_buffer"])

@@ -48,8 +48,8 @@ class Optimizers:
     def gather(self) -> None:
         """Collect the state of all ranks on rank 0 for state_dict(). A collective."""
         for part in self.parts:
-            if hasattr(part, "consolidate_state_dict"):
-                part.consolidate_state_dict()
+            if hasattr(part, "gather"):
+                part.gather()
 
     def state_dict(self) -> list[Group]:
         """Moments of all parameters, the same for any number of ranks. On rank 0, after

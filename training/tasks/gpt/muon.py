@@ -1,21 +1,76 @@
-"""Muon for CPUs without bf16 matrix instructions, on which torch's Muon emulates them and takes ten
-times as long."""
+"""Muon in batches, shared by the ranks: all matrices of one shape take one Newton-Schulz iteration.
+
+Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest
+orthogonal matrix. Its arithmetic is up to a fifth of a small step, so each rank updates some
+matrices of each shape and sends the updates to the others (ZeRO stage 1, arXiv:1910.02054); the
+exchange of one shape overlaps with the arithmetic of the next. All ranks apply the same received
+bits, so the weights stay identical.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from training.tasks.optim import Group
+# The constants of torch.optim.Muon, which computes the same one matrix at a time.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS, EPSILON = 5, 1e-7
 
 
-class Fp32Muon(torch.optim.Muon):
-    """The algorithm and state of `torch.optim.Muon` (torch/optim/_muon.py) with the Newton-Schulz
-    iteration in fp32."""
+@dataclass
+class _Bucket:
+    """The matrices of one shape. This rank updates `own`, whose momentum is one tensor."""
+
+    matrices: list[Tensor]
+    own: slice
+    share: int  # matrices per rank, the last rank may have fewer
+    momentum: Tensor  # (own, rows, columns), fp32
+    gathered: list[Tensor] | None = None  # momentum of each rank, on rank 0 after gather()
+
+    @property
+    def scale(self) -> float:
+        """Factor of the learning rate: tall matrices take larger steps."""
+        rows, columns = self.matrices[0].shape
+        return math.sqrt(max(1.0, rows / columns))
+
+
+class Muon(torch.optim.Optimizer):
+    """`dtype`: of the iteration and of the exchanged updates. With a process group the constructor,
+    step() and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's
+    and does not depend on the number of ranks."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Tensor],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(
+            list(matrices), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        )
+        self.dtype = dtype
+        shared = dist.is_available() and dist.is_initialized()
+        self.ranks = dist.get_world_size() if shared else 1
+        self.rank = dist.get_rank() if shared else 0
+        shapes = dict.fromkeys(m.shape for m in matrices)
+        # The largest first: more arithmetic remains to overlap with their exchange.
+        by_size = sorted(shapes, key=lambda s: -s.numel() * sum(m.shape == s for m in matrices))
+        self.buckets = [self._bucket([m for m in matrices if m.shape == s]) for s in by_size]
+
+    def _bucket(self, matrices: list[Tensor]) -> _Bucket:
+        share = -(-len(matrices) // self.ranks)
+        own = slice(self.rank * share, min((self.rank + 1) * share, len(matrices)))
+        count, first = max(0, own.stop - own.start), matrices[0]
+        return _Bucket(matrices, own, share, first.new_zeros((count, *first.shape)))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -23,35 +78,99 @@ class Fp32Muon(torch.optim.Muon):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+        group = self.param_groups[0]
+        started = [(bucket, *self._exchange(bucket, group["momentum"])) for bucket in self.buckets]
+        for bucket, updates, work in started:
+            if work is not None:
+                work.wait()
+            torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(
+                bucket.matrices,
+                updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
+                alpha=-group["lr"] * bucket.scale,
+            )
         return loss
 
-    def _update(self, parameter: Tensor, grad: Tensor, group: Group) -> None:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        moving: Tensor = state["momentum_buffer"]
-        moving.lerp_(grad, 1 - group["momentum"])
-        update = grad.lerp(moving, group["momentum"]) if group["nesterov"] else moving
-        update = orthogonal(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        rate = group["lr"] * math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-rate)
+    def _exchange(self, bucket: _Bucket, momentum: float) -> tuple[Tensor, dist.Work | None]:
+        """The updates of all matrices; complete when the work is, if there is one."""
+        mine = self._updates(bucket, momentum)
+        if self.ranks == 1:
+            return mine, None
+        shape = bucket.matrices[0].shape
+        if len(mine) < bucket.share:
+            mine = torch.cat([mine, mine.new_zeros((bucket.share - len(mine), *shape))])
+        every = mine.new_empty((self.ranks * bucket.share, *shape))
+        # As bytes: gloo has no bf16 in some versions of torch.
+        received, sent = every.view(torch.uint8), mine.contiguous().view(torch.uint8)
+        return every, dist.all_gather_into_tensor(received, sent, async_op=True)
+
+    def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
+        """Updates of this rank's matrices, (own, rows, columns). Nesterov's momentum."""
+        gradients = [m.grad for m in bucket.matrices[bucket.own] if m.grad is not None]
+        if not gradients:
+            return bucket.momentum.to(self.dtype)  # this rank has none of this shape
+        update = torch.stack(gradients)
+        bucket.momentum.lerp_(update, 1 - momentum)
+        update = update.lerp_(bucket.momentum, momentum).to(self.dtype)
+        # A GPU takes all matrices at once; on a CPU one at a time stays in its cache.
+        parts = update.split(len(update) if update.is_cuda else 1)
+        return torch.cat([orthogonal(part) for part in parts])
+
+    def gather(self) -> None:
+        """Collect the momentum of all ranks on rank 0 for state_dict()."""
+        if self.ranks == 1:
+            return
+        for bucket in self.buckets:
+            shape = bucket.matrices[0].shape
+            mine = bucket.momentum
+            if len(mine) < bucket.share:
+                mine = torch.cat([mine, mine.new_zeros((bucket.share - len(mine), *shape))])
+            parts = [torch.empty_like(mine) for _ in range(self.ranks)] if self.rank == 0 else None
+            dist.gather(mine, parts, dst=0)
+            if parts is not None:
+                # On the CPU: a GPU has no room for the momentum of the others.
+                bucket.gathered = [bucket.momentum, *(part.cpu() for part in parts[1:])]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim.Muon's. With several ranks on rank 0 only, after gather()."""
+        state = super().state_dict()
+        place = self._places()
+        for bucket in self.buckets:
+            parts = [bucket.momentum] if self.ranks == 1 else bucket.gathered
+            assert parts is not None, "gather() comes first"
+            every = [buffer for part in parts for buffer in part.unbind()]
+            # The last rank's part is padded.
+            for matrix, buffer in zip(bucket.matrices, every, strict=False):
+                state["state"][place[id(matrix)]] = {"momentum_buffer": buffer}
+        state["state"] = dict(sorted(state["state"].items()))
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the momentum of this rank's matrices; accepts torch.optim.Muon's state."""
+        place = self._places()
+        for bucket in self.buckets:
+            for matrix, buffer in zip(
+                bucket.matrices[bucket.own], bucket.momentum.unbind(), strict=True
+            ):
+                saved = state_dict["state"].get(place[id(matrix)])
+                if saved is None:  # of a run that has not made a step
+                    buffer.zero_()
+                else:
+                    buffer.copy_(saved["momentum_buffer"])
+
+    def _places(self) -> dict[int, int]:
+        return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
-def orthogonal(
-    matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Tensor:
-    """Approximate nearest orthogonal matrix, by a quintic Newton-Schulz iteration
-    (kellerjordan.github.io/posts/muon)."""
-    a, b, c = coefficients
-    tall = matrix.shape[0] > matrix.shape[1]
-    out = matrix.T if tall else matrix
-    out = out / out.norm().clamp(min=eps)
-    for _ in range(steps):
-        gram = out @ out.T
-        out = torch.addmm(out, torch.addmm(gram, gram, gram, beta=b, alpha=c), out, beta=a)
-    return out.T if tall else out
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Approximate nearest orthogonal matrices of (…, rows, columns), by a quintic Newton-Schulz
+    iteration."""
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    out = matrices.mT if tall else matrices
+    out = out / out.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+    for _ in range(STEPS):
+        gram = out @ out.mT
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        out = torch.baddbmm(out, gram, out, beta=a)
+    return out.mT if tall else out

@@ -1,20 +1,14 @@
-"""A GPT's optimizers: Muon for the blocks' matrices, AdamW for everything else.
-
-Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest
-orthogonal matrix; its effect is measured in docs/model.md. Its arithmetic is up to a fifth of a
-small step, so the ranks share it: each updates some matrices and sends them to the others (ZeRO
-stage 1, arXiv:1910.02054). The weights are bit-identical.
-"""
+"""A GPT's optimizers: Muon for the blocks' matrices, AdamW for everything else. Muon's effect is
+measured in docs/model.md."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from training.config.schema import Config
 from training.host import decisions
 from training.tasks.gpt.model import GPT
-from training.tasks.gpt.muon import Fp32Muon
+from training.tasks.gpt.muon import Muon
 from training.tasks.optim import MOMENTUM, Group, Optimizers
 
 BETAS = (0.8, 0.95)
@@ -44,21 +38,17 @@ def build(model: GPT, config: Config) -> Optimizers:
     ]
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
+        # Without bf16 matrix instructions a CPU emulates them, ten times as slowly.
         emulated = matrices[0].device.type == "cpu" and not decisions.cpu_bf16()
-        muon = Fp32Muon if emulated else torch.optim.Muon
-        settings = {"lr": rate, "weight_decay": config.weight_decay, "momentum": MOMENTUM[1]}
-        if dist.is_initialized():
-            # saves a single process 0.1 s
-            from torch.distributed.optim import (
-                ZeroRedundancyOptimizer,
+        first.append(
+            Muon(
+                matrices,
+                lr=rate,
+                weight_decay=config.weight_decay,
+                momentum=MOMENTUM[1],
+                dtype=torch.float32 if emulated else torch.bfloat16,
             )
-
-            # As views of one buffer per rank, the matrices are sent in one message.
-            first.append(
-                ZeroRedundancyOptimizer(matrices, muon, parameters_as_bucket_view=True, **settings)
-            )
-        else:
-            first.append(muon(matrices, **settings))
+        )
     else:
         groups.insert(
             0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay}
