@@ -29,15 +29,21 @@ ENTRY = {
 
 
 @contextmanager
-def answers(folder: Path, answer: Any) -> Iterator[Path]:
-    """A rank 0 with this answer."""
+def answers(folder: Path, answer: Any, backend: str = "gloo") -> Iterator[Path]:
+    """A rank 0 with this answer of the recorder of this backend; the other one does not exist."""
+    served = b"/handler/" + {"gloo": b"fr_trace_json", "nccl": b"dump_nccl_trace_json"}[backend]
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
+            asked = self.rfile.readline().split()[1]
             while self.rfile.readline().strip():
                 pass
-            text = json.dumps(answer).encode()
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+            status, text = b"404 Not Found", b"Handler not found"
+            if asked == served:
+                status, text = b"200 OK", json.dumps(answer).encode()
+            self.wfile.write(
+                b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
+            )
 
     with (
         flight_recorder_server.short(str(folder)) as short,
@@ -67,6 +73,13 @@ def test_the_calls_of_a_rank(tmp_path: Path) -> None:
         flight_recorder.read(folder / "none", 0) is None
         and flight_recorder.pending(folder / "none", 0) is None
     )
+
+
+def test_the_calls_of_a_rank_on_nccl(tmp_path: Path) -> None:
+    """NCCL has a recorder of its own; the other one is empty or does not exist."""
+    entry = ENTRY | {"profiling_name": "nccl:all_reduce", "retired": False}
+    with answers(tmp_path, {"entries": [entry]}, "nccl") as folder:
+        assert flight_recorder.read(folder, 0) == [Call("3", 4, "all_reduce", "float [7]")]
 
 
 def test_a_rank_without_pending_collectives(tmp_path: Path) -> None:

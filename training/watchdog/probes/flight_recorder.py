@@ -4,6 +4,7 @@ while the rank is blocked (served by training.trainer.flight_recorder_server).""
 from __future__ import annotations
 
 import contextlib
+import http
 import http.client
 import json
 import socket
@@ -17,6 +18,8 @@ from training.core.jsonl import Record
 from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
+# torch's recorder for gloo, and NCCL's own one, which only CUDA builds of torch have.
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
 UNREADABLE = (
     OSError,
     ValueError,
@@ -76,14 +79,28 @@ def pending(folder: Path, rank: int) -> bool | None:
 def _entries(folder: Path, rank: int) -> list[Record]:
     """Raises one of UNREADABLE. An unexpected answer of another torch version is only missing
     evidence."""
+    answers = [_answer(folder, rank, handler) for handler in HANDLERS]
+    if all(answer is None for answer in answers):
+        raise ValueError("no flight recorder answered")
+    return [
+        entry for answer in answers if answer is not None for entry in answer.get("entries", [])
+    ]
+
+
+def _answer(folder: Path, rank: int, handler: str) -> Record | None:
+    """None: this torch has no such handler."""
     with (
         flight_recorder_server.short(str(folder)) as short,
         contextlib.closing(
             _Connection(f"{short}/{flight_recorder_server.address(folder, rank).name}")
         ) as connection,
     ):
-        connection.request("POST", "/handler/fr_trace_json")
-        return list(json.loads(connection.getresponse().read()).get("entries", []))
+        connection.request("POST", f"/handler/{handler}")
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            return None
+        found: Record = json.loads(answer.read())
+        return found
 
 
 def _call(entry: Mapping[str, Any]) -> Call:
