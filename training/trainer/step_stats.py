@@ -98,12 +98,22 @@ class StepAllReduce:
         )
 
     def start(self, step: int, work: LocalStep, checksum: torch.Tensor | None, stop: int) -> None:
-        self._values = torch.zeros_like(self._values)
-        own = self._values[self.SLOTS * self.world.rank :]
-        own[0], own[1], own[2] = float(step), float(work.sequences), work.loss
-        own[3] = NO_CHECKSUM if checksum is None else checksum
-        own[4], own[5] = work.compute_ms, self._memory.now()
-        self._values[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
+        facts = [0.0] * len(self._values)
+        at = self.SLOTS * self.world.rank
+        facts[at : at + self.SLOTS] = (
+            *(float(step), float(work.sequences), 0.0, NO_CHECKSUM),
+            *(work.compute_ms, self._memory.now()),
+        )
+        facts[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
+        # One copy from pinned memory and no assignment of a number to a GPU's tensor: each of those
+        # would wait until the backward pass has ended.
+        on_gpu = self.world.device.type == "cuda"
+        self._values = torch.tensor(facts, dtype=torch.float64, pin_memory=on_gpu).to(
+            self.world.device, non_blocking=True
+        )
+        self._values[at + 2].copy_(work.loss, non_blocking=True)
+        if checksum is not None:
+            self._values[at + 3].copy_(checksum, non_blocking=True)
         if self.world.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
 
