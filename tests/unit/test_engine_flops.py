@@ -54,6 +54,10 @@ def test_the_embedding_is_not_counted() -> None:
         ("NVIDIA L4", 121.0),
         ("NVIDIA GeForce RTX 5090", 209.5),
         ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 D", 147.1),
+        ("NVIDIA GeForce RTX 5080", 112.6),
+        ("NVIDIA B300 SXM6 AC", 2250.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
         ("NVIDIA GeForce RTX 3090", 71.0),
     ],
 )
@@ -66,7 +70,6 @@ def test_known_gpus(name: str, tera: float) -> None:
     [
         *(
             "NVIDIA GeForce RTX 4090 Laptop GPU",
-            "NVIDIA GeForce RTX 4090 D",
             "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
             "NVIDIA A100",
         ),
@@ -80,13 +83,16 @@ def test_other_gpus_have_no_known_peak(name: str) -> None:
 def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelDims(12, 8192, 1536)
 
-    def session(device: str) -> Any:
+    def session(device: str, bf16: bool = True) -> Any:
         task, raw = (
             SimpleNamespace(flops=lambda model: flops_per_token(model.shape)),
             SimpleNamespace(shape=shape),
         )
         return SimpleNamespace(
-            world=World(0, 0, 2, torch.device(device), "nccl", "-"), raw=raw, task=task
+            world=World(0, 0, 2, torch.device(device), "nccl", "-"),
+            raw=raw,
+            task=task,
+            bf16=bf16,
         )
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
@@ -97,6 +103,7 @@ def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch)
     )
     assert _speed_at_peak(session("cuda:0")) == pytest.approx(2 * 312e12 / flops_per_token(shape))
     assert _speed_at_peak(session("cpu")) is None
+    assert _speed_at_peak(session("cuda:0", bf16=False)) is None, "fp32 has another peak"
     unknown = session("cuda:0")
     unknown.task.flops = lambda model: None
     assert _speed_at_peak(unknown) is None

@@ -79,7 +79,7 @@ class AsyncCheckpointer:
         """
         self._finish()
         self._copy = _copied(state, self._copy)
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # not in a CPU run: it would create a context
             torch.cuda.synchronize()  # the copies above are asynchronous
         self._thread = threading.Thread(
             target=self._write, args=(position, facts, required), name="checkpoint", daemon=True

@@ -6,11 +6,14 @@ import re
 
 # 10^12 operations per second, bf16 on tensor cores with fp32 sums, dense: half of what data sheets
 # list "with sparsity". Keys: the driver's name without "NVIDIA ". Sources: NVIDIA's data sheets of
-# B200 (HGX), H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40, L4, RTX A6000;
-# whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell (50xx) for GeForce. Names not listed here
-# (laptop GPUs, GPU slices) have another peak or no published one.
+# B200 and B300 (HGX), GB200, GB10, H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40,
+# L4, RTX A6000, RTX A5000, RTX 6000 Ada; whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell
+# (50xx, PRO). Names not listed here (laptop GPUs, GPU slices) have another peak or no published
+# one; V100, T4 and the 20xx have no bf16.
 PEAKS = {
-    r"B200": 2250.0,
+    r"GB200": 2500.0,
+    r"B[23]00( SXM6 AC)?": 2250.0,
+    r"GB10": 125.0,
     r"(GH200 \w+|H100 \d+GB HBM3|H100 SXM5.*|H200)": 989.5,
     r"(H100|H200) NVL": 835.5,
     r"H100 PCIe": 756.5,
@@ -23,11 +26,21 @@ PEAKS = {
     r"L40": 181.0,
     r"L4": 121.0,
     r"RTX A6000": 154.8,
+    r"RTX A5000": 111.1,
+    r"RTX 6000 Ada Generation": 364.2,
+    r"RTX PRO 6000 Blackwell (Workstation|Server) Edition": 503.8,
+    r"RTX PRO 6000 Blackwell Max-Q Workstation Edition": 438.9,
     r"GeForce RTX 5090": 209.5,
+    r"GeForce RTX 5080": 112.6,
+    r"GeForce RTX 5070 Ti": 87.9,
+    r"GeForce RTX 4090 D": 147.1,
     r"GeForce RTX 4090": 165.2,
+    r"GeForce RTX 4080 SUPER": 104.4,
     r"GeForce RTX 4080": 97.5,
+    r"GeForce RTX 4070 Ti SUPER": 88.2,
     r"GeForce RTX 3090 Ti": 80.0,
     r"GeForce RTX 3090": 71.0,
+    r"GeForce RTX 3080": 59.5,
 }
 
 

@@ -38,9 +38,9 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic; None:
-    unknown."""
-    if session.world.device.type != "cuda":
+    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic in bf16;
+    None: unknown, or another precision."""
+    if session.world.device.type != "cuda" or not session.bf16:
         return None
     peak, cost = (
         flops.peak(torch.cuda.get_device_name(session.world.device)),

@@ -49,6 +49,7 @@ class TrainState:
     batches: Batches
     validation: BatchDataset | None
     autocast: torch.autocast
+    bf16: bool  # whether autocast is on
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
@@ -140,9 +141,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         arrive=task.arrive,
     )
     model = _wrap(raw, task, plan, world)
-    autocast = torch.autocast(
-        world.device.type, torch.bfloat16, enabled=plan["precision"]["value"] == "bf16"
-    )
+    bf16 = plan["precision"]["value"] == "bf16"
+    autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
     if world.world_size > 2:
         _settle_buckets(model, task, autocast, optimizer, train, batch)
     return TrainState(
@@ -159,6 +159,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         batches=batches,
         validation=task.rows("val"),
         autocast=autocast,
+        bf16=bf16,
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
