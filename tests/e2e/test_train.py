@@ -98,6 +98,7 @@ def test_the_enhanced_script_makes_the_same_plan_and_reports_resources(launch: L
         "memory",
         "retries",
         "text",
+        "headline",
     }
     same = [
         re.sub(
