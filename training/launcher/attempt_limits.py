@@ -107,10 +107,12 @@ class AttemptLimits:
         names = [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)] or [
             c.name for c in children.alive.values()
         ]
-        why = "a non-daemon thread or an exit handler"
-        have = "have" if len(names) > 1 else "has"
         log.warning(
-            f"{', '.join(names)} finished {since_s:.0f} s ago but {have} not exited ({why}); killed"
+            f"{', '.join(names)} finished {since_s:.0f} s ago but have not exited (a non-daemon "
+            f"thread or an exit handler); killed"
+            if len(names) > 1
+            else f"{names[0]} finished {since_s:.0f} s ago but has not exited (a non-daemon "
+            f"thread or an exit handler); killed"
         )
         outcome.closed = Exit(
             (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)

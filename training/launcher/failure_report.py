@@ -83,7 +83,7 @@ def statuses(outcome: Outcome) -> str:
             "ended with status 0" if status == 0 else exit_status.how(status), []
         ).append(str(rank))
     return "".join(
-        f"{';' if i else ':'} rank {', '.join(ranks)} {how}"
+        f"; rank {', '.join(ranks)} {how}" if i else f": rank {', '.join(ranks)} {how}"
         for i, (how, ranks) in enumerate(by_end.items())
     )
 

@@ -99,10 +99,8 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
         except OSError as error:
             store.close()
             if error.errno != errno.EADDRINUSE:
-                text = (
-                    f"cannot listen on {address or 'this machine'}, port {port} "
-                    f"(--master_port): {error.strerror}"
-                )
+                where = address or "this machine"
+                text = f"cannot listen on {where}, port {port} (--master_port): {error.strerror}"
                 raise UserError(
                     Problem(
                         "port.unusable",

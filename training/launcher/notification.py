@@ -60,7 +60,7 @@ def payload(
         "name": run.name,
         "status": status,
         "exit_code": code,
-        "title": f"{run.name} {WORDS[status]}{f': {cause}' if cause else ''}",
+        "title": f"{run.name} {WORDS[status]}: {cause}" if cause else f"{run.name} {WORDS[status]}",
         "text": _clean(f"{text} (exit {code})" if code else text),
         "cause": cause,
         "rank": failure.get("rank") if status == FAILED else None,
@@ -106,14 +106,15 @@ def _failure(run: rundir.RunDir, plan: Plan) -> Record:
 
 def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status: str) -> str:
     if failure:
-        rank = (
-            "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
-        )
-        return f"{rank}{failure['summary']}"
+        if failure.get("rank") is None or status != FAILED:
+            return str(failure["summary"])
+        return f"rank {failure['rank']}: {failure['summary']}"
     if "loss_last" in done:
         whole = cast("SummaryRecord", done)
-        saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
-        return f"{saved}{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
+        text = f"{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
+        if status == FINISHED:
+            return text
+        return f"stopped at step {done['steps']}, checkpoint saved; {text}"
     if done:  # a user script
         return f"{plural(done['ranks'], 'rank')}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])

@@ -61,7 +61,7 @@ class PeerLink(ABC):
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
         # on a node other than 0: the exit code where node 0 was asked to stop after a failure
         self.stopped = 0
-        self._names: dict[int, str] = {}  # by node, with address and host
+        self._places: dict[int, str] = {}  # by node: ' (address, host)'
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
         self._warned: set[int] = set()
@@ -92,7 +92,11 @@ class PeerLink(ABC):
             wire.close()
 
     def name(self, node: int) -> str:
-        return self._names.get(node, f"node {node}")
+        return f"node {node}{self.place_of(node)}"
+
+    def place_of(self, node: int) -> str:
+        """' (address, host)'; '' before the node has joined."""
+        return self._places.get(node, "")
 
     def there(self, node: int) -> bool:
         """Is it connected and responsive?"""
@@ -102,14 +106,12 @@ class PeerLink(ABC):
 
     def missing(self) -> str:
         """Names of the machines that are not."""
-        return ", ".join(self.name(node) for node in sorted(self._names) if not self.there(node))
+        return ", ".join(self.name(node) for node in sorted(self._places) if not self.there(node))
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
         shown = "".join(c for c in str(host)[:64] if c in NAME)
-        self.wires[node], self._names[node] = (
-            wire,
-            f"node {node} ({address}{f', {shown}' if shown else ''})",
-        )
+        self.wires[node] = wire
+        self._places[node] = f" ({address}, {shown})" if shown else f" ({address})"
 
     def send_all(self, message: Message) -> None:
         """Send to all; a lost connection is reported by the next read."""
@@ -247,4 +249,8 @@ class Waiting:
         waited = self.seconds
         if waited - self._reported_s > (REPORT_EVERY_S if self._reported_s else REPORT_AFTER_S):
             self._reported_s = waited
-            level(f"waiting for {what} ({waited:.0f} s){f': {why}' if why else ''}")
+            level(
+                f"waiting for {what} ({waited:.0f} s): {why}"
+                if why
+                else f"waiting for {what} ({waited:.0f} s)"
+            )

@@ -62,10 +62,8 @@ class PostRun:
             nice=NICE,
         )
         if error:
-            log.warning(
-                f"no report was written: {_with_reason(error, output)}\n    try: "
-                + typed(f"./duet report {shlex.quote(str(self.run.path))}")
-            )
+            again = typed(f"./duet report {shlex.quote(str(self.run.path))}")
+            log.warning(f"no report was written: {_with_reason(error, output)}\n    try: {again}")
             self._forget_old()
         return not error
 

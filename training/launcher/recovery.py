@@ -81,7 +81,9 @@ class Recovery:
         if isinstance(chosen, GiveUp):
             if chosen.reason:
                 self.given_up = (
-                    f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                    f"given up: {chosen.reason}"
+                    if self._failures
+                    else f"not restarted: {chosen.reason}"
                 )
                 self.run.event("given_up", text=self.given_up)
             return None
@@ -98,11 +100,10 @@ class Recovery:
             return False
         self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
         self.stopped = stop_signals.code(number)
-        text = (
+        log.warning(
             f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is "
-            f"saved"
+            f"saved (exit {int(self.stopped)})"
         )
-        log.warning(f"{text} (exit {int(self.stopped)})")
         return True
 
     def _saved(self) -> int:
@@ -220,31 +221,25 @@ class Recovery:
         if known := run_reader.read_summary(self.run.summary):
             rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
-        shown = [
-            f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()
-        ]
+        shown = [f"{text}, {times} times" if times > 1 else text for text, times in kinds.items()]
+        restarts, failures = units.plural(count, "restart"), "; ".join(shown[-SHOWN:])
         return (
-            f" after {units.plural(count, 'restart')} "
-            f"({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+            f" after {restarts} (the last: {failures})"
+            if len(kinds) > SHOWN
+            else f" after {restarts} ({failures})"
         )
 
 
 def _headline(record: FailureRecord) -> str:
     """A failure in one line: rank, phase, cause, place."""
-    node = f"node {record['node']}" if "node" in record else ""
-    who = (
-        ""
-        if record["rank"] is None
-        else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
-    )
     cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
-    phase = f" in {record['phase']!r}" if record["phase"] else ""
     where = f"; at {record['where']}" if record["where"] else ""
-    return (
-        f"{who}{phase}: {cause}{record['summary']}{where}"
-        if who
-        else f"{cause}{record['summary']}{where}"
-    )
+    what = f"{cause}{record['summary']}{where}"
+    if record["rank"] is None:
+        return what
+    node = f" on node {record['node']}" if "node" in record else ""
+    phase = f" in {record['phase']!r}" if record["phase"] else ""
+    return f"rank {record['rank']}{node} failed{phase}: {what}"
 
 
 def _steps(count: int) -> str:

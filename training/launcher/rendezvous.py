@@ -131,7 +131,7 @@ class Coordinator(PeerLink):
                 self._ready.discard(node)
                 wire.send({"joined": True, "host": socket.gethostname()})
                 self.met(node, wire, peer, message.get("host"))
-                log.info(f"node {node} has joined{self.name(node).removeprefix(f'node {node}')}")
+                log.info(f"node {node} has joined{self.place_of(node)}")
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})

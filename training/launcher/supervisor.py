@@ -253,7 +253,11 @@ def _report_end(
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
         return
-    console.error(f"training failed{f', {given_up}' if given_up else ''}\n{card.of_run(record)}")
+    console.error(
+        f"training failed, {given_up}\n{card.of_run(record)}"
+        if given_up
+        else f"training failed\n{card.of_run(record)}"
+    )
     if analyse:
         console.info(f"analysis\n{analysis(run)}")
 

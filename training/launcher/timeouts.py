@@ -128,6 +128,7 @@ def has_left(beat: HeartbeatRecord) -> bool:
 def unkillable(name: str, pid: int) -> str:
     place = (process := procfs.read_process(pid)) and process.waits_in
     return (
-        f"{name} (pid {pid}) cannot be killed: blocked in the "
-        f"kernel{f' ({place})' if place else ''}"
+        f"{name} (pid {pid}) cannot be killed: blocked in the kernel ({place})"
+        if place
+        else f"{name} (pid {pid}) cannot be killed: blocked in the kernel"
     )

@@ -66,39 +66,49 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     first, last = min(place.values()), max(place.values())
     behind = [rank for rank in place if place[rank] == first]
     others = [rank for rank in place if rank not in behind]
-    stage, after, kind = order[first], f"after {outcome.limit_s:g} s", HANG
+    stage, limit_s, kind = order[first], outcome.limit_s, HANG
+    title, who = stages.title(stage), ranks_text(behind)
     since_s = min(outcome.since_s[rank] for rank in behind)
-    who, they = ranks_text(behind), "it was" if len(behind) == 1 else "they were"
     if is_communication(stage) and since_s < MOVING * outcome.limit_s:
         kind = SLOW
         text = (
-            f"not finished {after}, but not a hang: {who} entered the {stage} {since_s:.1f} s "
-            f"before; a slow or busy machine"
+            f"not finished after {limit_s:g} s, but not a hang: {who} entered the {title} "
+            f"{since_s:.1f} s before; a slow or busy machine"
         )
     elif others:
-        missed = order[max(first + 1, order.index(stages.MEETING))]
+        missed = stages.title(order[max(first + 1, order.index(stages.MEETING))])
+        reached = stages.title(order[last])
         text = (
-            f"{who} never reached the {missed}: {after} {they} in the {stage}; "
-            f"{ranks_text(others)} reached the {order[last]}"
+            f"{who} never reached the {missed}: after {limit_s:g} s it was in the {title}; "
+            f"{ranks_text(others)} reached the {reached}"
+            if len(behind) == 1
+            else f"{who} never reached the {missed}: after {limit_s:g} s they were in the {title}; "
+            f"{ranks_text(others)} reached the {reached}"
         )
     elif not is_communication(stage):
         text = (
-            f"{after} all ranks were still in the {stage}: a slow or busy machine or disk, or "
-            f"a "
-            f"hang"
+            f"after {limit_s:g} s all ranks were still in the {title}: a slow or busy machine or "
+            f"disk, or a hang"
         )
     else:
-        text = f"{after} all ranks hang in the {stage}"
+        text = f"after {limit_s:g} s all ranks hang in the {title}"
         suspects, how = _suspects(outcome, behind)
         if suspects:
             others, behind = [rank for rank in behind if rank not in suspects], suspects
-            them, hang = ("it", "hangs") if len(suspects) == 1 else ("them", "hang")
-            wait = "waits" if len(others) == 1 else "wait"
-            text = (
-                f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; "
-                f"{ranks_text(others)} {wait} for {them}"
+            one = len(suspects) == 1
+            stuck = (
+                f"after {limit_s:g} s {ranks_text(suspects)} hangs in the {title}, {how}"
+                if one
+                else f"after {limit_s:g} s {ranks_text(suspects)} hang in the {title}, {how}"
             )
+            text = f"{stuck}; {_waiting(ranks_text(others), len(others) == 1, one)}"
     return CommunicationFinding(kind, text, behind, stage, _evidence(outcome, behind))
+
+
+def _waiting(others: str, one_waits: bool, for_one: bool) -> str:
+    if one_waits:
+        return f"{others} waits for it" if for_one else f"{others} waits for them"
+    return f"{others} wait for it" if for_one else f"{others} wait for them"
 
 
 def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int], str]:
@@ -136,16 +146,16 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
 
     rank = min((rank for rank in outcome.statuses if not outcome.regular(rank)), key=when)
     status, stage = outcome.statuses[rank], outcome.reached[rank]
-    error = outcome.records[rank].get("error")
+    title, error = stages.title(stage), outcome.records[rank].get("error")
     if status < 0:
-        how = f"was killed by {_signal_name(-status)} in the {stage}"
+        text = f"rank {rank} was killed by {_signal_name(-status)} in the {title}"
     elif error:
-        how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
+        text = f"rank {rank} failed in the {title}: {error.splitlines()[0][:200]}"
     else:
-        how = f"exited with status {status} in the {stage}"
+        text = f"rank {rank} exited with status {status} in the {title}"
     return CommunicationFinding(
         FAILED,
-        f"rank {rank} {how}",
+        text,
         [rank],
         stage,
         _evidence(outcome, [rank]),
@@ -164,11 +174,11 @@ def _wrong(outcome: CommunicationOutcome) -> CommunicationFinding | None:
     lines, guilty, stage = [], [], ""
     for rank in range(outcome.ranks):
         for one in outcome.records[rank]["wrong"]:
-            others = f", and {one['count'] - 1} more" if one["count"] > 1 else ""
-            where = stages.collective(one["collective"], one["bytes"])
+            more = f", and {one['count'] - 1} more" if one["count"] > 1 else ""
+            where = stages.title(stages.collective(one["collective"], one["bytes"]))
             lines.append(
                 f"{where}: rank {rank} element {one['element']} is {one['got']:.9g}, expected "
-                f"{one['expected']:.9g}{others}"
+                f"{one['expected']:.9g}{more}"
             )
             stage = stage or stages.collective(one["collective"].split(" ")[0], one["bytes"])
             guilty.append(rank)

@@ -76,14 +76,10 @@ class CommunicationResult:
         if self.finding is None:
             return [preflight.Check(NAME, preflight.OK, "one rank: nothing to test")]
         if not self.ok:
-            also = (
-                f"; the same with {P2P}=1"
-                if self.first and self.first.kind == self.finding.kind
-                else ""
-            )
-            text = "\n".join(
-                [self.finding.text + also, *(f"    │ {line}" for line in self.finding.lines)]
-            )
+            text = self.finding.text
+            if self.first and self.first.kind == self.finding.kind:
+                text = f"{text}; the same with {P2P}=1"
+            text = "\n".join([text, *(f"    │ {line}" for line in self.finding.lines)])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
         text = self._measured() + (f"; {self.note}" if self.note else "")
         if not self.first:

@@ -59,8 +59,8 @@ def _try(
     try:
         outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        text = f"the ranks cannot be started: {error.strerror}{where}"
+        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        text = f"the ranks cannot be started: {why}"
         return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(
             analysis.FAILED, text, stage=stages.START
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training import tasks
+from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
@@ -36,11 +37,13 @@ class Code:
         return cast("CodeRecord", asdict(self) | {"sentence": self.sentence()})
 
     def sentence(self) -> str:
+        files = plural(self.files, "file")
         if self.revision is None:
-            return f"{self.files} files, not under version control"
+            return f"{files}, not under version control"
         return (
-            f"revision {self.revision[:12]}{' with local changes' if self.changed else ''}, "
-            f"{self.files} files"
+            f"revision {self.revision[:12]} with local changes, {files}"
+            if self.changed
+            else f"revision {self.revision[:12]}, {files}"
         )
 
 

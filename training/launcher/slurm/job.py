@@ -42,17 +42,18 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
     )
     facts["job"] = job
     rundir.write_json(frozen.record, facts)
-    where = f"each of {nodes} nodes" if nodes > 1 else "1 node"
+    names = environ.get("SLURM_JOB_NODELIST", "")
     again = f", start {count}" if count > 1 else ""
     log.info(
-        f"SLURM job {job}{again}: {plural(ranks, 'rank')} on {where} "
-        f"({environ.get('SLURM_JOB_NODELIST', '')})"
+        f"SLURM job {job}{again}: {plural(ranks, 'rank')} on each of {nodes} nodes ({names})"
+        if nodes > 1
+        else f"SLURM job {job}{again}: {plural(ranks, 'rank')} on 1 node ({names})"
     )
     log.info(f"code: {facts['code']['sentence']}, frozen in {frozen.code}")
     cores = environ.get("SLURM_CPUS_ON_NODE", "")
     if cores.isdecimal() and int(cores) < ranks:
         log.warning(
-            f"{cores} CPU core{'s' if cores != '1' else ''} for {ranks} ranks: request more with "
+            f"{plural(int(cores), 'CPU core')} for {plural(ranks, 'rank')}: request more with "
             f"--cpus-per-task={4 * ranks}"
         )
     return [
