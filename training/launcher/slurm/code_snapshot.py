@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training import tasks
+from training.core.messages import msg
 from training.core.units import plural
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Code:
     def sentence(self) -> str:
         files = plural(self.files, "file")
         if self.revision is None:
-            return f"{files}, not under version control"
+            return msg("launcher.slurm.code.no_git", files=files)
         return (
-            f"revision {self.revision[:12]} with local changes, {files}"
+            msg("launcher.slurm.code.changed", revision=self.revision[:12], files=files)
             if self.changed
-            else f"revision {self.revision[:12]}, {files}"
+            else msg("launcher.slurm.code.revision", revision=self.revision[:12], files=files)
         )
 
 
