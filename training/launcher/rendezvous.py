@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 PROTOCOL = 3
+MACHINES, RANKS = "number of machines", "ranks per machine"  # keys of a message
 ANSWER_S = 2.0  # another program on the port does not answer at all
 RETRY_S = 0.25
 FIREWALL = msg("launcher.nodes.firewall")
@@ -44,18 +45,16 @@ def facts(plan: Plan) -> Message:
         if name in FIELDS and of_the_run(name) and name != "run_name"
     }
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
-    counts = {
-        "number of machines": plan["place"]["nnodes"],
-        "ranks per machine": plan["local_ranks"],
-    }
+    counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
     return own | script | counts | {"torch": plan["torch"]}
 
 
 def differences(theirs: Message, own: Message, node: int) -> list[str]:
+    titles = {MACHINES: msg("launcher.nodes.machines"), RANKS: msg("launcher.nodes.ranks")}
     return [
         msg(
             "launcher.nodes.differs",
-            name=name,
+            name=titles.get(name, name),
             theirs=theirs.get(name),
             node=node,
             own=own.get(name),

@@ -130,7 +130,8 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
                     how=how,
                 )
             )
-            text = f"{stuck}; {_waiting(ranks_text(others), len(others) == 1, one)}"
+            waiting = _waiting(ranks_text(others), len(others) == 1, one)
+            text = msg("launcher.communication.noted", text=stuck, note=waiting)
     return CommunicationFinding(kind, text, behind, stage, _evidence(outcome, behind))
 
 

@@ -79,7 +79,9 @@ class CommunicationResult:
                 text = msg("launcher.communication.the_same", text=text, variable=P2P)
             text = "\n".join([text, *(f"    │ {line}" for line in self.finding.lines)])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
-        text = self._measured() + (f"; {self.note}" if self.note else "")
+        text = self._measured()
+        if self.note:
+            text = msg("launcher.communication.noted", text=text, note=self.note)
         if not self.first:
             return [preflight.Check(NAME, preflight.OK, text)]
         text = msg(

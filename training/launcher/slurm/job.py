@@ -95,7 +95,8 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     `stopped`: SLURM has signalled the batch script, so the job was cancelled, or SLURM requeues it
     itself (preemption, `scontrol requeue`)."""
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
-    resume = "resume: " + command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
+    again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
+    resume = msg("launcher.slurm.resume", command=again)
     code = run_exit_code(run, facts["starts"][-1], status)
     if code == Exit.DONE:
         return code
