@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.launcher import failure_report, spawn, stop_signals
 from training.launcher.attempt_limits import AttemptLimits
 from training.launcher.attempt_state import AttemptState
@@ -85,11 +86,11 @@ class Attempt:
                         checked = time.monotonic()
             finally:
                 best_effort = self.state.best_effort
-                best_effort("reaping the ranks", self.children.reap)
-                best_effort("stopping hang detection", self.state.watch.close)
-                best_effort("killing leftover processes", self.children.sweep)
-                best_effort("removing sockets", self.children.remove_sockets)
-                best_effort("reading the remaining output", self._outputs.drain_rest)
+                best_effort(msg("launcher.effort.reap"), self.children.reap)
+                best_effort(msg("launcher.effort.stop_watch"), self.state.watch.close)
+                best_effort(msg("launcher.effort.sweep"), self.children.sweep)
+                best_effort(msg("launcher.effort.sockets"), self.children.remove_sockets)
+                best_effort(msg("launcher.effort.drain"), self._outputs.drain_rest)
                 self._selector.close()
         return self.outcome
 
@@ -103,9 +104,9 @@ class Attempt:
 
     def _check(self) -> None:
         self._limits.check()
-        self.state.best_effort("reporting exceptions in threads", self._outputs.show_threads)
+        self.state.best_effort(msg("launcher.effort.threads"), self._outputs.show_threads)
         if not self.outcome.gone:
-            self.state.best_effort("recording progress", self.each_pass)
+            self.state.best_effort(msg("launcher.effort.progress"), self.each_pass)
 
     def _on_exit(self, child: spawn.Child, status: int) -> None:
         """Classify an exit that this process has not caused. Status 0 in the middle of the training

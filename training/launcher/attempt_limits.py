@@ -6,6 +6,7 @@ import time
 
 from training.core import heartbeat, log, phases, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.launcher import spawn, timeouts
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -71,13 +72,10 @@ class AttemptLimits:
         run, outcome = self._state.run, self._state.outcome
         outcome.gone = True
         if outcome.ours:
-            log.error(f"the run directory {run.own} has disappeared; killing the ranks")
+            log.error(msg("launcher.limits.folder_lost", folder=run.own))
             self._children.kill()
         else:
-            log.warning(
-                f"the run directory {run.own} has disappeared; output of the ranks is no longer "
-                f"logged"
-            )
+            log.warning(msg("launcher.limits.folder_lost_script", folder=run.own))
 
     def _overdue_stop_exit(self, now: float) -> tuple[spawn.Child, int] | None:
         """The rank of a script that exited with the status of a stop request, and that status, if
@@ -107,10 +105,10 @@ class AttemptLimits:
         names = [f"rank {b.rank}" for b in beats if not timeouts.has_left(b)] or [
             c.name for c in children.alive.values()
         ]
-        why = "a non-daemon thread or an exit handler"
-        have = "have" if len(names) > 1 else "has"
         log.warning(
-            f"{', '.join(names)} finished {since_s:.0f} s ago but {have} not exited ({why}); killed"
+            msg("launcher.limits.not_exited_several", names=", ".join(names), since_s=since_s)
+            if len(names) > 1
+            else msg("launcher.limits.not_exited", name=names[0], since_s=since_s)
         )
         outcome.closed = Exit(
             (rundir.read_json(self._state.run.summary) or {}).get("exit_code", outcome.asked)

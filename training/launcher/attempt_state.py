@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
+from training.core.messages import msg
 from training.launcher.local_ranks import LocalRanks
 from training.launcher.others import Others
 from training.launcher.outcome import Outcome
@@ -48,7 +49,7 @@ class AttemptState:
         try:
             work()
         except Exception as error:
-            text = f"{what} failed; the run continues: {type(error).__name__}: {error}"
+            text = msg("launcher.effort.failed", what=what, name=type(error).__name__, error=error)
             if text not in self._warned:
                 self._warned.add(text)
                 log.warning(text)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from training.core import log, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.host import process
 from training.host.cgroups import oom_kills
 from training.host.gpus import one_line
@@ -133,7 +134,7 @@ class ChildProcesses:
         for pid, command in process.sweep(self._token).items():
             if pid not in blocked:
                 log.warning(
-                    f"killed a process left behind by a rank: pid {pid}: {one_line(command)[:100]}"
+                    msg("launcher.limits.left_behind", pid=pid, command=one_line(command)[:100])
                 )
 
     def remove_sockets(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
+from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import card
 from training.diagnose import exception_cause as causes
@@ -80,10 +81,12 @@ def statuses(outcome: Outcome) -> str:
         (rank, status) for rank, status in outcome.ended if rank is not None
     ):
         by_end.setdefault(
-            "ended with status 0" if status == 0 else exit_status.how(status), []
+            msg("launcher.failure.status_0") if status == 0 else exit_status.how(status), []
         ).append(str(rank))
     return "".join(
-        f"{';' if i else ':'} rank {', '.join(ranks)} {how}"
+        msg("launcher.failure.more_ranks", ranks=", ".join(ranks), how=how)
+        if i
+        else msg("launcher.failure.ranks", ranks=", ".join(ranks), how=how)
         for i, (how, ranks) in enumerate(by_end.items())
     )
 
@@ -126,7 +129,10 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
         line = shown(logged.event.line.text.strip())
         if logged.cause not in (causes.UNKNOWN, causes.RAISED):
-            cause, summary = logged.cause, f"{summary}; logged before: {line}"
+            cause, summary = (
+                logged.cause,
+                msg("launcher.failure.logged_before", summary=summary, line=line),
+            )
         elif thrown:
             # a program that does not report exceptions to Duet: a traceback at the end of its log
             cause, kind, summary = logged.cause, ERROR, line
@@ -204,22 +210,22 @@ def _what(
         return (
             causes.UNKNOWN,
             DIED,
-            "the script had completed; its process was aborted (SIGABRT) during teardown",
+            msg("launcher.failure.torn_down"),
         )
     if outcome.ours and status == Exit.RESOURCES and own and "stopped" in own:
         return "disk_full" if own["disk_full"] else causes.of_error(own), ERROR, str(own["stopped"])
     if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES):
-        return "config_error", ERROR, "the rank rejected its input: see its message above"
+        return "config_error", ERROR, msg("launcher.failure.rejected")
     if outcome.elsewhere and outcome.here is None:
-        return "peer_died", DIED, "another machine failed first and did not report how"
+        return "peer_died", DIED, msg("launcher.failure.elsewhere")
     if outcome.finding:
         return (
             "hang",
             outcome.finding.kind,
-            f"{outcome.finding.how}, for {outcome.finding.since_s:.1f} s",
+            msg("launcher.failure.hang", how=outcome.finding.how, since_s=outcome.finding.since_s),
         )
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
-        return "disk_full", ERROR, f"no space left on the disk of {run.path}"
+        return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
     if lost := causes.lost_gpus(plan):
         return "gpu_hardware", ERROR if own else DIED, lost
     if own and own["type"] != causes.LEFT:
@@ -234,7 +240,7 @@ def _what(
         return (
             causes.UNKNOWN,
             DIED,
-            f"killed by SIGBUS: {changed}; the next start rebuilds it",
+            msg("launcher.failure.sigbus", changed=changed),
         )
     if -status == signal.SIGKILL and (kills := _for_memory(outcome)):
         return "host_oom_killed", DIED, kills
@@ -252,9 +258,8 @@ def _for_memory(outcome: Outcome) -> str:
     before, now = outcome.oom_kills, cgroups.oom_kills()
     if before is None or now is None or now <= before:
         return ""
-    return (
-        f"{exit_status.how(-signal.SIGKILL)} when memory ran out: the kernel's OOM-kill count "
-        f"rose from {before} to {now}"
+    return msg(
+        "launcher.failure.memory", how=exit_status.how(-signal.SIGKILL), before=before, now=now
     )
 
 
@@ -276,12 +281,9 @@ def _step(run: rundir.RunDir, rank: int | None) -> int:
 
 def _stop(outcome: Outcome) -> str:
     if not outcome.ours:
-        return f"the script was stopped at once{statuses(outcome)}"
+        return msg("launcher.failure.script_stopped", statuses=statuses(outcome))
     if outcome.left is not None:
-        return (
-            f"rank {outcome.left} received a stop signal alone and exited without the others: "
-            f"nothing was saved since the last checkpoint"
-        )
+        return msg("launcher.failure.left_alone", rank=outcome.left)
     if stopped_early(outcome):
-        return "stopped before the training began"
+        return msg("launcher.failure.before_begin")
     return "stopped at once: nothing was saved since the last checkpoint"

@@ -9,6 +9,7 @@ import time
 from training.core import exit_status, log
 from training.core.errors import Exit
 from training.core.failure_kinds import SILENT
+from training.core.messages import msg
 from training.launcher import spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -35,7 +36,7 @@ class FirstFailure:
         if outcome.guilty is None:
             outcome.guilty = outcome.here
             state.best_effort(
-                "looking for an earlier exit",
+                msg("launcher.effort.earlier_exit"),
                 functools.partial(self._blame_earlier_exit, child),
             )
             outcome.phases = state.phases()
@@ -43,7 +44,7 @@ class FirstFailure:
                 status == -signal.SIGABRT and (state.run.ranks / f"rank{child.rank}.ended").exists()
             )
             state.best_effort(
-                "reporting the failure", functools.partial(self._report_exit, child, status)
+                msg("launcher.effort.report"), functools.partial(self._report_exit, child, status)
             )
             self._record()
 
@@ -79,7 +80,10 @@ class FirstFailure:
         outcome.finding = found
         outcome.phases = self._state.phases()
         outcome.guilty = (found.rank, 0)
-        self._error(found.sentence() + (f"; the others: {found.others()}" if found.waiting else ""))
+        self._error(
+            found.sentence()
+            + (msg("launcher.failure.others", others=found.others()) if found.waiting else "")
+        )
         self._record()
         self._children.kill()
 
@@ -113,10 +117,10 @@ class FirstFailure:
             self._state.run, rank, status, others, outcome.log_from
         )
         phase = outcome.phases.get(known.rank) if known.rank is not None else None
-        at = f"; at {known.where}" if known.where else ""
+        at = msg("launcher.failure.at", where=known.where) if known.where else ""
         who = f" rank {known.rank}" if known.rank is not None else ""
         text = f"{known.label}{who}{f' in {phase!r}' if phase else ''}: {known.how}{at}"
-        self._error(f"{text}; stopping the others" if alive else text)
+        self._error(msg("launcher.failure.stopping", text=text) if alive else text)
         self._state.run.event(
             "verdict", kind=known.kind, rank=known.rank, where=known.where, phase=phase, text=text
         )

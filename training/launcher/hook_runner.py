@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from training.core import exit_status
+from training.core.messages import msg
 from training.host import process
 from training.launcher import stop_signals
 from training.launcher.reaper import Guardian
@@ -48,7 +49,7 @@ def run(
                 os.setpriority(os.PRIO_PROCESS, child.pid, nice)
             return _watched(child, limit_s, signals)
     except OSError as error:
-        return f"{argv[0]} cannot be started: {error.strerror}", ""
+        return msg("launcher.hook.cannot_start", program=argv[0], strerror=error.strerror), ""
 
 
 def _watched(
@@ -71,9 +72,9 @@ def _watched(
             if pidfd in ready:
                 break
             if signals.fd in ready and (numbers := signals.read()):
-                wrong = f"{stop_signals.name(numbers[0])}: killed"
+                wrong = msg("launcher.hook.stopped", name=stop_signals.name(numbers[0]))
             elif time.monotonic() >= end:
-                wrong = f"not finished within {limit_s:g} s: killed"
+                wrong = msg("launcher.hook.timeout", limit_s=limit_s)
     os.close(pidfd)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # before the wait, which frees its PID

@@ -19,6 +19,7 @@ import termios
 import time
 
 from training.core.jsonl import Record
+from training.core.messages import msg
 
 LIMIT = 1 << 18  # bytes of a line
 SEND_S = 2.0  # for a message; the peer's kernel accepts it even when its process is frozen
@@ -116,7 +117,7 @@ class JsonSocket:
                     raise TimeoutError from error
                 raise self._end(error) from error
             if not chunk:
-                raise self._broken or ConnectionLost("closed by the other side")
+                raise self._broken or ConnectionLost(msg("launcher.socket.closed"))
             self.quiet_s = 0.0
             self._rest += chunk
         return message
@@ -138,7 +139,7 @@ class JsonSocket:
 
     def _end(self, error: OSError) -> ConnectionLost:
         """The kernel reports an error once, then only 'closed': the first one is kept."""
-        text = error.strerror or f"does not accept a message within {SEND_S:g} s"
+        text = error.strerror or msg("launcher.socket.not_accepted", limit_s=SEND_S)
         self._broken = self._broken or ConnectionLost(
             text, silent=error.errno is None or error.errno in UNREACHABLE
         )
@@ -150,7 +151,7 @@ class JsonSocket:
             line, newline, rest = self._rest.partition(b"\n")
             if not newline:
                 if len(self._rest) > LIMIT:
-                    raise ConnectionLost(f"more than {LIMIT} bytes without a line end")
+                    raise ConnectionLost(msg("launcher.socket.too_long", limit=LIMIT))
                 return None
             self._rest = rest
             try:
@@ -158,7 +159,7 @@ class JsonSocket:
             except (ValueError, RecursionError):
                 message = None
             if not isinstance(message, dict):
-                raise ConnectionLost("protocol mismatch")
+                raise ConnectionLost(msg("launcher.socket.protocol"))
             if ALIVE not in message:
                 return message
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT
 from training.host import ports
 from training.host.placement import LOOPBACK
@@ -99,27 +100,26 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
         except OSError as error:
             store.close()
             if error.errno != errno.EADDRINUSE:
-                text = (
-                    f"cannot listen on {address or 'this machine'}, port {port} "
-                    f"(--master_port): {error.strerror}"
+                where = address or msg("launcher.port.this_machine")
+                text = msg(
+                    "launcher.port.unusable", where=where, port=port, strerror=error.strerror
                 )
                 raise UserError(
                     Problem(
                         "port.unusable",
                         text,
                         "",
-                        ["--master_port=12355   # above 1023: no privileges needed"],
+                        [msg("launcher.port.above_1023")],
                     ),
                     Exit.RESOURCES,
                 ) from error
         else:
             return store
-    text = (
-        f"port {wanted} (--master_port) and the next {ports.TRIES - 1} are in use; {wanted} by "
-        f"{ports.owner(wanted)}"
+    text = msg(
+        "launcher.port.taken", wanted=wanted, more=ports.TRIES - 1, owner=ports.owner(wanted)
     )
     raise UserError(
-        Problem("port.taken", text, "", ["omit --master_port: a free port is chosen"]),
+        Problem("port.taken", text, "", [msg("launcher.port.omit")]),
         Exit.RESOURCES,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 from training.core import manifest, run_reader, rundir
 from training.core.errors import EXIT_MEANING, Exit
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.core.redact import masked
 from training.core.tail import tail
 from training.core.units import plural
@@ -28,10 +29,10 @@ FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 PREEMPTED: Final = "preempted"
 WORDS = {
-    FINISHED: "finished",
-    FAILED: "failed",
-    STOPPED: "stopped on request",
-    PREEMPTED: "preempted",
+    FINISHED: msg("launcher.notify.finished"),
+    FAILED: msg("launcher.notify.failed"),
+    STOPPED: msg("launcher.notify.stopped"),
+    PREEMPTED: msg("launcher.notify.preempted"),
 }
 BY_CODE: dict[Exit, NotifyStatus] = {
     Exit.DONE: FINISHED,
@@ -60,8 +61,8 @@ def payload(
         "name": run.name,
         "status": status,
         "exit_code": code,
-        "title": f"{run.name} {WORDS[status]}{f': {cause}' if cause else ''}",
-        "text": _clean(f"{text} (exit {code})" if code else text),
+        "title": f"{run.name} {WORDS[status]}: {cause}" if cause else f"{run.name} {WORDS[status]}",
+        "text": _clean(msg("launcher.notify.exit", text=text, code=code) if code else text),
         "cause": cause,
         "rank": failure.get("rank") if status == FAILED else None,
         "advice": [_clean(one) for one in failure.get("advice", [])],
@@ -106,18 +107,27 @@ def _failure(run: rundir.RunDir, plan: Plan) -> Record:
 
 def _text(run: rundir.RunDir, plan: Plan, done: Record, failure: Record, status: str) -> str:
     if failure:
-        rank = (
-            "" if failure.get("rank") is None or status != FAILED else f"rank {failure['rank']}: "
-        )
-        return f"{rank}{failure['summary']}"
+        if failure.get("rank") is None or status != FAILED:
+            return str(failure["summary"])
+        return msg("launcher.notify.rank", rank=failure["rank"], summary=failure["summary"])
     if "loss_last" in done:
         whole = cast("SummaryRecord", done)
-        saved = "" if status == FINISHED else f"stopped at step {done['steps']}, checkpoint saved; "
-        return f"{saved}{summary.trained(whole, plan)}; loss {summary.learnt(whole)}"
+        text = msg(
+            "launcher.notify.trained",
+            trained=summary.trained(whole, plan),
+            learnt=summary.learnt(whole),
+        )
+        if status == FINISHED:
+            return text
+        return msg("launcher.notify.stopped_at", step=done["steps"], text=text)
     if done:  # a user script
         return f"{plural(done['ranks'], 'rank')}, {done['seconds']:.1f} s"
     saved_step = int((manifest.newest(run.checkpoints) or {"step": 0})["step"])
-    return f"step {saved_step} is saved" if saved_step else "no checkpoint yet"
+    return (
+        msg("launcher.notify.saved", step=saved_step)
+        if saved_step
+        else msg("launcher.notify.no_checkpoint")
+    )
 
 
 def _last(run: rundir.RunDir) -> tuple[Record, Record]:

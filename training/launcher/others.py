@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from training.core import log
+from training.core.messages import msg
 from training.host import process
 from training.launcher.json_socket import Message
 from training.launcher.peer_link import PeerLink, Waiting
@@ -47,8 +48,7 @@ class Others:
             self.line.send_all({"ended": code})
         if left:
             self._waiting.report(
-                f"{', '.join(map(self.line.name, left))} to end; the ranks of this machine have "
-                f"ended",
+                msg("launcher.nodes.to_end", names=", ".join(map(self.line.name, left))),
                 level=log.info,
             )
         return bool(left)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from training.core import log
+from training.core.messages import msg
 
 PIPE_BYTES = 1 << 20  # the maximum for an unprivileged user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
@@ -58,7 +59,9 @@ class RankOutput:
             self._file.write(chunk)
         except OSError as error:  # a full disk must not stop the training; reported once
             if not self._warned:
-                log.warning(f"{self._file.name} cannot be written: {error.strerror}")
+                log.warning(
+                    msg("launcher.cannot_write", path=self._file.name, strerror=error.strerror)
+                )
             self._warned = True
         if not self._thread_shown and self._thread_at is None:
             self._look_for_thread(chunk)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from training.core import log, rundir
+from training.core.messages import msg
 from training.host.gpus import one_line
 from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
@@ -57,9 +58,11 @@ class Outputs:
         in that rank's log alone."""
         for output in self._open.values():
             if text := output.thread(ended):
-                text = (
-                    f"[{output.path.stem}] {one_line(text)[:300]}; the rank continues without "
-                    f"this thread: {output.path}"
+                text = msg(
+                    "launcher.thread_exception",
+                    rank=output.path.stem,
+                    exception=one_line(text)[:300],
+                    path=output.path,
                 )
                 log.warning(text)
                 self._run.event(

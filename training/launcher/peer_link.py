@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.core import log
 from training.core.failure_kinds import GONE, SILENT
+from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
@@ -34,8 +35,8 @@ SETTLE_S = 6.0  # longer than the grace of the other ranks (training.launcher.ti
 PAUSE_S = 0.05
 REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
-UNREACHABLE = "no answer from its supervisor: the network or the machine is down"
-FROZEN = "the machine answers, its supervisor does not: stopped, or blocked by its terminal or disk"
+UNREACHABLE = msg("launcher.nodes.unreachable")
+FROZEN = msg("launcher.nodes.frozen")
 # allowed in names that come from a network: safe as a file name and on a terminal
 NAME = set(string.ascii_letters + string.digits + "._-")
 
@@ -61,7 +62,7 @@ class PeerLink(ABC):
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
         # on a node other than 0: the exit code where node 0 was asked to stop after a failure
         self.stopped = 0
-        self._names: dict[int, str] = {}  # by node, with address and host
+        self._places: dict[int, str] = {}  # by node: ' (address, host)'
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
         self._warned: set[int] = set()
@@ -92,7 +93,11 @@ class PeerLink(ABC):
             wire.close()
 
     def name(self, node: int) -> str:
-        return self._names.get(node, f"node {node}")
+        return msg("launcher.nodes.name", node=node, place=self.place_of(node))
+
+    def place_of(self, node: int) -> str:
+        """' (address, host)'; '' before the node has joined."""
+        return self._places.get(node, "")
 
     def there(self, node: int) -> bool:
         """Is it connected and responsive?"""
@@ -102,14 +107,12 @@ class PeerLink(ABC):
 
     def missing(self) -> str:
         """Names of the machines that are not."""
-        return ", ".join(self.name(node) for node in sorted(self._names) if not self.there(node))
+        return ", ".join(self.name(node) for node in sorted(self._places) if not self.there(node))
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
         shown = "".join(c for c in str(host)[:64] if c in NAME)
-        self.wires[node], self._names[node] = (
-            wire,
-            f"node {node} ({address}{f', {shown}' if shown else ''})",
-        )
+        self.wires[node] = wire
+        self._places[node] = f" ({address}, {shown})" if shown else f" ({address})"
 
     def send_all(self, message: Message) -> None:
         """Send to all; a lost connection is reported by the next read."""
@@ -134,7 +137,7 @@ class PeerLink(ABC):
             if wire.quiet_s <= SILENT_S:
                 if node in self._warned:
                     self._warned.remove(node)
-                    log.info(f"{self.name(node)} answers again")
+                    log.info(msg("launcher.nodes.answers_again", name=self.name(node)))
             elif node in self._silent:
                 continue
             elif wire.unreachable or still_s > STILL_S:
@@ -142,7 +145,9 @@ class PeerLink(ABC):
                 found.append(self._silence(node, wire, wire.unreachable))
             elif node not in self._warned:
                 self._warned.add(node)
-                log.warning(f"{self._silence(node, wire, False).text}; the ranks continue")
+                log.warning(
+                    msg("launcher.nodes.silent_warning", text=self._silence(node, wire, False).text)
+                )
         return found
 
     def overdue(self) -> LostPeer | None:
@@ -205,15 +210,22 @@ class PeerLink(ABC):
             if broken.silent:
                 self._silent.add(node)
                 return [{"gone": self._silence(node, wire, True)}]
-            gone = LostPeer(node, GONE, PEER_DIED, f"{self.name(node)} is lost: {broken}")
+            gone = LostPeer(
+                node,
+                GONE,
+                PEER_DIED,
+                msg("launcher.nodes.lost_because", name=self.name(node), broken=broken),
+            )
             return [{"gone": gone}]
 
     def _silence(self, node: int, wire: JsonSocket, unreachable: bool) -> LostPeer:
         # detected by the kernel
         seconds = wire.quiet_s if node in self.wires else max(wire.quiet_s, SILENT_S)
-        text = (
-            f"{self.name(node)} silent for {seconds:.0f} s: "
-            f"{UNREACHABLE if unreachable else FROZEN}"
+        text = msg(
+            "launcher.nodes.silent",
+            name=self.name(node),
+            seconds=seconds,
+            why=UNREACHABLE if unreachable else FROZEN,
         )
         return LostPeer(node, SILENT, NETWORK if unreachable else PEER_DIED, text)
 
@@ -247,4 +259,8 @@ class Waiting:
         waited = self.seconds
         if waited - self._reported_s > (REPORT_EVERY_S if self._reported_s else REPORT_AFTER_S):
             self._reported_s = waited
-            level(f"waiting for {what} ({waited:.0f} s){f': {why}' if why else ''}")
+            level(
+                msg("launcher.nodes.waiting_why", what=what, waited=waited, why=why)
+                if why
+                else msg("launcher.nodes.waiting", what=what, waited=waited)
+            )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.project import ROOT, typed
 from training.core.redact import masked
 from training.launcher import hook_runner, notification, spawn
@@ -62,9 +63,9 @@ class PostRun:
             nice=NICE,
         )
         if error:
+            again = typed(f"./duet report {shlex.quote(str(self.run.path))}")
             log.warning(
-                f"no report was written: {_with_reason(error, output)}\n    try: "
-                + typed(f"./duet report {shlex.quote(str(self.run.path))}")
+                msg("launcher.report.failed", reason=_with_reason(error, output), again=again)
             )
             self._forget_old()
         return not error
@@ -83,7 +84,7 @@ class PostRun:
         `why`: the text shown to the user where no rank has ended the run."""
         with self._signals:  # from here on nothing can change the status
             if self.begun and self.report(code):
-                log.info(f"report: {self.run.report}")
+                log.info(msg("launcher.report.written", report=self.run.report))
             if command := self.plan["config"].get("notify"):
                 self._notify(
                     command,
@@ -112,7 +113,7 @@ class PostRun:
         for line in output.splitlines():
             log.to_log(f"notify: {masked(line)}\n")
         if error:
-            log.warning(f"--notify failed: {_with_reason(error, output)}")
+            log.warning(msg("launcher.notify.failed_command", reason=_with_reason(error, output)))
 
 
 def _with_reason(error: str, output: str) -> str:

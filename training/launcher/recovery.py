@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir, units
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.launcher import stop_signals
 from training.launcher.json_socket import Message
 from training.launcher.outcome import Outcome
@@ -72,16 +73,15 @@ class Recovery:
         if isinstance(chosen, Restart) and outcome.blocked:
             chosen = GiveUp(outcome.blocked)
         if isinstance(chosen, Restart) and missing:
-            chosen = GiveUp(f"{missing} cannot be reached")
+            chosen = GiveUp(msg("launcher.restart.unreachable", missing=missing))
         if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
-            chosen = GiveUp(
-                f"{apart} cannot read the checkpoints: a restart on several machines needs a "
-                f"shared disk"
-            )
+            chosen = GiveUp(msg("launcher.restart.no_shared_disk", nodes=apart))
         if isinstance(chosen, GiveUp):
             if chosen.reason:
                 self.given_up = (
-                    f"{'given up' if self._failures else 'not restarted'}: {chosen.reason}"
+                    msg("launcher.restart.given_up", reason=chosen.reason)
+                    if self._failures
+                    else msg("launcher.restart.not_restarted", reason=chosen.reason)
                 )
                 self.run.event("given_up", text=self.given_up)
             return None
@@ -98,11 +98,14 @@ class Recovery:
             return False
         self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
         self.stopped = stop_signals.code(number)
-        text = (
-            f"{stop_signals.name(number)}: stopped before the restart; step {self._saved()} is "
-            f"saved"
+        log.warning(
+            msg(
+                "launcher.restart.stopped",
+                name=stop_signals.name(number),
+                saved=self._saved(),
+                code=int(self.stopped),
+            )
         )
-        log.warning(f"{text} (exit {int(self.stopped)})")
         return True
 
     def _saved(self) -> int:
@@ -116,7 +119,7 @@ class Recovery:
             for n in range(1, self.plan["place"]["nnodes"])
         }
         return ", ".join(
-            f"node {n}"
+            msg("launcher.node", node=n)
             for n, plan in plans.items()
             if (plan or {}).get("launch") != self.plan["launch"]
         )
@@ -135,9 +138,7 @@ class Recovery:
             {name: order["changes"][name] for name in CURES if name in order["changes"]},
             str(order["why"]),
         )
-        log.warning(
-            f"{_headline(record)}; restarting with the other machines from the last checkpoint"
-        )
+        log.warning(msg("launcher.restart.with_others", headline=_headline(record)))
 
     def _change(self, changes: FieldValues, why: str) -> None:
         """Update the plan of this machine, in place and in its files, for the next attempt."""
@@ -170,11 +171,30 @@ class Recovery:
 
     def _report(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
         """Log the failure and the restart in one message; failure.json gets it as its advice."""
-        count = f" ({chosen.number} of {self.plan['retries']['value']})" if chosen.number else ""
-        origin = f"step {failure.saved}" if failure.saved else "the beginning"
-        pause = f" in {chosen.pause_s:g} s" if chosen.pause_s else ""
-        changes = f", with {chosen.label}" if chosen.label else ""
-        text = f"restarting from {origin}{count}{pause}, {_steps(failure.lost)} lost{changes}"
+        count = (
+            msg(
+                "launcher.restart.count",
+                number=chosen.number,
+                retries=self.plan["retries"]["value"],
+            )
+            if chosen.number
+            else ""
+        )
+        origin = (
+            msg("launcher.restart.from_step", step=failure.saved)
+            if failure.saved
+            else msg("launcher.restart.from_beginning")
+        )
+        pause = msg("launcher.restart.pause", pause_s=chosen.pause_s) if chosen.pause_s else ""
+        changes = msg("launcher.restart.changes", label=chosen.label) if chosen.label else ""
+        text = msg(
+            "launcher.restart.text",
+            origin=origin,
+            count=count,
+            pause=pause,
+            steps=_steps(failure.lost),
+            changes=changes,
+        )
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
         log.warning(f"{_headline(record)}; {text}")
@@ -191,7 +211,9 @@ class Recovery:
             "steps_lost": failure.lost,
             "seconds_lost": time.time() - self._failed_at,
             "changes": changes,
-            "text": ", ".join([f"{failure}: restarted from step {failure.saved}", *changed]),
+            "text": ", ".join(
+                [msg("launcher.restart.event", failure=failure, step=failure.saved), *changed]
+            ),
         }
         self.run.event("restart", **facts)
         self.restarts.append(facts)
@@ -208,7 +230,7 @@ class Recovery:
             return
         self._waits = False
         seconds = beat.wall_time - self._failed_at
-        log.info(f"training resumed {seconds:.1f} s after the failure")
+        log.info(msg("launcher.restart.resumed", seconds=seconds))
         self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
 
     def finish(self) -> str:
@@ -221,30 +243,27 @@ class Recovery:
             rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
         count, kinds = len(self.restarts), Counter(map(str, self._failures))
         shown = [
-            f"{text}{f', {times} times' if times > 1 else ''}" for text, times in kinds.items()
+            msg("launcher.restart.times", text=text, times=times) if times > 1 else text
+            for text, times in kinds.items()
         ]
+        restarts, failures = units.plural(count, "restart"), "; ".join(shown[-SHOWN:])
         return (
-            f" after {units.plural(count, 'restart')} "
-            f"({'the last: ' if len(kinds) > SHOWN else ''}{'; '.join(shown[-SHOWN:])})"
+            msg("launcher.restart.after_last", restarts=restarts, failures=failures)
+            if len(kinds) > SHOWN
+            else msg("launcher.restart.after", restarts=restarts, failures=failures)
         )
 
 
 def _headline(record: FailureRecord) -> str:
     """A failure in one line: rank, phase, cause, place."""
-    node = f"node {record['node']}" if "node" in record else ""
-    who = (
-        ""
-        if record["rank"] is None
-        else f"rank {record['rank']}{f' on {node}' if node else ''} failed"
-    )
     cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
-    phase = f" in {record['phase']!r}" if record["phase"] else ""
-    where = f"; at {record['where']}" if record["where"] else ""
-    return (
-        f"{who}{phase}: {cause}{record['summary']}{where}"
-        if who
-        else f"{cause}{record['summary']}{where}"
-    )
+    where = msg("launcher.failure.at", where=record["where"]) if record["where"] else ""
+    what = f"{cause}{record['summary']}{where}"
+    if record["rank"] is None:
+        return what
+    node = msg("launcher.failure.on_node", node=record["node"]) if "node" in record else ""
+    phase = msg("launcher.failure.in_phase", phase=record["phase"]) if record["phase"] else ""
+    return msg("launcher.failure.headline", rank=record["rank"], node=node, phase=phase, what=what)
 
 
 def _steps(count: int) -> str:

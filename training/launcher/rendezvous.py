@@ -20,6 +20,7 @@ from training.config.schema import FIELDS, of_the_run
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.failure_kinds import GONE
+from training.core.messages import msg
 from training.host import network, ports
 from training.host.placement import LOOPBACK, Topology
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 PROTOCOL = 3
+MACHINES, RANKS = "number of machines", "ranks per machine"  # keys of a message
 ANSWER_S = 2.0  # another program on the port does not answer at all
 RETRY_S = 0.25
-FIREWALL = "open this port in the firewall between the machines"
+FIREWALL = msg("launcher.nodes.firewall")
 
 
 def facts(plan: Plan) -> Message:
@@ -43,16 +45,20 @@ def facts(plan: Plan) -> Message:
         if name in FIELDS and of_the_run(name) and name != "run_name"
     }
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
-    counts = {
-        "number of machines": plan["place"]["nnodes"],
-        "ranks per machine": plan["local_ranks"],
-    }
+    counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
     return own | script | counts | {"torch": plan["torch"]}
 
 
 def differences(theirs: Message, own: Message, node: int) -> list[str]:
+    titles = {MACHINES: msg("launcher.nodes.machines"), RANKS: msg("launcher.nodes.ranks")}
     return [
-        f"{name} is {theirs.get(name)!r} on node {node}, but {own.get(name)!r} on node 0"
+        msg(
+            "launcher.nodes.differs",
+            name=titles.get(name, name),
+            theirs=theirs.get(name),
+            node=node,
+            own=own.get(name),
+        )
         for name in sorted({*theirs, *own})
         if theirs.get(name) != own.get(name)
     ]
@@ -70,8 +76,12 @@ class Coordinator(PeerLink):
         self._ready: set[int] = set()
         if self.port != wanted:
             log.warning(
-                f"port {wanted} is in use by {ports.owner(wanted)}; using {self.port}, which the "
-                f"other machines find"
+                msg(
+                    "launcher.nodes.other_port",
+                    wanted=wanted,
+                    owner=ports.owner(wanted),
+                    port=self.port,
+                )
             )
 
     def _listen(self) -> None:
@@ -85,26 +95,31 @@ class Coordinator(PeerLink):
         waiting = Waiting()
         at = f"{self.place.master_addr}:{self.port}"
         while missing := [n for n in range(1, self.place.nnodes) if n not in self.wires]:
-            names = f"node {', '.join(map(str, missing))} of {self.place.nnodes}"
+            names = msg(
+                "launcher.nodes.missing",
+                missing=", ".join(map(str, missing)),
+                nnodes=self.place.nnodes,
+            )
             if waiting.seconds > seconds:
-                text = (
-                    f"{names} did not connect to {at} within {seconds:g} s (--rendezvous_timeout)"
-                )
+                text = msg("launcher.nodes.not_connected", names=names, at=at, seconds=seconds)
                 fixes = [
-                    f"on that machine: the same command with --node_rank={missing[0]} "
-                    f"--master_addr={self.place.master_addr}"
+                    msg(
+                        "launcher.nodes.same_command",
+                        node=missing[0],
+                        master_addr=self.place.master_addr,
+                    )
                 ]
                 raise UserError(
                     Problem("nodes.missing", text, "", [*fixes, FIREWALL]), Exit.RESOURCES
                 )
-            waiting.report(f"{names} at {at}")
+            waiting.report(msg("launcher.nodes.missing_at", names=names, at=at))
             self.store.settimeout(RETRY_S)
             with contextlib.suppress(TimeoutError):
                 connection, peer = self.store.accept()
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
                 if why := self._read_ready(node):
-                    log.warning(f"{why}; it may reconnect")
+                    log.warning(msg("launcher.nodes.may_reconnect", why=why))
 
     def _read_ready(self, node: int) -> str:
         """Record whether this node is ready; the reason when it is lost."""
@@ -123,7 +138,14 @@ class Coordinator(PeerLink):
             node = message.get("node")
             refused = self._refusal(message, node)
             if refused:
-                log.warning(f"refused {peer} as node {node}: {'; '.join(refused)}")
+                log.warning(
+                    msg(
+                        "launcher.nodes.refused_peer",
+                        peer=peer,
+                        node=node,
+                        refused="; ".join(refused),
+                    )
+                )
                 wire.send({"refused": refused})
             elif message["want"] == "join" and isinstance(node, int):
                 if node in self.wires:
@@ -131,7 +153,7 @@ class Coordinator(PeerLink):
                 self._ready.discard(node)
                 wire.send({"joined": True, "host": socket.gethostname()})
                 self.met(node, wire, peer, message.get("host"))
-                log.info(f"node {node} has joined{self.name(node).removeprefix(f'node {node}')}")
+                log.info(msg("launcher.nodes.joined", node=node, place=self.place_of(node)))
                 return
             else:
                 wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
@@ -142,32 +164,37 @@ class Coordinator(PeerLink):
 
     def _refusal(self, message: Message, node: object) -> list[str]:
         if message.get("duet") != PROTOCOL:
-            return ["its launcher has another protocol version"]
+            return [msg("launcher.nodes.protocol")]
         if not isinstance(node, int) or not 0 < node < self.place.nnodes:
-            return [f"node_rank {node} is invalid: expected 1 to {self.place.nnodes - 1}"]
+            return [msg("launcher.nodes.rank_invalid", node=node, most=self.place.nnodes - 1)]
         if message.get("want") == "join":
             return (
                 []
                 if message.get("launch") == self.plan["launch"]
-                else ["it belongs to another launch"]
+                else [msg("launcher.nodes.other_launch")]
             )
         settings = message.get("facts")
         return (
             differences(settings, facts(self.plan), node)
             if isinstance(settings, dict)
-            else ["it sent no settings"]
+            else [msg("launcher.nodes.no_settings")]
         )
 
     def go(self) -> LocalRanks:
         waiting = Waiting()
         while missing := [n for n in range(1, self.place.nnodes) if n not in self._ready]:
-            waiting.report(f"{', '.join(map(self.name, missing))} to be ready", level=log.info)
+            waiting.report(
+                msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
+                level=log.info,
+            )
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
                 if why := self._read_ready(node):
                     self.send_all({"left": why})
                     raise UserError(
-                        Problem("nodes.lost_before_start", f"before the start: {why}"),
+                        Problem(
+                            "nodes.lost_before_start", msg("launcher.nodes.before_start", why=why)
+                        ),
                         Exit.RESOURCES,
                     )
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
@@ -184,7 +211,7 @@ class Coordinator(PeerLink):
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if order is not None and (missing := self.missing()):
-            log.error(f"not restarted: {missing} cannot be reached")
+            log.error(msg("launcher.nodes.not_restarted", missing=missing))
             order = None
         self._ready.clear()
         self.send_all({"over": stopped} if order is None else {"again": order})
@@ -210,11 +237,12 @@ class Peer(PeerLink):
     def go(self) -> LocalRanks:
         local, first = self.plan["local_ranks"], self.plan["local_ranks"] * self.place.node_rank
         self.send_all({"ready": True})
-        answer = self._await(("go", "left"), f"{self.name(0)} to start the ranks")
+        answer = self._await(("go", "left"), msg("launcher.nodes.to_start", name=self.name(0)))
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text
             raise UserError(
-                Problem("nodes.lost_before_start", f"before the start: {why}"), Exit.RESOURCES
+                Problem("nodes.lost_before_start", msg("launcher.nodes.before_start", why=why)),
+                Exit.RESOURCES,
             )
         self._fresh()
         return LocalRanks(
@@ -227,7 +255,7 @@ class Peer(PeerLink):
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
             return None
-        answer = self._await(("again", "over"), f"the decision of {self.name(0)}")
+        answer = self._await(("again", "over"), msg("launcher.nodes.decision", name=self.name(0)))
         again, over = answer.get("again"), answer.get("over")
         self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
         return again if isinstance(again, dict) else None
@@ -244,7 +272,7 @@ class Peer(PeerLink):
                 if isinstance(message.get("gone"), LostPeer) or any(key in message for key in keys):
                     self.keep(0, messages[i + 1 :])
                     return message
-        return {"gone": LostPeer(0, GONE, PEER_DIED, f"{self.name(0)} is lost")}
+        return {"gone": LostPeer(0, GONE, PEER_DIED, msg("launcher.nodes.lost", name=self.name(0)))}
 
 
 def ask(plan: Plan, seconds: float) -> tuple[str, str]:
@@ -270,12 +298,21 @@ def ask(plan: Plan, seconds: float) -> tuple[str, str]:
 
 def _refused(answer: Message, place: Topology) -> UserError:
     refused = answer.get("refused")
-    reasons = [str(text) for text in refused] if isinstance(refused, list) else ["no reason given"]
+    reasons = (
+        [str(text) for text in refused]
+        if isinstance(refused, list)
+        else [msg("launcher.nodes.no_reason")]
+    )
     return UserError(
         [
             Problem(
                 "nodes.refused",
-                f"node 0 ({place.master_addr}) refuses node {place.node_rank}: {text}",
+                msg(
+                    "launcher.nodes.refused",
+                    master_addr=place.master_addr,
+                    node_rank=place.node_rank,
+                    text=text,
+                ),
             )
             for text in reasons
         ]
@@ -286,7 +323,9 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
     """Connect until node 0 answers; the reason for the delay is reported after some seconds. Raises
     UserError (exit 3) after `seconds`."""
     waiting = Waiting()
-    at = f"node 0 at {place.master_addr}:{place.master_port}"
+    at = msg(
+        "launcher.nodes.first_at", master_addr=place.master_addr, master_port=place.master_port
+    )
     while True:
         why = ""
         for attempt in _attempts(place, hello):
@@ -295,11 +334,11 @@ def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Me
             else:
                 return attempt
         if waiting.seconds > seconds:
-            fixes = ["start node 0, or pass its address: --master_addr=ADDRESS", FIREWALL]
+            fixes = [msg("launcher.nodes.start_first"), FIREWALL]
             raise UserError(
                 Problem(
                     "nodes.no_answer",
-                    f"{at} did not answer within {seconds:g} s (--rendezvous_timeout): {why}",
+                    msg("launcher.nodes.no_answer", at=at, seconds=seconds, why=why),
                     "",
                     fixes,
                 ),
@@ -316,13 +355,20 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
         try:
             connection = socket.create_connection((place.master_addr, port), ANSWER_S)
         except socket.gaierror as error:
-            yield f"unknown host name {place.master_addr!r} ({error.strerror})"
+            yield msg(
+                "launcher.nodes.unknown_host",
+                master_addr=place.master_addr,
+                strerror=error.strerror,
+            )
             return
         except ConnectionRefusedError:
-            yield "nothing listens there (connection refused)"
+            yield msg("launcher.nodes.nothing_listens")
             continue
         except (TimeoutError, OSError) as error:
-            yield f"it cannot be reached ({getattr(error, 'strerror', None) or 'no answer'})"
+            yield msg(
+                "launcher.nodes.cannot_reach",
+                why=getattr(error, "strerror", None) or msg("launcher.nodes.answers_not"),
+            )
             return
         wire = JsonSocket(connection)
         try:
@@ -331,7 +377,7 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
             return
         except (ConnectionLost, TimeoutError):
             wire.close()
-            yield "another program listens there"
+            yield msg("launcher.nodes.other_program")
 
 
 def line_of(plan: Plan) -> Coordinator | Peer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from training.core import exit_status, log
+from training.core.messages import msg
 from training.launcher import others, spawn, stop_signals
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
@@ -38,14 +39,15 @@ class StopRequests:
         if (request := others.asked(message)) and request[1] > self.count:
             if isinstance(rank := message.get("left"), int):
                 self._rank_left(rank)
-            self._request(request[0], f" on {name}")
+            self._request(request[0], msg("launcher.stop.on_node", name=name))
 
     def from_rank(self, child: spawn.Child, status: int) -> None:
         """A rank of Duet's training received a stop signal itself and exited without the others:
         they are asked to stop too, and what they cannot complete without it is not a failure."""
         self._rank_left(child.rank)
         self._request(
-            stop_signals.SIGNALS[status], f" to {child.name} alone, which {exit_status.how(status)}"
+            stop_signals.SIGNALS[status],
+            msg("launcher.stop.to_one", name=child.name, how=exit_status.how(status)),
         )
 
     def _rank_left(self, rank: int | None) -> None:
@@ -62,22 +64,18 @@ class StopRequests:
             return
         outcome.asked = stop_signals.code(number)
         self.asked_at = time.monotonic()
-        will = (
-            "finishing the current step and saving a checkpoint"
-            if outcome.ours
-            else "asked the script to stop"
-        )
-        will = will if outcome.left is None else "stopping the other ranks too"
-        log.warning(f"{name}: {will} (again: stop now)")
+        will = msg("launcher.stop.saving") if outcome.ours else msg("launcher.stop.asked_script")
+        will = will if outcome.left is None else msg("launcher.stop.others_too")
+        log.warning(msg("launcher.stop.first", name=name, will=will))
         self._children.ask_to_stop(number)
 
     def _insist(self, name: str) -> None:
         """The second or third request: a script gets time for its own clean-up once."""
         self._state.outcome.killed = True
         if self._state.outcome.ours or self.count > 2:
-            log.warning(f"{name} again: killing the ranks")
+            log.warning(msg("launcher.stop.kill", name=name))
             self._children.kill()
             return
-        log.warning(f"{name} again: stopping the ranks now (again: kill them)")
+        log.warning(msg("launcher.stop.second", name=name))
         self.asked_at = time.monotonic()
         self._children.terminate()

@@ -18,6 +18,7 @@ from training import tasks
 from training.core import heartbeat, run_reader, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.tail import tail
 from training.core.units import plural
 from training.diagnose import card
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = run_reader.read_plan(run.own_plan)
     if plan is None:
-        console.error(f"{run.own_plan} is missing or damaged")
+        console.error(msg("launcher.damaged", path=run.own_plan))
         return Exit.CONFIG
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
     os.environ["DUET_SUPERVISED"] = "1"
@@ -176,8 +177,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
             if outcome.asked != Exit.DONE and _unbegun(run, plan):
                 ending.begun = False
                 console.warning(
-                    f"stopped before the first step; {run.name} is unchanged (exit "
-                    f"{int(outcome.asked)})"
+                    msg("launcher.end.before_first_step", name=run.name, code=int(outcome.asked))
                 )
                 return int(outcome.asked)
             record = failure_report.failure(outcome, run, plan)
@@ -198,13 +198,10 @@ def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
     cannot be written or read."""
     if not outcome.ours or not (outcome.gone or run.is_gone()):
         return False
-    what = (
-        f"the run directory {run.own} has disappeared: it was removed, or its disk was "
-        f"unmounted, while the run trained"
-    )
+    what = msg("launcher.end.folder_lost", folder=run.own)
     fixes = [
         cli_args.command(plan["command"]["script"], plan["command"]["args"])
-        + "   # from the beginning: the checkpoints are lost"
+        + msg("launcher.end.from_the_beginning")
     ]
     console.report(
         UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING),
@@ -244,18 +241,20 @@ def _report_end(
     restarts were requested."""
     code = record["exit_code"]
     if outcome.torn_down:
-        console.warning(
-            f"training finished, then a rank was aborted (exit {code})\n{card.of_run(record)}"
-        )
+        console.warning(msg("launcher.end.torn_down", code=code, card=card.of_run(record)))
         return
     if record["kind"] == rundir.ASKED:
         console.warning(f"{record['summary']} (exit {code})")
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
         return
-    console.error(f"training failed{f', {given_up}' if given_up else ''}\n{card.of_run(record)}")
+    console.error(
+        msg("launcher.end.failed_given_up", given_up=given_up, card=card.of_run(record))
+        if given_up
+        else msg("launcher.end.failed", card=card.of_run(record))
+    )
     if analyse:
-        console.info(f"analysis\n{analysis(run)}")
+        console.info(msg("launcher.end.analysis", analysis=analysis(run)))
 
 
 def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
@@ -268,9 +267,7 @@ def _lacks_libuv(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
         return False
     os.environ["USE_LIBUV"] = "0"
     plan["launcher"]["value"] = "spawn"
-    console.warning(
-        "this torch is built without libuv: restarting with USE_LIBUV=0, without torchrun"
-    )
+    console.warning(msg("launcher.end.no_libuv"))
     return True
 
 
@@ -278,19 +275,16 @@ def _keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> 
     try:
         rundir.write_json(run.failure, record)
     except OSError as error:
-        console.warning(f"{run.failure} cannot be written: {error.strerror}")
+        console.warning(msg("launcher.cannot_write", path=run.failure, strerror=error.strerror))
     if run.own == run.path:
         run.forget_before(created)
 
 
 def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
-    text = (
-        f"the ranks of this machine have ended; node 0 has the run, output of these ranks: "
-        f"{run.ranks}/"
-    )
+    text = msg("launcher.end.node", ranks=run.ranks)
     how = "" if outcome.ours else failure_report.statuses(outcome)
     console.success(text) if code == Exit.DONE else console.warning(
-        f"stopped on request{how} (exit {int(code)}); {text}"
+        msg("launcher.end.node_stopped", how=how, code=int(code), text=text)
     )
     return code
 
@@ -304,7 +298,7 @@ def _regular_end(
     ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
-        console.success(f"training finished{recovered}\n{text}".rstrip())
+        console.success(msg("launcher.end.finished", recovered=recovered, text=text).rstrip())
     else:
         why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
         console.warning(f"{why}, checkpoint saved{recovered} (exit {int(code)})\n{text}".rstrip())
@@ -324,15 +318,21 @@ def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> 
         }
         rundir.write_json(run.summary, done)
     if code == Exit.DONE:
-        console.success(
-            f"script finished: {ranks} ended with status 0 after {seconds:.1f} s; output: "
-            f"{run.ranks}/"
-        )
+        console.success(msg("launcher.end.script", ranks=ranks, seconds=seconds, folder=run.ranks))
     else:
-        who = "on request" if outcome.asked != Exit.DONE else "by itself"
+        who = (
+            msg("launcher.end.on_request")
+            if outcome.asked != Exit.DONE
+            else msg("launcher.end.by_itself")
+        )
         console.warning(
-            f"script stopped {who}{failure_report.statuses(outcome)} (exit {int(code)}); output: "
-            f"{run.ranks}/"
+            msg(
+                "launcher.end.script_stopped",
+                who=who,
+                statuses=failure_report.statuses(outcome),
+                code=int(code),
+                folder=run.ranks,
+            )
         )
     return code
 
@@ -344,14 +344,22 @@ def analysis(run: rundir.RunDir) -> str:
     lines = []
     for beat in heartbeat.read_all(run.heartbeats):
         silent = time.time() - beat.wall_time
-        lines.append(f"  rank {beat.rank}: {beat} in epoch {beat.epoch}, {silent:.1f} s ago")
+        lines.append(
+            msg(
+                "launcher.analysis.rank", rank=beat.rank, beat=beat, epoch=beat.epoch, silent=silent
+            )
+        )
         lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
     lines.append(
-        f"  host memory {memory.percent:.0f} % used, disk {100 * disk.used / disk.total:.0f} % "
-        f"used, load {os.getloadavg()[0]:.1f}"
+        msg(
+            "launcher.analysis.machine",
+            memory=memory.percent,
+            disk=100 * disk.used / disk.total,
+            load=os.getloadavg()[0],
+        )
     )
     for check in (run_reader.read_preflight(run.preflight) or {"checks": []})["checks"]:
         if check["status"] != "ok":
-            lines.append(f"  at the start: {check['name']}: {check['text']}")
+            lines.append(msg("launcher.analysis.check", name=check["name"], text=check["text"]))
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 from training.core import heartbeat, phases
 from training.core.errors import Exit
 from training.core.heartbeat import STEP_PHASES, HeartbeatRecord
+from training.core.messages import msg
 from training.core.phase_timeouts import FIRST_STEPS, OWN
 from training.watchdog.hang_report import HANG, HangFinding
 from training.watchdog.probes import procfs
@@ -110,7 +111,7 @@ class Gone:
                     HANG,
                     beat.rank,
                     None,
-                    "exited in the middle of its work",
+                    msg("launcher.failure.left"),
                     waiting,
                     {},
                     beat.age_s,
@@ -128,6 +129,7 @@ def has_left(beat: HeartbeatRecord) -> bool:
 def unkillable(name: str, pid: int) -> str:
     place = (process := procfs.read_process(pid)) and process.waits_in
     return (
-        f"{name} (pid {pid}) cannot be killed: blocked in the "
-        f"kernel{f' ({place})' if place else ''}"
+        msg("launcher.limits.unkillable_in", name=name, pid=pid, place=place)
+        if place
+        else msg("launcher.limits.unkillable", name=name, pid=pid)
     )

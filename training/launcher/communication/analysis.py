@@ -6,6 +6,7 @@ import re
 import signal
 from dataclasses import dataclass, field
 
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.launcher.communication import stages
 from training.launcher.communication.runner import CommunicationOutcome
@@ -39,18 +40,24 @@ class CommunicationFinding:
 def analyze(outcome: CommunicationOutcome, device: str) -> CommunicationFinding:
     order = stages.stages_for(device)
     if outcome.signal is not None:
-        return CommunicationFinding(STOPPED, f"stopped by {signal.Signals(outcome.signal).name}")
+        return CommunicationFinding(
+            STOPPED, msg("launcher.communication.stopped", name=signal.Signals(outcome.signal).name)
+        )
     if outcome.timed_out:
         return _hang(outcome, order)
     if not outcome.completed:
         return _failed(outcome)
-    return _wrong(outcome) or CommunicationFinding(OK, "data correct")
+    return _wrong(outcome) or CommunicationFinding(OK, msg("launcher.communication.correct"))
 
 
 def ranks_text(ranks: list[int]) -> str:
     """'rank 1', 'ranks 0 and 2', 'ranks 0, 1 and 2'"""
     *most, last = map(str, ranks)
-    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+    return (
+        msg("launcher.communication.ranks", most=", ".join(most), last=last)
+        if most
+        else msg("launcher.communication.rank", rank=last)
+    )
 
 
 def is_communication(stage: str) -> bool:
@@ -66,39 +73,80 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     first, last = min(place.values()), max(place.values())
     behind = [rank for rank in place if place[rank] == first]
     others = [rank for rank in place if rank not in behind]
-    stage, after, kind = order[first], f"after {outcome.limit_s:g} s", HANG
+    stage, limit_s, kind = order[first], outcome.limit_s, HANG
+    title, who = stages.title(stage), ranks_text(behind)
     since_s = min(outcome.since_s[rank] for rank in behind)
-    who, they = ranks_text(behind), "it was" if len(behind) == 1 else "they were"
     if is_communication(stage) and since_s < MOVING * outcome.limit_s:
         kind = SLOW
-        text = (
-            f"not finished {after}, but not a hang: {who} entered the {stage} {since_s:.1f} s "
-            f"before; a slow or busy machine"
+        text = msg(
+            "launcher.communication.slow", limit_s=limit_s, who=who, title=title, since_s=since_s
         )
     elif others:
-        missed = order[max(first + 1, order.index(stages.MEETING))]
+        missed = stages.title(order[max(first + 1, order.index(stages.MEETING))])
+        reached = stages.title(order[last])
         text = (
-            f"{who} never reached the {missed}: {after} {they} in the {stage}; "
-            f"{ranks_text(others)} reached the {order[last]}"
+            msg(
+                "launcher.communication.never_reached_one",
+                who=who,
+                missed=missed,
+                limit_s=limit_s,
+                title=title,
+                others=ranks_text(others),
+                reached=reached,
+            )
+            if len(behind) == 1
+            else msg(
+                "launcher.communication.never_reached",
+                who=who,
+                missed=missed,
+                limit_s=limit_s,
+                title=title,
+                others=ranks_text(others),
+                reached=reached,
+            )
         )
     elif not is_communication(stage):
-        text = (
-            f"{after} all ranks were still in the {stage}: a slow or busy machine or disk, or "
-            f"a "
-            f"hang"
-        )
+        text = msg("launcher.communication.all_slow", limit_s=limit_s, title=title)
     else:
-        text = f"{after} all ranks hang in the {stage}"
+        text = msg("launcher.communication.all_hang", limit_s=limit_s, title=title)
         suspects, how = _suspects(outcome, behind)
         if suspects:
             others, behind = [rank for rank in behind if rank not in suspects], suspects
-            them, hang = ("it", "hangs") if len(suspects) == 1 else ("them", "hang")
-            wait = "waits" if len(others) == 1 else "wait"
-            text = (
-                f"{after} {ranks_text(suspects)} {hang} in the {stage}, {how}; "
-                f"{ranks_text(others)} {wait} for {them}"
+            one = len(suspects) == 1
+            stuck = (
+                msg(
+                    "launcher.communication.hangs",
+                    limit_s=limit_s,
+                    who=ranks_text(suspects),
+                    title=title,
+                    how=how,
+                )
+                if one
+                else msg(
+                    "launcher.communication.hang",
+                    limit_s=limit_s,
+                    who=ranks_text(suspects),
+                    title=title,
+                    how=how,
+                )
             )
+            waiting = _waiting(ranks_text(others), len(others) == 1, one)
+            text = msg("launcher.communication.noted", text=stuck, note=waiting)
     return CommunicationFinding(kind, text, behind, stage, _evidence(outcome, behind))
+
+
+def _waiting(others: str, one_waits: bool, for_one: bool) -> str:
+    if one_waits:
+        return (
+            msg("launcher.communication.waits_for_it", others=others)
+            if for_one
+            else msg("launcher.communication.waits_for_them", others=others)
+        )
+    return (
+        msg("launcher.communication.wait_for_it", others=others)
+        if for_one
+        else msg("launcher.communication.wait_for_them", others=others)
+    )
 
 
 def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int], str]:
@@ -108,8 +156,8 @@ def _suspects(outcome: CommunicationOutcome, ranks: list[int]) -> tuple[list[int
         rank for rank in ranks if rank not in silent and not _waits(outcome.stacks[rank][0])
     ]
     for some, how in (
-        (silent, "unresponsive (stopped, or blocked in the kernel)"),
-        (elsewhere, "outside of torch"),
+        (silent, msg("launcher.communication.unresponsive")),
+        (elsewhere, msg("launcher.communication.outside_torch")),
     ):
         if 0 < len(some) < len(ranks):
             return some, how
@@ -136,16 +184,23 @@ def _failed(outcome: CommunicationOutcome) -> CommunicationFinding:
 
     rank = min((rank for rank in outcome.statuses if not outcome.regular(rank)), key=when)
     status, stage = outcome.statuses[rank], outcome.reached[rank]
-    error = outcome.records[rank].get("error")
+    title, error = stages.title(stage), outcome.records[rank].get("error")
     if status < 0:
-        how = f"was killed by {_signal_name(-status)} in the {stage}"
+        text = msg(
+            "launcher.communication.killed", rank=rank, name=_signal_name(-status), title=title
+        )
     elif error:
-        how = f"failed in the {stage}: {error.splitlines()[0][:200]}"
+        text = msg(
+            "launcher.communication.failed",
+            rank=rank,
+            title=title,
+            error=error.splitlines()[0][:200],
+        )
     else:
-        how = f"exited with status {status} in the {stage}"
+        text = msg("launcher.communication.exited", rank=rank, status=status, title=title)
     return CommunicationFinding(
         FAILED,
-        f"rank {rank} {how}",
+        text,
         [rank],
         stage,
         _evidence(outcome, [rank]),
@@ -157,24 +212,35 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
-        return f"signal {number}"
+        return msg("launcher.communication.signal", number=number)
 
 
 def _wrong(outcome: CommunicationOutcome) -> CommunicationFinding | None:
     lines, guilty, stage = [], [], ""
     for rank in range(outcome.ranks):
         for one in outcome.records[rank]["wrong"]:
-            others = f", and {one['count'] - 1} more" if one["count"] > 1 else ""
-            where = stages.collective(one["collective"], one["bytes"])
+            more = (
+                msg("launcher.communication.more", count=one["count"] - 1)
+                if one["count"] > 1
+                else ""
+            )
+            where = stages.title(stages.collective(one["collective"], one["bytes"]))
             lines.append(
-                f"{where}: rank {rank} element {one['element']} is {one['got']:.9g}, expected "
-                f"{one['expected']:.9g}{others}"
+                msg(
+                    "launcher.communication.element",
+                    where=where,
+                    rank=rank,
+                    element=one["element"],
+                    got=one["got"],
+                    expected=one["expected"],
+                    more=more,
+                )
             )
             stage = stage or stages.collective(one["collective"].split(" ")[0], one["bytes"])
             guilty.append(rank)
     if not lines:
         return None
-    text = f"wrong data in the {lines[0]}"
+    text = msg("launcher.communication.wrong", line=lines[0])
     return CommunicationFinding(WRONG, text, sorted(set(guilty)), stage, lines[1 : 1 + SHOWN_LINES])
 
 
@@ -182,13 +248,19 @@ def _evidence(outcome: CommunicationOutcome, ranks: list[int]) -> list[str]:
     """Last output lines of the ranks and, where they hang, their position."""
     lines = []
     for rank, pid in outcome.stuck.items():
-        lines.append(
-            f"rank {rank} (pid {pid}) cannot be killed: blocked in the kernel, most likely by a "
-            f"driver; only a reboot frees it"
-        )
+        lines.append(msg("launcher.communication.unkillable", rank=rank, pid=pid))
     for rank in ranks:
         stack = [found for frame in outcome.stacks.get(rank, []) if (found := FRAME.match(frame))]
-        lines += [f"rank {rank} at {f['file']}:{f['line']} in {f['function']}" for f in stack[:1]]
+        lines += [
+            msg(
+                "launcher.communication.at",
+                rank=rank,
+                file=f["file"],
+                line=f["line"],
+                function=f["function"],
+            )
+            for f in stack[:1]
+        ]
         lines += [line for line in outcome.output.get(rank, []) if not UNDERLINE.fullmatch(line)][
             -SHOWN_LINES:
         ]

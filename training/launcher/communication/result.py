@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.core.messages import msg
 from training.core.project import typed
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
@@ -14,12 +15,9 @@ P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"
 # Why GPUs of one machine cannot copy to each other, and how to check (NCCL's manual,
 # 'Troubleshooting').
 HARDWARE = [
-    "sudo lspci -vvv | grep ACSCtl   # 'SrcValid+': PCI ACS sends copies between GPUs through the "
-    "CPU: disable it in the BIOS",
-    "sudo dmesg | grep -i -e IOMMU -e DMAR -e AMD-Vi   # IOMMU on, or faults: disable VT-d/IOMMU "
-    "in the BIOS, or boot with iommu=pt",
-    "nvidia-smi topo -p2p r   # 'OK' between all GPUs, otherwise the driver does not support "
-    "peer-to-peer copies",
+    msg("launcher.communication.fix.acs"),
+    msg("launcher.communication.fix.iommu"),
+    msg("launcher.communication.fix.p2p"),
 ]
 
 
@@ -74,46 +72,56 @@ class CommunicationResult:
     def checks(self) -> list[preflight.Check]:
         """Lines of the resource report."""
         if self.finding is None:
-            return [preflight.Check(NAME, preflight.OK, "one rank: nothing to test")]
+            return [preflight.Check(NAME, preflight.OK, msg("launcher.communication.one_rank"))]
         if not self.ok:
-            also = (
-                f"; the same with {P2P}=1"
-                if self.first and self.first.kind == self.finding.kind
-                else ""
-            )
-            text = "\n".join(
-                [self.finding.text + also, *(f"    │ {line}" for line in self.finding.lines)]
-            )
+            text = self.finding.text
+            if self.first and self.first.kind == self.finding.kind:
+                text = msg("launcher.communication.the_same", text=text, variable=P2P)
+            text = "\n".join([text, *(f"    │ {line}" for line in self.finding.lines)])
             return [preflight.Check(NAME, preflight.ERROR, text, self._fixes(self.finding))]
-        text = self._measured() + (f"; {self.note}" if self.note else "")
+        text = self._measured()
+        if self.note:
+            text = msg("launcher.communication.noted", text=text, note=self.note)
         if not self.first:
             return [preflight.Check(NAME, preflight.OK, text)]
-        text = (
-            f"works only without GPU peer-to-peer copies ({P2P}=1). With them: "
-            f"{self.first.text}. Without: {text}"
+        text = msg(
+            "launcher.communication.only_without",
+            variable=P2P,
+            with_them=self.first.text,
+            without=text,
         )
         return [preflight.Check(NAME, preflight.WARNING, text, [f"export {P2P}=1", *HARDWARE])]
 
     def _measured(self) -> str:
         figures = self.figures
         assert figures, "a successful test has measured"
-        bus = f" (on the bus {_short(figures.bus_gb_per_s)})" if self.ranks > 2 else ""
-        return (
-            f"all_reduce of {stages.size(figures.size_bytes)} over {self.ranks} ranks: "
-            f"{_short(figures.algorithm_gb_per_s)} GB/s{bus}, "
-            f"{stages.size(stages.SMALL_BYTES)} in {_short(figures.small_ms)} ms; data correct"
+        bus = (
+            msg("launcher.communication.bus", rate=_short(figures.bus_gb_per_s))
+            if self.ranks > 2
+            else ""
+        )
+        return msg(
+            "launcher.communication.measured",
+            size=stages.size(figures.size_bytes),
+            ranks=self.ranks,
+            rate=_short(figures.algorithm_gb_per_s),
+            bus=bus,
+            small_size=stages.size(stages.SMALL_BYTES),
+            small_ms=_short(figures.small_ms),
         )
 
     def _fixes(self, finding: CommunicationFinding) -> list[str]:
         again = command(self.ranks, self.device)
         if finding.killed:
-            return ["sudo dmesg | tail   # 'Killed process': out of host memory", again]
+            return [msg("launcher.communication.fix.oom"), again]
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
         if finding.kind == analysis.SLOW or (
             finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)
         ):
-            return [f"{again} --limit={3 * stages.LIMIT_S:g}   # if the machine is only slow"]
+            return [
+                msg("launcher.communication.fix.limit", again=again, limit_s=3 * stages.LIMIT_S)
+            ]
         if finding.kind == analysis.STOPPED or not analysis.is_communication(finding.stage):
             return [again]
         if self.backend == "nccl":
@@ -121,23 +129,19 @@ class CommunicationResult:
             without = [f"export {P2P}=1"] if untried and p2p_may_help(finding) else []
             return [
                 *without,
-                f"NCCL_DEBUG=INFO {again}   # its last lines show what NCCL was about to do",
+                msg("launcher.communication.fix.debug", again=again),
                 *HARDWARE,
             ]
         if finding.kind == analysis.WRONG:
-            return [
-                f"{again}   # different elements each time: faulty memory, test it with memtest86+"
-            ]
+            return [msg("launcher.communication.fix.memory", again=again)]
         own = self.variables.get(INTERFACE, "lo")
         other = (
-            [f"unset {INTERFACE}   # it is {own!r}; ranks of one machine communicate over 'lo'"]
+            [msg("launcher.communication.fix.interface", variable=INTERFACE, own=own)]
             if own != "lo"
             else []
         )
         unmet = finding.kind == analysis.HANG or finding.stage == stages.MEETING
-        loopback = (
-            ["ip addr show lo   # must be UP with 127.0.0.1, without a firewall"] if unmet else []
-        )
+        loopback = [msg("launcher.communication.fix.loopback")] if unmet else []
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
 
 

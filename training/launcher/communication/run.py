@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from training.core import log
+from training.core.messages import msg
 from training.host import p2p_cache
 from training.launcher.communication import analysis, runner, stages
 from training.launcher.communication.analysis import CommunicationFinding
@@ -42,7 +43,7 @@ def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> 
     outcome, finding = _try(ranks, device, set_here, limit_s)
     seconds, first = outcome.seconds, None
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
-        log.warning(f"communication test: {finding.text}; retrying with {P2P}=1")
+        log.warning(msg("launcher.communication.retrying", text=finding.text, variable=P2P))
         first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
         outcome, finding = _try(ranks, device, set_here, limit_s)
         seconds += outcome.seconds
@@ -59,8 +60,8 @@ def _try(
     try:
         outcome = runner.run(ranks, device, variables, limit_s)
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        text = f"the ranks cannot be started: {error.strerror}{where}"
+        why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        text = msg("launcher.communication.cannot_start", why=why)
         return runner.CommunicationOutcome(ranks, limit_s), CommunicationFinding(
             analysis.FAILED, text, stage=stages.START
         )
@@ -94,5 +95,5 @@ def _learn(
     if first:
         return p2p_cache.remember(gpus, driver, torch, outcome.records[0]["nccl"])
     if used.get(P2P) == "1":
-        return f"without GPU peer-to-peer copies ({P2P}=1)"
+        return msg("launcher.communication.without_p2p", variable=P2P)
     return p2p_cache.forget(gpus, driver, torch)

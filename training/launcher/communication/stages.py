@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from training.core.messages import msg
+
 LIMIT_S = (
     # of one attempt, from the start of the ranks to the exit of the last, import of torch included
     20.0
@@ -25,6 +27,23 @@ def size(count: int) -> str:
 def collective(name: str, count: int) -> str:
     """The stage of a collective."""
     return f"{name} of {size(count)}"
+
+
+def title(stage: str) -> str:
+    """A stage, for the user."""
+    titles = {
+        START: msg("launcher.communication.stage.start"),
+        IMPORT: msg("launcher.communication.stage.import"),
+        MEETING: msg("launcher.communication.stage.meeting"),
+        WARM_UP: msg("launcher.communication.stage.warm_up"),
+        MEASUREMENT: msg("launcher.communication.stage.measurement"),
+        END: msg("launcher.communication.stage.end"),
+        EXIT: msg("launcher.communication.stage.exit"),
+    }
+    name, of, data = stage.rpartition(" of ")
+    return titles.get(stage) or (
+        msg("launcher.communication.stage.collective", name=name, size=data) if of else stage
+    )
 
 
 def stages_for(device: str) -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training import tasks
+from training.core.messages import msg
+from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import CodeRecord
@@ -36,11 +38,13 @@ class Code:
         return cast("CodeRecord", asdict(self) | {"sentence": self.sentence()})
 
     def sentence(self) -> str:
+        files = plural(self.files, "file")
         if self.revision is None:
-            return f"{self.files} files, not under version control"
+            return msg("launcher.slurm.code.no_git", files=files)
         return (
-            f"revision {self.revision[:12]}{' with local changes' if self.changed else ''}, "
-            f"{self.files} files"
+            msg("launcher.slurm.code.changed", revision=self.revision[:12], files=files)
+            if self.changed
+            else msg("launcher.slurm.code.revision", revision=self.revision[:12], files=files)
         )
 
 

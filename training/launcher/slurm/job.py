@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import log, manifest, rundir
 from training.core.errors import EXIT_MEANING, Exit
+from training.core.messages import msg
 from training.core.units import plural
 from training.launcher.slurm import options
 from training.launcher.slurm.submission import LAUNCHER, FrozenJob
@@ -42,18 +43,34 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
     )
     facts["job"] = job
     rundir.write_json(frozen.record, facts)
-    where = f"each of {nodes} nodes" if nodes > 1 else "1 node"
-    again = f", start {count}" if count > 1 else ""
+    names = environ.get("SLURM_JOB_NODELIST", "")
+    again = msg("launcher.slurm.again", count=count) if count > 1 else ""
     log.info(
-        f"SLURM job {job}{again}: {plural(ranks, 'rank')} on {where} "
-        f"({environ.get('SLURM_JOB_NODELIST', '')})"
+        msg(
+            "launcher.slurm.begin_several",
+            job=job,
+            again=again,
+            ranks=plural(ranks, "rank"),
+            nodes=nodes,
+            names=names,
+        )
+        if nodes > 1
+        else msg(
+            "launcher.slurm.begin", job=job, again=again, ranks=plural(ranks, "rank"), names=names
+        )
     )
-    log.info(f"code: {facts['code']['sentence']}, frozen in {frozen.code}")
+    log.info(
+        msg("launcher.slurm.code.frozen", sentence=facts["code"]["sentence"], code=frozen.code)
+    )
     cores = environ.get("SLURM_CPUS_ON_NODE", "")
     if cores.isdecimal() and int(cores) < ranks:
         log.warning(
-            f"{cores} CPU core{'s' if cores != '1' else ''} for {ranks} ranks: request more with "
-            f"--cpus-per-task={4 * ranks}"
+            msg(
+                "launcher.slurm.few_cores",
+                cores=plural(int(cores), "CPU core"),
+                ranks=plural(ranks, "rank"),
+                wanted=4 * ranks,
+            )
         )
     return [
         # Its own session: signals to this batch script must not reach srun, which would end the
@@ -78,14 +95,20 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     `stopped`: SLURM has signalled the batch script, so the job was cancelled, or SLURM requeues it
     itself (preemption, `scontrol requeue`)."""
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
-    resume = "resume: " + command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
+    again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
+    resume = msg("launcher.slurm.resume", command=again)
     code = run_exit_code(run, facts["starts"][-1], status)
     if code == Exit.DONE:
         return code
     if code != Exit.PREEMPTED:
         log.error(
-            f"SLURM job {job} is not requeued: {EXIT_MEANING[code]} (exit {int(code)})"
-            f"\n    {resume}"
+            msg(
+                "launcher.slurm.not_requeued",
+                job=job,
+                meaning=EXIT_MEANING[code],
+                code=int(code),
+                resume=resume,
+            )
         )
         return code
     state, may = _state(job)
@@ -97,18 +120,11 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
         return code
     step = saved_step(run)
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
-        log.error(
-            f"job {job} is not requeued: two starts did not get past step {step}; request a longer "
-            f"--time\n    {resume}"
-        )
+        log.error(msg("launcher.slurm.no_progress", job=job, step=step, resume=resume))
         return code
-    problem = (
-        "it was submitted with --no-requeue, or SLURM forbids it (JobRequeue=0)"
-        if not may
-        else _requeue(run, job, step)
-    )
+    problem = msg("launcher.slurm.no_requeue") if not may else _requeue(run, job, step)
     if problem:
-        log.warning(f"job {job} cannot be requeued: {problem}\n    {resume}")
+        log.warning(msg("launcher.slurm.cannot_requeue", job=job, problem=problem, resume=resume))
     return code
 
 

@@ -13,6 +13,7 @@ from training.config.foreign_names import row_of
 from training.config.schema import FIELDS, kind
 from training.config.translate import RANKS as NUMBER
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.suggest import suggest
 from training.plan.cli_args import MAX_RANKS, QUICKSTART
 
@@ -68,10 +69,8 @@ SHORT |= {
 }
 BARE_LETTERS = ("-H",)
 BARE = ("exclusive", "requeue", "no-requeue", "hold")
-_TASKS = (
-    f"--{RANKS}=N, or --gres=gpu:N for N GPUs on each node: one task a node starts the ranks there"
-)
-_WAY = "--nodes=N: SLURM assigns the nodes of a run"
+_TASKS = msg("launcher.slurm.options.tasks", ranks=RANKS)
+_WAY = msg("launcher.slurm.options.nodes")
 # Options that contradict the one task on each node that starts its ranks.
 REFUSED = {
     **dict.fromkeys(
@@ -86,11 +85,10 @@ REFUSED = {
         _TASKS,
     ),
     **dict.fromkeys(("nnodes", "node-rank", "master-addr", "launcher"), _WAY),
-    "array": "one submission is one run: submit each with its own --run_name",
-    "wrap": "the job always runs the training",
-    "script": "in your own batch script: srun --ntasks-per-node=1 ./launch_train.sh N "
-    "--script main.py -- ARGS",
-    "check": f"it measures this machine: ./launch_train.sh 2 {QUICKSTART} --check",
+    "array": msg("launcher.slurm.options.array"),
+    "wrap": msg("launcher.slurm.options.wrap"),
+    "script": msg("launcher.slurm.options.script"),
+    "check": msg("launcher.slurm.options.check", quickstart=QUICKSTART),
 }
 
 
@@ -125,13 +123,21 @@ def split(args: list[str]) -> SplitArgs:
         elif name in (*VALUED, RANKS, MORE):
             if not equals and (not rest or (rest[0].startswith("--") and name != MORE)):
                 line.problems.append(
-                    Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE")
+                    Problem(
+                        "flag.no_value",
+                        msg("launcher.slurm.options.no_value", typed=typed),
+                        f"--{typed}=VALUE",
+                    )
                 )
                 continue
             _take(line, name, text if equals else rest.pop(0))
         elif name in REFUSED:
             line.problems.append(
-                Problem("flag.other_script", f"--{typed} is not for {SCRIPT}", REFUSED[name])
+                Problem(
+                    "flag.other_script",
+                    msg("launcher.slurm.options.other_script", typed=typed, script=SCRIPT),
+                    REFUSED[name],
+                )
             )
             _drop_value(equals, rest)
         elif word[:2] in SHORT and not word.startswith("--"):
@@ -161,8 +167,8 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
         line.problems.append(
             Problem(
                 "flag.value",
-                f"ranks_per_node is {text!r} (from --ranks_per_node on the command line)",
-                f"a whole number from 1 to {MAX_RANKS}",
+                msg("launcher.slurm.options.ranks_value", text=text),
+                msg("launcher.slurm.options.ranks_allowed", most=MAX_RANKS),
             )
         )
 
@@ -176,8 +182,8 @@ def _more(line: SplitArgs, text: str) -> None:
         line.problems.append(
             Problem(
                 "slurm.sbatch_quotes",
-                f"--sbatch is {text!r}: {error}",
-                "options as in a shell",
+                msg("launcher.slurm.options.quotes", text=text, error=error),
+                msg("launcher.slurm.options.quotes_allowed"),
             )
         )
         return
@@ -187,14 +193,16 @@ def _more(line: SplitArgs, text: str) -> None:
             line.problems.append(
                 Problem(
                     "slurm.sbatch_word",
-                    f"--sbatch contains {word!r}",
-                    'long options with =, such as --sbatch="--nodes=2 --mem=64G"',
+                    msg("launcher.slurm.options.word", word=word),
+                    msg("launcher.slurm.options.word_allowed"),
                 )
             )
             return
         elif name in REFUSED:
             line.problems.append(
-                Problem("slurm.sbatch_own", f"--sbatch contains --{name}", REFUSED[name])
+                Problem(
+                    "slurm.sbatch_own", msg("launcher.slurm.options.own", name=name), REFUSED[name]
+                )
             )
         else:
             line.sbatch.append(word)
@@ -238,8 +246,8 @@ def _short(word: str, args: list[str], at: int) -> Problem:
     fixed = f"--{SHORT[letter]}" + ("" if letter in BARE_LETTERS else f"={value}")
     return Problem(
         "flag.unknown",
-        f"unknown option {word}",
-        "the long options of sbatch",
+        msg("launcher.slurm.options.unknown", word=word),
+        msg("launcher.slurm.options.long"),
         [_command([*args[:at], fixed, *rest])],
     )
 
@@ -281,8 +289,8 @@ def nodes(line: SplitArgs, script: Path) -> int:
     line.problems.append(
         Problem(
             "flag.value",
-            f"nodes is {text!r} (from --nodes)",
-            "one number: the batch is divided by the number of all ranks",
+            msg("launcher.slurm.options.nodes_value", text=text),
+            msg("launcher.slurm.options.nodes_allowed"),
             ["--nodes=2"],
         )
     )

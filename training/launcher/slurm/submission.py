@@ -25,6 +25,7 @@ from training.config import flags
 from training.config.schema import FIELDS, of_the_run
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT, WORK
 from training.host import topology
 from training.launcher.slurm import code_snapshot, options
@@ -55,8 +56,8 @@ class FrozenJob:
             raise UserError(
                 Problem(
                     "slurm.submission_damaged",
-                    f"{self.record} is missing or damaged",
-                    "a job prepared by submit_job.sh",
+                    msg("launcher.damaged", path=self.record),
+                    msg("launcher.slurm.prepared"),
                 )
             )
         return found
@@ -121,12 +122,14 @@ def submission(
     line, script = options.split(args), ROOT / options.SCRIPT
     nodes, ranks = options.nodes(line, script), options.ranks_asked(line, script)
     if not ranks:
-        line.problems.append(_no_ranks(line, "gres requests no GPUs"))
+        line.problems.append(_no_ranks(line, msg("launcher.slurm.gres_no_gpus")))
     request = check(line, nodes, ranks, environ, installed)
     on_gpus = line.option("gres") is not None or line.option("gpus-per-node") is not None
     if request.config.device == "cpu" and not on_gpus:
         if not line.ranks:
-            raise UserError(_no_ranks(line, f"device is cpu ({request.origins['device']})"))
+            raise UserError(
+                _no_ranks(line, msg("launcher.slurm.device_cpu", origin=request.origins["device"]))
+            )
         line.sbatch.append(options.NO_GRES)  # the script's own header requests GPUs
     return request, line, nodes, ranks
 
@@ -135,8 +138,8 @@ def _no_ranks(line: options.SplitArgs, why: str) -> Problem:
     fixes = [command(options.SCRIPT, ["--ranks_per_node=2", *line.typed, *line.training])]
     return Problem(
         "slurm.no_ranks",
-        f"{why}, and the number of ranks on each node is not set",
-        "a number of ranks, or GPUs on each node",
+        msg("launcher.slurm.no_ranks", why=why),
+        msg("launcher.slurm.ranks_or_gpus"),
         fixes,
     )
 
@@ -153,7 +156,7 @@ def inside(
         line.problems.append(
             Problem(
                 "slurm.late_argument",
-                f"{shown} is after {options.SCRIPT}: the job has started without it",
+                msg("launcher.slurm.late", shown=shown, script=options.SCRIPT),
                 "",
                 [fix],
             )
@@ -165,12 +168,9 @@ def inside(
             f"sbatch --gres=gpu:2 {options.SCRIPT} {tail}",
             f"sbatch {options.NO_GRES} {options.SCRIPT} --ranks_per_node=2 --device=cpu {tail}",
         ]
-        what = (
-            "this job has no GPUs (SLURM_GPUS_ON_NODE is not set), and the number of ranks on "
-            "each node is not set"
-        )
+        what = msg("launcher.slurm.no_gpus")
         line.problems.append(
-            Problem("slurm.no_ranks", what, "GPUs on each node, or a number of ranks", fixes)
+            Problem("slurm.no_ranks", what, msg("launcher.slurm.gpus_or_ranks"), fixes)
         )
     return check(line, nodes, ranks, environ), line, nodes, ranks
 
