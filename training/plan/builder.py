@@ -56,7 +56,7 @@ def start(
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
     chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
-    here = f", {local} of them on this machine" if local != ranks else ""
+    counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
     return {
         "schema_version": PLAN_VERSION,
         "duet_version": training.__version__,
@@ -86,7 +86,9 @@ def start(
         "headline": [],
         "text": [
             place.sentence(),
-            f"{plural(ranks, 'rank')}{here} by {launcher.value}: {launcher.reason}",
+            f"{counted} by {by}: {why}"
+            if local == ranks
+            else f"{counted}, {local} of them on this machine by {by}: {why}",
         ],
     }, [check] if check else []
 

@@ -259,15 +259,17 @@ def _config_file(
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
     if extra := given[1:]:
         shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")
-        many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
-        allowed = "one config file" + (
-            "; --data takes one file, or a folder of files" if "data" in line.flags else ""
+        what = (
+            f"{shown} is one argument too many: the config is {given[0]!r}"
+            if len(extra) == 1
+            else f"{shown} are {len(extra)} arguments too many: the config is {given[0]!r}"
         )
-        problems.append(
-            Problem(
-                "config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed
-            )
+        allowed = (
+            "one config file; --data takes one file, or a folder of files"
+            if "data" in line.flags
+            else "one config file"
         )
+        problems.append(Problem("config.several", what, allowed))
     return shipped(Path(os.path.expanduser(given[0])))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
@@ -281,16 +283,15 @@ def _program(
     rest = [word for word in args if word not in named + number]
     own, theirs = launch_words(rest)
     words = shlex.join([str(ranks), *own])
+    after = "its arguments after --"
     as_script = f"./launch_train.sh {words} --script {shown} " + (
-        f"-- {shlex.join(theirs)}" if theirs else "  # its arguments after --"
+        f"-- {shlex.join(theirs)}" if theirs else f"  # {after}"
     )
     if what == program.TASK:
         fixes = [f"./launch_train.sh {shlex.join([str(ranks), *rest])} --task={shown}", as_script]
     elif path.resolve() == ROOT / ENTRYPOINT:
-        fixes = [
-            f"./launch_train.sh {words} {QUICKSTART}   # starts Duet's train.py itself",
-            as_script,
-        ]
+        itself = "starts Duet's train.py itself"
+        fixes = [f"./launch_train.sh {words} {QUICKSTART}   # {itself}", as_script]
     else:
         fixes = [as_script]
     where = "--config" if "config" in line.flags else f"argument of {script}"

@@ -77,7 +77,11 @@ def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[s
             "",
             fixes,
         )
-    what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
+    what = (
+        f"{one.typed} is not a known flag: {found.why}"
+        if found.why
+        else f"{one.typed} is not a known flag"
+    )
     dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
     return Problem("flag.unknown", what, found.allowed or dashes, fixes)
 

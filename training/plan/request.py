@@ -203,12 +203,13 @@ def read(
             f"this process is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher "
             f"in a rank would start every rank again"
         )
+        separate = "a separate training"
         problems.append(
             Problem(
                 "launch.nested",
                 text,
                 "one launcher per training",
-                [f"{command(script, args)} --launcher=spawn   # a separate training"],
+                [f"{command(script, args)} --launcher=spawn   # {separate}"],
             )
         )
     if problems or asked.line.unknown or place is None:

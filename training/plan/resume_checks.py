@@ -156,10 +156,11 @@ def changes(values: FieldValues, resumed: Values) -> list[str]:
     shown = ", ".join(
         f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items()
     )
-    end = (
-        "; the result differs from an uninterrupted run" if set(differ) - HARMLESS - DECIDED else ""
-    )
-    return [f"changed in the resumed run: {shown}{end}"]
+    if set(differ) - HARMLESS - DECIDED:
+        return [
+            f"changed in the resumed run: {shown}; the result differs from an uninterrupted run"
+        ]
+    return [f"changed in the resumed run: {shown}"]
 
 
 def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:

@@ -118,23 +118,24 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         if end is None:
             return found
         ends[run.path] = end
-    which = f" of {wish.config_file}" if wish.config_file else ""
+    config, folder = wish.config_file, wish.experiments
     if ends:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
-        return Found(
-            answer="\n    ".join(
-                [
-                    f"every run{which} in {wish.experiments} is finished; nothing was launched; to "
-                    f"train longer:",
-                    *shown,
-                ]
-            )
+        answer = (
+            f"every run of {config} in {folder} is finished; nothing was launched; to train longer:"
+            if config
+            else f"every run in {folder} is finished; nothing was launched; to train longer:"
         )
+        return Found(answer="\n    ".join([answer, *shown]))
     others = [
         _row(wish, run, plan, _finished(wish, _merge(wish, run, plan)))
         for run, plan in every[:SHOWN]
     ]
-    what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
+    what = (
+        f"resume is 'latest' ({origin}), but there is no run of {config} in {folder}"
+        if config
+        else f"resume is 'latest' ({origin}), but there is no run in {folder}"
+    )
     problems.append(
         Problem(
             "resume.nothing_unfinished",
@@ -216,22 +217,20 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
     lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
-    state = (
-        str(summary["status"])
-        if summary
-        else "failed"
-        if failure
-        else "running"
-        if lives
-        else "died"
-    )
+    if summary:
+        state = "done" if summary["status"] == "done" else "stopped"
+    elif failure:
+        state = "failed"
+    else:
+        state = "running" if lives else "died"
     saved = manifest.newest(run.checkpoints) or {"step": 0}
     step = summary.get("steps", saved["step"]) if summary else saved["step"]
     total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan[
         "config"
     ].get("num_iterations")
-    when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
-    return (
-        f"{state}: step {step}{f' of {total}' if total else ''}, "
-        f"{units.clock(when, '%Y-%m-%d %H:%M')}"
+    when = units.clock(
+        ended.stat().st_mtime if ended else float(plan.get("created", 0.0)), "%Y-%m-%d %H:%M"
     )
+    if total:
+        return f"{state}: step {step} of {total}, {when}"
+    return f"{state}: step {step}, {when}"

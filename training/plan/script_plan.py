@@ -60,8 +60,9 @@ def build(
         f"python: {script.python}, {script.python_reason}"
         if script.python
         else "program: executed directly",
-        f"device {device.value}: {device.reason}"
-        + ("; the script decides" if config.device == "auto" else ""),
+        f"device {device.value}: {device.reason}; the script decides"
+        if config.device == "auto"
+        else f"device {device.value}: {device.reason}",
     ]
     plan["text"] += [f"script: {shlex.join([script.path, *script.args])}", *plan["headline"]]
     return plan, checks

@@ -95,7 +95,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     own, theirs = split(args)
     line = flags.parse(own)
     if not line.flags.get("script", ("", ""))[0]:
-        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # the script's own arguments after --"
+        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {ALLOWED}"
         raise UserError(
             Problem("flag.no_value", "--script has no value", "a Python file or a program", [fix])
         )
@@ -132,13 +132,14 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     )
     if place and place.kind == RANK:
         text = f"--script starts ranks, but {place.reason}"
+        why = "this process is a rank"
         problems.append(
             Problem(
                 "launch.nested",
                 text,
                 "one launcher",
                 [
-                    f"python {shlex.quote(script.path)} …   # this process is a rank",
+                    f"python {shlex.quote(script.path)} …   # {why}",
                     "--launcher=spawn",
                 ],
             )
@@ -304,11 +305,15 @@ def _script(
             file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         )
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-        what = "is a folder" if file.is_dir() else "does not exist"
+        what = (
+            f"the script {path!r} (--script) is a folder"
+            if file.is_dir()
+            else f"the script {path!r} (--script) does not exist"
+        )
         problems.append(
             Problem(
                 "script.file",
-                f"the script {path!r} (--script) {what}",
+                what,
                 "a Python file or a program",
                 fixes,
             )

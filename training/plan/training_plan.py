@@ -74,7 +74,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
     plan["headline"] += [_device(plan), *_recovery(plan)]
-    plan["text"] += sentences(plan, split, decided)
+    chosen = isinstance(request.config.device_batch_size, str)  # auto
+    plan["text"] += sentences(plan, split, decided, chosen)
     return plan, checks
 
 
@@ -105,25 +106,28 @@ def _amount(data: CorpusRecord) -> str:
     return f"{units.plural(data['files'], 'file')}, {units.size(data['bytes'])}"
 
 
-def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
-    """The plan as sentences, each decision with its reason."""
-    duration = [
-        f"{plan['config'][n]} {w}"
-        for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs"))
-        if plan["config"][n]
-    ]
+def _length(plan: Plan) -> str:
+    steps = units.plural(plan["config"]["num_iterations"], "step")
+    epochs = units.plural(plan["config"]["num_epochs"] or 1, "epoch")
+    if plan["config"]["num_iterations"] and plan["config"]["num_epochs"]:
+        return f"length: {steps} or {epochs}, whichever comes first"
+    return f"length: {steps if plan['config']['num_iterations'] else epochs}"
+
+
+def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) -> list[str]:
+    """The plan as sentences, each decision with its reason. `chosen`: device_batch_size is not the
+    user's."""
     data = f"; data: {plan['data']['name']}, {_amount(plan['data'])}" if "data" in plan else ""
-    first = ", whichever comes first" if len(duration) > 1 else ""
     lines = [
         _device(plan),
         f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
         f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
         f"batch: {split.sentence(plan['task']['unit'])}",
-        f"length: {' or '.join(duration) or '1 epoch'}{first}{data}",
+        _length(plan) + data,
         *decided.text,
         *_recovery(plan),
     ]
-    if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
+    if chosen and "device_batch_size" in plan:
         lines.append(
             f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}"
         )
@@ -136,9 +140,12 @@ def _device(plan: Plan) -> str:
 
 def _recovery(plan: Plan) -> list[str]:
     count = plan["retries"]["value"]
-    again = f"{units.plural(count, 'restart')} in a row from the last checkpoint"
-    reason = plan["retries"]["reason"]
-    return [f"recovery: at most {again} without progress: {reason}"] if count else []
+    if not count:
+        return []
+    restarts, reason = units.plural(count, "restart"), plan["retries"]["reason"]
+    return [
+        f"recovery: at most {restarts} in a row from the last checkpoint without progress: {reason}"
+    ]
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:

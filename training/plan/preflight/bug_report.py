@@ -36,7 +36,7 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
     lines = [
         versions.sentence(found),
         f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
-        f"{units.plural(plan['ranks'], 'rank')}, {', '.join(decided)}"
+        ", ".join([units.plural(plan["ranks"], "rank"), *decided])
         + (f", GPUs: {', '.join(cards)}" if cards else ""),
         *([f"memory of a step: {memory}"] if memory else []),
         *([f"variables: {' '.join(chosen)}"] if chosen else []),

@@ -38,8 +38,9 @@ def data(files: Sequence[Path], asked: str) -> Check:
     if bad:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
         fix = (
-            f"recreate {'it' if len(bad) == 1 else 'them'}, or remove "
-            f"{'it' if len(bad) == 1 else 'them'} from {one_line(asked)}"
+            f"recreate it, or remove it from {one_line(asked)}"
+            if len(bad) == 1
+            else f"recreate them, or remove them from {one_line(asked)}"
         )
         return Check(
             "data",

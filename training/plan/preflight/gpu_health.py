@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from training.core.units import plural
-from training.host.gpus import Gpu
+from training.host.gpus import SLOWDOWNS, Gpu
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
@@ -18,6 +18,7 @@ from training.plan.request import LaunchRequest
 # The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
 LIBRARY = "lib/libtorch_python.so"
+HEAT = {SLOWDOWNS[0x20], SLOWDOWNS[0x40]}
 
 
 def checks(gpus: Sequence[Gpu]) -> list[Check]:
@@ -34,20 +35,20 @@ def health(state: State) -> Check:
     good: list[str] = []
     if state.slowdowns:
         bad += state.slowdowns
-        heat = any("heat" in s for s in state.slowdowns)
+        heat = any(one in HEAT for one in state.slowdowns)
         fixes.append(
             "improve its cooling: fans, dust, room temperature"
             if heat
             else "check its power cables and the power supply"
         )
-        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # details")
+        details = "details"
+        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # {details}")
     elif state.slowdowns is not None:
         good.append("not slowed down")
     if errors := state.uncorrected_errors:
         bad.append(f"{plural(errors, 'uncorrected memory error')} since the driver was loaded")
-        fixes.append(
-            f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; if it recurs, replace the card"
-        )
+        reset = "or reboot; if it recurs, replace the card"
+        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
     elif errors is not None:
         good.append("no memory errors")
     if state.remap_failed:
@@ -55,7 +56,8 @@ def health(state: State) -> Check:
         fixes.append("replace the card")
     elif state.remap_pending:
         bad.append("damaged memory will be remapped at the next reset")
-        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot")
+        reset = "or reboot"
+        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
     now, most = state.link_width, state.link_width_most
     if now is not None and most is not None and now < most:
         bad.append(f"its PCIe link has {now} of {most} lanes: slower communication between ranks")
@@ -71,7 +73,7 @@ def health(state: State) -> Check:
     )
     good += [f"PCIe {', '.join(link)}"] if link else []
     good += (
-        [f"persistence mode {'on' if state.persistent else 'off'}"]
+        ["persistence mode on" if state.persistent else "persistence mode off"]
         if state.persistent is not None
         else []
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from training.core import codes
 from training.core.errors import Problem
+from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
@@ -56,18 +57,20 @@ def table(records: list[CheckRecord]) -> str:
     lines = []
     for r in records:
         lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
-        for fix in dict.fromkeys(r["fixes"]) if r["status"] != OK else ():
-            if fix not in shown:
-                word = "or:  " if lines[-1].lstrip().startswith(("try:", "or:")) else "try: "
-                lines.append(f"           {'':<{width}}  {word}{fix}\n")
-                shown.add(fix)
+        fixes = dict.fromkeys(r["fixes"]) if r["status"] != OK else {}
+        for number, fix in enumerate(one for one in fixes if one not in shown):
+            word = "or:  " if number else "try: "
+            lines.append(f"           {'':<{width}}  {word}{fix}\n")
+        shown |= fixes.keys()
     return "".join(lines)
 
 
 def count(checks: list[Check]) -> str:
     """'14 checks: 12 ok, 2 warnings'."""
-    numbers = {word: sum(c.status == word for c in checks) for word in SEVERITY}
+    ok, warnings, errors = (sum(c.status == status for c in checks) for status in SEVERITY)
     shown = [
-        f"{n} {word}{'s' if n != 1 and word != OK else ''}" for word, n in numbers.items() if n
+        *([f"{ok} ok"] if ok else []),
+        *([plural(warnings, "warning")] if warnings else []),
+        *([plural(errors, "error")] if errors else []),
     ]
     return f"{len(checks)} checks: {', '.join(shown)}"

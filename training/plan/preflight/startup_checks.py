@@ -57,9 +57,10 @@ def gpus(
             else []
         )
         fixes = [*parts, *([request.command_with(have)] if have else [])]
+        anywhere = "two ranks on any machine"
         fixes += [
             *on_cpu(request, step),
-            "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine",
+            f"./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # {anywhere}",
         ]
         yield Check(
             "GPUs",
@@ -83,8 +84,9 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
     shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
     others = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
     listed = [f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in others]
-    occupied = "; occupied by " + ", ".join(listed) if others else ""
-    kill = [f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in others]
+    occupied = f"; occupied by {', '.join(listed)}" if others else ""
+    yours = [f"if it is yours: {p.command[:40]}" for p in others]
+    kill = [f"kill {p.pid}   # {text}" for p, text in zip(others, yours, strict=True)]
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
         why = (
             "no process may use it"
@@ -113,11 +115,8 @@ def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Ch
         yield Check(name, WARNING, f"{shown}{occupied}", kill)
     else:
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
-        yield Check(
-            name,
-            OK,
-            shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""),
-        )
+        text = f"{shown}; 20 GB or more are recommended for the dual-GPU configs"
+        yield Check(name, OK, text if small else shown)
     if gpu.mig:
         text = (
             "split by MIG: a rank gets one instance and only its memory; no peer-to-peer copies "
@@ -226,7 +225,7 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
-    shown = f"{name} folder {path} ({origin})"
+    shown = f"log folder {path} ({origin})" if name == "log" else f"run folder {path} ({origin})"
     fixes = [f"--{flag}=/another/folder"]
     if not there.is_dir():
         return Check(f"{name} folder", ERROR, f"{shown}: {there} is not a folder", fixes)
@@ -259,17 +258,13 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
         max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0),
     )
     if free < needed:
-        users = " and ".join(
-            filter(
-                None,
-                (
-                    units.plural(workers, "worker") if workers else "",
-                    f"NCCL between {ranks} ranks" if nccl else "",
-                ),
-            )
-        )
+        users = units.plural(workers, "worker")
+        if nccl:
+            between = f"NCCL between {ranks} ranks"
+            users = f"{users} and {between}" if workers else between
+        container = "in a container"
         fixes = [
-            "docker run --shm-size=8g …   # in a container",
+            f"docker run --shm-size=8g …   # {container}",
             "sudo mount -o remount,size=8g /dev/shm",
         ]
         return Check(
@@ -285,10 +280,10 @@ def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Che
     """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
     cores, workers = env_vars.cpu_count(), num_workers * ranks
     machine = os.cpu_count() or cores
-    shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
-    users = units.plural(ranks, "rank") + (
-        f" and {units.plural(workers, 'worker')}" if workers else ""
-    )
+    shown = f"{cores} of {machine} cores" if machine != cores else units.plural(cores, "core")
+    users = units.plural(ranks, "rank")
+    if workers:
+        users = f"{users} and {units.plural(workers, 'worker')}"
     if ranks > cores:
         text = f"{ranks} ranks share {units.plural(cores, 'CPU core')}: slow"
         return Check("CPU", WARNING, text, [command_with(cores)])
