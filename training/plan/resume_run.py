@@ -16,6 +16,7 @@ from training.config.schema import FIELDS, Known, of_the_run
 from training.core import manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
+from training.core.messages import msg
 from training.plan import finished
 
 if TYPE_CHECKING:
@@ -88,17 +89,19 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         problems.append(
             Problem(
                 "run.missing",
-                f"resume is {wanted!r} ({origin}): no such run",
-                "a run directory, a run's name, or latest",
+                msg("plan.resume.missing", wanted=wanted, origin=origin),
+                msg("plan.resume.allowed"),
                 fixes,
             )
         )
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
-        found.answer = (
-            f"run {run.name} is {end.sentence()}; nothing was launched\n    to train "
-            f"longer: {wish.again(**end.longer)}"
+        found.answer = msg(
+            "plan.resume.is_finished",
+            name=run.name,
+            sentence=end.sentence(),
+            again=wish.again(**end.longer),
         )
     return found
 
@@ -122,9 +125,9 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
     if ends:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
         answer = (
-            f"every run of {config} in {folder} is finished; nothing was launched; to train longer:"
+            msg("plan.resume.all_of_config_finished", config=config, folder=folder)
             if config
-            else f"every run in {folder} is finished; nothing was launched; to train longer:"
+            else msg("plan.resume.all_finished", folder=folder)
         )
         return Found(answer="\n    ".join([answer, *shown]))
     others = [
@@ -132,15 +135,15 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         for run, plan in every[:SHOWN]
     ]
     what = (
-        f"resume is 'latest' ({origin}), but there is no run of {config} in {folder}"
+        msg("plan.resume.none_of_config", origin=origin, config=config, folder=folder)
         if config
-        else f"resume is 'latest' ({origin}), but there is no run in {folder}"
+        else msg("plan.resume.none", origin=origin, folder=folder)
     )
     problems.append(
         Problem(
             "resume.nothing_unfinished",
             what,
-            "an existing run" if others else "a run directory",
+            msg("plan.resume.existing_run") if others else msg("plan.resume.run_directory"),
             others,
         )
     )
@@ -187,7 +190,7 @@ def _known_plan(run: rundir.RunDir) -> Plan | None:
 
 
 def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
-    origin = f"resumed run {run.name}"
+    origin = msg("plan.resume.origin", name=run.name)
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
     return Found(known, run, wish.merged(known, wish.fields))
@@ -218,11 +221,11 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     ended = run.summary if summary else run.failure if failure else None
     lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
     if summary:
-        state = "done" if summary["status"] == "done" else "stopped"
+        state = msg("plan.state.done") if summary["status"] == "done" else msg("plan.state.stopped")
     elif failure:
-        state = "failed"
+        state = msg("plan.state.failed")
     else:
-        state = "running" if lives else "died"
+        state = msg("plan.state.running") if lives else msg("plan.state.died")
     saved = manifest.newest(run.checkpoints) or {"step": 0}
     step = summary.get("steps", saved["step"]) if summary else saved["step"]
     total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan[
@@ -232,5 +235,5 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
         ended.stat().st_mtime if ended else float(plan.get("created", 0.0)), "%Y-%m-%d %H:%M"
     )
     if total:
-        return f"{state}: step {step} of {total}, {when}"
-    return f"{state}: step {step}, {when}"
+        return msg("plan.resume.where_of", state=state, step=step, total=total, when=when)
+    return msg("plan.resume.where", state=state, step=step, when=when)
