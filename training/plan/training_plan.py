@@ -106,7 +106,9 @@ def _warnings(
 
 
 def _amount(data: CorpusRecord) -> str:
-    return f"{units.plural(data['files'], 'file')}, {units.size(data['bytes'])}"
+    return msg("plan.word.comma").join(
+        [units.plural(data["files"], "file"), units.size(data["bytes"])]
+    )
 
 
 def _length(plan: Plan) -> str:

@@ -40,7 +40,7 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
             "plan.bug_report.command",
             command=clean.command(plan["command"]["script"], plan["command"]["args"]),
         ),
-        ", ".join([units.plural(plan["ranks"], "rank"), *decided])
+        msg("plan.word.comma").join([units.plural(plan["ranks"], "rank"), *decided])
         + (msg("plan.bug_report.gpus", cards=", ".join(cards)) if cards else ""),
         *([msg("plan.bug_report.memory", memory=memory)] if memory else []),
         *([msg("plan.bug_report.variables", variables=" ".join(chosen))] if chosen else []),

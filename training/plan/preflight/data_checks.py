@@ -50,7 +50,7 @@ def data(files: Sequence[Path], asked: str) -> Check:
                 "plan.data.unreadable",
                 count=len(bad),
                 files=much,
-                shown="; ".join(bad[:NAMED]),
+                shown=msg("plan.word.semicolon").join(bad[:NAMED]),
                 more=more,
             ),
             [fix],

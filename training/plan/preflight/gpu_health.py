@@ -72,13 +72,13 @@ def health(state: State) -> Check:
         if state.link_generation_most
         else []
     )
-    good += [msg("plan.gpu.pcie", link=", ".join(link))] if link else []
+    good += [msg("plan.gpu.pcie", link=msg("plan.word.comma").join(link))] if link else []
     good += (
         [msg("plan.gpu.persistence_on") if state.persistent else msg("plan.gpu.persistence_off")]
         if state.persistent is not None
         else []
     )
-    text = "; ".join([*bad, *good]) or msg("plan.gpu.no_state")
+    text = msg("plan.word.semicolon").join([*bad, *good]) or msg("plan.gpu.no_state")
     return Check(f"GPU {n} state", WARNING if bad else OK, text, fixes)
 
 

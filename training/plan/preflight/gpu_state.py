@@ -54,7 +54,7 @@ class Pair:
         copies = {True: msg("plan.link.direct"), False: msg("plan.link.through_host"), None: ""}[
             self.direct
         ]
-        return ", ".join(filter(None, (self.where, copies))) or "-"
+        return msg("plan.word.comma").join(filter(None, (self.where, copies))) or "-"
 
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:

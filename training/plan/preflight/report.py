@@ -78,4 +78,4 @@ def count(checks: list[Check]) -> str:
         *([plural(warnings, "warning")] if warnings else []),
         *([plural(errors, "error")] if errors else []),
     ]
-    return msg("plan.check.count", checks=len(checks), shown=", ".join(shown))
+    return msg("plan.check.count", checks=len(checks), shown=msg("plan.word.comma").join(shown))
