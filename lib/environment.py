@@ -35,6 +35,15 @@ FILES = "duet.files"  # in .venv: files that must not be missing or empty (see v
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
+def msg(message_id: str, /, **values: object) -> str:
+    """training.core.messages.msg, imported with the first message: most starts have none."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from training.core.messages import msg as message
+
+    return message(message_id, **values)
+
+
 def version_in(torch: Path) -> tuple[int, ...] | None:
     """The version of a torch package, read without the slow import."""
     try:
@@ -62,17 +71,30 @@ def missing(environment: str) -> tuple[int, str]:
     out = []
     if sys.version_info < OLDEST_PYTHON:
         out.append(
-            f"Python {dotted(sys.version_info[:2])} ({dotted(OLDEST_PYTHON)} or newer is required)"
+            msg(
+                "lib.environment.python_too_old",
+                found=dotted(sys.version_info[:2]),
+                oldest=dotted(OLDEST_PYTHON),
+            )
         )
     version = torch_version()
     if version is None or version < OLDEST_TORCH:
-        found = "no torch" if version is None else f"torch {dotted(version)}"
-        out.append(f"{found} ({dotted(OLDEST_TORCH)} or newer is required)")
+        out.append(
+            msg("lib.environment.no_torch", oldest=dotted(OLDEST_TORCH))
+            if version is None
+            else msg(
+                "lib.environment.torch_too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH)
+            )
+        )
     lacks = packages.lacking(name for name in packages.REQUIRED if name != "torch")
-    text = ", ".join([*out, *(f"no {name}" for name in lacks)])
+    if not out and not lacks:
+        return OK, ""
+    text = msg("lib.environment.comma").join(
+        [*out, *(msg("lib.environment.no_package", name=name) for name in lacks)]
+    )
     installed = "DUET_PYTHON" in os.environ  # an installed Duet creates no .venv
-    if not text or (out and not installed):
-        return UNUSABLE if text else OK, text
+    if out and not installed:
+        return UNUSABLE, text
     lacks += ["torch"] if version is None or version < OLDEST_TORCH else []
     python = shlex.join(
         [
@@ -83,12 +105,12 @@ def missing(environment: str) -> tuple[int, str]:
             *lacks,
         ]
     )
-    text += f"\n    try:     {python}"
+    text += "\n" + msg("lib.environment.try", command=python)
     if not installed:
         leave = (
             "conda deactivate" if os.environ.get("CONDA_PREFIX") == environment else "deactivate"
         )
-        text += f"\n    or:      {leave}   # the next start then creates .venv with its own torch"
+        text += "\n" + msg("lib.environment.or_leave", leave=leave)
     return RESOURCES, text
 
 
@@ -96,19 +118,21 @@ def wrong_with_local(folder: Path) -> str:
     """Why the local build of PyTorch in `folder` is unusable; '' if it is usable."""
     torch = folder / "torch"
     if not (torch / "__init__.py").is_file():
-        return "it contains no torch/__init__.py"
+        return msg("lib.local_torch.no_package")
     if not any(
         (torch / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES
     ):
         built = sorted(path.name for path in torch.glob("_C.*.so"))
         return (
-            f"torch was not built for Python {dotted(sys.version_info[:2])}: {built[0]}"
+            msg(
+                "lib.local_torch.other_python", version=dotted(sys.version_info[:2]), built=built[0]
+            )
             if built
-            else "torch has not been built"
+            else msg("lib.local_torch.not_built")
         )
     version = version_in(torch)
     if version and version < OLDEST_TORCH:
-        return f"torch {dotted(version)} is too old, {dotted(OLDEST_TORCH)} or newer is required"
+        return msg("lib.local_torch.too_old", found=dotted(version), oldest=dotted(OLDEST_TORCH))
     return ""
 
 
@@ -124,7 +148,7 @@ def make(root: Path, stamp: str) -> int:
             (venv / STAMP).write_text(stamp, encoding="utf-8")
         return problem
 
-    return _locked(root, "the environment could not be created", build)
+    return _locked(root, msg("lib.environment.not_created"), build)
 
 
 def add(root: Path, section: str, folder: Path | None) -> int:
@@ -152,17 +176,21 @@ def add(root: Path, section: str, folder: Path | None) -> int:
             ]
         chosen = venv / f"requirements-{section}.txt"
         chosen.write_text(pins, encoding="utf-8")
-        steps = install.Steps(f"installing [{section}] of requirements.lock", venv, lock)
+        steps = install.Steps(msg("lib.environment.installing", section=section), venv, lock)
         problem = steps.install(chosen, *options)
         if not problem:
             stamp.write_text(pins, encoding="utf-8")
             log.success(
-                f"installed [{section}] of requirements.lock into {folder or venv} "
-                f"({steps.seconds():.0f} s)"
+                msg(
+                    "lib.environment.installed",
+                    section=section,
+                    folder=folder or venv,
+                    seconds=steps.seconds(),
+                )
             )
         return problem
 
-    return _locked(root, f"[{section}] of requirements.lock could not be installed", fill)
+    return _locked(root, msg("lib.environment.not_installed", section=section), fill)
 
 
 def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
@@ -179,7 +207,7 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # two first runs at once: the second waits for the first
-                log.info("waiting: another run is creating the environment")
+                log.info(msg("lib.environment.waiting"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             problem = work(lock.fileno())
     except PermissionError as error:
@@ -187,11 +215,12 @@ def _locked(root: Path, failure: str, work: Callable[[int], str]) -> int:
     except OSError as error:
         problem = str(error)
     except KeyboardInterrupt:
-        log.error(f"interrupted while installing (exit {INTERRUPTED}); the next run starts over")
+        log.error(msg("lib.environment.interrupted", code=INTERRUPTED))
         return INTERRUPTED
     if problem:
         what, newline, more = problem.partition("\n")
-        log.error(f"{failure}: {what} (exit {RESOURCES}){newline}{more}")
+        first = msg("lib.environment.failure", failure=failure, what=what, code=RESOURCES)
+        log.error(f"{first}{newline}{more}")
     return RESOURCES if problem else OK
 
 
@@ -206,12 +235,12 @@ def _lock(path: Path) -> IO[str]:
 
 
 def _not_writable(root: Path, error: PermissionError) -> str:
-    return (
-        f"{error.filename or root} is not writable by this user ({error.strerror})\n"
-        "    allowed: a project folder of your own, a .venv completed by its owner, or an "
-        "active environment with torch\n"
-        f"    try:     git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}   # and start "
-        f"there"
+    clone = f"git clone {shlex.quote(str(root))} ~/{shlex.quote(root.name)}"
+    return msg(
+        "lib.environment.not_writable",
+        path=error.filename or root,
+        error=error.strerror,
+        clone=clone,
     )
 
 
@@ -239,10 +268,7 @@ def _foreign_link(venv: Path) -> str:
     home = venv / HOME
     if home.is_file() and home.read_text(encoding="utf-8") == str(venv.parent):
         return ""
-    return (
-        f"{venv} links to {venv.resolve()}, which belongs to another project: remove the link "
-        f"or empty that folder"
-    )
+    return msg("lib.environment.foreign_link", venv=venv, target=venv.resolve())
 
 
 def _build(root: Path, with_torch: bool, lock: int) -> str:
@@ -258,16 +284,18 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     options: list[str] = []
     version = torch_version() if with_torch else None
     if version and version >= OLDEST_TORCH and sys.prefix == sys.base_prefix:
-        log.info(f"using torch {dotted(version)} of {sys.executable} (system site packages)")
+        log.info(
+            msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
+        )
         with_torch, options = False, ["--system-site-packages"]
     if shutil.which("uv") or install.outer_pip():
         options.append("--without-pip")
 
     (venv / STAMP).unlink(missing_ok=True)
-    steps = install.Steps("creating the environment .venv", venv, lock)
+    steps = install.Steps(msg("lib.environment.creating"), venv, lock)
     # --clear empties the folder instead of removing it: .venv may link to another disk.
     if steps.run("python -m venv", [sys.executable, "-m", "venv", "--clear", *options, str(venv)]):
-        return f"`python3 -m venv` failed (try: apt-get install python3-venv)\n{steps.excerpt()}"
+        return msg("lib.environment.venv_failed", output=steps.excerpt())
     (venv / HOME).write_text(str(root), encoding="utf-8")
     chosen = venv / "requirements.txt"
     chosen.write_text(
@@ -280,7 +308,7 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
     (venv / FILES).write_text(
         "".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8"
     )
-    log.success(f"environment ready: {root / '.venv'} ({steps.seconds():.0f} s)")
+    log.success(msg("lib.environment.ready", folder=root / ".venv", seconds=steps.seconds()))
     return ""
 
 

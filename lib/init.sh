@@ -58,6 +58,8 @@ readonly EXIT_CONFIG=2 EXIT_RESOURCES=3
 
 # shellcheck source=lib/log.sh
 source "$DUET_ROOT/lib/log.sh"
+# shellcheck source=lib/messages.sh
+source "$DUET_ROOT/lib/messages.sh"
 # shellcheck source=lib/help.sh
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh

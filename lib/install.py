@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from training.core import log as console
+from training.core.messages import msg
 from training.host.process import die_with_parent
+from training.monitor.term_text import cells
 
 LOG = "install.log"  # in .venv
 POLL_S, LOG_EVERY_S = 0.3, 15.0
@@ -125,7 +127,10 @@ class Steps:
         """The progress line: redrawn on a terminal, logged every LOG_EVERY_S elsewhere."""
         text = f"{self.title}: {state}, {self.seconds():.0f} s"
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+            width = shutil.get_terminal_size().columns - 1
+            while text and cells(text) > width:
+                text = text[:-1]
+            sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
         elif time.monotonic() - self._logged >= LOG_EVERY_S:
             self._logged = time.monotonic()
@@ -154,7 +159,11 @@ class Steps:
         """The last lines of the output for an error message, and the path of the full log."""
         lines = [line for line in self._output.splitlines() if line.strip()]
         wanted = [line for line in lines if line.startswith(("ERROR", "error"))] or lines
-        where = [f"    full log: {self.venv / LOG}"] if (self.venv / LOG).is_file() else []
+        where = (
+            [msg("lib.install.full_log", path=self.venv / LOG)]
+            if (self.venv / LOG).is_file()
+            else []
+        )
         return "\n".join([*(f"    │ {line[:200]}" for line in wanted[-SHOWN_LINES:]), *where])
 
     def install(self, requirements: Path, *options: str) -> str:
@@ -186,13 +195,18 @@ class Steps:
         name, command, status = "", [], 0
         for name, command, quiet in ways:
             status = self.run(
-                f"packages by {name}", [*command, *quiet], env=env, detail=self._how_far
+                msg("lib.install.packages", name=name),
+                [*command, *quiet],
+                env=env,
+                detail=self._how_far,
             )
             if status == 0 or status > KILLED:
                 break
         shutil.rmtree(self._part, ignore_errors=True)
-        return (
-            f"{name} failed\n{self.excerpt()}\n    try:     {shlex.join(command)}" if status else ""
+        if not status:
+            return ""
+        return msg(
+            "lib.install.failed", name=name, output=self.excerpt(), command=shlex.join(command)
         )
 
     def _how_far(self, printed: str) -> str:
@@ -200,9 +214,11 @@ class Steps:
         if found := re.search(r"^Installing collected packages: (.*)$", printed, re.MULTILINE):
             names = found[1].split(", ")
             done = len(list(self.venv.glob("lib/python3.*/site-packages/*.dist-info/INSTALLER")))
-            return (
-                f"copying {names[min(done, len(names) - 1)]} ({min(done + 1, len(names))} of "
-                f"{len(names)})"
+            return msg(
+                "lib.install.copying",
+                package=names[min(done, len(names) - 1)],
+                done=min(done + 1, len(names)),
+                total=len(names),
             )
         # uv reports large packages only
         loading = re.findall(r"^Downloading (\S+) \(", printed, re.MULTILINE)
@@ -211,10 +227,8 @@ class Steps:
             for name in loading
             if not re.search(rf"^\s*Downloaded {re.escape(name)}$", printed, re.MULTILINE)
         ]:
-            return (
-                f"fetching {', '.join(under_way[:3])} ({len(loading) - len(under_way)} of "
-                f"{len(loading)} large ones done)"
-            )
+            done, shown = len(loading) - len(under_way), ", ".join(under_way[:3])
+            return msg("lib.install.fetching_large", packages=shown, done=done, total=len(loading))
         collected = re.findall(r"^(?:Collecting|Processing) (\S+)", printed, re.MULTILINE)
         if not collected:
             return ""
@@ -222,10 +236,10 @@ class Steps:
         loaded = sum(
             _size(Path(folder, name)) for folder, _, names in os.walk(self._part) for name in names
         )
-        return (
-            f"fetching {collected[-1].rpartition('/')[2]} ({len(collected)} "
-            f"packages{f', {loaded >> 20} MB' if loaded >> 20 else ''})"
-        )
+        name, count, megabytes = collected[-1].rpartition("/")[2], len(collected), loaded >> 20
+        if megabytes:
+            return msg("lib.install.fetching_size", name=name, count=count, megabytes=megabytes)
+        return msg("lib.install.fetching", name=name, count=count)
 
     def compile(self) -> None:
         """Compile what a start imports, a third of all; the rest compiles at first import. Without
@@ -235,7 +249,7 @@ class Steps:
             name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
         }
         python = [str(self.venv / "bin/python"), "-I", "-c", _IMPORT]
-        self.run("compiling bytecode", *([*python, *names] for names in IMPORTS), env=env)
+        self.run(msg("lib.install.compiling"), *([*python, *names] for names in IMPORTS), env=env)
 
 
 def _size(file: Path) -> int:

@@ -38,7 +38,7 @@ python::base() {
     printf '%s' "$candidate"
     return 0
   done
-  log::error "no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)"
+  messages::error python.missing 'no Python 3.10 or newer found on PATH (try: apt-get install python3 python3-venv)'
   return "$EXIT_RESOURCES"
 }
 
@@ -65,7 +65,8 @@ python::find() {
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
-    log::error "the environment of the installed Duet ($PYTHON) lacks: ${lacking:-a working Python}"
+    messages::text python.working 'a working Python'
+    messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-$MESSAGE}"
     exit "$EXIT_RESOURCES"
   elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
@@ -76,13 +77,14 @@ python::find() {
       ;;
     "$EXIT_RESOURCES") # it has torch: do not install a second one
       venv::is_current || {
-        log::error "the active environment $active has torch but lacks required packages: $lacking"
+        messages::error python.active_lacks 'the active environment %s has torch but lacks required packages: %s' "$active" "$lacking"
         exit "$EXIT_RESOURCES"
       }
       ;;
     esac
     lacking=${lacking%%$'\n'*}
-    log::info "the active environment $active is not used: ${lacking:-its Python does not run or is too old}"
+    messages::text python.broken_or_old 'its Python does not run or is too old'
+    messages::info python.active_unused 'the active environment %s is not used: %s' "$active" "${lacking:-$MESSAGE}"
   fi
   venv::is_current
 }
@@ -91,10 +93,11 @@ python::_use_local_torch() {
   local any problem
   any=$(python::any) || return
   problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
-    log::error "TORCH_LOCAL_PATH is '$TORCH_LOCAL_PATH' (environment): ${problem:-cannot be checked}"
+    messages::text torch_local.unchecked 'cannot be checked'
+    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-$MESSAGE}"
     return "$EXIT_RESOURCES"
   }
   TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
   export PYTHONPATH="$TORCH_LOCAL_PATH${PYTHONPATH:+:$PYTHONPATH}" LD_LIBRARY_PATH="$TORCH_LOCAL_PATH/torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-  log::info "PyTorch from TORCH_LOCAL_PATH=$TORCH_LOCAL_PATH (PYTHONPATH, LD_LIBRARY_PATH)"
+  messages::info torch_local.used 'PyTorch from TORCH_LOCAL_PATH=%s (PYTHONPATH, LD_LIBRARY_PATH)' "$TORCH_LOCAL_PATH"
 }

@@ -29,7 +29,7 @@ slurm::submit() {
   done
   mapfile -d '' -t submission <"$code.argv"
   job=$("${submission[@]}") || {
-    log::error "sbatch refused the job, see its message above; nothing was submitted (exit $EXIT_RESOURCES)"
+    messages::error slurm.refused 'sbatch refused the job, see its message above; nothing was submitted (exit %d)' "$EXIT_RESOURCES"
     slurm::_ask withdraw "$code"
     return "$EXIT_RESOURCES"
   }
@@ -61,13 +61,15 @@ slurm::train() {
   local status=0
   local -a step
   [[ -n ${SLURM_JOB_ID-} ]] || {
-    log::error "$DUET_ROOT is the frozen code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)"
+    messages::error slurm.frozen '%s is the frozen code of a job and runs in jobs only (try: ./submit_job.sh --resume=… in the project)' \
+      "$DUET_ROOT"
     return "$EXIT_CONFIG"
   }
   run::export "$DUET_ROOT.env"
   PYTHON=$VIRTUAL_ENV/bin/python
   [[ -x $PYTHON ]] || {
-    log::error "the environment of this job is not on node ${SLURMD_NODENAME-}: $VIRTUAL_ENV (exit $EXIT_RESOURCES)"
+    messages::error slurm.no_environment 'the environment of this job is not on node %s: %s (exit %d)' \
+      "${SLURMD_NODENAME-}" "$VIRTUAL_ENV" "$EXIT_RESOURCES"
     return "$EXIT_RESOURCES"
   }
   # SLURM signals the ranks itself; this script waits for them.

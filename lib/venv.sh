@@ -33,13 +33,15 @@ venv::_stamp() {
 }
 
 venv::make() {
-  local base stamp why=''
+  local base stamp
   base=$(python::base) || return
   stamp=$(venv::_stamp)
   if [[ -f $DUET_ROOT/.venv/duet.stamp ]]; then
-    why=' again: it is damaged or was made from another requirements.lock'
+    messages::info environment.recreating \
+      'creating the environment .venv with %s again: it is damaged or was made from another requirements.lock (once)' "$base"
+  else
+    messages::info environment.creating 'creating the environment .venv with %s (once)' "$base"
   fi
-  log::info "creating the environment .venv with $base$why (once)"
   # Packages on the user's PYTHONPATH do not count as installed: they may be missing at the next run.
   PYTHONPATH='' "$base" "$DUET_ROOT/lib/environment.py" make "$DUET_ROOT" "$stamp"
 }

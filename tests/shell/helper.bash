@@ -11,6 +11,7 @@ export ROOT REAL_PYTHON QUOTED_PYTHON SCRIPTS QUICKSTART
 
 # Settings of the developer must not affect the tests.
 unset VIRTUAL_ENV CONDA_PREFIX TORCH_LOCAL_PATH PYTHONPATH NO_COLOR CDPATH "${!DUET_@}"
+export DUET_LANG=en
 
 # A copy of the project with a ready environment; PROJECT is its folder.
 project::copy() {

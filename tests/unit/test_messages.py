@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,8 @@ def every_call() -> list[tuple[str, str, ast.Call]]:
             getattr(node.func, "id", getattr(node.func, "attr", "")),
             node,
         )
-        for file in sorted((ROOT / "training").rglob("*.py"))
+        for folder in ("training", "lib")
+        for file in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
     ]
@@ -75,11 +77,25 @@ def test_both_languages_have_the_same_placeholders() -> None:
 
 def test_each_room_has_its_own_file() -> None:
     for room in ROOMS:
-        assert (ROOT / "training" / room).is_dir()
+        assert (ROOT / ("" if room == "lib" else "training") / room).is_dir()
         text = (messages.FOLDER / f"{room}.json").read_text(encoding="utf-8")
         known = json.loads(text, object_pairs_hook=lambda pairs: pairs)
         keys = [key for key, _ in known]
         assert keys == sorted(set(keys)) and all(key.startswith(f"{room}.") for key in keys)
+
+
+def test_shell_messages_take_the_same_values_in_chinese() -> None:
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
+    call = r"""messages::(?:text|info|error) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
+    english = {key: text for key, _, text in re.findall(call, code)}
+    table = (ROOT / "lib/messages_zh.sh").read_text(encoding="utf-8")
+    chinese = {
+        key: text for key, _, text in re.findall(r"""\["([a-z_.]+)"\]=(["'])(.*)\2\n""", table)
+    }
+    assert english.keys() == chinese.keys()
+    assert list(english) and all(
+        re.findall("%.", text) == re.findall("%.", chinese[key]) for key, text in english.items()
+    )
 
 
 def test_every_counted_word_has_a_chinese_form() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import training
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
 from training.host import decisions, env_vars, p2p_cache, packages
@@ -40,7 +41,7 @@ def start(
     launcher = decisions.launcher(config, place, request.script, ranks)
     retries = decisions.retries(config, launcher, request.script)
     ignored = (
-        [f"retries is {config.retries}, but {retries.reason}"]
+        [msg("plan.note.retries", retries=config.retries, reason=retries.reason)]
         if config.retries not in ("auto", retries.value)
         else []
     )
@@ -56,7 +57,7 @@ def start(
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
     chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
-    here = f", {local} of them on this machine" if local != ranks else ""
+    counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
     return {
         "schema_version": PLAN_VERSION,
         "duet_version": training.__version__,
@@ -86,7 +87,9 @@ def start(
         "headline": [],
         "text": [
             place.sentence(),
-            f"{plural(ranks, 'rank')}{here} by {launcher.value}: {launcher.reason}",
+            msg("plan.text.ranks", ranks=counted, launcher=by, reason=why)
+            if local == ranks
+            else msg("plan.text.ranks_here", ranks=counted, local=local, launcher=by, reason=why),
         ],
     }, [check] if check else []
 
@@ -95,10 +98,7 @@ def _not_installed(request: LaunchRequest) -> list[str]:
     """A note on the features that are off because an optional package is not installed, or on the
     installation that the first start makes."""
     if not request.installed:
-        return [
-            "the first start creates the environment .venv with torch and the other packages of "
-            "requirements.lock: a few minutes"
-        ]
+        return [msg("plan.note.first_start")]
     tracked = request.tracked() if isinstance(request, Request) else []
     wanted = [
         "py-spy",

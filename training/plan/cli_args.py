@@ -17,6 +17,7 @@ from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
 from training.plan import resume_run
 from training.plan.script_words import launch_words
@@ -76,8 +77,13 @@ class ParsedArgs:
         ]
         return (
             [
-                f"resumed run wins over {self.config_file}: "
-                f"{', '.join(f'{n} stays {resumed[n][0]}' for n in changed)}"
+                msg(
+                    "plan.resume.wins",
+                    config_file=self.config_file,
+                    fields=", ".join(
+                        msg("plan.resume.stays", name=n, value=resumed[n][0]) for n in changed
+                    ),
+                )
             ]
             if changed
             else []
@@ -197,7 +203,7 @@ def takes_ranks(script: str) -> bool:
 
 def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: list[Problem]) -> int:
     """The N of `./launch_train.sh N`; 0 when invalid. Removes its word from `positional`."""
-    allowed = f"a whole number from 1 to {MAX_RANKS}"
+    allowed = msg("plan.ranks.allowed", most=MAX_RANKS)
     word = positional[0] if positional else ""
     named = _by_another_name(line)
     if named and (not word or is_config(word)):
@@ -210,16 +216,14 @@ def number_of_ranks(line: flags.CommandLine, positional: list[str], problems: li
         problems.append(
             Problem(
                 "ranks.value",
-                f"the number of processes is {word!r} (first argument)",
+                msg("plan.ranks.invalid", word=word),
                 allowed,
                 [NUMBERS.get(word.lower(), "N=2")],
             )
         )
     else:
         what = (
-            f"the number of processes is missing: the first argument is {word!r}"
-            if positional
-            else "the number of processes is missing"
+            msg("plan.ranks.missing_first", word=word) if positional else msg("plan.ranks.missing")
         )
         problems.append(
             Problem(
@@ -248,8 +252,8 @@ def _config_file(
             problems.append(
                 Problem(
                     "config.not_given",
-                    "no config given",
-                    f"a config file; ready ones: {', '.join(names)}",
+                    msg("plan.config.not_given"),
+                    msg("plan.config.ready", names=", ".join(names)),
                     [f"--config={QUICKSTART}"],
                 )
             )
@@ -259,15 +263,17 @@ def _config_file(
         given.sort(key=lambda word: not word.endswith((".py", ".json")))
     if extra := given[1:]:
         shown = ", ".join(map(repr, extra[:4])) + (", …" if len(extra) > 4 else "")
-        many = "is one argument" if len(extra) == 1 else f"are {len(extra)} arguments"
-        allowed = "one config file" + (
-            "; --data takes one file, or a folder of files" if "data" in line.flags else ""
+        what = (
+            msg("plan.config.one_too_many", shown=shown, config=given[0])
+            if len(extra) == 1
+            else msg("plan.config.too_many", shown=shown, count=len(extra), config=given[0])
         )
-        problems.append(
-            Problem(
-                "config.several", f"{shown} {many} too many: the config is {given[0]!r}", allowed
-            )
+        allowed = (
+            msg("plan.config.one_file_data")
+            if "data" in line.flags
+            else msg("plan.config.one_file")
         )
+        problems.append(Problem("config.several", what, allowed))
     return shipped(Path(os.path.expanduser(given[0])))  # noqa: PTH111 – Path.expanduser raises for an unknown user
 
 
@@ -281,23 +287,22 @@ def _program(
     rest = [word for word in args if word not in named + number]
     own, theirs = launch_words(rest)
     words = shlex.join([str(ranks), *own])
+    after = msg("plan.config.arguments_after")
     as_script = f"./launch_train.sh {words} --script {shown} " + (
-        f"-- {shlex.join(theirs)}" if theirs else "  # its arguments after --"
+        f"-- {shlex.join(theirs)}" if theirs else f"  # {after}"
     )
     if what == program.TASK:
         fixes = [f"./launch_train.sh {shlex.join([str(ranks), *rest])} --task={shown}", as_script]
     elif path.resolve() == ROOT / ENTRYPOINT:
-        fixes = [
-            f"./launch_train.sh {words} {QUICKSTART}   # starts Duet's train.py itself",
-            as_script,
-        ]
+        itself = msg("plan.config.own_train")
+        fixes = [f"./launch_train.sh {words} {QUICKSTART}   # {itself}", as_script]
     else:
         fixes = [as_script]
-    where = "--config" if "config" in line.flags else f"argument of {script}"
+    where = "--config" if "config" in line.flags else msg("plan.config.argument_of", script=script)
     return Problem(
         "config.is_program",
-        f"{path} is a program, not a config file ({where})",
-        "a config file: plain assignments such as depth = 12",
+        msg("plan.config.is_program", path=path, where=where),
+        msg("plan.config.plain"),
         fixes,
     )
 

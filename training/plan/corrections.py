@@ -13,6 +13,7 @@ from training.config.schema import FIELDS, Known
 from training.config.translate import RANKS, Changes, Sizes
 from training.core import rundir
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.plan.cli_args import SCRIPTS, ParsedArgs, command, is_config, takes_ranks
 from training.tasks import DEFAULT, everything
 
@@ -73,12 +74,16 @@ def unknown(one: flags.Unknown, found: meant.Meant, fields: Known, fixes: list[s
     if one.name in FIELDS and one.name not in fields:
         return Problem(
             "field.other_task",
-            f"{one.typed} is a field of {DEFAULT.name}, which is not the task",
+            msg("plan.flag.other_task", typed=one.typed, task=DEFAULT.name),
             "",
             fixes,
         )
-    what = f"{one.typed} is not a known flag" + (f": {found.why}" if found.why else "")
-    dashes = "flags with two dashes, such as --depth=12" if not one.typed.startswith("--") else ""
+    what = (
+        msg("plan.flag.unknown_because", typed=one.typed, why=found.why)
+        if found.why
+        else msg("plan.flag.unknown", typed=one.typed)
+    )
+    dashes = msg("plan.flag.two_dashes") if not one.typed.startswith("--") else ""
     return Problem("flag.unknown", what, found.allowed or dashes, fixes)
 
 

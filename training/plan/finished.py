@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.config.schema import Config
 from training.core import manifest, rundir, standing
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -29,9 +30,10 @@ class Finished:
     longer: dict[str, int]  # flags that train for twice as long
 
     def sentence(self) -> str:
-        return (
-            f"finished: step {self.steps} of {self.steps}, "
-            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(self.at))}"
+        return msg(
+            "plan.state.finished",
+            steps=self.steps,
+            time=time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at)),
         )
 
 

@@ -18,6 +18,7 @@ from training.config import batch, flags, loader, origin, resolve, saved
 from training.config.schema import Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
+from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.data import corpus
 from training.host import packages, topology
@@ -30,7 +31,7 @@ from training.tasks.spec import TaskSpec
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
 
-NAME_CHARACTERS = "letters, digits, dot, dash and underscore"
+NAME_CHARACTERS = msg("plan.run_name.characters")
 
 
 @dataclass(kw_only=True)
@@ -116,7 +117,7 @@ class Request(LaunchRequest):
         values = saved.chosen(self.values() | self.options, self.origins)
         if problems := saved.write(self.save_config, values, self.origins):
             raise UserError(problems)
-        log.success(f"configuration saved in {self.save_config}; nothing was launched")
+        log.success(msg("plan.config.saved", path=self.save_config))
 
     def login_file(self) -> str | None:
         """The option file with a W&B key: read again where W&B starts, so the key is never written
@@ -197,18 +198,16 @@ def read(
         from training.config import fault_spec
 
         problems += fault_spec.check(config.inject, origins["inject"], ranks, config.num_workers)
-        notes = [*notes, f"fault injection enabled: {config.inject} ({origins['inject']})"]
+        notes = [*notes, msg("plan.note.inject", faults=config.inject, origin=origins["inject"])]
     if place and place.kind == RANK and rundir.VARIABLE in environ:
-        text = (
-            f"this process is rank {place.rank} of the run {environ[rundir.VARIABLE]}: a launcher "
-            f"in a rank would start every rank again"
-        )
+        text = msg("plan.nested.rank", rank=place.rank, run=environ[rundir.VARIABLE])
+        separate = msg("plan.nested.separate")
         problems.append(
             Problem(
                 "launch.nested",
                 text,
-                "one launcher per training",
-                [f"{command(script, args)} --launcher=spawn   # a separate training"],
+                msg("plan.nested.one_per_training"),
+                [f"{command(script, args)} --launcher=spawn   # {separate}"],
             )
         )
     if problems or asked.line.unknown or place is None:
@@ -255,9 +254,12 @@ def not_trackable(config: Config, origins: Mapping[str, str]) -> list[Problem]:
     for package in packages.lacking(trackers(config)):
         field, without = fields[package]
         if origin.asked_for(origins[field]):
-            text = (
-                f"{field} is {getattr(config, field)!r} ({origins[field]}), but {package} is "
-                f"not installed"
+            text = msg(
+                "plan.tracker.missing",
+                field=field,
+                value=getattr(config, field),
+                origin=origins[field],
+                package=package,
             )
             problems.append(
                 Problem(
@@ -332,7 +334,7 @@ def count(place: Topology, typed: int, script: str, gpus: int) -> tuple[int, int
         return (
             place.world_size,
             local,
-            [f"{typed} processes were requested, but {place.world_size} ranks are already running"]
+            [msg("plan.ranks.already_running", typed=typed, running=place.world_size)]
             if differs
             else [],
         )
@@ -352,7 +354,7 @@ def run_name(
     name = config.run_name
     if not name or resume_from:
         return []
-    given = f"run_name is {name!r} ({origins['run_name']})"
+    given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
     if (
         not all(c.isalnum() or c in "._-" for c in name)
         or name.startswith((".", "-"))
@@ -363,7 +365,7 @@ def run_name(
             Problem(
                 "run_name.value",
                 given,
-                f"{NAME_CHARACTERS}, at most 128",
+                msg("plan.run_name.allowed", characters=NAME_CHARACTERS),
                 [f"--run_name={plain}"] if plain else [],
             )
         ]
@@ -380,8 +382,8 @@ def run_name(
         return [
             Problem(
                 "run_name.taken",
-                f"{given}, but {experiments / name} already exists",
-                "a new name",
+                msg("plan.run_name.taken", given=given, path=experiments / name),
+                msg("plan.run_name.new"),
                 [*fixes, again(run_name=free)],
             )
         ]

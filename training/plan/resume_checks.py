@@ -11,6 +11,7 @@ from training import tasks
 from training.config.loader import Values
 from training.core import manifest, rundir, standing
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data import tokenizer, tokenizer_base
 from training.data.prepare import PreparedCorpus, content
 
@@ -75,7 +76,7 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
         begins = (
             []
             if frozen or manifest.all_in(run.checkpoints)
-            else [f"{run.name} has no checkpoint yet: it restarts at step 0"]
+            else [msg("plan.resume.no_checkpoint", name=run.name)]
         )
     else:
         _same_task(request, saved)
@@ -88,13 +89,13 @@ def _same_task(request: Request, saved: ManifestRecord) -> None:
     """Raises UserError. Old checkpoints do not name a task: theirs is the default."""
     then, now = saved.get("task", tasks.DEFAULT.name), request.kind.name
     if request.resume_from and then != now:
-        what = f"cannot resume {request.resume_from.name}: its task is {then}, not {now}"
+        what = msg("plan.resume.other_task", name=request.resume_from.name, then=then, now=now)
         raise UserError(
             Problem(
                 "resume.other_task",
                 what,
-                "the same task",
-                ["omit --task: a resumed run keeps its own"],
+                msg("plan.resume.same_task"),
+                [msg("plan.resume.omit_task")],
             )
         )
 
@@ -102,17 +103,20 @@ def _same_task(request: Request, saved: ManifestRecord) -> None:
 def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:
     different = [name for name in now if str(then[name]) != str(now[name])]
     if different:
-        shown = ", ".join(f"{name} {then[name]} (now {now[name]})" for name in different)
-        leave = " ".join(
-            "--tokenizer and --vocab_size" if name == "vocab" else f"--{name}" for name in different
+        shown = ", ".join(
+            msg("plan.resume.then_now", name=name, then=then[name], now=now[name])
+            for name in different
         )
-        what = f"cannot resume {run.name}: its checkpoint has another model: {shown}"
+        leave = " ".join(
+            msg("plan.resume.vocab_flags") if name == "vocab" else f"--{name}" for name in different
+        )
+        what = msg("plan.resume.other_model", name=run.name, shown=shown)
         raise UserError(
             Problem(
                 "resume.other_model",
                 what,
-                "the same model",
-                [f"omit {leave}: a resumed run keeps its own values"],
+                msg("plan.resume.same_model"),
+                [msg("plan.resume.omit_flags", flags=leave)],
             )
         )
 
@@ -131,16 +135,14 @@ def check_data(run: rundir.RunDir, data: PreparedCorpus) -> str:
         ]
         fixes = [
             *kept,
-            "omit --tokenizer, --vocab_size and --data: a resumed run keeps its own values",
+            msg("plan.resume.omit_data_flags"),
         ]
-        what = f"cannot resume {run.name}: its checkpoint was trained with another tokenizer"
+        what = msg("plan.resume.other_tokenizer", name=run.name)
         raise UserError(
-            Problem("resume.other_data", what, "the tokenizer of the checkpoint", fixes)
+            Problem("resume.other_data", what, msg("plan.resume.same_tokenizer"), fixes)
         )
     if saved["data"]["tokens_sha256"] != content(data):
-        return (
-            f"the data of {run.name} has changed: its current epoch restarts with different samples"
-        )
+        return msg("plan.resume.data_changed", name=run.name)
     return ""
 
 
@@ -156,10 +158,9 @@ def changes(values: FieldValues, resumed: Values) -> list[str]:
     shown = ", ".join(
         f"{name} {_short(old)} → {_short(new)}" for name, (old, new) in differ.items()
     )
-    end = (
-        "; the result differs from an uninterrupted run" if set(differ) - HARMLESS - DECIDED else ""
-    )
-    return [f"changed in the resumed run: {shown}{end}"]
+    if set(differ) - HARMLESS - DECIDED:
+        return [msg("plan.resume.changed_result", shown=shown)]
+    return [msg("plan.resume.changed", shown=shown)]
 
 
 def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
@@ -174,11 +175,7 @@ def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
         for name in now
         if then.get(name, now[name]) != now[name]
     ]
-    return (
-        [f"decided differently than before the stop: {', '.join(differ)}; not bit-exact"]
-        if differ
-        else []
-    )
+    return [msg("plan.resume.decided_otherwise", changes=", ".join(differ))] if differ else []
 
 
 def _arithmetic(plan: Plan) -> FieldValues:

@@ -16,6 +16,7 @@ from training.config.schema import FIELDS, Known, of_the_run
 from training.core import manifest, run_reader, rundir, standing, suggest, units
 from training.core.errors import Problem, UserError
 from training.core.find_run import LATEST
+from training.core.messages import msg
 from training.plan import finished
 
 if TYPE_CHECKING:
@@ -88,17 +89,19 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
         problems.append(
             Problem(
                 "run.missing",
-                f"resume is {wanted!r} ({origin}): no such run",
-                "a run directory, a run's name, or latest",
+                msg("plan.resume.missing", wanted=wanted, origin=origin),
+                msg("plan.resume.allowed"),
                 fixes,
             )
         )
         return Found()
     found = _merge(wish, run, plan)
     if end := _finished(wish, found):
-        found.answer = (
-            f"run {run.name} is {end.sentence()}; nothing was launched\n    to train "
-            f"longer: {wish.again(**end.longer)}"
+        found.answer = msg(
+            "plan.resume.is_finished",
+            name=run.name,
+            sentence=end.sentence(),
+            again=wish.again(**end.longer),
         )
     return found
 
@@ -118,28 +121,29 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         if end is None:
             return found
         ends[run.path] = end
-    which = f" of {wish.config_file}" if wish.config_file else ""
+    config, folder = wish.config_file, wish.experiments
     if ends:
         shown = [_row(wish, run, plan, ends[run.path]) for run, plan in of_it[:SHOWN]]
-        return Found(
-            answer="\n    ".join(
-                [
-                    f"every run{which} in {wish.experiments} is finished; nothing was launched; to "
-                    f"train longer:",
-                    *shown,
-                ]
-            )
+        answer = (
+            msg("plan.resume.all_of_config_finished", config=config, folder=folder)
+            if config
+            else msg("plan.resume.all_finished", folder=folder)
         )
+        return Found(answer="\n    ".join([answer, *shown]))
     others = [
         _row(wish, run, plan, _finished(wish, _merge(wish, run, plan)))
         for run, plan in every[:SHOWN]
     ]
-    what = f"resume is 'latest' ({origin}), but there is no run{which} in {wish.experiments}"
+    what = (
+        msg("plan.resume.none_of_config", origin=origin, config=config, folder=folder)
+        if config
+        else msg("plan.resume.none", origin=origin, folder=folder)
+    )
     problems.append(
         Problem(
             "resume.nothing_unfinished",
             what,
-            "an existing run" if others else "a run directory",
+            msg("plan.resume.existing_run") if others else msg("plan.resume.run_directory"),
             others,
         )
     )
@@ -186,7 +190,7 @@ def _known_plan(run: rundir.RunDir) -> Plan | None:
 
 
 def _merge(wish: ResumeRequest, run: rundir.RunDir, plan: Plan) -> Found:
-    origin = f"resumed run {run.name}"
+    origin = msg("plan.resume.origin", name=run.name)
     known = {n: (v, origin) for n, v in plan["config"].items() if n in FIELDS and of_the_run(n)}
     known |= {n: (v, origin) for n, v in tasks.task_of(plan)["options"].items()}
     return Found(known, run, wish.merged(known, wish.fields))
@@ -216,22 +220,20 @@ def _where(run: rundir.RunDir, plan: Plan) -> str:
     summary, failure = standing.ends(run)
     ended = run.summary if summary else run.failure if failure else None
     lives = standing.lives(run_reader.read_supervisor(run.supervisor) or {})
-    state = (
-        str(summary["status"])
-        if summary
-        else "failed"
-        if failure
-        else "running"
-        if lives
-        else "died"
-    )
+    if summary:
+        state = msg("plan.state.done") if summary["status"] == "done" else msg("plan.state.stopped")
+    elif failure:
+        state = msg("plan.state.failed")
+    else:
+        state = msg("plan.state.running") if lives else msg("plan.state.died")
     saved = manifest.newest(run.checkpoints) or {"step": 0}
     step = summary.get("steps", saved["step"]) if summary else saved["step"]
     total = (run_reader.read_data(standing.data_file(run)) or {}).get("total_steps") or plan[
         "config"
     ].get("num_iterations")
-    when = ended.stat().st_mtime if ended else float(plan.get("created", 0.0))
-    return (
-        f"{state}: step {step}{f' of {total}' if total else ''}, "
-        f"{units.clock(when, '%Y-%m-%d %H:%M')}"
+    when = units.clock(
+        ended.stat().st_mtime if ended else float(plan.get("created", 0.0)), "%Y-%m-%d %H:%M"
     )
+    if total:
+        return msg("plan.resume.where_of", state=state, step=step, total=total, when=when)
+    return msg("plan.resume.where", state=state, step=step, when=when)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from training.core.messages import msg
 from training.host import decisions, gpus, torch_build
 from training.plan import builder, preflight
 from training.plan.script_request import ScriptLaunchRequest
@@ -24,7 +25,9 @@ def build(
     checks."""
     config, local, script = request.config, request.local_ranks, request.runs
     machine = (
-        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "as asked")
+        gpus.inventory(environ)
+        if config.device != "cpu"
+        else gpus.GpuInventory((), msg("plan.word.as_asked"))
     )
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
@@ -33,12 +36,10 @@ def build(
         else decisions.Decision("cpu", machine.reason)
     )
     if config.device == "cuda":
-        device = decisions.Decision("cuda", "as asked")
+        device = decisions.Decision("cuda", msg("plan.word.as_asked"))
     begun, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
-        text = (
-            f"{len(machine.gpus)} GPUs for {local} ranks: the script may fail or train on the CPU"
-        )
+        text = msg("plan.script.too_few_gpus", gpus=len(machine.gpus), ranks=local)
         checks.append(
             preflight.Check(
                 "GPUs", preflight.WARNING, text, [request.command_with(len(machine.gpus))]
@@ -57,11 +58,15 @@ def build(
     }
     plan["notes"] += builder.warnings(checks)
     plan["headline"] += [
-        f"python: {script.python}, {script.python_reason}"
+        msg("plan.script.python", python=script.python, reason=script.python_reason)
         if script.python
-        else "program: executed directly",
-        f"device {device.value}: {device.reason}"
-        + ("; the script decides" if config.device == "auto" else ""),
+        else msg("plan.script.program"),
+        msg("plan.script.device", value=device.value, reason=device.reason)
+        if config.device == "auto"
+        else msg("plan.text.device", value=device.value, reason=device.reason),
     ]
-    plan["text"] += [f"script: {shlex.join([script.path, *script.args])}", *plan["headline"]]
+    plan["text"] += [
+        msg("plan.script.command", command=shlex.join([script.path, *script.args])),
+        *plan["headline"],
+    ]
     return plan, checks

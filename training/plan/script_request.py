@@ -21,6 +21,7 @@ from training.config.schema import FIELDS
 from training.config.translate import RANKS, Changes
 from training.core import suggest
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.host.placement import RANK
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of, run_name
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import ScriptRecord
 
 SCRIPT = "launch_train.sh"
-ALLOWED = "the script's own arguments after --"
+ALLOWED = msg("plan.script.own_arguments")
 
 
 @dataclass(kw_only=True)
@@ -95,21 +96,23 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     own, theirs = split(args)
     line = flags.parse(own)
     if not line.flags.get("script", ("", ""))[0]:
-        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # the script's own arguments after --"
+        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {ALLOWED}"
         raise UserError(
-            Problem("flag.no_value", "--script has no value", "a Python file or a program", [fix])
+            Problem("flag.no_value", msg("plan.script.no_value"), msg("plan.script.allowed"), [fix])
         )
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
     if program != SCRIPT:
         problems.append(
-            Problem("flag.other_script", f"--script is for {SCRIPT}", "", [f"N={typed}"])
+            Problem(
+                "flag.other_script", msg("plan.script.only_for", script=SCRIPT), "", [f"N={typed}"]
+            )
         )
     if "save_config" in line.flags:
         problems.append(
             Problem(
                 "save_config.script",
-                "--save_config cannot be used with --script, which has its own configuration",
+                msg("plan.script.save_config"),
                 "",
             )
         )
@@ -117,10 +120,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
     if isinstance(config.retries, int) and config.retries:
-        what = (
-            f"retries is {config.retries} ({origins['retries']}), but user scripts are not "
-            f"restarted: their checkpoints are unknown"
-        )
+        what = msg("plan.script.retries", retries=config.retries, origin=origins["retries"])
         problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
     if origins["device"] == "default":
         config.device = "auto"
@@ -131,14 +131,15 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         config, origins, experiments, None, place, partial(command_of, program, args)
     )
     if place and place.kind == RANK:
-        text = f"--script starts ranks, but {place.reason}"
+        text = msg("plan.nested.script", reason=place.reason)
+        why = msg("plan.nested.is_rank")
         problems.append(
             Problem(
                 "launch.nested",
                 text,
-                "one launcher",
+                msg("plan.nested.one_launcher"),
                 [
-                    f"python {shlex.quote(script.path)} …   # this process is a rank",
+                    f"python {shlex.quote(script.path)} …   # {why}",
                     "--launcher=spawn",
                 ],
             )
@@ -168,7 +169,7 @@ def _misplaced(
             out.append(
                 Problem(
                     "flag.unknown",
-                    f"{one.typed} is not a known flag: {row.note if row else ''}",
+                    msg("plan.flag.unknown_because", typed=one.typed, why=row.note if row else ""),
                     "",
                     [command],
                 )
@@ -183,7 +184,7 @@ def _misplaced(
         out.append(
             Problem(
                 "script.own_flag",
-                f"{one.typed} is not a flag of the launcher",
+                msg("plan.script.not_launcher_flag", typed=one.typed),
                 ALLOWED,
                 [*fixes, command],
             )
@@ -192,14 +193,17 @@ def _misplaced(
         out.append(
             Problem(
                 "script.field",
-                f"{line.flags[name][1]} is a field of Duet's own training, not of --script",
+                msg("plan.script.own_field", flag=line.flags[name][1]),
                 ALLOWED,
                 [command],
             )
         )
     out += [
         Problem(
-            "script.extra_argument", f"{own[at]!r} is one argument too many", ALLOWED, [command]
+            "script.extra_argument",
+            msg("plan.script.one_too_many", argument=own[at]),
+            ALLOWED,
+            [command],
         )
         for at in _extra(line)
     ]
@@ -304,12 +308,16 @@ def _script(
             file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
         )
         fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-        what = "is a folder" if file.is_dir() else "does not exist"
+        what = (
+            msg("plan.script.is_folder", path=path)
+            if file.is_dir()
+            else msg("plan.script.missing", path=path)
+        )
         problems.append(
             Problem(
                 "script.file",
-                f"the script {path!r} (--script) {what}",
-                "a Python file or a program",
+                what,
+                msg("plan.script.allowed"),
                 fixes,
             )
         )
@@ -317,19 +325,19 @@ def _script(
         problems.append(
             Problem(
                 "script.unreadable",
-                f"the script {path!r} (--script) cannot be read",
+                msg("plan.script.unreadable", path=path),
                 "",
                 [f"chmod u+r {shlex.quote(str(file))}"],
             )
         )
     elif file.suffix != ".py":
         if not os.access(file, os.X_OK):
-            what = f"the script {path!r} (--script) is neither a .py file nor executable"
+            what = msg("plan.script.not_executable", path=path)
             problems.append(
                 Problem(
                     "script.file",
                     what,
-                    "a Python file or a program",
+                    msg("plan.script.allowed"),
                     [] if _not_executed(file, path) else [f"chmod +x {shlex.quote(str(file))}"],
                 )
             )
@@ -347,13 +355,15 @@ def _not_executed(file: Path, path: str) -> Problem | None:
     if line.startswith(b"\x7fELF"):
         return None
     words = os.fsdecode(line.removeprefix(b"#!")).split(maxsplit=1)
-    shown, allowed = f"the script {path!r} (--script)", "a Python file or a program"
+    shown, allowed = msg("plan.script.the_script", path=path), msg("plan.script.allowed")
     if not line.startswith(b"#!") or not words:
-        fix = f"add a first line to {shlex.quote(path)}: #!/bin/sh, or #!/usr/bin/env python3"
-        return Problem("script.interpreter", f"{shown} has no #! line", allowed, [fix])
+        fix = msg("plan.script.add_interpreter", file=shlex.quote(path))
+        return Problem(
+            "script.interpreter", msg("plan.script.no_interpreter", shown=shown), allowed, [fix]
+        )
     if not os.access(words[0], os.X_OK):
-        what = f"{shown} names an interpreter that does not exist: #!{' '.join(words)}"
-        fix = f"change the first line of {shlex.quote(path)}: #!/usr/bin/env python3, for example"
+        what = msg("plan.script.interpreter_missing", shown=shown, interpreter=" ".join(words))
+        fix = msg("plan.script.change_interpreter", file=shlex.quote(path))
         return Problem("script.interpreter", what, allowed, [fix])
     return None
 
@@ -363,5 +373,5 @@ def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         path = Path(environ.get(variable, ""), "bin/python")
         if environ.get(variable) and os.access(path, os.X_OK):
-            return str(path), f"of the active environment ({variable})"
-    return sys.executable, "of the launcher, since no environment is active"
+            return str(path), msg("plan.script.active_environment", variable=variable)
+    return sys.executable, msg("plan.script.launcher_python")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training.config import batch
 from training.core import log, units
 from training.core.errors import NothingToDo
+from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, torch_build
 from training.host.placement import LOCAL, RANK
@@ -28,7 +29,9 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     if own_gpu:
         environ = {**environ, gpus.VISIBLE: own_gpu}
     machine = (
-        gpus.inventory(environ) if config.device != "cpu" else gpus.GpuInventory((), "not asked")
+        gpus.inventory(environ)
+        if config.device != "cpu"
+        else gpus.GpuInventory((), msg("plan.device.not_asked"))
     )
     torch = torch_build.installed()
     if place.kind == RANK and len(machine.gpus) == 1:
@@ -49,7 +52,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     builder.refuse_errors(request, checks)
 
     if own_gpu and device.value == "cuda":
-        why = f"gpu_ids of {request.config_file}; single-process runs only"
+        why = msg("plan.device.gpu_ids", config_file=request.config_file)
         begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
         begun["variables"].append(
             env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
@@ -74,7 +77,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
     plan["headline"] += [_device(plan), *_recovery(plan)]
-    plan["text"] += sentences(plan, split, decided)
+    chosen = isinstance(request.config.device_batch_size, str)  # auto
+    plan["text"] += sentences(plan, split, decided, chosen)
     return plan, checks
 
 
@@ -97,48 +101,67 @@ def _warnings(
 ) -> list[str]:
     notes = builder.warnings(checks)
     if request.config.use_static_graph and not static_graph.value:
-        notes.append(f"use_static_graph: {static_graph.reason}")
+        notes.append(msg("plan.note.static_graph", reason=static_graph.reason))
     return notes
 
 
 def _amount(data: CorpusRecord) -> str:
-    return f"{units.plural(data['files'], 'file')}, {units.size(data['bytes'])}"
+    return msg("plan.word.comma").join(
+        [units.plural(data["files"], "file"), units.size(data["bytes"])]
+    )
 
 
-def sentences(plan: Plan, split: batch.Batch, decided: Decided) -> list[str]:
-    """The plan as sentences, each decision with its reason."""
-    duration = [
-        f"{plan['config'][n]} {w}"
-        for n, w in (("num_iterations", "steps"), ("num_epochs", "epochs"))
-        if plan["config"][n]
-    ]
-    data = f"; data: {plan['data']['name']}, {_amount(plan['data'])}" if "data" in plan else ""
-    first = ", whichever comes first" if len(duration) > 1 else ""
+def _length(plan: Plan) -> str:
+    steps = units.plural(plan["config"]["num_iterations"], "step")
+    epochs = units.plural(plan["config"]["num_epochs"] or 1, "epoch")
+    if plan["config"]["num_iterations"] and plan["config"]["num_epochs"]:
+        return msg("plan.length.either", steps=steps, epochs=epochs)
+    return msg("plan.length.one", length=steps if plan["config"]["num_iterations"] else epochs)
+
+
+def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) -> list[str]:
+    """The plan as sentences, each decision with its reason. `chosen`: device_batch_size is not the
+    user's."""
+    data = (
+        msg("plan.length.data", name=plan["data"]["name"], amount=_amount(plan["data"]))
+        if "data" in plan
+        else ""
+    )
     lines = [
         _device(plan),
-        f"precision {plan['precision']['value']}: {plan['precision']['reason']}; "
-        f"compile {'on' if plan['compile']['value'] else 'off'}: {plan['compile']['reason']}",
-        f"batch: {split.sentence(plan['task']['unit'])}",
-        f"length: {' or '.join(duration) or '1 epoch'}{first}{data}",
+        msg(
+            "plan.text.precision",
+            precision=plan["precision"]["value"],
+            precision_reason=plan["precision"]["reason"],
+            compiled=msg("plan.word.on") if plan["compile"]["value"] else msg("plan.word.off"),
+            compile_reason=plan["compile"]["reason"],
+        ),
+        msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
+        _length(plan) + data,
         *decided.text,
         *_recovery(plan),
     ]
-    if "device_batch_size" in plan and plan["device_batch_size"]["reason"] != "as asked":
+    if chosen and "device_batch_size" in plan:
         lines.append(
-            f"device_batch_size {split.device_sequences}: {plan['device_batch_size']['reason']}"
+            msg(
+                "plan.text.device_batch_size",
+                size=split.device_sequences,
+                reason=plan["device_batch_size"]["reason"],
+            )
         )
     return lines
 
 
 def _device(plan: Plan) -> str:
-    return f"device {plan['device']['value']}: {plan['device']['reason']}"
+    return msg("plan.text.device", value=plan["device"]["value"], reason=plan["device"]["reason"])
 
 
 def _recovery(plan: Plan) -> list[str]:
     count = plan["retries"]["value"]
-    again = f"{units.plural(count, 'restart')} in a row from the last checkpoint"
-    reason = plan["retries"]["reason"]
-    return [f"recovery: at most {again} without progress: {reason}"] if count else []
+    if not count:
+        return []
+    restarts, reason = units.plural(count, "restart"), plan["retries"]["reason"]
+    return [msg("plan.text.recovery", restarts=restarts, reason=reason)]
 
 
 def describe(plan: Plan, checks: list[preflight.Check]) -> str:
@@ -147,27 +170,27 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     values = plan["config"] | (plan["task"]["options"] if "task" in plan else {})
     width = max(map(len, values))
     lines = [
-        "Plan (dry run: nothing was launched or written)",
+        msg("plan.dry_run.title"),
         "",
         *(f"  {s}" for s in plan["text"]),
         "",
     ]
-    lines += ["Configuration"]
+    lines += [msg("plan.dry_run.configuration")]
     for name, value in values.items():
         lines.append(
             f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}"
         )
-    lines += ["", "Environment variables of the ranks"]
+    lines += ["", msg("plan.dry_run.variables")]
     lines += [
         f"  {v.line()}" for v in (env_vars.Variable(**record) for record in plan["variables"])
     ]
     lines += [
         "",
-        f"Resources ({preflight.count(checks)})",
+        msg("plan.dry_run.resources", checks=preflight.count(checks)),
         preflight.table([c.record() for c in checks]).rstrip("\n"),
     ]
     notes = [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}]
-    lines += ["", *(f"note: {n}" for n in notes)] if notes else []
+    lines += ["", *(msg("plan.dry_run.note", note=n) for n in notes)] if notes else []
     return "\n".join(lines)
 
 
@@ -183,7 +206,11 @@ def announce(plan: Plan) -> None:
         log.say("INFO", line, shown=whole or line in plan["headline"])
     for v in plan["variables"]:
         if v["origin"] == "set here":
-            log.say("INFO", f"set {v['name']}={v['value']}: {v['why']}", shown=whole)
+            log.say(
+                "INFO",
+                msg("plan.text.variable", name=v["name"], value=v["value"], why=v["why"]),
+                shown=whole,
+            )
     for note in plan["notes"]:
         log.warning(note)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from training.core import log as console
 from training.core import rundir, standing
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.plan import preflight
 from training.plan.request import LaunchRequest
@@ -67,12 +68,12 @@ def write(
 def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
-        text = f"node 0 trains {name}, but this node resumes {request.resume_from.name}"
+        text = msg("plan.nodes.other_run", run=name, resumed=request.resume_from.name)
         raise UserError(
             Problem(
                 "nodes.common_run",
                 text,
-                "the same run on every machine",
+                msg("plan.nodes.same_run"),
                 [request.command(resume=name)],
             )
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.core import redact, units
+from training.core.messages import msg
 from training.plan.preflight import versions
 from training.plan.preflight.report import OK, Check, count
 
@@ -35,15 +36,18 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
     ]
     lines = [
         versions.sentence(found),
-        f"command: ./{clean.command(plan['command']['script'], plan['command']['args'])}",
-        f"{units.plural(plan['ranks'], 'rank')}, {', '.join(decided)}"
-        + (f", GPUs: {', '.join(cards)}" if cards else ""),
-        *([f"memory of a step: {memory}"] if memory else []),
-        *([f"variables: {' '.join(chosen)}"] if chosen else []),
+        msg(
+            "plan.bug_report.command",
+            command=clean.command(plan["command"]["script"], plan["command"]["args"]),
+        ),
+        msg("plan.word.comma").join([units.plural(plan["ranks"], "rank"), *decided])
+        + (msg("plan.bug_report.gpus", cards=", ".join(cards)) if cards else ""),
+        *([msg("plan.bug_report.memory", memory=memory)] if memory else []),
+        *([msg("plan.bug_report.variables", variables=" ".join(chosen))] if chosen else []),
         count(list(checks)),
         *(f"{c.status}: {c.name}: {c.text}" for c in checks if c.status != OK),
         *(
-            f"note: {n}"
+            msg("plan.dry_run.note", note=n)
             for n in [n for n in plan["notes"] if n not in {f"{c.name}: {c.text}" for c in checks}][
                 :NOTES
             ]
@@ -54,4 +58,8 @@ def block(plan: Plan, checks: Sequence[Check], found: Mapping[str, str | None], 
 
 
 def _word(value: object) -> object:
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    return (
+        {True: msg("plan.word.on"), False: msg("plan.word.off")}.get(value, value)
+        if isinstance(value, bool)
+        else value
+    )

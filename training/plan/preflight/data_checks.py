@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config.schema import Config
+from training.core.messages import msg
 from training.core.units import plural
 from training.host import packages
 from training.host.gpus import one_line
@@ -36,24 +37,31 @@ def data(files: Sequence[Path], asked: str) -> Check:
             break
     much = plural(len(files), "file")
     if bad:
-        more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+        more = msg("plan.data.more", count=len(bad) - NAMED) if len(bad) > NAMED else ""
         fix = (
-            f"recreate {'it' if len(bad) == 1 else 'them'}, or remove "
-            f"{'it' if len(bad) == 1 else 'them'} from {one_line(asked)}"
+            msg("plan.data.recreate_one", data=one_line(asked))
+            if len(bad) == 1
+            else msg("plan.data.recreate", data=one_line(asked))
         )
         return Check(
             "data",
             ERROR,
-            f"{len(bad)} of {much} cannot be read: {'; '.join(bad[:NAMED])}{more}",
+            msg(
+                "plan.data.unreadable",
+                count=len(bad),
+                files=much,
+                shown=msg("plan.word.semicolon").join(bad[:NAMED]),
+                more=more,
+            ),
             [fix],
         )
     if looked < len(files):
         return Check(
             "data",
             OK,
-            f"the first {looked} of {much} are readable (stopped after {DATA_LIMIT_S:g} s)",
+            msg("plan.data.first_readable", looked=looked, files=much, limit=DATA_LIMIT_S),
         )
-    return Check("data", OK, f"{much}, all readable")
+    return Check("data", OK, msg("plan.data.readable", files=much))
 
 
 def _problem(file: Path) -> str:
@@ -67,7 +75,7 @@ def _problem(file: Path) -> str:
     # A .zst file may begin with a skippable frame, whose first byte varies.
     if not wanted or any(begin.startswith(w) or (len(w) == 3 and begin[1:4] == w) for w in wanted):
         return ""
-    return f"not a {file.suffix} file" if begin else "empty"
+    return msg("plan.data.not_its_format", suffix=file.suffix) if begin else msg("plan.data.empty")
 
 
 def wandb(config: Config, key: str | None = None) -> Check:
@@ -79,23 +87,22 @@ def wandb(config: Config, key: str | None = None) -> Check:
     logged_in = (
         wandb_mode(replace(config, use_dummy_wandb=False, wandb_mode="auto"), key)[0] == "online"
     )
-    by_file = "key in the config file" if key else "login in ~/.netrc"
-    login = "login by WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else by_file
+    by_file = msg("plan.wandb.key_in_config") if key else msg("plan.wandb.login_netrc")
+    login = msg("plan.wandb.login_variable") if os.environ.get("WANDB_API_KEY") else by_file
     if mode == "disabled":
-        return Check("W&B", OK, f"not used: {reason}")
+        return Check("W&B", OK, msg("plan.wandb.not_used", reason=reason))
     if packages.lacking(["wandb"]):
         fixes = [packages.install(["wandb"]), "--wandb_mode=disabled"]
         return Check(
-            "W&B", WARNING, f"{mode} ({reason}), but wandb is not installed: disabled", fixes
+            "W&B", WARNING, msg("plan.wandb.not_installed", mode=mode, reason=reason), fixes
         )
     if mode == "offline":
         return Check(
             "W&B",
             OK,
-            f"offline ({reason}), project {config.wandb_project}: files in the run directory, "
-            f"`wandb sync` uploads them",
+            msg("plan.wandb.offline", reason=reason, project=config.wandb_project),
         )
     if not logged_in:
-        text = f"online ({reason}), but there is no login: continues offline"
+        text = msg("plan.wandb.no_login", reason=reason)
         return Check("W&B", WARNING, text, ["wandb login", "--wandb_mode=offline"])
-    return Check("W&B", OK, f"online, project {config.wandb_project}, {login}")
+    return Check("W&B", OK, msg("plan.wandb.online", project=config.wandb_project, login=login))

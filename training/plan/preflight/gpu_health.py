@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from training.core.messages import msg
 from training.core.units import plural
-from training.host.gpus import Gpu
+from training.host.gpus import SLOWDOWNS, Gpu
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
@@ -18,6 +19,7 @@ from training.plan.request import LaunchRequest
 # The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
 LIBRARY = "lib/libtorch_python.so"
+HEAT = {SLOWDOWNS[0x20], SLOWDOWNS[0x40]}
 
 
 def checks(gpus: Sequence[Gpu]) -> list[Check]:
@@ -34,48 +36,49 @@ def health(state: State) -> Check:
     good: list[str] = []
     if state.slowdowns:
         bad += state.slowdowns
-        heat = any("heat" in s for s in state.slowdowns)
-        fixes.append(
-            "improve its cooling: fans, dust, room temperature"
-            if heat
-            else "check its power cables and the power supply"
-        )
-        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # details")
+        heat = any(one in HEAT for one in state.slowdowns)
+        fixes.append(msg("plan.gpu.cooling") if heat else msg("plan.gpu.power_supply"))
+        details = msg("plan.gpu.details")
+        fixes.append(f"nvidia-smi -i {n} -q -d PERFORMANCE,TEMPERATURE,POWER   # {details}")
     elif state.slowdowns is not None:
-        good.append("not slowed down")
+        good.append(msg("plan.gpu.not_slowed"))
     if errors := state.uncorrected_errors:
-        bad.append(f"{plural(errors, 'uncorrected memory error')} since the driver was loaded")
-        fixes.append(
-            f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot; if it recurs, replace the card"
-        )
+        bad.append(msg("plan.gpu.memory_errors", errors=plural(errors, "uncorrected memory error")))
+        reset = msg("plan.gpu.reset_or_replace")
+        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
     elif errors is not None:
-        good.append("no memory errors")
+        good.append(msg("plan.gpu.no_memory_errors"))
     if state.remap_failed:
-        bad.append("damaged memory could not be remapped to spare memory")
-        fixes.append("replace the card")
+        bad.append(msg("plan.gpu.remap_failed"))
+        fixes.append(msg("plan.gpu.replace"))
     elif state.remap_pending:
-        bad.append("damaged memory will be remapped at the next reset")
-        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # or reboot")
+        bad.append(msg("plan.gpu.remap_pending"))
+        reset = msg("plan.gpu.or_reboot")
+        fixes.append(f"sudo nvidia-smi -i {n} --gpu-reset   # {reset}")
     now, most = state.link_width, state.link_width_most
     if now is not None and most is not None and now < most:
-        bad.append(f"its PCIe link has {now} of {most} lanes: slower communication between ranks")
-        fixes.append(
-            "reseat the card or move it to another slot; check the riser and the BIOS lane settings"
-        )
+        bad.append(msg("plan.gpu.lanes", now=now, most=most))
+        fixes.append(msg("plan.gpu.reseat"))
     # The generation drops while a GPU is idle, so a low one is not a problem.
     link = [f"×{now}"] if now is not None else []
     link += (
-        [f"generation {state.link_generation or '-'} now, {state.link_generation_most} at most"]
+        [
+            msg(
+                "plan.gpu.generation",
+                now=state.link_generation or "-",
+                most=state.link_generation_most,
+            )
+        ]
         if state.link_generation_most
         else []
     )
-    good += [f"PCIe {', '.join(link)}"] if link else []
+    good += [msg("plan.gpu.pcie", link=msg("plan.word.comma").join(link))] if link else []
     good += (
-        [f"persistence mode {'on' if state.persistent else 'off'}"]
+        [msg("plan.gpu.persistence_on") if state.persistent else msg("plan.gpu.persistence_off")]
         if state.persistent is not None
         else []
     )
-    text = "; ".join([*bad, *good]) or "no hardware state reported by the driver"
+    text = msg("plan.word.semicolon").join([*bad, *good]) or msg("plan.gpu.no_state")
     return Check(f"GPU {n} state", WARNING if bad else OK, text, fixes)
 
 
@@ -88,9 +91,11 @@ def links(states: Sequence[State], pairs: Sequence[Pair]) -> Check:
         f"{way}{'' if len(ways) == 1 else ' (' + ', '.join(names) + ')'}"
         for way, names in ways.items()
     ]
-    up = [f"{s.nvlinks} on GPU {s.index}" for s in states if s.nvlinks]
+    up = [msg("plan.gpu.nvlinks_of", count=s.nvlinks, index=s.index) for s in states if s.nvlinks]
     return Check(
-        "GPU links", OK, "; ".join(shown) + (f"; NVLinks up: {', '.join(up)}" if up else "")
+        "GPU links",
+        OK,
+        "; ".join(shown) + (msg("plan.gpu.nvlinks_up", links=", ".join(up)) if up else ""),
     )
 
 
@@ -106,17 +111,21 @@ def kernels(
         if gpu.capability is None or runs(gpu.capability, built):
             continue
         needed = "sm_{}{}".format(*gpu.capability)
-        text = (
-            f"GPU {gpu.index} ({gpu.name}) needs {needed}; torch {torch.version} has kernels "
-            f"for {' '.join(built)} only"
+        text = msg(
+            "plan.gpu.needs_kernels",
+            index=gpu.index,
+            name=gpu.name,
+            needed=needed,
+            version=torch.version,
+            built=" ".join(built),
         )
         fixes = [
-            "install a build of torch with these kernels (pytorch.org/get-started)",
+            msg("plan.gpu.install_kernels"),
             request.command(device="cpu"),
         ]
         yield Check("torch kernels", ERROR, text, fixes)
         return
-    yield Check("torch kernels", OK, f"for these GPUs, among {' '.join(built)}")
+    yield Check("torch kernels", OK, msg("plan.gpu.kernels", built=" ".join(built)))
 
 
 def architectures(library: Path) -> list[str]:

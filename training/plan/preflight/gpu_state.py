@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.core.messages import msg
 from training.host.gpus import Gpu, ask
 
 WHERE = {
-    0: "on one board",
-    10: "on one PCIe switch",
-    20: "over several PCIe switches",
-    30: "over the CPU's PCIe root",
-    40: "in one NUMA node",
-    50: "over two CPU sockets",
+    0: msg("plan.link.board"),
+    10: msg("plan.link.switch"),
+    20: msg("plan.link.switches"),
+    30: msg("plan.link.root"),
+    40: msg("plan.link.numa"),
+    50: msg("plan.link.sockets"),
 }
 
 
@@ -50,8 +51,10 @@ class Pair:
     def way(self) -> str:
         if self.nvlink:
             return "NVLink"
-        copies = {True: "direct copies", False: "through host memory", None: ""}[self.direct]
-        return ", ".join(filter(None, (self.where, copies))) or "-"
+        copies = {True: msg("plan.link.direct"), False: msg("plan.link.through_host"), None: ""}[
+            self.direct
+        ]
+        return msg("plan.word.comma").join(filter(None, (self.where, copies))) or "-"
 
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:

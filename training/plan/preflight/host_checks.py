@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.host import network
 from training.plan.preflight.report import OK, WARNING, Check
@@ -32,32 +33,34 @@ def host_name(several_machines: bool) -> Check:
     thread.join(NAME_LIMIT_S)
     took = time.monotonic() - started
     needed = (
-        "the machines use it to find each other"
+        msg("plan.host.machines_need_it")
         if several_machines
-        else "torchrun needs it, a Duet run on one machine does not"
+        else msg("plan.host.torchrun_needs_it")
     )
     fixes = (
         [f"echo '127.0.1.1 {name}' | sudo tee -a /etc/hosts"]
         if not several_machines
-        else ["ask the administrator of the name server"]
+        else [msg("plan.host.ask_administrator")]
     )
     if not answer:
         return Check(
             "host name",
             WARNING,
-            f"{name}: no answer within {NAME_LIMIT_S:g} s from the name server; {needed}",
+            msg("plan.host.no_answer", name=name, limit=NAME_LIMIT_S, needed=needed),
             fixes,
         )
     if answer[0] is None:
-        return Check("host name", WARNING, f"{name} does not resolve; {needed}", fixes)
+        return Check(
+            "host name", WARNING, msg("plan.host.not_resolved", name=name, needed=needed), fixes
+        )
     if took > SLOW_NAME_S:
         return Check(
             "host name",
             WARNING,
-            f"{name} is {answer[0]}, but the look-up took {took:.1f} s; {needed}",
+            msg("plan.host.slow_name", name=name, answer=answer[0], took=took, needed=needed),
             fixes,
         )
-    return Check("host name", OK, f"{name} is {answer[0]}")
+    return Check("host name", OK, msg("plan.host.name", name=name, answer=answer[0]))
 
 
 def clock(now: float | None = None, files: Iterator[float] | None = None) -> Check:
@@ -68,15 +71,13 @@ def clock(now: float | None = None, files: Iterator[float] | None = None) -> Che
     newest = max(_times() if files is None else files, default=0.0)
     fixes = ["sudo timedatectl set-ntp true"]
     if not FIRST_YEAR <= time.localtime(now).tm_year <= LAST_YEAR:
-        return Check(
-            "clock", WARNING, f"the clock is at {shown}: certificates will be rejected", fixes
-        )
+        return Check("clock", WARNING, msg("plan.host.clock_wrong", shown=shown), fixes)
     if newest > now + CLOCK_SLACK_S:
         later = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))
         return Check(
             "clock",
             WARNING,
-            f"the clock is at {shown}, but a project file is from {later}: the clock is behind",
+            msg("plan.host.clock_behind", shown=shown, later=later),
             fixes,
         )
     return Check("clock", OK, shown)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from training.core import codes
 from training.core.errors import Problem
+from training.core.messages import msg
+from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
@@ -17,7 +19,11 @@ OK: Final = "ok"
 WARNING: Final = "warning"
 ERROR: Final = "error"
 SEVERITY = {OK: 0, WARNING: 1, ERROR: 2}
-MARKS = {OK: "ok     ", WARNING: "warning", ERROR: "error  "}
+MARKS = {
+    OK: msg("plan.check.ok"),
+    WARNING: msg("plan.check.warning"),
+    ERROR: msg("plan.check.error"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,18 +62,20 @@ def table(records: list[CheckRecord]) -> str:
     lines = []
     for r in records:
         lines.append(f"  {MARKS[r['status']]}  {r['name']:<{width}}  {r['text']}\n")
-        for fix in dict.fromkeys(r["fixes"]) if r["status"] != OK else ():
-            if fix not in shown:
-                word = "or:  " if lines[-1].lstrip().startswith(("try:", "or:")) else "try: "
-                lines.append(f"           {'':<{width}}  {word}{fix}\n")
-                shown.add(fix)
+        fixes = dict.fromkeys(r["fixes"]) if r["status"] != OK else {}
+        for number, fix in enumerate(one for one in fixes if one not in shown):
+            word = msg("plan.check.or") if number else msg("plan.check.try")
+            lines.append(f"           {'':<{width}}  {word}{fix}\n")
+        shown |= fixes.keys()
     return "".join(lines)
 
 
 def count(checks: list[Check]) -> str:
     """'14 checks: 12 ok, 2 warnings'."""
-    numbers = {word: sum(c.status == word for c in checks) for word in SEVERITY}
+    ok, warnings, errors = (sum(c.status == status for c in checks) for status in SEVERITY)
     shown = [
-        f"{n} {word}{'s' if n != 1 and word != OK else ''}" for word, n in numbers.items() if n
+        *([msg("plan.check.count_ok", ok=ok)] if ok else []),
+        *([plural(warnings, "warning")] if warnings else []),
+        *([plural(errors, "error")] if errors else []),
     ]
-    return f"{len(checks)} checks: {', '.join(shown)}"
+    return msg("plan.check.count", checks=len(checks), shown=msg("plan.word.comma").join(shown))

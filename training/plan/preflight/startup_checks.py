@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from training.core import rundir, units
+from training.core.messages import msg
 from training.host import cgroups, env_vars, ports
 from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
@@ -51,28 +52,35 @@ def gpus(
     commands of runs that fit."""
     have, ranks = len(machine.gpus), request.gpu_ranks
     if have < ranks:
-        parts = (
-            ["list whole GPUs in CUDA_VISIBLE_DEVICES: MIG instances are not counted"]
-            if "MIG-" in machine.reason
-            else []
-        )
+        parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
         fixes = [*parts, *([request.command_with(have)] if have else [])]
+        anywhere = msg("plan.gpus.anywhere")
         fixes += [
             *on_cpu(request, step),
-            "./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # two ranks on any machine",
+            f"./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # {anywhere}",
         ]
         yield Check(
             "GPUs",
             ERROR,
-            f"{units.plural(ranks, 'GPU is', 'GPUs are')} needed, {have} visible: {machine.reason}",
+            msg(
+                "plan.gpus.too_few",
+                needed=units.plural(ranks, "GPU is", "GPUs are"),
+                have=have,
+                reason=machine.reason,
+            ),
             fixes,
         )
         return
     yield Check(
         "GPUs",
         OK,
-        f"{have} visible, {ranks} used; driver {machine.driver or '-'}, CUDA up to "
-        f"{machine.cuda or '-'}",
+        msg(
+            "plan.gpus.visible",
+            have=have,
+            ranks=ranks,
+            driver=machine.driver or "-",
+            cuda=machine.cuda or "-",
+        ),
     )
     for gpu in machine.gpus[:ranks]:
         yield from _gpu(gpu, estimate, smaller)
@@ -80,49 +88,75 @@ def gpus(
 
 def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
     name = f"GPU {gpu.index}"
-    shown = f"{gpu.name}, {memory.gib(gpu.free_bytes)} free of {memory.gib(gpu.total_bytes)}"
+    shown = msg(
+        "plan.gpus.memory",
+        name=gpu.name,
+        free=memory.gib(gpu.free_bytes),
+        total=memory.gib(gpu.total_bytes),
+    )
     others = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
-    listed = [f"pid {p.pid} ({p.user}, {memory.gib(p.used_bytes)}): {p.command}" for p in others]
-    occupied = "; occupied by " + ", ".join(listed) if others else ""
-    kill = [f"kill {p.pid}   # if it is yours: {p.command[:40]}" for p in others]
+    listed = [
+        msg(
+            "plan.gpus.process",
+            pid=p.pid,
+            user=p.user,
+            used=memory.gib(p.used_bytes),
+            command=p.command,
+        )
+        for p in others
+    ]
+    occupied = msg("plan.gpus.occupied", processes=", ".join(listed)) if others else ""
+    yours = [msg("plan.gpus.if_yours", command=p.command[:40]) for p in others]
+    kill = [f"kill {p.pid}   # {text}" for p, text in zip(others, yours, strict=True)]
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
         why = (
-            "no process may use it"
+            msg("plan.gpus.prohibited")
             if gpu.compute_mode == PROHIBITED
-            else f"only one process may use it{occupied}"
+            else msg("plan.gpus.exclusive", occupied=occupied)
         )
         fixes = [*(kill if others else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
-        yield Check(name, ERROR, f"{shown}: its compute mode is '{gpu.compute_mode}', {why}", fixes)
+        yield Check(
+            name,
+            ERROR,
+            msg("plan.gpus.compute_mode", shown=shown, mode=gpu.compute_mode, why=why),
+            fixes,
+        )
     elif gpu.free_bytes is None:
         yield Check(
-            name, WARNING, f"{shown}: the driver does not report free memory{occupied}", kill
+            name, WARNING, msg("plan.gpus.free_unknown", shown=shown, occupied=occupied), kill
         )
     elif gpu.free_bytes < estimate.needed:
-        fixes = [*smaller, *kill] or [f"a GPU with {memory.gib(estimate.needed)} free"]
+        fixes = [*smaller, *kill] or [
+            msg("plan.gpus.with_free", needed=memory.gib(estimate.needed))
+        ]
         yield Check(
-            name, ERROR, f"{shown}: this run needs {memory.gib(estimate.needed)}{occupied}", fixes
+            name,
+            ERROR,
+            msg(
+                "plan.gpus.needs",
+                shown=shown,
+                needed=memory.gib(estimate.needed),
+                occupied=occupied,
+            ),
+            fixes,
         )
     elif gpu.free_bytes < estimate.tight:
         yield Check(
             name,
             WARNING,
-            f"{shown}: tight, the run may need {memory.gib(estimate.tight)}{occupied}",
+            msg(
+                "plan.gpus.tight", shown=shown, tight=memory.gib(estimate.tight), occupied=occupied
+            ),
             kill,
         )
     elif others:
         yield Check(name, WARNING, f"{shown}{occupied}", kill)
     else:
         small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
-        yield Check(
-            name,
-            OK,
-            shown + ("; 20 GB or more are recommended for the dual-GPU configs" if small else ""),
-        )
+        text = msg("plan.gpus.recommended", shown=shown)
+        yield Check(name, OK, text if small else shown)
     if gpu.mig:
-        text = (
-            "split by MIG: a rank gets one instance and only its memory; no peer-to-peer copies "
-            "between instances"
-        )
+        text = msg("plan.gpus.mig")
         yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
 
 
@@ -140,21 +174,24 @@ def torch_fits(
     if torch.cuda is None:
         fixes = [
             *on_cpu(request, step),
-            "install a CUDA build of torch, or set TORCH_LOCAL_PATH to one",
+            msg("plan.torch.install_cuda"),
         ]
-        yield Check("torch", ERROR, f"{name} is built for the CPU only and cannot use GPUs", fixes)
+        yield Check("torch", ERROR, msg("plan.torch.cpu_only", name=name), fixes)
     elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
-        text = (
-            f"{name} is built for CUDA {torch.cuda}; driver {machine.driver} supports CUDA up to "
-            f"{machine.cuda}"
+        text = msg(
+            "plan.torch.newer_cuda",
+            name=name,
+            cuda=torch.cuda,
+            driver=machine.driver,
+            supported=machine.cuda,
         )
         yield Check(
             "torch",
             ERROR,
             text,
             [
-                "update the NVIDIA driver",
-                f"install a torch built for CUDA {machine.cuda.split('.')[0]}",
+                msg("plan.torch.update_driver"),
+                msg("plan.torch.install_older", cuda=machine.cuda.split(".")[0]),
             ],
         )
     else:
@@ -165,7 +202,7 @@ def compile_works(torch: TorchBuild | None, device: str, request: LaunchRequest)
     """torch.compile for CPUs builds a shell command without quoting the path of torch."""
     if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
         return []
-    text = f"torch.compile on a CPU fails if the path of torch has a space or quote: {torch.folder}"
+    text = msg("plan.torch.folder_quoted", folder=torch.folder)
     return [Check("compile", ERROR, text, [request.command(compile=0)])]
 
 
@@ -185,7 +222,7 @@ def not_running(run: rundir.RunDir) -> list[Check]:
         Check(
             "run",
             ERROR,
-            f"{run.name} is still running (pid {pid})",
+            msg("plan.run.still_running", name=run.name, pid=pid),
             [f"./monitor_training.sh --run={shlex.quote(str(run.path))}", f"kill {pid}"],
         )
     ]
@@ -197,27 +234,29 @@ def host_memory(
     """Host memory for training on the CPU."""
     ranks, limit = request.local_ranks, cgroups.says_who()
     shown = (
-        f"{memory.gib(room)} free for each of {ranks} ranks"
+        msg("plan.memory.free_each", room=memory.gib(room), ranks=ranks)
         if ranks > 1
-        else f"{memory.gib(room)} free"
+        else msg("plan.memory.free", room=memory.gib(room))
     )
     if room is not None and room < estimate.needed:
-        fixes = smaller or [
-            f"a machine or container with {memory.gib(ranks * estimate.needed)} free"
-        ]
+        fixes = smaller or [msg("plan.memory.larger", needed=memory.gib(ranks * estimate.needed))]
         return Check(
             "host memory",
             ERROR,
-            f"{shown}: this run needs {memory.gib(estimate.needed)} per rank{limit}",
+            msg("plan.memory.needs", shown=shown, needed=memory.gib(estimate.needed), limit=limit),
             fixes,
         )
     if room is not None and room < estimate.tight:
         return Check(
             "host memory",
             WARNING,
-            f"{shown}: tight, this run may need {memory.gib(estimate.tight)} per rank{limit}",
+            msg("plan.memory.tight", shown=shown, tight=memory.gib(estimate.tight), limit=limit),
         )
-    return Check("host memory", OK, f"{shown}, {memory.gib(estimate.needed)} needed{limit}")
+    return Check(
+        "host memory",
+        OK,
+        msg("plan.memory.fits", shown=shown, needed=memory.gib(estimate.needed), limit=limit),
+    )
 
 
 def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
@@ -226,26 +265,37 @@ def folder(name: str, path: Path, flag: str, needed: int, origin: str) -> Check:
     there = path
     while not os.path.lexists(there) and there != there.parent:
         there = there.parent
-    shown = f"{name} folder {path} ({origin})"
+    shown = (
+        msg("plan.folder.log", path=path, origin=origin)
+        if name == "log"
+        else msg("plan.folder.run", path=path, origin=origin)
+    )
     fixes = [f"--{flag}=/another/folder"]
     if not there.is_dir():
-        return Check(f"{name} folder", ERROR, f"{shown}: {there} is not a folder", fixes)
+        return Check(
+            f"{name} folder", ERROR, msg("plan.folder.no_folder", shown=shown, there=there), fixes
+        )
     try:
         with tempfile.TemporaryFile(dir=there) as probe:
             probe.write(b"\0" * 65536)
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        return Check(f"{name} folder", ERROR, f"{shown} is not writable: {error.strerror}", fixes)
+        return Check(
+            f"{name} folder",
+            ERROR,
+            msg("plan.folder.not_writable", shown=shown, error=error.strerror),
+            fixes,
+        )
     free = shutil.disk_usage(there).free
     if free < needed:
         return Check(
             f"{name} folder",
             ERROR,
-            f"{shown}: {memory.gib(free)} free, {memory.gib(needed)} needed",
+            msg("plan.folder.full", shown=shown, free=memory.gib(free), needed=memory.gib(needed)),
             fixes,
         )
-    return Check(f"{name} folder", OK, f"{path}: {memory.gib(free)} free")
+    return Check(f"{name} folder", OK, msg("plan.folder.free", path=path, free=memory.gib(free)))
 
 
 def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | None:
@@ -259,47 +309,47 @@ def shared_memory(num_workers: int, ranks: int, nccl: bool = False) -> Check | N
         max(workers * WORKER_SHM_BYTES, NCCL_SHM_BYTES if nccl else 0),
     )
     if free < needed:
-        users = " and ".join(
-            filter(
-                None,
-                (
-                    units.plural(workers, "worker") if workers else "",
-                    f"NCCL between {ranks} ranks" if nccl else "",
-                ),
-            )
-        )
+        users = units.plural(workers, "worker")
+        if nccl:
+            between = msg("plan.shm.nccl", ranks=ranks)
+            users = msg("plan.word.and", first=users, second=between) if workers else between
+        container = msg("plan.shm.container")
         fixes = [
-            "docker run --shm-size=8g …   # in a container",
+            f"docker run --shm-size=8g …   # {container}",
             "sudo mount -o remount,size=8g /dev/shm",
         ]
         return Check(
             "/dev/shm",
             WARNING,
-            f"{memory.gib(free)} free for {users}",
+            msg("plan.shm.free_for", free=memory.gib(free), users=users),
             (["--num_workers=0"] if workers else []) + fixes,
         )
-    return Check("/dev/shm", OK, f"{memory.gib(free)} free")
+    return Check("/dev/shm", OK, msg("plan.memory.free", room=memory.gib(free)))
 
 
 def cpu(num_workers: int, ranks: int, command_with: Callable[[int], str]) -> Check:
     """A core for each rank and worker. `command_with`: the user's command for a number of ranks."""
     cores, workers = env_vars.cpu_count(), num_workers * ranks
     machine = os.cpu_count() or cores
-    shown = f"{cores}{f' of {machine}' if machine != cores else ''} core{'s' if cores != 1 else ''}"
-    users = units.plural(ranks, "rank") + (
-        f" and {units.plural(workers, 'worker')}" if workers else ""
+    shown = (
+        msg("plan.cpu.some", cores=cores, machine=machine)
+        if machine != cores
+        else units.plural(cores, "core")
     )
+    users = units.plural(ranks, "rank")
+    if workers:
+        users = msg("plan.word.and", first=users, second=units.plural(workers, "worker"))
     if ranks > cores:
-        text = f"{ranks} ranks share {units.plural(cores, 'CPU core')}: slow"
+        text = msg("plan.cpu.shared", ranks=ranks, cores=units.plural(cores, "CPU core"))
         return Check("CPU", WARNING, text, [command_with(cores)])
     if workers > cores:
         return Check(
             "CPU",
             WARNING,
-            f"{shown} for {users}: more workers than cores",
+            msg("plan.cpu.more_workers", shown=shown, users=users),
             [f"--num_workers={max(0, cores // ranks - 1)}"],
         )
-    return Check("CPU", OK, f"{shown} for {users}")
+    return Check("CPU", OK, msg("plan.cpu.fits", shown=shown, users=users))
 
 
 def open_files(num_workers: int, ranks: int) -> Check:
@@ -311,14 +361,12 @@ def open_files(num_workers: int, ranks: int) -> Check:
         return Check(
             "open files",
             OK,
-            "no limit" if most >= cgroups.UNLIMITED else f"{most} per process",
+            msg("plan.files.no_limit")
+            if most >= cgroups.UNLIMITED
+            else msg("plan.files.limit", most=most),
         )
-    fix = (
-        f"ulimit -n {min(4096, raisable)}"
-        if raisable >= needed
-        else "raise nofile in /etc/security/limits.conf, then log in again"
-    )
-    return Check("open files", WARNING, f"{most} per process, {needed} may be needed", [fix])
+    fix = f"ulimit -n {min(4096, raisable)}" if raisable >= needed else msg("plan.files.raise")
+    return Check("open files", WARNING, msg("plan.files.too_few", most=most, needed=needed), [fix])
 
 
 def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: int) -> Check:
@@ -327,20 +375,22 @@ def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: in
     copy = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
     needed = ranks * RANK_RAM_BYTES + copy
     if free < needed:
-        text = (
-            f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the "
-            f"GPUs{cgroups.says_who()}"
+        text = msg(
+            "plan.memory.beside_limit",
+            free=memory.gib(free),
+            needed=memory.gib(needed),
+            limit=cgroups.says_who(),
         )
         return Check(
             "host memory",
             WARNING,
             text,
-            ["close other programs", "use a machine or container with more memory"],
+            [msg("plan.memory.close_programs"), msg("plan.memory.more")],
         )
     return Check(
         "host memory",
         OK,
-        f"{memory.gib(free)} free, about {memory.gib(needed)} needed beside the GPUs",
+        msg("plan.memory.beside", free=memory.gib(free), needed=memory.gib(needed)),
     )
 
 
@@ -350,10 +400,8 @@ def port(wanted: int) -> tuple[int, Check | None]:
         return wanted, None
     owner, other = ports.owner(wanted), ports.next_free(wanted)
     if other is None:
-        text = (
-            f"port {wanted} (--master_port) is taken by {owner}; so are the next {ports.TRIES - 1}"
-        )
-        return wanted, Check("port", ERROR, text, ["omit --master_port: a free port is chosen"])
+        text = msg("plan.port.all_taken", wanted=wanted, owner=owner, tries=ports.TRIES - 1)
+        return wanted, Check("port", ERROR, text, [msg("plan.port.omit")])
     return other, Check(
-        "port", WARNING, f"port {wanted} (--master_port) is taken by {owner}; using {other}"
+        "port", WARNING, msg("plan.port.taken", wanted=wanted, owner=owner, other=other)
     )

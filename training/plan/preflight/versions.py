@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 import training
+from training.core.messages import msg
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import OK, Check
@@ -17,9 +18,9 @@ NAME = "versions"
 TITLES = {
     "duet": "Duet",
     "python": "Python",
-    "torch_cuda": "for CUDA",
+    "torch_cuda": msg("plan.versions.for_cuda"),
     "nccl": "NCCL",
-    "driver_cuda": "up to CUDA",
+    "driver_cuda": msg("plan.versions.up_to_cuda"),
     "kernel": "Linux",
 }
 

@@ -1,0 +1,24 @@
+# shellcheck shell=bash
+# Messages of the shell part in the user's language, chosen as in training/core/messages.py. The English text stands at the call.
+
+MESSAGE=
+declare -gA MESSAGES_ZH=() # lib/messages_zh.sh, read with the first Chinese message
+
+# Set MESSAGE. FORMAT is the English one, for printf; both languages take the same ARGS in the same order. Usage: messages::text ID FORMAT ARGS…
+messages::text() {
+  local id=$1 format=$2
+  shift 2
+  case ${DUET_LANG:-${LC_ALL:-${LC_MESSAGES:-${LANG-}}}} in
+  [zZ][hH]*)
+    # shellcheck source=lib/messages_zh.sh
+    ((${#MESSAGES_ZH[@]})) || source "$DUET_ROOT/lib/messages_zh.sh"
+    format=${MESSAGES_ZH[$id]}
+    ;;
+  esac
+  # shellcheck disable=SC2059 # the format is a message
+  printf -v MESSAGE -- "$format" "$@"
+}
+
+# Log a message. Usage: messages::error ID FORMAT ARGS…
+messages::info() { messages::text "$@" && log::info "$MESSAGE"; }
+messages::error() { messages::text "$@" && log::error "$MESSAGE"; }
