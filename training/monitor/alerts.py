@@ -57,7 +57,7 @@ def _standstill(state: RunState, silent: float) -> list[AlertState]:
         else msg("monitor.alert.rank_in", rank=ranks[0], place=place)
         for place, ranks in list(places.items())[:SHOWN_PLACES]
     ]
-    where = msg("monitor.alert.separator").join(words)
+    where = msg("monitor.join.semicolon").join(words)
     return [
         _alert(
             "no_step",

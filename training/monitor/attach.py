@@ -250,7 +250,7 @@ def _lines(fact: AttachedRank) -> list[str]:
     notes += [msg("monitor.attach.holds_gil")] if fact["holds_gil"] else []
     notes += [msg("monitor.attach.moving")] if fact["moves"] and fact["where"] else []
     notes += [msg("monitor.attach.kernel", name=fact["kernel"])] if fact["kernel"] else []
-    comma = msg("monitor.attach.comma")
+    comma = msg("monitor.join.comma")
     lines = [head, "        " + comma.join([at, *notes])]
     if fact["workers"]:
         shown = comma.join(f"{w['pid']} {process_word(w['state'])}" for w in fact["workers"])

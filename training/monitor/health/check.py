@@ -82,7 +82,7 @@ def alike(values: dict[int, str]) -> str:
 
 def separated(parts: Iterable[str]) -> str:
     """'a; b'"""
-    return msg("monitor.health.separator").join(parts)
+    return msg("monitor.join.semicolon").join(parts)
 
 
 def span(values: Iterable[float], unit: str, digits: int = 0) -> str:

@@ -315,7 +315,7 @@ def _work(m: RankActivity, gpu: GpuState | None) -> str:
     if c is None:
         return ""
     if stall_detector.waits(c):
-        return ", ".join(found)
+        return msg("monitor.join.comma").join(found)
     if c.own_cpu > IDLE_SHARE:
         found.append(msg("monitor.health.work.cpu", percent=100 * c.own_cpu))
     if c.children_work:
@@ -328,7 +328,7 @@ def _work(m: RankActivity, gpu: GpuState | None) -> str:
         found.append(msg("monitor.health.work.loops"))
     if gpu and _computes(gpu):
         found.append(f"GPU {gpu['index']} {gpu['use_percent']} %")
-    return ", ".join(found)
+    return msg("monitor.join.comma").join(found)
 
 
 def _shown(motions: dict[int, RankActivity], work: dict[int, str]) -> str:
