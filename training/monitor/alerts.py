@@ -146,7 +146,8 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
             )
         if g["throttle_reasons"]:
             why = host_stats.slowdowns(g["throttle_reasons"])
-            why += f", {g['temperature_c']} °C" if g["temperature_c"] is not None else ""
+            if g["temperature_c"] is not None:
+                why += f"{msg('monitor.join.comma')}{g['temperature_c']} °C"
             found.append(
                 _alert(
                     "gpu_throttled",

@@ -43,10 +43,9 @@ def head(state: RunState, width: int) -> list[Line]:
         term_text.clean(
             run["script"]
             or (
-                msg(
-                    "monitor.screen.log_of",
-                    program=run["source"] or msg("monitor.screen.another_program"),
-                )
+                msg("monitor.screen.log_of", program=run["source"])
+                if run["kind"] == "log" and run["source"]
+                else msg("monitor.screen.log_of_another")
                 if run["kind"] == "log"
                 else msg("monitor.screen.unknown_script")
             )

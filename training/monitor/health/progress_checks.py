@@ -39,11 +39,12 @@ MANY = 4  # of more ranks, only those without work are listed
 
 def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     """Whether all expected ranks have a process."""
-    shown = ", ".join(
+    comma = msg("monitor.join.comma")
+    shown = comma.join(
         msg("monitor.health.processes.rank", rank=rank, pid=pid)
         for rank, pid in list(target.pids.items())[:8]
     )
-    shown += ", …" if len(target.pids) > 8 else ""
+    shown += f"{comma}…" if len(target.pids) > 8 else ""
     finished = {m.rank for m in looked.motions.values() if m.after and m.after.phase == FINISHED}
     missing = [rank for rank in target.missing if rank not in finished]
     gone = [m.rank for m in looked.motions.values() if m.gone and m.rank not in finished]
@@ -281,11 +282,9 @@ def _phases(motions: dict[int, RankActivity]) -> str:
 def doing(beat: HeartbeatRecord | None) -> str:
     if beat is None:
         return msg("monitor.health.steps.unheard")
-    return msg("monitor.health.steps.in_phase", phase=beat, duration=_age(beat.age_s))
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 1 else msg("monitor.health.steps.below_1_s")
+    if beat.age_s < 1:
+        return msg("monitor.health.steps.entered", phase=beat)
+    return msg("monitor.health.steps.in_phase", phase=beat, seconds=beat.age_s)
 
 
 def _elsewhere(silent: list[int]) -> str:
@@ -297,12 +296,15 @@ def _headline(found: HangFinding) -> str:
     if found.rank is None:
         return found.how
     known = found.where and found.where not in found.how
+    how = found.how
+    how += msg("monitor.health.steps.hang_place", place=found.where) if known else ""
+    if not found.phase:
+        return msg("monitor.health.steps.hang", rank=found.rank, how=how, seconds=found.since_s)
     return msg(
-        "monitor.health.steps.hang",
+        "monitor.health.steps.hang_in_phase",
         rank=found.rank,
-        phase=msg("monitor.health.steps.hang_phase", phase=found.phase) if found.phase else "",
-        how=found.how,
-        place=msg("monitor.health.steps.hang_place", place=found.where) if known else "",
+        phase=found.phase,
+        how=how,
         seconds=found.since_s,
     )
 

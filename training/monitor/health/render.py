@@ -137,8 +137,10 @@ def _place(row: HealthRow) -> str:
             if row.get("phase_s") is None
             else msg("monitor.health.phase_for", seconds=row["phase_s"])
         )
-    waits = msg("monitor.health.work.waits_in", name=row["waits_in"]) if row.get("waits_in") else ""
-    return clean(f"{waits} {row.get('where') or ''}").strip()
+    name, place = row.get("waits_in"), row.get("where")
+    if name and place:
+        return clean(msg("monitor.health.waits_at", name=name, place=place))
+    return clean(msg("monitor.health.work.waits_in", name=name) if name else place or "")
 
 
 def _bytes(count: float | None) -> str:
