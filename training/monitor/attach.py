@@ -26,7 +26,7 @@ from training.core.heartbeat import HeartbeatRecord
 from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.host import program
-from training.monitor.rank_states import process_word
+from training.monitor.process_states import process_word
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes import procfs

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
 from training.core.jsonl import Record, dig, items, mtime, whole
-from training.core.messages import msg
 from training.monitor import host_stats
 
 if TYPE_CHECKING:
@@ -16,19 +15,6 @@ if TYPE_CHECKING:
 
 LATE_S = 30.0  # a rank whose heartbeat is older is marked late
 MOST_RANKS = 4096  # that a plan may list
-
-
-def process_word(state: str | None) -> str:
-    """The state of a process, as --json has it, for the screen."""
-    words = {
-        "running": msg("monitor.process.running"),
-        "sleeping": msg("monitor.process.sleeping"),
-        "blocked in I/O": msg("monitor.process.blocked"),
-        "stopped": msg("monitor.process.stopped"),
-        "held by a debugger": msg("monitor.process.traced"),
-        "ended": msg("monitor.process.ended"),
-    }
-    return words.get(state or "", state or "")
 
 
 class RankStates:
