@@ -89,7 +89,7 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
         while cells(word) > room and not word.isspace():
             fits = cells(word) <= width - indent
             if not fits and room >= 8:  # longer than any row: fill this one
-                part = cut(word, room + 1).removesuffix("…")
+                part = cut(word + "…", room + 1).removesuffix("…")
                 rows[-1].append((part, style))
                 word = word[len(part) :]
             elif not fits and room == width - indent:  # a row of less than 8 cells
