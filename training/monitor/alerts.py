@@ -6,12 +6,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+from training.core import phases
 from training.core.jsonl import whole
+from training.core.messages import msg
+from training.monitor import host_stats
 
 if TYPE_CHECKING:
     from training.core.contracts.state import AlertState, RunState
-
-from training.core import phases
 
 # A GPU that waits in a collective spins: full utilization at little more than idle power.
 SPINNING_PERCENT = 95
@@ -23,7 +24,6 @@ MEASURED_STEPS = 50  # of this start, before a rank is called slow
 SHOWN_PLACES, SHOWN_RANKS = 4, 8
 FULL = {"ram": 0.95, "shm": 0.9, "disk": 0.97}
 CODES_OF_FULL = tuple(f"alert.{name}_full" for name in FULL)
-NAMES = {"ram": "memory", "shm": "/dev/shm", "disk": "disk"}
 CLOCK_S = 5.0
 GIB = 1 << 30
 
@@ -50,14 +50,20 @@ def _standstill(state: RunState, silent: float) -> list[AlertState]:
     places: dict[str, list[int]] = {}
     # ranks of a user script have no heartbeat
     for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():
-        places.setdefault(r["doing"] or "no heartbeat", []).append(r["rank"])
+        places.setdefault(r["doing"] or msg("monitor.alert.no_heartbeat"), []).append(r["rank"])
     words = [
-        f"rank{'s' if len(ranks) > 1 else ''} {_numbers_of(ranks)} in '{place}'"
+        msg("monitor.alert.ranks_in", ranks=_numbers_of(ranks), place=place)
+        if len(ranks) > 1
+        else msg("monitor.alert.rank_in", rank=ranks[0], place=place)
         for place, ranks in list(places.items())[:SHOWN_PLACES]
     ]
+    where = msg("monitor.join.semicolon").join(words)
     return [
         _alert(
-            "no_step", f"no step for {silent:.0f} s" + (f": {'; '.join(words)}" if words else "")
+            "no_step",
+            msg("monitor.alert.no_step_where", seconds=silent, where=where)
+            if where
+            else msg("monitor.alert.no_step", seconds=silent),
         )
     ]
 
@@ -84,8 +90,7 @@ def _slow_ranks(state: RunState) -> list[AlertState]:
             found.append(
                 _alert(
                     "slow_rank",
-                    f"rank {rank} is slow: {value:.0f} ms for data and forward pass, the other "
-                    f"ranks {usual:.0f} ms",
+                    msg("monitor.alert.slow_rank", rank=rank, own_ms=value, others_ms=usual),
                     rank,
                 )
             )
@@ -121,8 +126,13 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
                 found.append(
                     _alert(
                         "gpu_spins",
-                        f"GPU {n}: {use} % utilization at {power:.0f} W and no step for "
-                        f"{silent:.0f} s: stuck in a collective",
+                        msg(
+                            "monitor.alert.gpu_spins",
+                            gpu=n,
+                            use=use,
+                            power_w=power,
+                            seconds=silent,
+                        ),
                         gpu=n,
                     )
                 )
@@ -130,34 +140,51 @@ def _gpus(state: RunState, silent: float | None) -> list[AlertState]:
             found.append(
                 _alert(
                     "gpu_idle",
-                    f"GPU {n}: {use} % utilization and no step for {silent:.0f} s: its rank "
-                    f"submits no work",
+                    msg("monitor.alert.gpu_idle", gpu=n, use=use, seconds=silent),
                     gpu=n,
                 )
             )
         if g["throttle_reasons"]:
-            heat = f", {g['temperature_c']} °C" if g["temperature_c"] is not None else ""
+            why = host_stats.slowdowns(g["throttle_reasons"])
+            if g["temperature_c"] is not None:
+                why += f"{msg('monitor.join.comma')}{g['temperature_c']} °C"
             found.append(
-                _alert("gpu_throttled", f"GPU {n}: {', '.join(g['throttle_reasons'])}{heat}", gpu=n)
+                _alert(
+                    "gpu_throttled",
+                    msg("monitor.alert.gpu_throttled", gpu=n, reasons=why),
+                    gpu=n,
+                )
             )
         for p in g["processes"]:
             if not p["this_run"]:
-                size = (
-                    f" with {p['used_bytes'] / GIB:.1f} GiB" if p["used_bytes"] is not None else ""
-                )
-                owner = f" of user {p['user']}" if p["user"] != "-" else ""
                 found.append(
                     _alert(
                         "foreign_process",
-                        f"GPU {n}: another process{owner}, pid {p['pid']}{size}",
+                        foreign_process(n, p["pid"], p["user"], p["used_bytes"]),
                         gpu=n,
                     )
                 )
     return found
 
 
+def foreign_process(gpu: int, pid: int, user: str, used_bytes: int | None) -> str:
+    """`user`: '-' if unknown."""
+    return msg(
+        "monitor.alert.foreign_process",
+        gpu=gpu,
+        owner=msg("monitor.alert.of_user", user=user) if user != "-" else "",
+        pid=pid,
+        size="" if used_bytes is None else msg("monitor.alert.with_memory", gib=used_bytes / GIB),
+    )
+
+
 def _system(state: RunState) -> list[AlertState]:
     found, system = [], state["system"]
+    names = {
+        "ram": msg("monitor.alert.memory"),
+        "shm": "/dev/shm",
+        "disk": msg("monitor.alert.disk"),
+    }
     for name, limit in FULL.items():
         used, total = (
             whole(system.get(f"{name}_used_bytes")),
@@ -167,7 +194,12 @@ def _system(state: RunState) -> list[AlertState]:
             found.append(
                 _alert(
                     f"{name}_full",
-                    f"{NAMES[name]} is nearly full: {used / GIB:.1f} of {total / GIB:.1f} GiB",
+                    msg(
+                        "monitor.alert.nearly_full",
+                        what=names[name],
+                        used=used / GIB,
+                        total=total / GIB,
+                    ),
                 )
             )
     return found
@@ -176,14 +208,13 @@ def _system(state: RunState) -> list[AlertState]:
 def _numbers(state: RunState) -> list[AlertState]:
     found, training = [], state["training"]
     if training["loss_is_finite"] is False:
-        found.append(_alert("loss_not_finite", f"the loss is {training['loss']}"))
+        found.append(_alert("loss_not_finite", msg("monitor.alert.loss", loss=training["loss"])))
     last = training["last_step_unix_s"]
     if last is not None and last - state["time_unix_s"] > CLOCK_S:
         found.append(
             _alert(
                 "clock",
-                f"the last step is {last - state['time_unix_s']:.0f} s in the future: the clock "
-                f"of this machine was set back",
+                msg("monitor.alert.clock", seconds=last - state["time_unix_s"]),
             )
         )
     return found

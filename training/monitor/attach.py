@@ -23,8 +23,10 @@ from training.core import args, find_run, heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.heartbeat import HeartbeatRecord
+from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.host import program
+from training.monitor.process_states import process_word
 from training.watchdog import discovery, heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
 from training.watchdog.probes import procfs
@@ -46,7 +48,7 @@ STATES = {
 EXAMPLE = f"{discovery.COMMAND} --run=experiments/RUN"
 FLAGS = {
     "pid": args.process_id(),
-    "run": args.Flag(str, "a run directory", fixes=(EXAMPLE,)),
+    "run": args.Flag(str, msg("monitor.attach.a_run_directory"), fixes=(EXAMPLE,)),
     "json": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
         pid, folder, as_json = _parse(argv)
         found = discovery.of_process(pid) if pid is not None else discovery.of_run(folder or Path())
     except UserError as error:
-        log.report(error, closing="nothing was inspected")
+        log.report(error, closing=msg("monitor.attach.nothing"))
         return int(error.code)
     try:
         samples = _looks(found, LOOK_S)
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.INTERRUPTED)
     seen = courses(samples)
     if not seen:
-        log.error("the ranks ended while they were inspected")
+        log.error(msg("monitor.attach.ended"))
         return int(Exit.CONFIG)
     beats = (
         {b.pid: b for b in heartbeat.read_all(rundir.RunDir(folder).heartbeats)} if folder else {}
@@ -109,19 +111,17 @@ def _parse(argv: list[str]) -> tuple[int | None, Path | None, bool]:
         problems.append(
             Problem(
                 "flag.positional",
-                f"unknown argument {word!r}",
-                "--pid=PID or --run=DIR, and --json",
+                msg("monitor.attach.unknown_argument", word=word),
+                msg("monitor.attach.arguments"),
                 [fix],
             )
         )
     if not problems and ("pid" in given) == ("run" in given):
         text = (
-            "both --pid and --run are given"
-            if "pid" in given
-            else "neither --pid nor --run is given"
+            msg("monitor.attach.pid_and_run") if "pid" in given else msg("monitor.attach.no_target")
         )
         fixes = [EXAMPLE, f"{discovery.COMMAND} --pid=PID   # any process of it: pgrep -af python"]
-        problems.append(Problem("attach.target", text, "one of them", fixes))
+        problems.append(Problem("attach.target", text, msg("monitor.option.one_of_them"), fixes))
     if problems:
         raise UserError(problems)
     run = _run(given["run"]) if "run" in given else None
@@ -163,17 +163,21 @@ def _by_heartbeat(run: rundir.RunDir, pids: dict[int, int]) -> HangFinding | Non
 
 def _conclusion(verdict: HangFinding | NoFinding) -> tuple[Exit, str]:
     if isinstance(verdict, HangFinding):
-        where = f"\n    where   {verdict.where}" if verdict.where else ""
-        others = f"\n    others  {verdict.others()}" if verdict.waiting else ""
+        where = "\n    " + msg("monitor.attach.where", place=verdict.where) if verdict.where else ""
+        others = (
+            "\n    " + msg("monitor.attach.others", places=verdict.others())
+            if verdict.waiting
+            else ""
+        )
         return Exit.HANG, f"{verdict.sentence()}{where}{others}"
     text = str(verdict)
     if verdict.code == PAUSED:
         return Exit.HANG, text[0].upper() + text[1:]
     if verdict.code == BLIND:
-        return Exit.RESOURCES, f"undetermined: {verdict}"
+        return Exit.RESOURCES, msg("monitor.attach.undetermined", verdict=verdict)
     if verdict.code in (QUIET, LOOPS):
-        return Exit.DONE, f"undetermined: {verdict}"
-    return Exit.DONE, f"no hang: {verdict}"
+        return Exit.DONE, msg("monitor.attach.undetermined", verdict=verdict)
+    return Exit.DONE, msg("monitor.attach.no_hang", verdict=verdict)
 
 
 def _record(verdict: HangFinding | NoFinding) -> dict[str, object] | None:
@@ -223,27 +227,35 @@ def _facts(c: RankTrace, beat: HeartbeatRecord | None) -> AttachedRank:
 
 
 def _lines(fact: AttachedRank) -> list[str]:
-    head = (
-        f"rank {fact['rank']}  pid {fact['pid']}  {fact['state']}, "
-        f"{100 * fact['cpu']:.0f} % of a core"
+    head = msg(
+        "monitor.attach.rank",
+        rank=fact["rank"],
+        pid=fact["pid"],
+        state=process_word(fact["state"]),
+        cpu=100 * fact["cpu"],
     )
     if fact["phase"]:
-        head += f"; epoch {fact['epoch']}, {fact['phase']}, for {fact['age_s']} s"
-    at = (
-        f"at {fact['where']} ({fact['function']})"
-        if fact["where"]
-        else fact["problem"] or "no Python code"
-    )
-    notes = [f"waits in {fact['waits_in']}"] if fact["waits_in"] else []
-    notes += ["holds the GIL"] if fact["holds_gil"] else []
-    notes += ["moving"] if fact["moves"] and fact["where"] else []
-    notes += [f"kernel: {fact['kernel']}"] if fact["kernel"] else []
-    lines = [head, "        " + ", ".join([at, *notes])]
-    if fact["workers"]:
-        shown = ", ".join(f"{w['pid']} {w['state']}" for w in fact["workers"])
-        lines.append(
-            f"        Python children: {shown}; {100 * fact['workers_cpu']:.0f} % of a core"
+        head += msg(
+            "monitor.attach.phase",
+            epoch=fact["epoch"],
+            phase=fact["phase"],
+            seconds=fact["age_s"],
         )
+    at = (
+        msg("monitor.attach.at", place=fact["where"], function=fact["function"])
+        if fact["where"]
+        else fact["problem"] or msg("monitor.attach.no_python")
+    )
+    notes = [msg("monitor.attach.waits_in", name=fact["waits_in"])] if fact["waits_in"] else []
+    notes += [msg("monitor.attach.holds_gil")] if fact["holds_gil"] else []
+    notes += [msg("monitor.attach.moving")] if fact["moves"] and fact["where"] else []
+    notes += [msg("monitor.attach.kernel", name=fact["kernel"])] if fact["kernel"] else []
+    comma = msg("monitor.join.comma")
+    lines = [head, "        " + comma.join([at, *notes])]
+    if fact["workers"]:
+        shown = comma.join(f"{w['pid']} {process_word(w['state'])}" for w in fact["workers"])
+        children = msg("monitor.attach.children", workers=shown, cpu=100 * fact["workers_cpu"])
+        lines.append(f"        {children}")
     return lines
 
 

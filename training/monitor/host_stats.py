@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core.messages import msg
 from training.host import gpus
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Gpus:
     not block the monitor."""
 
     def __init__(self) -> None:
-        self._answer = gpus.GpuInventory((), "not queried yet")
+        self._answer = gpus.GpuInventory((), msg("monitor.gpus.not_queried"))
         self._asked = 0.0
         self._thread: threading.Thread | None = None
 
@@ -118,7 +120,7 @@ class Gpus:
             if self._thread.is_alive():
                 waited = time.monotonic() - self._asked
                 return gpus.GpuInventory(
-                    self._answer.gpus, f"the NVIDIA driver has not answered for {waited:.1f} s"
+                    self._answer.gpus, msg("monitor.gpus.driver_silent", waited=waited)
                 )
         return self._answer
 
@@ -126,9 +128,9 @@ class Gpus:
         try:
             self._answer = gpus.inventory({})
         except ImportError:
-            self._answer = gpus.GpuInventory((), "nvidia-ml-py is not installed")
+            self._answer = gpus.GpuInventory((), msg("monitor.gpus.no_nvml"))
         except Exception as error:
-            self._answer = gpus.GpuInventory((), f"the NVIDIA driver does not answer: {error}")
+            self._answer = gpus.GpuInventory((), msg("monitor.gpus.driver_error", error=error))
 
 
 class Shared:
@@ -152,6 +154,18 @@ class Shared:
 
     def _fresh(self) -> bool:
         return self._known is not None and time.monotonic() - self._at < self._hold_s
+
+
+def slowdowns(reasons: Sequence[str]) -> str:
+    """`throttle_reasons` of a GPU as they are shown."""
+    words = {
+        0x08: msg("monitor.slowdown.hardware"),
+        0x20: msg("monitor.slowdown.heat_driver"),
+        0x40: msg("monitor.slowdown.heat_hardware"),
+        0x80: msg("monitor.slowdown.power_brake"),
+    }
+    known = {code: words[bit] for bit, code in gpus.SLOWDOWNS.items() if bit in words}
+    return ", ".join(known.get(reason, reason) for reason in reasons)
 
 
 def gpu_records(machine: gpus.GpuInventory, family: set[int], planned: set[str]) -> list[GpuState]:

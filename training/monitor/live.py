@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import units
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import pages, term_text
 from training.monitor.pages import Diagnosis, GpuDetails, Help, Log, Overview, Runs, ScreenPage
@@ -27,8 +28,6 @@ END_GRACE_S, END_POLL_S = 2.0, 0.2
 FIRST_PATIENCE_S, SECOND_READ_S = 0.05, 1.0
 NICE = 5  # the run's processes have priority
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
-KEYS = "q quit  ? help  p pause  l log  a diagnose  g GPUs  +/- every {} s"
-RUNS_KEYS = "q quit  ? help  p pause  Return opens the marked run  +/- every {} s"
 
 
 class Live:
@@ -184,13 +183,18 @@ class Live:
 
     def _paint(self) -> None:
         width, height = size()
-        footer = (RUNS_KEYS if self._runs else KEYS).format(f"{self.interval_s:g}")
+        footer = (
+            msg("monitor.live.keys_of_runs", interval=self.interval_s)
+            if self._runs
+            else msg("monitor.live.keys", interval=self.interval_s)
+        )
         if not isinstance(self.page, (Overview, Runs)):
-            footer = "Esc back  " + footer
+            footer = msg("monitor.live.back") + "  " + footer
         if self._paused:
-            footer = f"PAUSED since {units.clock(self.state['time_unix_s'])}  " + footer
+            since = units.clock(self.state["time_unix_s"])
+            footer = msg("monitor.live.paused", since=since) + "  " + footer
         if not self.terminal.has_keys:
-            footer = f"Ctrl-C quits  every {self.interval_s:g} s"
+            footer = msg("monitor.live.no_keys", interval=self.interval_s)
         self.terminal.paint(
             self.page.lines(
                 self.state, View(width, height, self.terminal.colour, self.ascii_only, footer)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.units import clock, duration
 from training.diagnose.log_parsers import end_detection
 from training.diagnose.log_parsers.log_metrics import LogMetrics
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 SILENT: Final = "silent"  # no new output, and no line that shows how it ended
 RECENT_S = 60.0  # a log written this recently, or within a few usual intervals, is of a running job
-UNKNOWN = "no progress lines recognised"
-EMPTY = "no output yet: the log is empty"
 
 
 class LogWatch:
@@ -102,18 +101,19 @@ class LogWatch:
         """The status, and a reason where the status alone does not explain it."""
         text, tally = self._figures.text, self._figures.tally
         if not text.there:
-            return SILENT, "the log is gone"
+            return SILENT, msg("monitor.log.gone")
         how, why = (None, None) if text.binary else end_detection.read(text.end)
         if how and not writers:
             return (FINISHED, None) if how == end_detection.FINISHED else (FAILED, why)
+        empty = msg("monitor.log.empty")
         unknown = (
-            "not a text file"
+            msg("monitor.log.binary")
             if text.binary
-            else EMPTY
+            else empty
             if not text.size
             else None
             if tally.facts
-            else UNKNOWN
+            else msg("monitor.log.unknown")
         )
         lives = (
             writers
@@ -123,38 +123,39 @@ class LogWatch:
             < max(RECENT_S, alerts.LATE_LINES * (tally.interval_s() or 0))
         )
         if lives and not text.size:
-            return STARTING, EMPTY
+            return STARTING, empty
         if lives:
             return (
                 RUNNING,
-                f"{why}, but a process still writes to the log (pid {writers[0]})"
-                if why
-                else unknown,
+                msg("monitor.log.still_written", why=why, pid=writers[0]) if why else unknown,
             )
-        since = (
-            f"no output since {clock(text.mtime, '%Y-%m-%d %H:%M:%S')}, "
-            f"{duration(now - text.mtime)} ago"
+        since = msg(
+            "monitor.log.silent",
+            time=clock(text.mtime, "%Y-%m-%d %H:%M:%S"),
+            duration=duration(now - text.mtime),
         )
         return (
             SILENT,
-            f"{unknown}; {since}" if unknown else f"{since}; how it ended is unknown",
+            msg("monitor.log.unknown_and_silent", unknown=unknown, silent=since)
+            if unknown
+            else msg("monitor.log.end_unknown", silent=since),
         )
 
 
 def _readable(log: Path) -> None:
-    given, why, fixes = f"--log is {str(log)!r}", None, []
+    why, fixes = None, []
     try:
         kind = log.stat().st_mode
         if stat.S_ISDIR(kind):
             why, fixes = (
-                "a directory",
+                msg("monitor.log.a_directory"),
                 [
-                    f"./monitor_training.sh --run={shlex.quote(str(log))}   (if it is a run "
-                    f"directory)"
+                    f"./monitor_training.sh --run={shlex.quote(str(log))}   "
+                    + msg("monitor.log.if_a_run")
                 ],
             )
         elif not stat.S_ISREG(kind):
-            why = "not a regular file"  # a pipe can be read only once
+            why = msg("monitor.log.not_regular")  # a pipe can be read only once
         else:
             log.open("rb").close()
     except PermissionError as error:
@@ -162,9 +163,10 @@ def _readable(log: Path) -> None:
     except OSError as error:
         why = error.strerror
     except ValueError:  # \0
-        why = "not a valid file name"
+        why = msg("monitor.log.bad_name")
     if why:
-        raise UserError(Problem("log.unreadable", f"{given}: {why}", "a readable log file", fixes))
+        what = msg("monitor.log.given", log=str(log), why=why)
+        raise UserError(Problem("log.unreadable", what, msg("monitor.log.readable"), fixes))
 
 
 def _writers(log: Path) -> list[int]:

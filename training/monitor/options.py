@@ -12,6 +12,7 @@ from pathlib import Path
 from training.core import args, find_run, project
 from training.core.errors import Problem, UserError
 from training.core.find_run import FIRST_RUN, RunSelector
+from training.core.messages import msg
 from training.core.rundir import RunDir
 
 LOGS = "logs"
@@ -25,7 +26,7 @@ FLAGS = {
     "once": args.SWITCH,
     "json": args.SWITCH,
     "follow-exit": args.SWITCH,
-    "prometheus": args.whole(1, 65535, 9464, "a port from 1 to 65535"),
+    "prometheus": args.whole(1, 65535, 9464, msg("monitor.option.port")),
     "ascii": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -68,8 +69,8 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         problems.append(
             Problem(
                 "flag.contradiction",
-                "--log and --run are both given",
-                "one of them",
+                msg("monitor.option.log_and_run"),
+                msg("monitor.option.one_of_them"),
                 [f"{COMMAND} --{n}={shlex.quote(v)}" for n, v in named],
             )
         )
@@ -78,20 +79,21 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"--all shows every run, --{named[0][0]} a single one",
-                "one of them",
+                msg("monitor.option.all_and_one", option=named[0][0]),
+                msg("monitor.option.one_of_them"),
                 fixes,
             )
         )
     if options.follow_exit and (options.once or options.json or options.all):
         other = "once" if options.once else "json" if options.json else "all"
-        why = "the run to wait for is undefined" if options.all else "the monitor exits at once"
         fixes = [f"{COMMAND} --follow-exit", f"{COMMAND} --{other}"]
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"--follow-exit waits for the end of one run, and with --{other} {why}",
-                "one of them",
+                msg("monitor.option.follow_exit_all")
+                if options.all
+                else msg("monitor.option.follow_exit", option=other),
+                msg("monitor.option.one_of_them"),
                 fixes,
             )
         )
@@ -101,8 +103,8 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"--prometheus serves until it is stopped, --{other} exits at once",
-                "one of them",
+                msg("monitor.option.prometheus", option=other),
+                msg("monitor.option.one_of_them"),
                 fixes,
             )
         )
@@ -112,7 +114,7 @@ def _contradictions(options: MonitorOptions) -> list[Problem]:
 def _without_flag(word: str) -> Problem:
     """Problem with an argument that lacks --run= or --log=."""
     experiments = project.WORK / find_run.EXPERIMENTS
-    what, allowed = f"{word!r} lacks a flag", "--run=RUN or --log=FILE"
+    what, allowed = msg("monitor.option.no_flag", word=word), msg("monitor.option.run_or_log")
     if os.path.isfile(word):  # noqa: PTH113 – Path.is_file raises for a name that no file system takes
         return Problem("flag.positional", what, allowed, [f"{COMMAND} --log={shlex.quote(word)}"])
     try:
@@ -121,8 +123,8 @@ def _without_flag(word: str) -> Problem:
         wrong = error.problems[0]
         return Problem(
             "flag.positional",
-            f"{what} and is neither a log nor a run",
-            f"{allowed}: {wrong.allowed}",
+            msg("monitor.option.neither", word=word),
+            msg("monitor.option.run_or_log_of", known=wrong.allowed),
             wrong.fixes,
         )
     return Problem("flag.positional", what, allowed, [f"{COMMAND} --run={shlex.quote(word)}"])
@@ -143,15 +145,14 @@ def find(options: MonitorOptions, root: Path) -> tuple[RunDir | None, Path | Non
 def _by_log(log: Path, experiments: Path) -> RunDir | None:
     """The run that a log of Duet's launchers names; None for any other log, and if that run is
     gone."""
-    allowed = "a log file of Duet (logs/<script>_<time>.log) or of any other training"
+    allowed = msg("monitor.option.a_log")
     latest = f"{COMMAND}   # the newest run" if find_run.newest(experiments) else FIRST_RUN
-    given = f"--log is {str(log)!r}"
     if not os.path.exists(log):
         near = _newest_log(log.parent)
         raise UserError(
             Problem(
                 "log.missing",
-                f"{given}: no such file",
+                msg("monitor.log.given", log=str(log), why=msg("monitor.log.missing")),
                 allowed,
                 [*(f"{COMMAND} --log={shlex.quote(str(n))}" for n in near), latest],
             )
@@ -159,7 +160,12 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
     if not log.is_file():
         fixes = [f"{COMMAND} --run={shlex.quote(str(log))}"] if find_run.is_run(RunDir(log)) else []
         raise UserError(
-            Problem("log.not_a_file", f"{given}: not a file", allowed, [*fixes, latest])
+            Problem(
+                "log.not_a_file",
+                msg("monitor.log.given", log=str(log), why=msg("monitor.log.not_a_file")),
+                allowed,
+                [*fixes, latest],
+            )
         )
     if find_run.is_run(RunDir(log.parent)):  # a file of a run
         return RunDir(log.parent)
@@ -169,7 +175,7 @@ def _by_log(log: Path, experiments: Path) -> RunDir | None:
         raise UserError(
             Problem(
                 "log.unreadable",
-                f"{given}: {error.strerror}",
+                msg("monitor.log.given", log=str(log), why=error.strerror),
                 allowed,
                 [f"chmod u+r {shlex.quote(str(log))}"],
             )

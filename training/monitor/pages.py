@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
 from training.core.jsonl import last_lines
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.monitor import run_list, tables, term_text
 from training.monitor import screen as overview
@@ -27,24 +28,6 @@ if TYPE_CHECKING:
     from training.core.contracts.state import RunsState, RunState
 
 LOG_BYTES = 1 << 20  # of the end of a log that can be scrolled through
-HELP = """\
-q          quit; the run continues
-p          pause or resume the display
-l          log
-a          diagnose: root cause, from the logs so far
-g          GPU details
-+ and -    refresh faster, slower
-?          this help
-arrows, j k, Page Up, Page Down, Home, End    scroll
-Return     open the marked run (--all)
-Esc        back
-
-* marks GPUs and processes of this run.
-COMPUTE is a rank's own time in a step (data and forward pass);
-the other ranks wait for the slowest one.
-LAST BEAT is the age of a rank's last heartbeat.
-A line with ! needs your attention.
-"""
 
 Shown_contra = TypeVar("Shown_contra", "RunState", "RunsState", contravariant=True)
 
@@ -88,13 +71,10 @@ class Scrolled(ScreenPage["RunState"]):
         self._rows = max(1, view.height - 2 - bool(view.footer))
         self._most = max(0, len(text) - self._rows)
         above = self._most if self._above is None else min(self._above, self._most)
-        here = (
-            f"  lines {above + 1}-{min(len(text), above + self._rows)} of {len(text)}"
-            if text
-            else ""
-        )
+        last = min(len(text), above + self._rows)
+        here = msg("monitor.page.lines", first=above + 1, last=last, count=len(text))
         shown = [
-            term_text.sides(self.title(state), [(here, "dim")], view.width),
+            term_text.sides(self.title(state), [("  " + here if text else "", "dim")], view.width),
             [],
             *text[above : above + self._rows],
         ]
@@ -119,10 +99,10 @@ class Scrolled(ScreenPage["RunState"]):
 
 class Help(Scrolled):
     def title(self, state: RunState) -> Line:
-        return [("Keys", "bold")]
+        return [(msg("monitor.page.keys"), "bold")]
 
     def text(self, state: RunState) -> list[Line]:
-        return [[(line, "")] for line in HELP.splitlines()]
+        return [[(line, "")] for line in msg("monitor.page.help").splitlines()]
 
 
 class Log(Scrolled):
@@ -130,8 +110,8 @@ class Log(Scrolled):
 
     def title(self, state: RunState) -> Line:
         return [
-            ("Log  ", "bold"),
-            (place(state["log"]["file"] or "no log for this run", 60), "dim"),
+            (msg("monitor.page.log") + "  ", "bold"),
+            (place(state["log"]["file"] or msg("monitor.page.no_log"), 60), "dim"),
         ]
 
     def text(self, state: RunState) -> list[Line]:
@@ -144,7 +124,10 @@ class Log(Scrolled):
 
 class GpuDetails(Scrolled):
     def title(self, state: RunState) -> Line:
-        return [("GPUs", "bold"), (f"  {term_text.clean(state['gpus_reason'])}", "dim")]
+        return [
+            (msg("monitor.page.gpus"), "bold"),
+            (f"  {term_text.clean(state['gpus_reason'])}", "dim"),
+        ]
 
     def text(self, state: RunState) -> list[Line]:
         return [
@@ -176,14 +159,19 @@ class Diagnosis(Scrolled):
         )
 
     def title(self, state: RunState) -> Line:
-        return [("Diagnosis  ", "bold"), (place(str(self._target), 60), "dim")]
+        return [
+            (msg("monitor.page.diagnosis") + "  ", "bold"),
+            (place(str(self._target), 60), "dim"),
+        ]
 
     def text(self, state: RunState) -> list[Line]:
         if self._output is None and self._process.poll() is not None:
             self._out.seek(0)
-            self._output = self._out.read().decode("utf-8", "replace").splitlines() or ["no output"]
+            text = self._out.read().decode("utf-8", "replace")
+            self._output = text.splitlines() or [msg("monitor.page.no_output")]
         if self._output is None:
-            return [[(f"reading the logs … {time.monotonic() - self._started:.0f} s", "dim")]]
+            waited = time.monotonic() - self._started
+            return [[(msg("monitor.page.reading", seconds=waited), "dim")]]
         return [[(term_text.clean(line), "")] for line in self._output]
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
 from training.core.jsonl import dig
+from training.core.messages import language, msg
 from training.host import packages, ports
 from training.monitor import prom_metrics, prom_samples
 from training.monitor.options import COMMAND
@@ -32,8 +33,8 @@ CLIENT_S = 10.0  # timeout of an idle client
 WAITING_CLIENTS = 64
 POLL_S, WAKE_S = 0.1, 1.0
 OPENMETRICS = "application/openmetrics-text"
-PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Duet</title>
-<h1>Duet</h1><p><a href="/metrics">/metrics</a> for Prometheus. Shown now:</p><ul>{runs}</ul></html>
+PAGE = """<!DOCTYPE html><html lang="{lang}"><meta charset="utf-8"><title>Duet</title>
+<h1>Duet</h1><p><a href="/metrics">/metrics</a> {words}</p><ul>{runs}</ul></html>
 """
 
 
@@ -126,7 +127,7 @@ class Exporter:
         """Reports a failed request; repeats of the same error only once."""
         text = f"{type(error).__name__}: {error}"
         if self._report and text != self._reported:
-            self._report(f"a request to {self.url} failed: {text}")
+            self._report(msg("monitor.prometheus.failed", url=self.url, error=text))
         self._reported = text
 
 
@@ -227,7 +228,11 @@ def _page(states: Sequence[AnyState]) -> bytes:
         for s in states
         if s.get("run")
     )
-    return PAGE.format(runs="".join(f"<li>{html.escape(line)}</li>" for line in lines)).encode()
+    return PAGE.format(
+        lang=language(),
+        words=msg("monitor.prometheus.page"),
+        runs="".join(f"<li>{html.escape(line)}</li>" for line in lines),
+    ).encode()
 
 
 def _library() -> tuple[ModuleType, ModuleType]:
@@ -236,7 +241,7 @@ def _library() -> tuple[ModuleType, ModuleType]:
         import prometheus_client
         from prometheus_client.openmetrics import exposition
     except ImportError as error:
-        what = f"--prometheus needs the package {PACKAGE}, which is not installed ({error})"
+        what = msg("monitor.prometheus.no_package", package=PACKAGE, error=error)
         raise UserError(
             Problem("package.missing", what, "", packages.add([PACKAGE])), Exit.RESOURCES
         ) from None
@@ -248,19 +253,19 @@ def _no_port(port: int, error: OSError) -> Problem:
     fixes = (
         [f"{COMMAND} --prometheus={free}"]
         if free
-        else [f"{COMMAND} --prometheus=PORT   (another one)"]
+        else [f"{COMMAND} --prometheus=PORT   {msg('monitor.prometheus.another_port')}"]
     )
     if error.errno == errno.EADDRINUSE:
         return Problem(
             "port.taken",
-            f"--prometheus={port}: the port is taken by {ports.owner(port)}",
-            "a free port",
+            msg("monitor.prometheus.port_taken", port=port, owner=ports.owner(port)),
+            msg("monitor.prometheus.free_port"),
             fixes,
         )
     return Problem(
         "port.unusable",
         f"--prometheus={port}: {error.strerror}",
-        "a free port from 1024 to 65535",
+        msg("monitor.prometheus.free_port_from"),
         fixes,
     )
 
@@ -282,7 +287,7 @@ def serve(
         if before[signal.SIGHUP] != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, _leave)
         exporter.start()
-        log.info(f"metrics for Prometheus: {exporter.url}   Ctrl-C stops it; the run continues")
+        log.info(msg("monitor.prometheus.serving", url=exporter.url))
         stop = stop or threading.Event()
         # a signal just before the wait is seen only after it: keep the wait short
         while not stop.wait(WAKE_S):

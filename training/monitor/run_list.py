@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from training.core import metric_units, units
 from training.core import units as amounts
 from training.core.jsonl import dig, items, mtime, read_object, whole
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats, tables, term_text
-from training.monitor.run_status import ENDED
+from training.monitor.run_status import ENDED, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
-from training.monitor.term_text import Line
+from training.monitor.term_text import Line, pad
 
 if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunsState, RunState
@@ -103,14 +104,22 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     """A row for each run; below it alerts, GPUs and the machine."""
     runs = state["runs"]
     living = sum(run["run"]["state"] not in ENDED for run in runs)
-    words = f"{amounts.plural(state['runs_there'], 'run')}, {living} alive"
-    words += f", the newest {len(runs)} shown" if state["runs_there"] > len(runs) else ""
+    words = msg("monitor.runs.count", runs=amounts.plural(state["runs_there"], "run"), alive=living)
+    if state["runs_there"] > len(runs):
+        words += msg("monitor.runs.newest", count=len(runs))
     below: list[Line] = []
     for run in runs:
         below += [
             [
                 ("! ", "bad"),
-                (f"{term_text.clean(run['run']['name'])}: {term_text.clean(a['text'])}", "bad"),
+                (
+                    msg(
+                        "monitor.runs.alert",
+                        run=term_text.clean(run["run"]["name"]),
+                        alert=term_text.clean(a["text"]),
+                    ),
+                    "bad",
+                ),
             ]
             for a in run["alerts"]
         ]
@@ -130,18 +139,15 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     first = max(0, min((marked or 0) - room // 2, len(runs) - room))
     right = units.clock(state["time_unix_s"])
     if len(runs) > room:
-        right = f"{first + 1}-{first + room} of {len(runs)}  {right}"
+        part = msg("monitor.runs.part", first=first + 1, last=first + room, count=len(runs))
+        right = f"{part}  {right}"
     lines: list[Line] = [
         term_text.sides([("Duet  ", "dim"), (words, "bold")], [(right, "dim")], view.width),
         [],
     ]
     wide = view.width >= 120
     name = max(12, min(40, view.width - (95 if wide else 66)))
-    titles = (
-        f"  {'RUN':<{name}} {'STATE':<8} {'STEP':>9} {'DONE':>6} {'LOSS':>8} {'EVAL':>8} "
-        f"{_speed_title(runs):>9} {'LEFT':>9}"
-    )
-    lines.append([(titles + (f" {'RANKS':>5} {'STEP TIME':>9}  STARTED" if wide else ""), "dim")])
+    lines.append([(_titles(runs, name, wide), "dim")])
     lines += [
         _row(run, name, wide, number == marked)
         for number, run in enumerate(runs[first : first + room], start=first)
@@ -149,11 +155,28 @@ def screen(state: RunsState, view: View, marked: int | None = None) -> list[str]
     return finish([*lines, [], *below], view)
 
 
+def _titles(runs: list[RunState], name: int, wide: bool) -> str:
+    """`name`: cells of the names."""
+    titles = f"  {pad(msg('monitor.column.run'), name)} {pad(msg('monitor.column.state'), 8)}"
+    columns = [
+        (msg("monitor.column.step"), 9),
+        (msg("monitor.column.done"), 6),
+        (msg("monitor.column.loss"), 8),
+        (msg("monitor.column.evaluation"), 8),
+        (_speed_title(runs), 9),
+        (msg("monitor.column.left"), 9),
+    ]
+    if wide:
+        columns += [(msg("monitor.column.ranks"), 5), (msg("monitor.column.step_time"), 9)]
+    titles += "".join(f" {pad(title, width, right=True)}" for title, width in columns)
+    return f"{titles}  {msg('monitor.column.started')}" if wide else titles
+
+
 def _speed_title(runs: list[RunState]) -> str:
     """The unit that all runs share; where they differ, each run's own screen shows its unit."""
     units = {unit for run in runs if (unit := run["training"]["unit"])}
     return (
-        "SPEED/S"
+        msg("monitor.column.speed")
         if len(units) > 1
         else f"{term_text.clean((units or {metric_units.TOKENS}).pop())[:7]}/s".upper()
     )
@@ -171,7 +194,7 @@ def _row(state: RunState, name: int, wide: bool, marked: bool) -> Line:
     style = "bold" if marked else "" if run["state"] not in ENDED else "dim"
     label = term_text.cut_middle(term_text.clean(run["name"]), name)
     line: Line = [("> " if marked else "  ", "bold"), *term_text.fit([(label, style)], name + 1)]
-    line.append((f"{run['state'].upper():<8} ", BADGES[run["state"]]))
+    line.append((pad(state_word(run["state"]).upper(), 8) + " ", BADGES[run["state"]]))
     numbers = (
         f"{step:>9} {done:>6} {loss(training)[0]:>8} {units.decimal(training['eval_best']):>8} "
     )

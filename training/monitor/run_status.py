@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from training.core import rundir
 from training.core.errors import UserError
 from training.core.jsonl import Record, dig, mtime, number, text, whole
+from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
 
@@ -49,23 +50,46 @@ class RunEvidence:
     printed: bool
 
 
+def state_word(state: RunStatus) -> str:
+    """The state as it is shown."""
+    match state:
+        case "starting":
+            return msg("monitor.state.starting")
+        case "running":
+            return msg("monitor.state.running")
+        case "finished":
+            return msg("monitor.state.finished")
+        case "stopped":
+            return msg("monitor.state.stopped")
+        case "failed":
+            return msg("monitor.state.failed")
+        case "died":
+            return msg("monitor.state.died")
+        case "silent":
+            return msg("monitor.state.silent")
+
+
 def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
     """The status, and a reason where the status alone does not explain it."""
     run, plan, summary, failure = seen.run, seen.plan, seen.summary, seen.failure
     if failure and (not summary or (mtime(run.failure) or 0) >= (mtime(run.summary) or 0)):
         if failure.get("kind") == rundir.ASKED:
             return STOPPED, text(failure.get("summary"))
-        where = f" on rank {failure['rank']}" if whole(failure.get("rank")) is not None else ""
+        cause = text(failure.get("cause")) or msg("monitor.reason.unknown_cause")
+        what = text(failure.get("summary")) or msg("monitor.reason.no_summary")
         return (
             FAILED,
-            f"{text(failure.get('cause')) or 'unknown cause'}{where}: "
-            f"{text(failure.get('summary')) or 'no summary'}",
+            msg("monitor.reason.failed", cause=cause, summary=what)
+            if (rank := whole(failure.get("rank"))) is None
+            else msg("monitor.reason.rank_failed", cause=cause, rank=rank, summary=what),
         )
     if summary:
         stopped = text(summary.get("status")) == STOPPED
-        return (STOPPED, f"on request{_resume_hint(seen)}") if stopped else (FINISHED, None)
+        if not stopped:
+            return FINISHED, None
+        return STOPPED, msg("monitor.reason.on_request", resume=_resume_hint(seen))
     if not run.path.is_dir():
-        return DIED, "the run directory is gone"
+        return DIED, msg("monitor.reason.directory_gone")
     stepped = (number(seen.last.get("time")) or -1.0) >= seen.since
     if seen.alive or any(r["alive"] for r in seen.ranks):
         # A script has no heartbeat: it runs when its process exists.
@@ -76,26 +100,25 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
         )
         return (
             RUNNING if begun else STARTING,
-            None if plan else "plan.json is missing or incomplete",
+            None if plan else msg("monitor.reason.no_plan"),
         )
     if seen.supervisor or any(r["pid"] for r in seen.ranks):
         again = _resume_hint(seen) if seen.resumable else ""
-        who = (
-            f"the supervisor (pid {seen.supervisor.get('pid')}) and all ranks are"
+        return (
+            DIED,
+            msg("monitor.reason.all_gone", pid=seen.supervisor.get("pid"), resume=again)
             if seen.supervisor
-            else "all ranks are"
+            else msg("monitor.reason.ranks_gone", resume=again),
         )
-        return DIED, f"{who} gone; the cause is unknown{again}"
     if plan is None or stepped:
-        return DIED, "no process is recorded for this run" + (
-            "" if plan else "; plan.json is missing or incomplete"
+        return (
+            DIED,
+            msg("monitor.reason.no_process") if plan else msg("monitor.reason.no_process_no_plan"),
         )
     # Preparing a large corpus takes hours before any rank exists, so silence proves nothing.
     return (
         STARTING,
-        "no rank yet: still preparing the data, or the start failed (see the log)"
-        if time.time() - seen.since > STARTING_S
-        else None,
+        msg("monitor.reason.no_rank_yet") if time.time() - seen.since > STARTING_S else None,
     )
 
 
@@ -103,7 +126,10 @@ def _resume_hint(seen: RunEvidence) -> str:
     """ "; to resume: COMMAND"; empty for a user script, which saves its own state."""
     try:
         return (
-            f"; to resume: {next_command(as_plan(seen.plan, seen.run.plan), seen.run)}"
+            msg(
+                "monitor.reason.to_resume",
+                command=next_command(as_plan(seen.plan, seen.run.plan), seen.run),
+            )
             if seen.plan and script_of(seen.plan) is None
             else ""
         )

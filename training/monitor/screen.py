@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.core import metric_units, units
+from training.core.messages import msg
 from training.monitor import sections, tables, term_text
-from training.monitor.run_status import ENDED
+from training.monitor.run_status import ENDED, state_word
 from training.monitor.state import LOG_LINES
 from training.monitor.term_text import Line
 
@@ -182,12 +183,18 @@ def one_line(state: RunState) -> str:
     words: list[Any] = [
         units.clock(state["time_unix_s"], "%Y-%m-%d %H:%M:%S"),
         term_text.clean(run["name"]),
-        run["state"],
+        state_word(run["state"]),
     ]
     words += (
         []
         if progress["step"] is None
-        else [f"step {progress['step']}/{progress['total_steps'] or '?'}"]
+        else [
+            msg(
+                "monitor.line.step",
+                step=progress["step"],
+                total=progress["total_steps"] or "?",
+            )
+        ]
     )
     words += (
         []
@@ -205,11 +212,15 @@ def one_line(state: RunState) -> str:
     words += (
         []
         if training["step_ms_median"] is None
-        else [f"step {units.milliseconds(training['step_ms_median'])}"]
+        else [msg("monitor.screen.step_time") + units.milliseconds(training["step_ms_median"])]
     )
-    words += [] if progress["eta_s"] is None else [f"{units.duration(progress['eta_s'])} left"]
+    words += (
+        []
+        if progress["eta_s"] is None
+        else [msg("monitor.line.left", duration=units.duration(progress["eta_s"]))]
+    )
     late = [str(r["rank"]) for r in state["ranks"] if r["late"]]
-    words += [f"no heartbeat for over 30 s: rank {', '.join(late)}"] if late else []
+    words += [msg("monitor.line.late", ranks=", ".join(late))] if late else []
     words += [term_text.clean(run["reason"])] if run["reason"] else []
     words += [term_text.clean(a["text"]) for a in state["alerts"]]
     return "  ".join(filter(None, words))

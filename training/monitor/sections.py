@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from training.config.schema import FIELDS
 from training.core import metric_units, units
 from training.core.jsonl import Record, number
+from training.core.messages import msg
 from training.monitor import term_text
-from training.monitor.run_status import ENDED
+from training.monitor.run_status import ENDED, state_word
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ CLIPPED = 50  # a curve of at least this many points is clipped at the fall of t
 
 def head(state: RunState, width: int) -> list[Line]:
     run, progress = state["run"], state["progress"]
-    badge = (f"{run['state'].upper()}", BADGES[run["state"]])
+    badge = (state_word(run["state"]).upper(), BADGES[run["state"]])
     first = term_text.sides(
         [("Duet  ", "dim"), (term_text.clean(run["name"]), "bold")],
         [badge, ("  " + units.clock(state["time_unix_s"]), "dim")],
@@ -42,9 +43,11 @@ def head(state: RunState, width: int) -> list[Line]:
         term_text.clean(
             run["script"]
             or (
-                f"log of {run['source'] or 'another program'}"
+                msg("monitor.screen.log_of", program=run["source"])
+                if run["kind"] == "log" and run["source"]
+                else msg("monitor.screen.log_of_another")
                 if run["kind"] == "log"
-                else "unknown script"
+                else msg("monitor.screen.unknown_script")
             )
         )
     ]
@@ -57,8 +60,9 @@ def head(state: RunState, width: int) -> list[Line]:
         facts.insert(1, term_text.clean(program) + (f" ({run['source']})" if run["source"] else ""))
     if progress["epoch"] is not None:
         facts.append(
-            f"epoch {progress['epoch']}"
-            + (f" of {progress['epochs']}" if progress["epochs"] else "")
+            msg("monitor.screen.epoch_of", epoch=progress["epoch"], epochs=progress["epochs"])
+            if progress["epochs"]
+            else msg("monitor.screen.epoch", epoch=progress["epoch"])
         )
     if run["restarts"]:
         facts.append(units.plural(run["restarts"], "restart"))
@@ -68,21 +72,24 @@ def head(state: RunState, width: int) -> list[Line]:
 def _progress(state: RunState, width: int) -> Line:
     progress = state["progress"]
     total, step, percent = progress["total_steps"], progress["step"], progress["percent"]
-    right = (
-        "no step yet"
-        if step is None
-        else f"step {step:,}"
-        + (f" of {total:,}" if total else "")
-        + (" in this epoch" if progress.get("scope") == "epoch" else "")
-    )
+    if step is None:
+        right = msg("monitor.screen.no_step")
+    elif total:
+        right = msg("monitor.screen.step_of", step=step, total=total)
+    else:
+        right = msg("monitor.screen.step", step=step)
+    if step is not None and progress.get("scope") == "epoch":
+        right += msg("monitor.screen.in_this_epoch")
     right += f"  {percent:.1f} %" if percent is not None else ""
     if progress["elapsed_s"] is not None:
-        right += f"  {units.duration(progress['elapsed_s'])} elapsed"
+        elapsed = units.duration(progress["elapsed_s"])
+        right += "  " + msg("monitor.screen.elapsed", duration=elapsed)
     if state["run"]["state"] == "running" and total and step is not None and step >= total:
-        right += ", finishing"
+        right += msg("monitor.screen.finishing")
     if progress["eta_s"] is not None:
-        right += f", {units.duration(progress['eta_s'])} left"
-        ends = f" (ends {units.clock(state['time_unix_s'] + progress['eta_s'], '%a %H:%M')})"
+        right += msg("monitor.screen.left", duration=units.duration(progress["eta_s"]))
+        end, form = state["time_unix_s"] + progress["eta_s"], msg("monitor.screen.day_and_time")
+        ends = msg("monitor.screen.ends", time=units.clock(end, form))
         if term_text.cells(right + ends) + 7 <= width:
             right += ends
     room = min(60 if width < 140 else 90, width - term_text.cells(right) - 2)
@@ -100,26 +107,33 @@ def verdict(state: RunState, width: int) -> list[Line]:
     style = BADGES[run["state"]] if run["state"] in ENDED else "warn"
     if run["state"] == "finished" and "loss_last" in summary:
         scores = (
-            f"validation {_from_to(summary, 'val_bpb')} {metric_units.BITS}"
+            msg(
+                "monitor.screen.validation",
+                course=_from_to(summary, "val_bpb"),
+                unit=metric_units.BITS,
+            )
             if "val_bpb_last" in summary
             else ", ".join(metric_units.courses(summary))
         )
-        text = " · ".join(
-            filter(None, [f"done: loss {metric_units.course(summary)}", term_text.clean(scores)])
-        )
+        done = msg("monitor.screen.done", course=metric_units.course(summary))
+        text = " · ".join(filter(None, [done, term_text.clean(scores)]))
         return term_text.wrap([(text, style)], width, 6)
     if not run["reason"]:
         return []
     lines: list[Line] = [[(term_text.clean(run["reason"]), style)]]
-    place = " in ".join(
+    place = msg("monitor.screen.phase_in_file").join(
         term_text.clean(w)
         for w in (failure.get("phase"), failure.get("where"))
         if isinstance(w, str)
     )
-    lines += [[(f"  in {place}", "")]] if place else []
+    lines += [[("  " + msg("monitor.screen.in_place", place=place), "")]] if place else []
     advice = failure.get("advice")
     lines += (
-        [[(f"  try: {term_text.clean(a)}", "")] for a in advice if isinstance(a, str)]
+        [
+            [("  " + msg("monitor.screen.try", advice=term_text.clean(a)), "")]
+            for a in advice
+            if isinstance(a, str)
+        ]
         if isinstance(advice, list)
         else []
     )
@@ -152,12 +166,12 @@ def evaluation(training: TrainingState) -> str:
     )
     if training["eval_best_step"] is None:
         return words
-    best = (
-        "best"
+    step = training["eval_best_step"]
+    return words + (
+        msg("monitor.screen.is_best", step=step)
         if training["eval_best"] == training["eval_last"]
-        else f"best {units.decimal(training['eval_best'])}"
+        else msg("monitor.screen.best", value=units.decimal(training["eval_best"]), step=step)
     )
-    return f"{words} ({best}, step {training['eval_best_step']:,})"
 
 
 def numbers(state: RunState, width: int, rows: int) -> list[Line]:
@@ -176,7 +190,8 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
         metric_units.so_far(training),
     )
     if rate is not None:
-        each = " per device" if training.get("tokens_per_s_of") == "device" else ""
+        of_device = training.get("tokens_per_s_of") == "device"
+        each = msg("monitor.screen.per_device") if of_device else ""
         items.append(
             [(units.count(rate), "bold"), (f" {term_text.clean(str(unit))}/s{each}", "dim")]
         )
@@ -187,14 +202,21 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
             else f" (p95 {units.milliseconds(training['step_ms_p95'])})"
         )
         items.append(
-            [("step ", "dim"), (units.milliseconds(training["step_ms_median"]), ""), (p95, "dim")]
+            [
+                (msg("monitor.screen.step_time"), "dim"),
+                (units.milliseconds(training["step_ms_median"]), ""),
+                (p95, "dim"),
+            ]
         )
     items.append(
         [("MFU ", "dim"), (f"{100 * training['mfu']:.1f} %", "")]
         if training["mfu"] is not None
         else []
     )
-    for name, value_of in (("lr ", training["lr"]), ("grad norm ", training["grad_norm"])):
+    for name, value_of in (
+        ("lr ", training["lr"]),
+        (msg("monitor.screen.grad_norm"), training["grad_norm"]),
+    ):
         items.append(
             [(name, "dim"), (units.decimal(value_of, ".3g"), "")] if value_of is not None else []
         )
@@ -204,11 +226,20 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
         else []
     )
     items.append(
-        [("memory ", "dim"), (f"{units.gib(training['memory_bytes'])} GiB", "")]
+        [
+            (f"{memory_word(state)} ", "dim"),
+            (f"{units.gib(training['memory_bytes'])} GiB", ""),
+        ]
         if training["memory_bytes"]
         else []
     )
     return term_text.flow([item for item in items if item], width, rows)
+
+
+def memory_word(state: RunState) -> str:
+    """What `memory_bytes` of a rank measures: memory of its GPU, or of its process."""
+    on_gpu = state["run"]["device"] == "cuda"
+    return msg("monitor.screen.memory_of_gpu") if on_gpu else msg("monitor.screen.memory")
 
 
 def loss_curve(state: RunState, width: int, rows: int) -> list[Line]:
@@ -270,7 +301,10 @@ def alerts(state: RunState, width: int) -> list[Line]:
 
 def warnings(state: RunState) -> list[Line]:
     return [
-        [(f"warning {units.clock(w['time_unix_s'])} ", "warn"), (term_text.clean(w["text"]), "")]
+        [
+            (msg("monitor.screen.warning", time=units.clock(w["time_unix_s"])) + " ", "warn"),
+            (term_text.clean(w["text"]), ""),
+        ]
         for w in state["warnings"]
     ]
 
@@ -281,7 +315,7 @@ def log(state: RunState, width: int, rows: int) -> list[Line]:
         return []
     shown = lines[-(rows - 1) :] if rows > 1 else []
     return [
-        [("LOG  ", "dim"), (place(file, width - 5), "dim")],
+        _path(msg("monitor.screen.log"), file, width),
         *([(term_text.clean(line), "")] for line in shown),
     ]
 
@@ -289,17 +323,25 @@ def log(state: RunState, width: int, rows: int) -> list[Line]:
 def places(state: RunState, width: int) -> list[Line]:
     lines: list[Line] = []
     if state["run"]["dir"]:
-        lines.append([("RUN  ", "dim"), (place(state["run"]["dir"], width - 5), "dim")])
+        lines.append(_path(msg("monitor.screen.run"), state["run"]["dir"], width))
     if saved := state["checkpoint"]:
         at = saved["time_unix_s"]  # None: removed meanwhile
         age = (
             ""
             if at is None or state["run"]["state"] in ENDED
-            else f"{units.duration(max(0.0, state['time_unix_s'] - at))} ago  "
+            else msg(
+                "monitor.screen.ago",
+                duration=units.duration(max(0.0, state["time_unix_s"] - at)),
+            )
+            + "  "
         )
-        where = place(saved["path"], width - 12 - len(age)) if saved["path"] else ""
-        lines.append([("CHECKPOINT  ", "dim"), (age, ""), (where, "dim")])
+        lines.append(_path(msg("monitor.screen.checkpoint"), saved["path"] or "", width, age))
     return lines
+
+
+def _path(label: str, path: str, width: int, age: str = "") -> Line:
+    room = width - term_text.cells(f"{label}  {age}")
+    return [(f"{label}  ", "dim"), (age, ""), (place(path, room) if path else "", "dim")]
 
 
 def place(path: str, width: int) -> str:

@@ -22,6 +22,7 @@ from training.core.jsonl import (
     text,
     whole,
 )
+from training.core.messages import msg
 from training.monitor import alerts, host_stats, rank_states, run_figures
 from training.monitor.history import History
 from training.monitor.run_figures import CURVE_POINTS
@@ -231,10 +232,10 @@ class RunWatch:
             kind, message = event.get("event"), text(event.get("text"))
             if kind == "restart":
                 self._restarts.append(number(event.get("time")) or 0.0)
-                message = (
-                    message
-                    or f"restarted after {text(event.get('cause')) or 'a failure'} at step "
-                    f"{event.get('step')}"
+                message = message or msg(
+                    "monitor.event.restarted",
+                    cause=text(event.get("cause")) or msg("monitor.event.a_failure"),
+                    step=event.get("step"),
                 )
             self._warned += kind == "warning"
             self._total = whole(event.get("total_steps")) or self._total

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from training.core import units
 from training.core.jsonl import whole
-from training.monitor import term_text
+from training.core.messages import msg
+from training.monitor import host_stats, term_text
 from training.monitor.run_status import ENDED
-from training.monitor.term_text import Line
+from training.monitor.sections import memory_word
+from training.monitor.term_text import Line, pad
 
 if TYPE_CHECKING:
     from training.core.contracts.state import (
@@ -41,10 +43,14 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
         )
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
     # Ranks of a user script have no heartbeat.
-    unheard = "-" if ended or state["run"].get("program") else "no heartbeat yet"
+    unheard = "-" if ended or state["run"].get("program") else msg("monitor.ranks.no_heartbeat")
     shares = width >= SHARES_FROM and any(r["compute_ms_median"] is not None for r in every)
-    titles = f" {'COMPUTE':>9} {'MEMORY':>9}" if shares else ""
-    lines: list[Line] = [[(f"RANK {'PID':>8} {'STEP':>8}{titles} {'LAST BEAT':>10}  DOING", "dim")]]
+    titles = f"RANK {'PID':>8} {pad(msg('monitor.column.step'), 8, right=True)}"
+    if shares:
+        titles += f" {pad(msg('monitor.column.compute'), 9, right=True)}"
+        titles += f" {pad(memory_word(state).upper(), 9, right=True)}"
+    titles += f" {pad(msg('monitor.column.last_beat'), 10, right=True)}"
+    lines: list[Line] = [[(f"{titles}  {msg('monitor.column.doing')}", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
         mine = (
@@ -54,12 +60,12 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
             else ""
         )
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
-        line.append((f"{_age(r, ended):>10}", "bad" if r["late"] else ""))
+        line.append((pad(_age(r, ended), 10, right=True), "bad" if r["late"] else ""))
         line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
         if r["alive"] is False and not ended:
-            line.append(("  process gone", "bad"))
+            line.append(("  " + msg("monitor.ranks.process_gone"), "bad"))
         lines.append(line)
-    return lines + ([_all_ranks(others, ended, "the other ")] if others else [])
+    return lines + ([_all_ranks(others, ended, rest=True)] if others else [])
 
 
 def _age(rank: RankState, ended: bool) -> str:
@@ -69,20 +75,24 @@ def _age(rank: RankState, ended: bool) -> str:
     if ended:  # the age is meaningless, the time is not
         return units.clock(rank["beat_unix_s"])
     shown = f"{age:.1f} s" if age < 100 else units.duration(age)
-    return shown + (" LATE" if rank["late"] else "")
+    return msg("monitor.ranks.late", age=shown) if rank["late"] else shown
 
 
-def _all_ranks(every: list[RankState], ended: bool, which: str = "") -> Line:
+def _all_ranks(every: list[RankState], ended: bool, *, rest: bool = False) -> Line:
     late = [r for r in every if r["late"]]
     ages = [r for r in every if r["beat_age_s"] is not None]
-    words = f"{which}{units.plural(len(every), 'rank')}"
+    words = units.plural(len(every), "rank")
+    if rest:
+        words = msg("monitor.ranks.others", ranks=words)
     if not ended:
-        words += f", {sum(bool(r['alive']) for r in every)} alive"
+        words += msg("monitor.ranks.alive", count=sum(bool(r["alive"]) for r in every))
     if ages:
         oldest = max(ages, key=lambda r: r["beat_age_s"] or 0.0)
-        words += (
-            f"; oldest heartbeat {_age(oldest, ended)} (rank {oldest['rank']}: "
-            f"{term_text.clean(oldest['doing'] or '-')})"
+        words += msg(
+            "monitor.ranks.oldest",
+            age=_age(oldest, ended),
+            rank=oldest["rank"],
+            doing=term_text.clean(oldest["doing"] or "-"),
         )
     return [(words, "bad" if late else "")]
 
@@ -93,7 +103,7 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
     if not every:
         # A run on the CPU needs no GPU table; a run whose GPUs cannot be queried needs the reason.
         return (
-            [[(f"GPUs: {term_text.clean(state['gpus_reason'])}", "warn")]]
+            [[(msg("monitor.gpus.none", reason=term_text.clean(state["gpus_reason"])), "warn")]]
             if state["run"]["device"] == "cuda"
             else []
         )
@@ -103,10 +113,15 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
             every, key=lambda g: (not g["in_plan"], not any(p["this_run"] for p in g["processes"]))
         )
         shown = sorted(first[: max(0, rows - 2)], key=lambda g: g["index"])
-    titles = (
-        f"GPU {'NAME':<17} {'USE':>5} {'MEMORY GiB':>14} {'TEMP':>6} {'POWER':>6}  PROCESSES "
-        f"(* this run)"
-    )
+    titles = f"GPU {pad(msg('monitor.column.name'), 17)}"
+    for title, cells in (
+        (msg("monitor.column.use"), 5),
+        (msg("monitor.column.gpu_memory"), 14),
+        (msg("monitor.column.temperature"), 6),
+        (msg("monitor.column.power"), 6),
+    ):
+        titles += f" {pad(title, cells, right=True)}"
+    titles += f"  {msg('monitor.column.gpu_processes')}"
     lines: list[Line] = [[(titles, "dim")]]
     for g in shown:
         memory = f"{units.gib(g['memory_used_bytes'])} / {units.gib(g['memory_total_bytes'])}"
@@ -126,58 +141,66 @@ def gpus(state: GpuTable, width: int, rows: int) -> list[Line]:
         )
         line += processes(g["processes"], state["ranks"] if width >= NUMBERS_FROM else [])
         line += (
-            [(("  " if g["processes"] else "") + "throttled", "bad")]
+            [(("  " if g["processes"] else "") + msg("monitor.gpus.throttled"), "bad")]
             if g["throttle_reasons"]
             else []
         )
         lines.append(line)
     if shown is not every:
         used = [g["use_percent"] for g in every if g["use_percent"] is not None]
-        rest = f"{len(every)} GPUs" + (f", use {min(used)} to {max(used)} %" if used else "")
+        rest = (
+            msg("monitor.gpus.all_use", count=len(every), low=min(used), high=max(used))
+            if used
+            else msg("monitor.gpus.all", count=len(every))
+        )
         lines = [*lines, [(rest, "dim")]] if len(lines) > 1 else [[(rest, "")]]
     return lines
 
 
 def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
     """Everything known about one GPU."""
-    memory = f"{units.gib(gpu['memory_used_bytes'])} of {units.gib(gpu['memory_total_bytes'])} GiB"
+    memory = msg(
+        "monitor.gpu.used_of",
+        used=units.gib(gpu["memory_used_bytes"]),
+        total=f"{units.gib(gpu['memory_total_bytes'])} GiB",
+    )
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
     share = None if used is None or not total else used / total
-    power = unit(gpu["power_w"], " W") + (
-        f" of {gpu['power_limit_w']:.0f} W" if gpu["power_limit_w"] is not None else ""
-    )
+    power = unit(gpu["power_w"], " W")
+    if gpu["power_limit_w"] is not None:
+        power = msg("monitor.gpu.used_of", used=power, total=f"{gpu['power_limit_w']:.0f} W")
     drawn, limit = gpu["power_w"], gpu["power_limit_w"]
     title = f"GPU {gpu['index']}  {term_text.clean(gpu['name'])}"
     lines: list[Line] = [
         [
             (title, "bold"),
-            ("  used by this run" if gpu["in_plan"] else "", "good"),
+            ("  " + msg("monitor.gpu.used_here") if gpu["in_plan"] else "", "good"),
             (f"  {term_text.clean(gpu['uuid'])}", "dim"),
         ]
     ]
     lines.append(
         _meter(
-            "use",
+            msg("monitor.gpu.use"),
             None if gpu["use_percent"] is None else gpu["use_percent"] / 100,
             unit(gpu["use_percent"], " %"),
         )
     )
-    lines.append(_meter("memory", share, memory))
-    lines.append(_meter("power", drawn / limit if limit and drawn is not None else None, power))
-    lines.append(
-        [
-            (
-                f"  {'temperature':<12} {unit(gpu['temperature_c'], ' °C')}   fan "
-                f"{unit(gpu['fan_percent'], ' %')}",
-                "",
-            )
-        ]
-    )
+    lines.append(_meter(msg("monitor.gpu.memory"), share, memory))
+    share = drawn / limit if limit and drawn is not None else None
+    lines.append(_meter(msg("monitor.gpu.power"), share, power))
+    fan = msg("monitor.gpu.fan", percent=unit(gpu["fan_percent"], " %"))
+    heat = _label(msg("monitor.gpu.temperature")) + unit(gpu["temperature_c"], " °C")
+    lines.append([(f"{heat}   {fan}", "")])
     slow = gpu["throttle_reasons"]
     lines.append(
         [
-            (f"  {'clocks':<12} ", ""),
-            ("-" if slow is None else ", ".join(slow) or "not throttled", "bad" if slow else ""),
+            (_label(msg("monitor.gpu.clocks")), ""),
+            (
+                "-"
+                if slow is None
+                else host_stats.slowdowns(slow) or msg("monitor.gpu.not_throttled"),
+                "bad" if slow else "",
+            ),
         ]
     )
     numbers = {r["pid"]: r["rank"] for r in ranks}
@@ -185,13 +208,13 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
         who = (
             f"rank {numbers[p['pid']]}"
             if p["pid"] in numbers
-            else "this run"
+            else msg("monitor.gpu.this_run")
             if p["this_run"]
-            else f"user {term_text.clean(p['user'])}"
+            else msg("monitor.gpu.user", user=term_text.clean(p["user"]))
         )
         used_words = "-" if p["used_bytes"] is None else f"{units.gib(p['used_bytes'])} GiB"
         words = (
-            f"  {'process':<12} {p['pid']:>8}  {used_words:>9}  {who}  "
+            f"{_label(msg('monitor.gpu.process'))}{p['pid']:>8}  {used_words:>9}  {who}  "
             f"{term_text.clean(p['command'])}"
         )
         lines.append([(words, "good" if p["this_run"] else "warn")])
@@ -200,10 +223,14 @@ def gpu_details(gpu: GpuState, ranks: list[RankState]) -> list[Line]:
 
 def _meter(name: str, share: float | None, words: str) -> Line:
     return [
-        (f"  {name:<12} ", ""),
+        (_label(name), ""),
         (term_text.bar(share, METER), "good") if share is not None else (" " * METER, ""),
         (f"  {words}", ""),
     ]
+
+
+def _label(name: str) -> str:
+    return f"  {pad(name, 12)} "
 
 
 def short_name(gpu: GpuState) -> str:
@@ -246,15 +273,15 @@ def processes(every: list[GpuProcessState], ranks: list[RankState]) -> Line:
 
 def system(state: MachineState) -> list[Line]:
     s = state["system"]
-    use = (
-        f"load {s['load_1min']:.1f},"
+    cpu = (
+        msg("monitor.system.load", load=s["load_1min"], cores=s["cpu_cores"])
         if s["cpu_percent"] is None
-        else f"{s['cpu_percent']:.0f} % of"
+        else msg("monitor.system.cpu", percent=s["cpu_percent"], cores=s["cpu_cores"])
     )
     return [
-        [(f"CPU {use} {s['cpu_cores']} cores", "")],
-        [(f"RAM {_used(s, 'ram')}", _full(s, "ram", 0.95))],
-        [(f"disk {_used(s, 'disk')}", _full(s, "disk", 0.97))],
+        [(cpu, "")],
+        [(f"{msg('monitor.system.ram')} {_used(s, 'ram')}", _full(s, "ram", 0.95))],
+        [(f"{msg('monitor.system.disk')} {_used(s, 'disk')}", _full(s, "disk", 0.97))],
         [(f"/dev/shm {_used(s, 'shm')}", _full(s, "shm", 0.9))],
     ]
 

@@ -14,6 +14,9 @@ Line = list[tuple[str, str]]
 STYLES = {"bold": "1", "dim": "2", "good": "32", "warn": "33", "bad": "1;31", "info": "36"}
 LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..::##-||~>>x- ")
+# In Chinese text a line may end after any character, but not before closing punctuation.
+_WIDE = r"[\u2e80-\u9fff\uff00-\uffef]"
+_WORD = re.compile(rf" +|[（《]*(?:{_WIDE}|(?:(?!{_WIDE})[^ ])+)[，。：；、！？）》]*")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 
 
@@ -80,13 +83,13 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
     indent = indent if width > 4 * indent else 0
     rows: list[Line] = [[]]
     room = width
-    words = [(word, style) for text, style in line for word in re.findall(r" +|[^ ]+", text)]
+    words = [(word, style) for text, style in line for word in _WORD.findall(text)]
     for whole, style in words:
         word = whole
         while cells(word) > room and not word.isspace():
             fits = cells(word) <= width - indent
             if not fits and room >= 8:  # longer than any row: fill this one
-                part = cut(word, room + 1).removesuffix("…")
+                part = cut(word + "…", room + 1).removesuffix("…")
                 rows[-1].append((part, style))
                 word = word[len(part) :]
             elif not fits and room == width - indent:  # a row of less than 8 cells
@@ -99,6 +102,12 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
             rows[-1].append((word, style))
             room -= cells(word)
     return rows
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """The text in at least `width` cells; `right`: at the right edge."""
+    spaces = " " * (width - cells(text))
+    return spaces + text if right else text + spaces
 
 
 def width_of(line: Line) -> int:

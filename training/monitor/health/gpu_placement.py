@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from training.core.jsonl import dig, text
+from training.core.messages import msg
 from training.host import gpus
 from training.host.gpus import Gpu, GpuInventory
-from training.monitor import host_stats
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, numbers
+from training.monitor import alerts, host_stats
+from training.monitor.health.check import (
+    BAD,
+    OK,
+    UNKNOWN,
+    WARN,
+    HealthCheck,
+    alike,
+    numbers,
+    separated,
+)
 from training.monitor.health.target import Target
 from training.watchdog.probes import procfs
 
@@ -67,47 +77,62 @@ def check(target: Target, seen: GpuInventory, *, begun: bool) -> HealthCheck:
         return HealthCheck(
             NAME,
             OK,
-            f"none: on the CPU ({text(dig(target.plan, 'device', 'reason')) or 'by the plan'})",
+            msg(
+                "monitor.health.gpus.on_cpu",
+                reason=text(dig(target.plan, "device", "reason"))
+                or msg("monitor.health.gpus.by_plan"),
+            ),
         )
     places, wanted = find_placement(target, seen), expected(target, seen)
     if not places:
         return _no_placement(target, seen, device == "cuda" and target.beats, begun)
     on = own(target, places, wanted)
     names = {gpu.index: gpu for gpu in seen.gpus}
-    shown = alike({rank: f"on GPU {index}{_use(names[index])}" for rank, index in on.items()})
+    shown = alike(
+        {
+            rank: msg("monitor.health.gpus.on", gpu=index, use=_use(names[index]))
+            for rank, index in on.items()
+        }
+    )
     empty = sorted(set(wanted.values()) - set(on.values()))
     absent = [rank for rank in target.pids if rank not in on]
     crowded = {i: [rank for rank, index in on.items() if index == i] for i in on.values()}
     crowded = {i: ranks for i, ranks in crowded.items() if len(ranks) > 1}
     if crowded:
         index, ranks = next(iter(crowded.items()))
-        headline = f"{numbers(ranks)} compute on the same GPU {index}" + (
-            f", no rank uses GPU {empty[0]}" if empty else ""
-        )
+        headline = msg("monitor.health.gpus.shared", ranks=numbers(ranks), gpu=index)
+        headline += msg("monitor.health.gpus.unused", gpus=empty[0]) if empty else ""
         # More ranks than GPUs: sharing was intended.
         status = BAD if len(target.pids) <= len(seen.gpus) else WARN
-        return HealthCheck(NAME, status, f"{headline}: {shown}", tuple(ranks), headline)
+        return HealthCheck(NAME, status, _with(headline, shown), tuple(ranks), headline)
     if absent:
-        idle = f", no rank uses GPU {', '.join(map(str, empty))}" if empty else ""
         headline = (
-            f"{numbers(absent)} {'has' if len(absent) == 1 else 'have'} no process on a GPU{idle}"
+            msg("monitor.health.gpus.rank_without", rank=numbers(absent))
+            if len(absent) == 1
+            else msg("monitor.health.gpus.ranks_without", ranks=numbers(absent))
         )
+        if empty:
+            headline += msg("monitor.health.gpus.unused", gpus=", ".join(map(str, empty)))
         return HealthCheck(
-            NAME, BAD if begun else UNKNOWN, f"{headline}: {shown}", tuple(absent), headline
+            NAME, BAD if begun else UNKNOWN, _with(headline, shown), tuple(absent), headline
         )
     wrong = [rank for rank, index in on.items() if rank in wanted and wanted[rank] != index]
     if wrong:
         rank = wrong[0]
-        by = (
-            "the plan assigns"
+        headline = (
+            msg("monitor.health.gpus.not_by_plan", rank=rank, gpu=on[rank], planned=wanted[rank])
             if target.run is not None
-            else "LOCAL_RANK and CUDA_VISIBLE_DEVICES select"
+            else msg(
+                "monitor.health.gpus.not_by_variables",
+                rank=rank,
+                gpu=on[rank],
+                chosen=wanted[rank],
+            )
         )
-        headline = f"rank {rank} computes on GPU {on[rank]}, but {by} GPU {wanted[rank]}"
         return HealthCheck(
             NAME,
             BAD if target.run is not None else WARN,
-            f"{headline}: {shown}",
+            _with(headline, shown),
             tuple(wrong),
             headline,
         )
@@ -120,24 +145,23 @@ def _placed(
     """Every rank is on its GPU: checks for further memory and for other processes."""
     also = {r: [i for i in held if i != on[r]] for r, held in places.items() if len(held) > 1}
     notes = [
-        f"rank {rank} also holds {places[rank][i] / GIB:.1f} GiB on GPU {i} "
-        f"(torch.cuda.set_device called too late?)"
+        msg("monitor.health.gpus.also", rank=rank, gib=places[rank][i] / GIB, gpu=i)
         for rank, others in also.items()
         for i in others
     ]
     for gpu in seen.gpus:
         for process in gpu.processes if gpu.index in on.values() else ():
             if not host_stats.belongs(process.pid, set(target.pids.values())):
-                size = (
-                    f" with {process.used_bytes / GIB:.1f} GiB"
-                    if process.used_bytes is not None
-                    else ""
+                notes.append(
+                    alerts.foreign_process(gpu.index, process.pid, process.user, process.used_bytes)
                 )
-                owner = f" of user {process.user}" if process.user != "-" else ""
-                notes.append(f"GPU {gpu.index}: another process{owner}, pid {process.pid}{size}")
     if notes:
-        return HealthCheck(NAME, WARN, f"{shown}; {'; '.join(notes)}", tuple(also))
-    return HealthCheck(NAME, OK, f"a GPU for each rank: {shown}")
+        return HealthCheck(NAME, WARN, separated([shown, *notes]), tuple(also))
+    return HealthCheck(NAME, OK, msg("monitor.health.gpus.each", ranks=shown))
+
+
+def _with(headline: str, shown: str) -> str:
+    return msg("monitor.health.gpus.with", headline=headline, ranks=shown)
 
 
 def _no_placement(target: Target, seen: GpuInventory, needed: bool, begun: bool) -> HealthCheck:
@@ -145,32 +169,32 @@ def _no_placement(target: Target, seen: GpuInventory, needed: bool, begun: bool)
         return HealthCheck(
             NAME,
             UNKNOWN if needed else OK,
-            f"none: {seen.reason}" if not needed else f"unknown: {seen.reason}",
+            msg("monitor.health.gpus.unknown", reason=seen.reason)
+            if needed
+            else msg("monitor.health.gpus.none", reason=seen.reason),
         )
     visible = [process for gpu in seen.gpus for process in gpu.processes]
     if any(gpu.mig for gpu in seen.gpus) or all(gpu.use_percent is None for gpu in seen.gpus):
         return HealthCheck(
             NAME,
             UNKNOWN,
-            "unknown: the driver does not list processes (MIG, or an old driver)",
+            msg("monitor.health.gpus.no_list"),
         )
     if visible and not any(procfs.read_process(process.pid) for process in visible):
         return HealthCheck(
             NAME,
             UNKNOWN,
-            "unknown: the driver reports the host's pids, which differ in this container",
+            msg("monitor.health.gpus.pids_of_host"),
         )
     opened = any(procfs.uses_gpu(pid) for pid in target.pids.values())
     if opened:
-        return HealthCheck(
-            NAME, UNKNOWN, "unknown: the ranks have a GPU open, but the driver does not list them"
-        )
+        return HealthCheck(NAME, UNKNOWN, msg("monitor.health.gpus.not_listed"))
     if needed and begun:
-        headline = f"no rank has a process on a GPU, but the plan has {len(target.planned)} GPUs"
+        headline = msg("monitor.health.gpus.none_of_plan", count=len(target.planned))
         return HealthCheck(NAME, BAD, headline, tuple(target.pids))
     count = len(seen.gpus)
     return HealthCheck(
-        NAME, UNKNOWN if needed else WARN, f"no rank uses a GPU, but this machine has {count}"
+        NAME, UNKNOWN if needed else WARN, msg("monitor.health.gpus.none_used", count=count)
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from training.core import units
 from training.core.errors import Exit, UserError
 from training.core.jsonl import dig
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import host_stats
 from training.monitor.health import (
@@ -24,7 +25,7 @@ from training.monitor.health import (
 from training.monitor.health.activity import ActivityWindow
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck
 from training.monitor.health.target import Target
-from training.monitor.run_status import DIED, ENDED, FINISHED
+from training.monitor.run_status import DIED, ENDED, FINISHED, state_word
 from training.monitor.state import RunWatch
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import LOOPS, QUIET, SHORT, HangFinding, NoFinding
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from training.core.contracts.state import HealthRow, RunState
 
 YES, NO, ANSWER_UNKNOWN, HAS_ENDED = "yes", "no", "unknown", "ended"
-WORDS = {YES: "YES", NO: "NO", ANSWER_UNKNOWN: "UNKNOWN", HAS_ENDED: "IT HAS ENDED"}
 # Of several BAD checks, the first in ORDER is in the first line; YES requires all of DECIDING.
 ORDER = (
     progress_checks.PROCESSES,
@@ -61,8 +61,20 @@ class HealthReport:
     looked_s: float = 0.0
 
     @property
+    def word(self) -> str:
+        """The answer as it is shown."""
+        match self.answer:
+            case "yes":
+                return msg("monitor.health.answer.yes")
+            case "no":
+                return msg("monitor.health.answer.no")
+            case "ended":
+                return msg("monitor.health.answer.ended")
+        return msg("monitor.health.answer.unknown")
+
+    @property
     def headline(self) -> str:
-        return f"{WORDS[self.answer]}: {self.text}"
+        return self.word + msg("monitor.health.answer.text", text=self.text)
 
 
 def of_run(run: RunDir) -> HealthReport:
@@ -170,26 +182,33 @@ def _judge(
     bad = [by_name[name] for name in ORDER if name in by_name and by_name[name].status == BAD]
     bad += [check for check in checks if check.status == BAD and check not in bad]
     if bad:
-        more = f" (and {len(bad) - 1} more below)" if len(bad) > 1 else ""
+        more = msg("monitor.health.more_below", count=len(bad) - 1) if len(bad) > 1 else ""
         return NO, f"{bad[0].shown_headline}{more}", Exit.HANG
     unknown = [by_name[name] for name in DECIDING if by_name[name].status == UNKNOWN]
     if unknown:
         return ANSWER_UNKNOWN, unknown[0].shown_headline, Exit.RESOURCES
     count = found.world or len(found.pids)
-    who = f"all {count} ranks train" if count > 1 else "the only rank trains"
-    if not found.beats:
-        who = f"all {count} ranks are at work" if count > 1 else "the only rank is at work"
-    warned = sum(check.status == WARN for check in checks)
-    return (
-        YES,
-        f"{who}{_last_step(state)}"
-        + (f"; {units.plural(warned, 'warning')}: {_names(checks)}" if warned else ""),
-        Exit.DONE,
-    )
-
-
-def _names(checks: list[HealthCheck]) -> str:
-    return ", ".join(check.name for check in checks if check.status == WARN)
+    if found.beats:
+        who = (
+            msg("monitor.health.all_train", count=count)
+            if count > 1
+            else msg("monitor.health.one_trains")
+        )
+    else:
+        who = (
+            msg("monitor.health.all_work", count=count)
+            if count > 1
+            else msg("monitor.health.one_works")
+        )
+    who += _last_step(state)
+    warned = [check.shown_name for check in checks if check.status == WARN]
+    if warned:
+        who += msg(
+            "monitor.health.warnings",
+            warnings=units.plural(len(warned), "warning"),
+            checks=msg("monitor.join.comma").join(warned),
+        )
+    return YES, who, Exit.DONE
 
 
 def _last_step(state: RunState | None) -> str:
@@ -200,9 +219,10 @@ def _last_step(state: RunState | None) -> str:
     ):
         return ""
     age = max(0.0, time.time() - state["training"]["last_step_unix_s"])
-    return (
-        f" (step {state['progress']['step']}, "
-        f"{f'{age:.1f} s' if age < 10 else run_checks.duration(age)} ago)"
+    return msg(
+        "monitor.health.last_step",
+        step=state["progress"]["step"],
+        duration=f"{age:.1f} s" if age < 10 else run_checks.duration(age),
     )
 
 
@@ -212,16 +232,26 @@ def _ended(run: RunDir, state: RunState) -> HealthReport | None:
     if how not in ENDED:
         return None
     progress = state["progress"]
-    total = f" of {progress['total_steps']}" if progress["total_steps"] else ""
+    step, total = progress["step"], progress["total_steps"]
     ago = state["time_unix_s"] - (state["run"]["ended_unix_s"] or state["time_unix_s"])
-    reason = f": {state['run']['reason']}" if state["run"]["reason"] else ""
+    word, past = state_word(how), run_checks.duration(max(0.0, ago))
     text = (
-        f"{how} at step {progress['step']}{total}, {run_checks.duration(max(0.0, ago))} ago{reason}"
+        msg("monitor.health.ended_of", state=word, step=step, total=total, duration=past)
+        if total
+        else msg("monitor.health.ended", state=word, step=step, duration=past)
     )
+    if reason := state["run"]["reason"]:
+        text = msg("monitor.health.ended_because", how=text, reason=reason)
     checks = [run_checks.loss(state)]
     found = state["checkpoint"]
     if found is not None:
-        checks.append(HealthCheck("checkpoint", OK, f"step {found['step']}: {found['path']}"))
+        checks.append(
+            HealthCheck(
+                "checkpoint",
+                OK,
+                msg("monitor.health.checkpoint.at", step=found["step"], path=found["path"]),
+            )
+        )
     happened = run_checks.findings(run_checks.events(run))
     code = Exit.DONE if how == FINISHED else Exit.HANG
     return HealthReport(
@@ -237,10 +267,7 @@ def _without_ranks(run: RunDir, watch: RunWatch, error: UserError) -> HealthRepo
         return report
     pid = state["run"]["supervisor_pid"]
     if state["run"]["supervisor_alive"]:
-        text = (
-            f"its supervisor (pid {pid}) is running, but no rank is: it is starting or "
-            f"restarting them"
-        )
+        text = msg("monitor.health.supervisor_only", pid=pid)
     else:
         text = state["run"]["reason"] or error.problems[0].what
     check = HealthCheck(progress_checks.PROCESSES, UNKNOWN, error.problems[0].what)

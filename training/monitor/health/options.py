@@ -8,6 +8,7 @@ from pathlib import Path
 
 from training.core import args, find_run, project
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.rundir import RunDir
 
 COMMAND = "./duet inspect"
@@ -44,8 +45,12 @@ def parse(argv: list[str]) -> HealthOptions:
         problems.append(
             Problem(
                 "run.several",
-                f"{len(named)} runs are given: {', '.join(map(repr, named))}",
-                "one of them",
+                msg(
+                    "monitor.option.several_runs",
+                    count=len(named),
+                    runs=", ".join(map(repr, named)),
+                ),
+                msg("monitor.option.one_of_them"),
                 fixes,
             )
         )
@@ -54,8 +59,8 @@ def parse(argv: list[str]) -> HealthOptions:
         problems.append(
             Problem(
                 "flag.contradiction",
-                f"both a run ({named[0]!r}) and --pid are given",
-                "one of them",
+                msg("monitor.option.run_and_pid", run=named[0]),
+                msg("monitor.option.one_of_them"),
                 fixes,
             )
         )

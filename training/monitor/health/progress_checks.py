@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 
 from training.core import phases
 from training.core.heartbeat import FINISHED, HeartbeatRecord, kind
+from training.core.messages import msg
 from training.core.run_reader import as_plan
 from training.monitor.health import activity
 from training.monitor.health.activity import ActivityWindow, RankActivity
-from training.monitor.health.check import BAD, OK, UNKNOWN, HealthCheck, alike, numbers, span
+from training.monitor.health.check import (
+    BAD,
+    OK,
+    UNKNOWN,
+    HealthCheck,
+    alike,
+    numbers,
+    separated,
+    span,
+)
 from training.monitor.health.target import Target
 from training.watchdog import heartbeat_watchdog, stall_detector
 from training.watchdog.hang_report import BLIND, LOOPS, PAUSED, QUIET, HangFinding, NoFinding
@@ -29,45 +39,69 @@ MANY = 4  # of more ranks, only those without work are listed
 
 def processes(target: Target, looked: ActivityWindow) -> HealthCheck:
     """Whether all expected ranks have a process."""
-    shown = ", ".join(f"rank {rank} pid {pid}" for rank, pid in list(target.pids.items())[:8])
-    shown += ", …" if len(target.pids) > 8 else ""
+    comma = msg("monitor.join.comma")
+    shown = comma.join(
+        msg("monitor.health.processes.rank", rank=rank, pid=pid)
+        for rank, pid in list(target.pids.items())[:8]
+    )
+    shown += f"{comma}…" if len(target.pids) > 8 else ""
     finished = {m.rank for m in looked.motions.values() if m.after and m.after.phase == FINISHED}
     missing = [rank for rank in target.missing if rank not in finished]
     gone = [m.rank for m in looked.motions.values() if m.gone and m.rank not in finished]
     if missing:
-        have = f"{numbers(missing)} {'has' if len(missing) == 1 else 'have'} no process"
-        text = (
-            f"{len(target.pids)} of {target.here} ranks expected here by {target.known_by}: "
-            f"{shown}; {have}"
+        have = (
+            msg("monitor.health.processes.rank_missing", rank=numbers(missing))
+            if len(missing) == 1
+            else msg("monitor.health.processes.ranks_missing", ranks=numbers(missing))
+        )
+        text = msg(
+            "monitor.health.processes.incomplete",
+            count=len(target.pids),
+            expected=target.here,
+            source=target.known_by,
+            ranks=shown,
+            missing=have,
         )
         return HealthCheck(PROCESSES, BAD, text, tuple(missing), have)
     if gone and len(gone) == len(looked.motions):
-        text = "every rank has just ended; see its log for the reason"
+        text = msg("monitor.health.processes.all_ended")
         return HealthCheck(PROCESSES, UNKNOWN, text, tuple(gone))
     if gone:
-        ended = f"{numbers(gone)} {'has' if len(gone) == 1 else 'have'} just ended"
-        return HealthCheck(PROCESSES, BAD, f"{ended}: {shown}", tuple(gone), ended)
-    if target.world is None:
-        text = (
-            f"{len(target.pids)} ({shown}); the expected number is unknown: started without "
-            f"WORLD_SIZE"
+        ended = (
+            msg("monitor.health.processes.rank_ended", rank=numbers(gone))
+            if len(gone) == 1
+            else msg("monitor.health.processes.ranks_ended", ranks=numbers(gone))
         )
+        text = msg("monitor.health.processes.with", headline=ended, ranks=shown)
+        return HealthCheck(PROCESSES, BAD, text, tuple(gone), ended)
+    if target.world is None:
+        text = msg("monitor.health.processes.no_world", count=len(target.pids), ranks=shown)
         return HealthCheck(PROCESSES, OK, text)
     if target.here is None:
-        text = (
-            f"{len(target.pids)} of {target.world} ranks are here ({shown}); the others may run on "
-            f"other machines"
+        text = msg(
+            "monitor.health.processes.some_here",
+            count=len(target.pids),
+            world=target.world,
+            ranks=shown,
         )
         return HealthCheck(PROCESSES, UNKNOWN, text)
     if target.elsewhere:
-        text = (
-            f"{len(target.pids)} of {target.here} here ({shown or 'none'}); "
-            f"{numbers(target.elsewhere)} on other machines"
+        text = msg(
+            "monitor.health.processes.elsewhere",
+            count=len(target.pids),
+            expected=target.here,
+            ranks=shown or msg("monitor.health.processes.none"),
+            others=numbers(target.elsewhere),
         )
         return HealthCheck(PROCESSES, OK, text)
-    return HealthCheck(
-        PROCESSES, OK, f"{len(target.pids)} of {target.world} by {target.known_by}: {shown}"
+    text = msg(
+        "monitor.health.processes.all",
+        count=len(target.pids),
+        world=target.world,
+        source=target.known_by,
+        ranks=shown,
     )
+    return HealthCheck(PROCESSES, OK, text)
 
 
 def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthCheck:
@@ -78,12 +112,16 @@ def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthChe
     silent = [m.rank for m in motions.values() if m.after is None and m.pid is None]
     here = {rank: m for rank, m in motions.items() if rank not in silent}
     if all(m.stepped for m in here.values()):
-        text = f"{alike({m.rank: _steps(m) for m in here.values()})}, in {looked.seconds:.1f} s"
+        text = msg(
+            "monitor.health.steps.in_s",
+            ranks=alike({m.rank: _steps(m) for m in here.values()}),
+            seconds=looked.seconds,
+        )
         if silent:
             return HealthCheck(
                 STEPS,
                 UNKNOWN,
-                f"{text}; {numbers(silent)}: no heartbeat here",
+                separated([text, _no_heartbeat(silent)]),
                 tuple(silent),
                 _elsewhere(silent),
             )
@@ -100,11 +138,15 @@ def of_run(target: Target, looked: ActivityWindow, state: RunState) -> HealthChe
         return HealthCheck(
             STEPS,
             UNKNOWN,
-            f"{_phases(here)}; {numbers(silent)}: no heartbeat here",
+            separated([_phases(here), _no_heartbeat(silent)]),
             tuple(silent),
             _elsewhere(silent),
         )
     return _without_a_step(here, looked.seconds, state)
+
+
+def _no_heartbeat(silent: list[int]) -> str:
+    return msg("monitor.health.steps.no_heartbeat", ranks=numbers(silent))
 
 
 def _without_a_step(
@@ -112,36 +154,42 @@ def _without_a_step(
 ) -> HealthCheck:
     """No rank is overdue, and not every rank has begun a step."""
     beats = {rank: m.after for rank, m in motions.items() if m.after}
-    text = f"not every rank began a step in {seconds:.1f} s: {_phases(motions)}"
+    doing = _phases(motions)
+    text = msg("monitor.health.steps.not_all", seconds=seconds, ranks=doing)
     if len(beats) < len(motions) or any(b.first_step == 0 for b in beats.values()):
-        return HealthCheck(
-            STEPS, UNKNOWN, text, headline=f"training has not begun: {_phases(motions)}"
-        )
+        headline = msg("monitor.health.steps.not_begun", ranks=doing)
+        return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
     finished = [rank for rank, b in beats.items() if b.phase == FINISHED]
     if finished:
-        return HealthCheck(
-            STEPS, UNKNOWN, text, headline=f"the run is about to end: {numbers(finished)} finished"
-        )
+        headline = msg("monitor.health.steps.about_to_end", ranks=numbers(finished))
+        return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
     still = [m for m in motions.values() if not m.stepped and not m.moved and not m.busy]
     # A rank that waits for a busy one is as patient as that one.
     waits = [m for m in still if m.after and phases.waits(m.after.phase)]
     if len(waits) < len(still) or len(still) == len(motions):
         who = [m for m in still if m not in waits] or still
-        doing = _phases({m.rank: m for m in who})
-        text = f"{text}; no activity on {numbers([m.rank for m in who])}, but not yet overdue"
+        idle = msg("monitor.health.steps.idle", ranks=numbers([m.rank for m in who]))
         return HealthCheck(
             STEPS,
             UNKNOWN,
-            text,
+            separated([text, idle]),
             tuple(m.rank for m in who),
-            f"no progress for {seconds:.0f} s, but no rank is overdue: {doing}",
+            msg(
+                "monitor.health.steps.no_progress",
+                seconds=seconds,
+                ranks=_phases({m.rank: m for m in who}),
+            ),
         )
     between = [b.phase for b in beats.values() if kind(b.phase) in phases.BETWEEN]
     if between:
-        return HealthCheck(STEPS, OK, f"between two steps: {_phases(motions)}; not overdue")
+        return HealthCheck(STEPS, OK, msg("monitor.health.steps.between", ranks=doing))
     usual = state["training"]["step_ms_p95"]
-    lasts = f" of usually up to {usual / 1000:.0f} s" if usual else ""
-    return HealthCheck(STEPS, OK, f"within a step{lasts}: {_phases(motions)}; not overdue")
+    within = (
+        msg("monitor.health.steps.within_usual", usual_s=usual / 1000, ranks=doing)
+        if usual
+        else msg("monitor.health.steps.within", ranks=doing)
+    )
+    return HealthCheck(STEPS, OK, within)
 
 
 def of_processes(
@@ -157,20 +205,18 @@ def of_processes(
     if stopped := _stopped(motions):
         return stopped
     work = {rank: text for rank, m in motions.items() if (text := _work(m, gpus.get(rank)))}
-    proof = f"{_shown(motions, work)}, in {looked.seconds:.1f} s"
+    proof = msg("monitor.health.steps.in_s", ranks=_shown(motions, work), seconds=looked.seconds)
     counted = [m.calls for m in motions.values()]
     if counted and all(calls and calls[1] > calls[0] for calls in counted):
         return HealthCheck(STEPS, OK, proof)
     if isinstance(verdict, HangFinding):
         waits_for_gpu = verdict.rank is None and stall_detector.on_gpu(verdict)
         if waits_for_gpu and (logs_on or all(_computes(gpus.get(rank)) for rank in motions)):
-            return HealthCheck(STEPS, OK, f"{proof}; all wait for their GPUs, which are computing")
+            text = separated([proof, msg("monitor.health.steps.gpus_compute")])
+            return HealthCheck(STEPS, OK, text)
         if waits_for_gpu:
-            text = f"{proof}; {verdict.sentence()}"
-            headline = (
-                f"all ranks have waited for their GPUs at the same line for "
-                f"{verdict.since_s:.0f} s: check again later"
-            )
+            text = separated([proof, verdict.sentence()])
+            headline = msg("monitor.health.steps.wait_for_gpus", seconds=verdict.since_s)
             return HealthCheck(STEPS, UNKNOWN, text, headline=headline)
         return HealthCheck(
             STEPS,
@@ -185,13 +231,12 @@ def of_processes(
         return HealthCheck(
             STEPS,
             UNKNOWN,
-            f"{proof}; {verdict}",
-            headline=f"the ranks use their CPUs, but their stacks are not readable: {verdict}",
+            separated([proof, str(verdict)]),
+            headline=msg("monitor.health.steps.no_stacks", why=verdict),
         )
     if unsure or idle:
-        return HealthCheck(
-            STEPS, UNKNOWN, f"{proof}; {verdict}", tuple(idle), headline=str(verdict)
-        )
+        text = separated([proof, str(verdict)])
+        return HealthCheck(STEPS, UNKNOWN, text, tuple(idle), headline=str(verdict))
     return HealthCheck(STEPS, OK, proof)
 
 
@@ -200,15 +245,22 @@ def _stopped(motions: dict[int, RankActivity]) -> HealthCheck | None:
     if not found:
         return None
     who, pids = numbers([m.rank for m in found]), " ".join(str(m.pid) for m in found)
-    be = "is" if len(found) == 1 else "are"
-    by = (
-        "held by a debugger"
-        if all(set(m.states) == {"t"} for m in found)
-        else f"stopped (SIGSTOP); resume: kill -CONT {pids}"
-    )
+    single = len(found) == 1
+    if all(set(m.states) == {"t"} for m in found):
+        headline = (
+            msg("monitor.health.steps.rank_traced", rank=who)
+            if single
+            else msg("monitor.health.steps.ranks_traced", ranks=who)
+        )
+    else:
+        headline = (
+            msg("monitor.health.steps.rank_stopped", rank=who, pid=pids)
+            if single
+            else msg("monitor.health.steps.ranks_stopped", ranks=who, pids=pids)
+        )
     others = {m.rank: m for m in motions.values() if not m.stopped and m.after}
-    text = f"{who} {be} {by}" + (f"; {_phases(others)}" if others else "")
-    return HealthCheck(STEPS, BAD, text, tuple(m.rank for m in found), f"{who} {be} {by}")
+    text = separated([headline, *([_phases(others)] if others else [])])
+    return HealthCheck(STEPS, BAD, text, tuple(m.rank for m in found), headline)
 
 
 def _overdue(target: Target) -> HangFinding | None:
@@ -220,7 +272,7 @@ def _overdue(target: Target) -> HangFinding | None:
 
 def _steps(m: RankActivity) -> str:
     assert m.before and m.after
-    return f"step {m.before.step} → {m.after.step}"
+    return msg("monitor.health.steps.from_to", before=m.before.step, after=m.after.step)
 
 
 def _phases(motions: dict[int, RankActivity]) -> str:
@@ -228,60 +280,71 @@ def _phases(motions: dict[int, RankActivity]) -> str:
 
 
 def doing(beat: HeartbeatRecord | None) -> str:
-    return f"in '{beat}' for {_age(beat.age_s)}" if beat else "without a heartbeat yet"
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 1 else "less than 1 s"
+    if beat is None:
+        return msg("monitor.health.steps.unheard")
+    if beat.age_s < 1:
+        return msg("monitor.health.steps.entered", phase=beat)
+    return msg("monitor.health.steps.in_phase", phase=beat, seconds=beat.age_s)
 
 
 def _elsewhere(silent: list[int]) -> str:
-    return f"{numbers(silent)}: on another machine, whose heartbeats are not visible here"
+    return msg("monitor.health.steps.elsewhere", ranks=numbers(silent))
 
 
 def _headline(found: HangFinding) -> str:
     """First line of the answer for a hang."""
     if found.rank is None:
         return found.how
-    at = f", at {found.where}" if found.where and found.where not in found.how else ""
-    doing = f" in '{found.phase}'" if found.phase else ""
-    return f"rank {found.rank}{doing} {found.how}{at}, for {found.since_s:.1f} s"
+    known = found.where and found.where not in found.how
+    how = found.how
+    how += msg("monitor.health.steps.hang_place", place=found.where) if known else ""
+    if not found.phase:
+        return msg("monitor.health.steps.hang", rank=found.rank, how=how, seconds=found.since_s)
+    return msg(
+        "monitor.health.steps.hang_in_phase",
+        rank=found.rank,
+        phase=found.phase,
+        how=how,
+        seconds=found.since_s,
+    )
 
 
 def _work(m: RankActivity, gpu: GpuState | None) -> str:
     """Evidence that the rank is at work; "" if there is none."""
     c, found = m.course, []
     if m.calls and m.calls[1] > m.calls[0]:
-        found.append(f"collective {m.calls[0]} → {m.calls[1]}")
+        found.append(msg("monitor.health.work.collectives", before=m.calls[0], after=m.calls[1]))
     if c is None:
         return ""
     if stall_detector.waits(c):
-        return ", ".join(found)
+        return msg("monitor.join.comma").join(found)
     if c.own_cpu > IDLE_SHARE:
-        found.append(f"{100 * c.own_cpu:.0f} % of a core")
+        found.append(msg("monitor.health.work.cpu", percent=100 * c.own_cpu))
     if c.children_work:
-        found.append(f"child processes {100 * c.childrens_cpu:.0f} %")
+        found.append(msg("monitor.health.work.children", percent=100 * c.childrens_cpu))
     if c.moves_data:
         found.append(f"{c.bytes_moved / 1e3:.0f} kB/s")
     if c.frames and not c.same_place:
-        found.append("changing stack")
+        found.append(msg("monitor.health.work.stack"))
     if c.woken and not c.same_functions:
-        found.append("looping")
+        found.append(msg("monitor.health.work.loops"))
     if gpu and _computes(gpu):
         found.append(f"GPU {gpu['index']} {gpu['use_percent']} %")
-    return ", ".join(found)
+    return msg("monitor.join.comma").join(found)
 
 
 def _shown(motions: dict[int, RankActivity], work: dict[int, str]) -> str:
     if len(motions) > MANY and len(work) == len(motions):
         shares = [100 * m.cpu for m in motions.values() if m.cpu is not None]
-        return f"every rank is at work, with {span(shares, '% of a core')}"
+        return msg("monitor.health.work.every_rank", share=span(shares, "%"))
     return alike({rank: work.get(rank) or _no_work(m) for rank, m in motions.items()})
 
 
 def _no_work(m: RankActivity) -> str:
     name = stall_detector.waits(m.course) if m.course else None
-    return f"waits in {name}" if name else "no activity" if m.course else "has ended"
+    if name:
+        return msg("monitor.health.work.waits_in", name=name)
+    return msg("monitor.health.work.none") if m.course else msg("monitor.health.work.ended")
 
 
 def _computes(gpu: GpuState | None) -> bool:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+from training.core.messages import msg
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
 from training.monitor.health.health import ANSWER_UNKNOWN, HAS_ENDED, NO, YES, HealthReport
 from training.monitor.health.run_checks import GIB
+from training.monitor.process_states import process_word
 from training.monitor.state import finite
-from training.monitor.term_text import STYLES, cells, clean
+from training.monitor.term_text import STYLES, cells, clean, pad
 
 if TYPE_CHECKING:
     from training.core.contracts.state import HealthRecord, HealthRow
 
 SCHEMA_VERSION = 1
-MARKS = {OK: "ok", WARN: "warn", BAD: "bad", UNKNOWN: "?"}
 LOOKS = {OK: "good", WARN: "warn", BAD: "bad", UNKNOWN: "dim"}
 ANSWERS = {YES: "good", NO: "bad", ANSWER_UNKNOWN: "warn", HAS_ENDED: "bold"}
 ROWS = 16  # of ranks; of more ranks, those with problems come first
@@ -23,12 +24,18 @@ ROWS = 16  # of ranks; of more ranks, those with problems come first
 
 def screen(report: HealthReport, *, colour: bool = False) -> list[str]:
     """Lines of text; control sequences from files and processes are removed."""
-    word, _, rest = report.headline.partition(":")
-    lines = [f"{_styled(word, ANSWERS[report.answer], colour)}:{clean(rest)}", *_subject(report)]
-    wide = max((len(check.name) for check in report.checks), default=0)
+    rest = clean(report.headline.removeprefix(report.word))
+    lines = [f"{_styled(report.word, ANSWERS[report.answer], colour)}{rest}", *_subject(report)]
+    marks = {
+        OK: msg("monitor.health.mark.ok"),
+        WARN: msg("monitor.health.mark.warn"),
+        BAD: msg("monitor.health.mark.bad"),
+        UNKNOWN: "?",
+    }
+    wide = max((cells(check.shown_name) for check in report.checks), default=0)
     for check in report.checks:
-        mark = _styled(f"{MARKS[check.status]:<4}", LOOKS[check.status], colour)
-        lines.append(f"  {mark}  {check.name:<{wide}}  {clean(check.text)}")
+        mark = _styled(pad(marks[check.status], 4), LOOKS[check.status], colour)
+        lines.append(f"  {mark}  {pad(check.shown_name, wide)}  {clean(check.text)}")
     return [*lines, *_table(report)]
 
 
@@ -65,13 +72,17 @@ def record(report: HealthReport) -> HealthRecord:
 def _subject(report: HealthReport) -> list[str]:
     if report.run is None:
         pids = sorted(report.target.pids.values()) if report.target else []
-        what = (
-            f"a training without a Duet run, pid "
-            f"{', '.join(map(str, pids[:4]))}{', …' if len(pids) > 4 else ''}"
+        what = msg(
+            "monitor.health.no_run",
+            pids=", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else ""),
         )
     else:
-        what = f"run {clean(report.run.name)} ({clean(str(report.run.path))})"
-    return [f"  {what}" + (f"; observed for {report.looked_s:.1f} s" if report.looked_s else "")]
+        what = msg(
+            "monitor.health.run", name=clean(report.run.name), path=clean(str(report.run.path))
+        )
+    if report.looked_s:
+        what += msg("monitor.health.observed", seconds=report.looked_s)
+    return [f"  {what}"]
 
 
 def _table(report: HealthReport) -> list[str]:
@@ -83,24 +94,24 @@ def _table(report: HealthReport) -> list[str]:
         "rank": [str(r["rank"]) for r in rows],
         "pid": [_text(r["pid"]) for r in rows],
         "GPU": [_text(r.get("gpu")) for r in rows],
-        "state": [_text(r.get("state")) for r in rows],
-        "step": [_step(r) for r in rows],
+        msg("monitor.health.column.state"): [process_word(r.get("state")) for r in rows],
+        msg("monitor.health.column.step"): [_step(r) for r in rows],
         "CPU": ["" if (cpu := r.get("cpu")) is None else f"{100 * cpu:.0f} %" for r in rows],
-        "compute": [
+        msg("monitor.health.column.compute"): [
             "" if r.get("compute_ms_median") is None else f"{r['compute_ms_median']:.1f} ms"
             for r in rows
         ],
-        "memory": [_bytes(r.get("memory_bytes")) for r in rows],
-        "GPU memory": [_bytes(r.get("gpu_memory_bytes")) for r in rows],
-        "is at": [_place(r) for r in rows],
+        msg("monitor.health.column.memory"): [_bytes(r.get("memory_bytes")) for r in rows],
+        msg("monitor.health.column.gpu_memory"): [_bytes(r.get("gpu_memory_bytes")) for r in rows],
+        msg("monitor.health.column.place"): [_place(r) for r in rows],
     }
     shown = {name: cells_ for name, cells_ in columns.items() if any(cells_)}
     wide = {name: max(cells(name), *map(cells, values)) for name, values in shown.items()}
-    lines = ["", "  " + "  ".join(_pad(name, wide[name]) for name in shown).rstrip()]
+    lines = ["", "  " + "  ".join(pad(name, wide[name]) for name in shown).rstrip()]
     for i in range(len(rows)):
-        lines.append("  " + "  ".join(_pad(shown[name][i], wide[name]) for name in shown).rstrip())
+        lines.append("  " + "  ".join(pad(shown[name][i], wide[name]) for name in shown).rstrip())
     left = len(report.ranks) - len(rows)
-    return [*lines, f"  … and {left} more ranks (--json shows all)"] if left else lines
+    return [*lines, "  " + msg("monitor.health.more_ranks", count=left)] if left else lines
 
 
 def _chosen(report: HealthReport) -> list[HealthRow]:
@@ -122,10 +133,14 @@ def _step(row: HealthRow) -> str:
 def _place(row: HealthRow) -> str:
     if phase := row.get("phase"):
         return clean(phase) + (
-            f", for {row['phase_s']:.1f} s" if row.get("phase_s") is not None else ""
+            ""
+            if row.get("phase_s") is None
+            else msg("monitor.health.phase_for", seconds=row["phase_s"])
         )
-    waits = f"waits in {row['waits_in']} " if row.get("waits_in") else ""
-    return clean(f"{waits}{row.get('where') or ''}").strip()
+    name, place = row.get("waits_in"), row.get("where")
+    if name and place:
+        return clean(msg("monitor.health.waits_at", name=name, place=place))
+    return clean(msg("monitor.health.work.waits_in", name=name) if name else place or "")
 
 
 def _bytes(count: float | None) -> str:
@@ -134,10 +149,6 @@ def _bytes(count: float | None) -> str:
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - cells(text))
 
 
 def _styled(text: str, style: str, colour: bool) -> str:

@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING
 
 from training.core import metric_units, run_reader, units
 from training.core.jsonl import dig, items, text, whole
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.monitor import alerts
 from training.monitor.health.activity import ActivityWindow
-from training.monitor.health.check import BAD, OK, UNKNOWN, WARN, HealthCheck, alike, span
+from training.monitor.health.check import (
+    BAD,
+    OK,
+    UNKNOWN,
+    WARN,
+    HealthCheck,
+    alike,
+    separated,
+    span,
+)
 from training.monitor.health.target import Target
 
 if TYPE_CHECKING:
@@ -24,7 +34,6 @@ CHECKED = (*alerts.CODES_OF_FULL, "alert.foreign_process")  # alerts that other 
 STARTS, NOTABLE = ("start", "restart"), ("restart", "warning", "verdict")  # kinds of events
 UNEVEN = 1.2  # times the memory of another rank
 LATE = 2  # a checkpoint is overdue after this many times the usual interval
-SEE = "not visible from outside: see docs/inspection.md"
 
 
 def events(run: RunDir) -> list[EventRecord]:
@@ -54,17 +63,22 @@ def of_run(
 
 def of_script(before: RunState | None, after: RunState | None) -> list[HealthCheck]:
     """Checks of a training without heartbeats, from two reads of its log."""
-    checks = [HealthCheck("data", UNKNOWN, SEE), HealthCheck("parameters", UNKNOWN, SEE)]
+    invisible = msg("monitor.health.invisible")
+    checks = [HealthCheck(name, UNKNOWN, invisible) for name in ("data", "parameters")]
     if before is None or after is None:
         return [
             *checks,
-            HealthCheck("log", UNKNOWN, "its output is not in a readable file"),
+            HealthCheck("log", UNKNOWN, msg("monitor.health.log.unreadable")),
         ]
     first, last, file = before["progress"]["step"], after["progress"]["step"], after["log"]["file"]
     if last is None:
-        return [*checks, HealthCheck("log", UNKNOWN, f"no step recognised in {file}")]
-    moved = f"step {first} → {last}" if first not in (None, last) else f"step {last}"
-    checks.append(HealthCheck("log", OK, f"{moved} in {file}"))
+        return [*checks, HealthCheck("log", UNKNOWN, msg("monitor.health.log.no_step", file=file))]
+    moved = (
+        msg("monitor.health.log.steps", first=first, last=last, file=file)
+        if first not in (None, last)
+        else msg("monitor.health.log.step", step=last, file=file)
+    )
+    checks.append(HealthCheck("log", OK, moved))
     return [*checks, loss(after)] if after["training"]["loss"] is not None else checks
 
 
@@ -75,27 +89,30 @@ def speed(state: RunState) -> HealthCheck:
     }
     rate, step = metric_units.speed(state["training"]), state["training"]["step_ms_median"]
     if step is None:
-        return HealthCheck("speed", UNKNOWN, "no step is recorded yet")
-    whole_step = f"a step takes {step:.0f} ms"
-    if rate is not None:
-        whole_step += (
-            f", {format(rate, '.0f' if rate >= 100 else '.3g')} {state['training']['unit']}/s"
+        return HealthCheck("speed", UNKNOWN, msg("monitor.health.speed.no_step"))
+    whole_step = (
+        msg("monitor.health.speed.step", step_ms=step)
+        if rate is None
+        else msg(
+            "monitor.health.speed.step_and_rate",
+            step_ms=step,
+            rate=format(rate, ".0f" if rate >= 100 else ".3g"),
+            unit=state["training"]["unit"],
         )
+    )
     slow = [alert for alert in state["alerts"] if alert["rank"] in own]
     if slow:
         return HealthCheck(
             "speed",
             WARN,
-            f"{slow[0]['text']}; {whole_step}",
+            separated([slow[0]["text"], whole_step]),
             tuple(rank for alert in slow if (rank := alert["rank"]) is not None),
         )
     if not own:
-        return HealthCheck("speed", UNKNOWN, f"{whole_step}; no compute times are recorded")
-    return HealthCheck(
-        "speed",
-        OK,
-        f"{whole_step}; compute time of a rank {span(own.values(), 'ms', 1)}, none is slow",
-    )
+        unknown = msg("monitor.health.speed.no_compute")
+        return HealthCheck("speed", UNKNOWN, separated([whole_step, unknown]))
+    times = msg("monitor.health.speed.compute", times=span(own.values(), "ms", 1))
+    return HealthCheck("speed", OK, separated([whole_step, times]))
 
 
 def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
@@ -103,9 +120,7 @@ def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
     event = next((e for e in reversed(happened) if e.get("event") == "shards"), None)
     reports = [r for r in items(dig(event, "ranks")) if isinstance(r, dict)]
     if event is None or not reports:
-        return HealthCheck(
-            "data", UNKNOWN, "the ranks' shares are not verified yet (event 'shards')"
-        )
+        return HealthCheck("data", UNKNOWN, msg("monitor.health.data.unverified"))
     pieces = metric_units.pieces(target.plan)
     epoch, proven, world = event.get("epoch"), whole(event.get("proven_sequences")), target.world
     sizes = {r.get("rank"): whole(r.get("dataset_sequences")) for r in reports}
@@ -115,35 +130,37 @@ def data(target: Target, happened: list[EventRecord]) -> HealthCheck:
     )
     sequences = whole(dig(target.plan, "batch", "device_sequences"))
     share = (
-        f"{batches[0] * sequences} {pieces} in {batches[0]} batches"
+        msg(
+            "monitor.health.data.share",
+            count=batches[0] * sequences,
+            pieces=pieces,
+            batches=batches[0],
+        )
         if sequences
-        else f"{batches[0]} batches"
+        else msg("monitor.health.data.batches", batches=batches[0])
     )
     firsts = [tuple(items(r.get("first_sequences"))) for r in reports]
     if len(set(sizes.values())) > 1:
         differing = alike({int(r or 0): f"{size} {pieces}" for r, size in sizes.items()})
-        return HealthCheck(
-            "data",
-            BAD,
-            f"the ranks' datasets differ: {differing}",
-            headline=f"the ranks' datasets differ: {differing}",
-        )
+        return HealthCheck("data", BAD, msg("monitor.health.data.differ", sizes=differing))
     if world is not None and (
         len(reports) != world or any(whole(r.get("world_size")) != world for r in reports)
     ):
-        headline = f"the data is divided among {len(reports)} ranks, but the plan has {world}"
-        return HealthCheck("data", BAD, headline)
+        divided = msg("monitor.health.data.divided", ranks=len(reports), planned=world)
+        return HealthCheck("data", BAD, divided)
     if len({s for first in firsts for s in first}) < sum(map(len, firsts)) or len(set(counts)) > 1:
-        return HealthCheck(
-            "data", BAD, f"epoch {epoch}: the ranks' shares overlap or differ in size: {counts}"
-        )
-    whole_of = (
-        f"epoch {epoch}: {sizes[reports[0].get('rank')]} {pieces}, {share} for each of "
-        f"{len(reports)} ranks"
+        overlap = msg("monitor.health.data.overlap", epoch=epoch, counts=counts)
+        return HealthCheck("data", BAD, overlap)
+    verified = msg(
+        "monitor.health.data.verified",
+        epoch=epoch,
+        size=sizes[reports[0].get("rank")],
+        pieces=pieces,
+        share=share,
+        ranks=len(reports),
+        proven=proven,
     )
-    return HealthCheck(
-        "data", OK, f"{whole_of}; disjoint and complete, verified for {proven} of them"
-    )
+    return HealthCheck("data", OK, verified)
 
 
 def parameters(
@@ -153,9 +170,9 @@ def parameters(
     every = whole(dig(target.plan, "config", "inspect_every"))
     if not every:
         text = (
-            "never compared (--inspect_every=0)"
+            msg("monitor.health.parameters.never")
             if every == 0
-            else "unknown: inspect_every is missing in the plan"
+            else msg("monitor.health.parameters.unknown")
         )
         return HealthCheck("parameters", WARN if every == 0 else UNKNOWN, text)
     begun = next((whole(e.get("step")) for e in happened if e.get("event") == "start"), None) or 0
@@ -167,12 +184,12 @@ def parameters(
         return HealthCheck(
             "parameters",
             UNKNOWN,
-            f"not compared yet in this start; first comparison at step {following}",
+            msg("monitor.health.parameters.not_yet", step=following),
         )
     return HealthCheck(
         "parameters",
         OK,
-        f"equal on all ranks at step {last}, bit for bit; compared every {every} steps",
+        msg("monitor.health.parameters.equal", step=last, every=every),
     )
 
 
@@ -181,25 +198,27 @@ def loss(state: RunState) -> HealthCheck:
     training, progress = state["training"], state["progress"]
     value = training["loss"]
     if value is None:
-        return HealthCheck("loss", UNKNOWN, "none recorded yet")
+        return HealthCheck("loss", UNKNOWN, msg("monitor.health.none_recorded"))
     factor, unit = metric_units.display(training)
     if not math.isfinite(value):
         return HealthCheck(
             "loss",
             BAD,
-            f"{value} at step {progress['step']}",
-            headline=f"the loss is {value} at step {progress['step']}",
+            msg("monitor.health.loss.at", loss=value, step=progress["step"]),
+            headline=msg("monitor.health.loss.is", loss=value, step=progress["step"]),
         )
     norm = training["grad_norm"]
-    more = "" if norm is None else f", gradient norm {norm:.3g}"
     if norm is not None and not math.isfinite(norm):
-        return HealthCheck("loss", BAD, f"gradient norm {norm} at step {progress['step']}")
-    return HealthCheck(
-        "loss",
-        OK,
-        f"{units.decimal(value * factor)}{f' {unit}' if unit else ''} at step {progress['step']}, "
-        f"finite{more}",
+        bad = msg("monitor.health.loss.norm_at", norm=norm, step=progress["step"])
+        return HealthCheck("loss", BAD, bad)
+    fine = msg(
+        "monitor.health.loss.finite",
+        loss=units.decimal(value * factor) + (f" {unit}" if unit else ""),
+        step=progress["step"],
     )
+    if norm is not None:
+        fine += msg("monitor.health.loss.norm", norm=norm)
+    return HealthCheck("loss", OK, fine)
 
 
 def memory(state: RunState) -> HealthCheck:
@@ -207,11 +226,15 @@ def memory(state: RunState) -> HealthCheck:
         r["rank"]: size / GIB for r in state["ranks"] if (size := r["memory_bytes"]) is not None
     }
     system = [alert["text"] for alert in state["alerts"] if alert["code"] in alerts.CODES_OF_FULL]
-    shown = f"{span(held.values(), 'GiB', 2)} for each rank" if held else "none recorded yet"
+    shown = (
+        msg("monitor.health.memory.each", sizes=span(held.values(), "GiB", 2))
+        if held
+        else msg("monitor.health.none_recorded")
+    )
     if held and max(held.values()) > UNEVEN * min(held.values()):
-        shown += f", most on rank {max(held, key=lambda rank: held[rank])}"
+        shown += msg("monitor.health.memory.most", rank=max(held, key=lambda rank: held[rank]))
     if system:
-        return HealthCheck("memory", WARN, f"{'; '.join(system)}; {shown}")
+        return HealthCheck("memory", WARN, separated([*system, shown]))
     return HealthCheck("memory", OK if held else UNKNOWN, shown)
 
 
@@ -223,27 +246,22 @@ def checkpoint(target: Target, state: RunState) -> HealthCheck:
         state["checkpoint"],
     )
     how = (
-        "only at the end (--save_every=0)"
+        msg("monitor.health.checkpoint.at_end")
         if every == 0
-        else f"every {every} steps"
+        else msg("monitor.health.checkpoint.every", every=every)
         if every
-        else "interval unknown"
+        else msg("monitor.health.checkpoint.interval_unknown")
     )
     if found is None:
         late = bool(every) and step > LATE * (every or 0)
-        return HealthCheck("checkpoint", WARN if late else OK, f"none yet at step {step}; {how}")
+        none = msg("monitor.health.checkpoint.none", step=step)
+        return HealthCheck("checkpoint", WARN if late else OK, separated([none, how]))
     age = max(0.0, state["time_unix_s"] - (found["time_unix_s"] or state["time_unix_s"]))
     late = bool(every) and found["step"] is not None and step - found["step"] > LATE * (every or 0)
-    behind = (
-        f", {step - found['step']} steps ago"
-        if found["step"] is not None and step >= found["step"]
-        else ""
-    )
-    return HealthCheck(
-        "checkpoint",
-        WARN if late else OK,
-        f"step {found['step']}, {duration(age)} old{behind}; {how}",
-    )
+    newest = msg("monitor.health.checkpoint.newest", step=found["step"], age=duration(age))
+    if found["step"] is not None and step >= found["step"]:
+        newest += msg("monitor.health.checkpoint.behind", steps=step - found["step"])
+    return HealthCheck("checkpoint", WARN if late else OK, separated([newest, how]))
 
 
 def findings(happened: list[EventRecord]) -> list[HealthCheck]:
@@ -258,9 +276,10 @@ def findings(happened: list[EventRecord]) -> list[HealthCheck]:
     ]:
         checks.append(HealthCheck("inspector", OK, inspected[-1]))
     if not notable:
-        return [*checks, HealthCheck("findings", OK, "no warning since the start")]
-    shown = "; ".join(f"{text(e.get('text')) or e['event']}{_at(e)}" for e in notable[-SHOWN:])
-    more = f" (the last of {len(notable)})" if len(notable) > SHOWN else ""
+        return [*checks, HealthCheck("findings", OK, msg("monitor.health.findings.none"))]
+    shown = separated(f"{text(e.get('text')) or e['event']}{_at(e)}" for e in notable[-SHOWN:])
+    many = len(notable) > SHOWN
+    more = msg("monitor.health.findings.last_of", count=len(notable)) if many else ""
     ranks = {rank for e in notable if (rank := whole(e.get("rank"))) is not None}
     return [*checks, HealthCheck("findings", WARN, f"{shown}{more}", tuple(sorted(ranks)))]
 
@@ -268,16 +287,17 @@ def findings(happened: list[EventRecord]) -> list[HealthCheck]:
 def attention(state: RunState) -> list[HealthCheck]:
     """Other alerts of the monitor: throttling, disks, the clock."""
     rest = [a["text"] for a in state["alerts"] if a["rank"] is None and a["code"] not in CHECKED]
-    return [HealthCheck("attention", WARN, "; ".join(rest))] if rest else []
+    return [HealthCheck("attention", WARN, separated(rest))] if rest else []
 
 
 def _at(event: EventRecord) -> str:
+    """The step of the event, unless its text names it."""
     step = whole(event.get("step"))
-    return (
-        f" (step {step})"
-        if step is not None and f"step {step}" not in str(event.get("text"))
-        else ""
-    )
+    if step is None:
+        return ""
+    names = {f"step {step}", msg("monitor.health.findings.step", step=step)}
+    known = any(name in str(event.get("text")) for name in names)
+    return "" if known else msg("monitor.health.findings.at", step=step)
 
 
 def duration(seconds: float) -> str:
