@@ -29,6 +29,7 @@ OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
 }
 MAX_BITS = 128
+EXAMPLE = '{"depth": 12}'
 Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 
@@ -237,18 +238,22 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
             Problem(
                 "config.syntax",
                 f"{name}:{error.lineno}:{error.colno}: {error.msg}",
-                msg("config.loader.one_object"),
+                msg("config.loader.one_object", example=EXAMPLE),
             )
         ]
     except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits
         why = msg("config.loader.nested_too_deep") if isinstance(error, RecursionError) else error
-        return {}, [Problem("config.syntax", f"{name}: {why}", msg("config.loader.flat_object"))]
+        return {}, [
+            Problem(
+                "config.syntax", f"{name}: {why}", msg("config.loader.flat_object", example=EXAMPLE)
+            )
+        ]
     if not isinstance(value, dict):
         return {}, [
             Problem(
                 "config.no_object",
                 msg("config.loader.no_object", name=name, kind=kind(value)),
-                msg("config.loader.one_object"),
+                msg("config.loader.one_object", example=EXAMPLE),
             )
         ]
     problems = [

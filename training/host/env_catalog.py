@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.jsonl import Record
+from training.core.messages import msg
 
 TABLE = Path(__file__).with_name("variables.json")
 TYPING_ERROR = 0.85  # similarity from which an unknown name is taken for a typo
@@ -26,9 +27,11 @@ class Known:
 
     def explain(self, value: str, device: str) -> str:
         if self.wrong:
-            return f"{self.wrong}; use {self.replacement(value)}"
+            return msg("host.variable.wrong", wrong=self.wrong, replacement=self.replacement(value))
         return (
-            f"{self.does} (unused on a CPU)" if self.device and self.device != device else self.does
+            msg("host.variable.unused", does=self.does)
+            if self.device and self.device != device
+            else self.does
         )
 
     def replacement(self, value: str) -> str:
@@ -46,7 +49,7 @@ def known() -> dict[str, Known]:
     out = {}
     for group in _table()["groups"]:
         for name in group["undocumented"]:
-            out[name] = Known(f"undocumented variable of {group['of']}", group["device"])
+            out[name] = Known(msg("host.variable.undocumented", of=group["of"]), group["device"])
         for name, does in group["variables"].items():
             out[name] = Known(does, group["device"])
     for name, entry in _table()["wrong"].items():
@@ -78,7 +81,9 @@ def unknown(name: str) -> str:
     if of is None or name in known():
         return ""
     near = meant(name)
-    return f"is unknown to {of}" + (f"; did you mean {near}?" if near else "")
+    return msg("host.variable.unknown", of=of) + (
+        msg("host.variable.meant", near=near) if near else ""
+    )
 
 
 def relevant(environ: Mapping[str, str]) -> list[str]:
