@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
+from training.core.messages import msg
 from training.core.units import plural
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ class Batch:
 
     def sentence(self, unit: str = "tokens") -> str:
         each = (
-            f"{plural(self.device_sequences, 'sequence')} × {self.seq_len} tokens"
+            msg(
+                "config.batch.sequences",
+                sequences=plural(self.device_sequences, "sequence"),
+                seq_len=self.seq_len,
+            )
             if unit == "tokens"
             else f"{self.device_sequences} {unit}"
         )
@@ -47,7 +52,14 @@ class Batch:
             plural(self.world_size, "rank"),
             plural(self.accumulation, "accumulation step"),
         )
-        return f"{each} × {ranks} × {steps} = {self.total_tokens} {unit} per step"
+        return msg(
+            "config.batch.per_step",
+            each=each,
+            ranks=ranks,
+            steps=steps,
+            total_tokens=self.total_tokens,
+            unit=unit,
+        )
 
 
 def split(device_sequences: int, seq_len: int, world_size: int, total_tokens: int) -> Batch | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from training.config.flags import WORDS
 from training.config.schema import FIELDS, Known, kind
+from training.core.messages import msg
 
 
 def as_text(raw: Any) -> str:
@@ -41,19 +42,19 @@ def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple
         try:
             value = float(raw)
         except OverflowError:
-            return None, ", too large"
+            return None, msg("config.convert.too_large")
     elif type(raw).__name__ != wanted:
-        return None, f", a {type(raw).__name__}"
+        return None, msg("config.convert.wrong_type", type=type(raw).__name__)
     if wanted == "float" and not math.isfinite(value):
         return None, ""
     if wanted == "str" and "\0" in value:
-        return None, ", with a null character"
+        return None, msg("config.convert.null_character")
     if meta["unit"] == "path" and not value and fields[name].default:
         return None, ""
     if meta["low"] is not None and value < meta["low"]:
-        return None, ", too small"
+        return None, msg("config.convert.too_small")
     if meta["high"] is not None and value > meta["high"]:
-        return None, ", too large"
+        return None, msg("config.convert.too_large")
     return value, None
 
 
@@ -76,5 +77,5 @@ def shown(raw: Any) -> str:
     try:
         text = repr(raw)
     except ValueError:
-        return "a number with more than 4300 digits"
+        return msg("config.convert.digits")
     return text if len(text) <= 200 else text[:197] + "…"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from training.config import fault_table as faults
 from training.core import heartbeat
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ ALWAYS = "any"
 STEP = 5  # default
 # Key → (meaning, with the default in brackets; lowest integer, None: text or a fraction).
 KEYS: dict[str, tuple[str, int | None]] = {
-    "rank": ("rank (1; 0 with a single rank and for faults of rank 0 only)", 0),
-    "step": ("optimizer step", 1),
-    "epoch": ("epoch", 1),
-    "phase": ("part of a phase name, as shown by the monitor", None),
-    "call": ("n-th time that all other keys match (1)", 1),
-    "attempt": ("start of the run (1: not after a restart), or any", 1),
-    "worker": ("data-loader worker of the rank (0)", 0),
-    "seconds": ("duration", None),
-    "code": ("exit status", 0),
-    "above": ("only while device_batch_size is above this", 0),
+    "rank": (msg("config.fault_key.rank"), 0),
+    "step": (msg("config.fault_key.step"), 1),
+    "epoch": (msg("config.fault_key.epoch"), 1),
+    "phase": (msg("config.fault_key.phase"), None),
+    "call": (msg("config.fault_key.call"), 1),
+    "attempt": (msg("config.fault_key.attempt"), 1),
+    "worker": (msg("config.fault_key.worker"), 0),
+    "seconds": (msg("config.fault_key.seconds"), None),
+    "code": (msg("config.fault_key.code"), 0),
+    "above": (msg("config.fault_key.above"), 0),
 }
 EXAMPLE = "--inject=kill@rank=1,step=5"
 COMMON, WORKERS = (
@@ -71,13 +72,17 @@ class Spec:
 def overview() -> str:
     """The output of `--inject=list`."""
     lines = [
-        "--inject=FAULT@key=value,…   separate several faults by ;",
+        msg("config.inject.usage"),
         "",
-        "Faults (with their own keys and defaults):",
+        msg("config.inject.faults"),
         faults.table(),
     ]
-    lines += ["", "Keys:", *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items())]
-    return "\n".join([*lines, "", f"Without step, epoch and phase the fault is in step {STEP}."])
+    lines += [
+        "",
+        msg("config.inject.keys"),
+        *(f"  {name:<9}{text}" for name, (text, _) in KEYS.items()),
+    ]
+    return "\n".join([*lines, "", msg("config.inject.default_step", step=STEP)])
 
 
 def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
@@ -89,24 +94,32 @@ def check(text: str, origin: str, ranks: int, workers: int) -> list[Problem]:
     for spec in specs:
         if spec.rank >= ranks:
             wrong.append(
-                (f"rank {spec.rank} of {spec.text!r} does not exist", f"0 to {ranks - 1}", [])
+                (
+                    msg("config.inject.no_rank", rank=spec.rank, text=spec.text),
+                    msg("config.inject.range", last=ranks - 1),
+                    [],
+                )
             )
         elif spec.fault.ranks == faults.MAIN and spec.rank:
             wrong.append(
                 (
-                    f"{spec.fault.name} cannot happen on rank {spec.rank}, only on rank 0",
+                    msg("config.inject.only_rank_0", name=spec.fault.name, rank=spec.rank),
                     "rank=0",
                     [],
                 )
             )
         if spec.fault.worker and spec.worker >= workers:
-            what = (
-                f"{spec.fault.name} needs data-loader worker {spec.worker}, but num_workers is "
-                f"{workers}"
+            what = msg(
+                "config.inject.needs_worker",
+                name=spec.fault.name,
+                worker=spec.worker,
+                workers=workers,
             )
             wrong.append((what, "", [f"--num_workers={spec.worker + 1}"]))
     return [
-        Problem("inject.value", f"inject: {what} ({origin})", allowed, fixes)
+        Problem(
+            "inject.value", msg("config.inject.problem", what=what, origin=origin), allowed, fixes
+        )
         for what, allowed, fixes in wrong
     ]
 
@@ -123,14 +136,14 @@ def parse(text: str, ranks: int) -> tuple[list[Spec], list[tuple[str, str, list[
             fixes = [f"--inject={shlex.quote(one.replace(name, n, 1))}" for n in near] or [
                 f"--inject={LIST}"
             ]
-            wrong.append((f"unknown fault {name!r}", "", fixes))
+            wrong.append((msg("config.inject.unknown_fault", name=name), "", fixes))
             continue
         values, bad = _values(fault, rest)
         wrong += bad
         if not bad:
             specs.append(_spec(one, fault, values, ranks))
     if not specs and not wrong:
-        wrong.append(("no fault given", "FAULT@key=value,…", [EXAMPLE]))
+        wrong.append((msg("config.inject.no_fault"), "FAULT@key=value,…", [EXAMPLE]))
     return specs, wrong
 
 
@@ -180,27 +193,45 @@ def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str
         if not equals:
             wrong.append(
                 (
-                    f"{pair!r} of {fault.name} has no value",
+                    msg("config.inject.no_value", pair=pair, name=fault.name),
                     f"{key}=…" if key in allowed else ", ".join(allowed),
                     [],
                 )
             )
         elif key not in allowed:
             fixes = [f"{near}={raw}" for near in suggest(key, allowed)]
-            wrong.append((f"unknown key {key!r} of {fault.name}", ", ".join(allowed), fixes))
+            wrong.append(
+                (
+                    msg("config.inject.unknown_key", key=key, name=fault.name),
+                    ", ".join(allowed),
+                    fixes,
+                )
+            )
         elif key in values:
-            wrong.append((f"{key} of {fault.name} is given twice", "once", []))
+            wrong.append(
+                (
+                    msg("config.inject.key_twice", key=key, name=fault.name),
+                    msg("config.flags.once"),
+                    [],
+                )
+            )
         else:
             values[key], expected = _value(key, raw)
             if expected:
-                wrong.append((f"{key} of {fault.name} is {raw!r}", expected, []))
+                wrong.append(
+                    (
+                        msg("config.inject.wrong_value", key=key, name=fault.name, raw=raw),
+                        expected,
+                        [],
+                    )
+                )
     return values, wrong
 
 
 def _value(key: str, raw: str) -> tuple[Any, str]:
     """(value, '') or (None, allowed values)."""
     if key == "phase":
-        return raw, "" if raw else "part of a phase name, such as 'barrier'"
+        return raw, "" if raw else msg("config.inject.phase")
     if key == "attempt" and raw == ALWAYS:
         return None, ""
     low = KEYS[key][1]
@@ -209,10 +240,10 @@ def _value(key: str, raw: str) -> tuple[Any, str]:
     except ValueError:
         value = math.nan
     if low is None:
-        return value, "" if 0 < value < math.inf else "seconds above 0"
+        return value, "" if 0 < value < math.inf else msg("config.inject.seconds")
     if value >= low and (key != "code" or value < 256):
         return value, ""
-    return None, f"a whole number from {low}" + {
-        "code": " to 255",
-        "attempt": f", or {ALWAYS}",
+    return None, msg("config.inject.whole_number", low=low) + {
+        "code": msg("config.inject.to_255"),
+        "attempt": msg("config.inject.or_any", word=ALWAYS),
     }.get(key, "")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.core.messages import msg
+
 # Ranks on which a fault can happen: rank 0, which alone writes and logs; any.
 MAIN, ANY = (
     "main",
@@ -29,75 +31,74 @@ class Fault:
 
 
 _FAULTS = (
-    Fault("nan", "the loss of its next micro-batch is NaN"),
-    Fault("empty", "its next micro-batch has no sequences", "fetch"),
-    Fault("no_data", "its dataset has no sequences at all", CREATING),
-    Fault("slow", "pauses for `seconds`, then continues: no failure", keys={"seconds": 8.0}),
+    Fault("nan", msg("config.fault.nan")),
+    Fault("empty", msg("config.fault.empty"), "fetch"),
+    Fault("no_data", msg("config.fault.no_data"), CREATING),
+    Fault("slow", msg("config.fault.slow"), keys={"seconds": 8.0}),
     Fault(
         "slow_disk",
-        "every further fsync takes `seconds` longer: no failure",
+        msg("config.fault.slow_disk"),
         BUILDING,
         ranks=MAIN,
         keys={"seconds": 8.0},
     ),
-    Fault("enospc", "the disk is full for the next checkpoint", SAVING, ranks=MAIN, tells=False),
+    Fault("enospc", msg("config.fault.enospc"), SAVING, ranks=MAIN, tells=False),
     Fault(
         "corrupt",
-        "one bit of the next checkpoint flips after it was saved",
+        msg("config.fault.corrupt"),
         SAVING,
         ranks=MAIN,
         tells=False,
     ),
     Fault(
         "files",
-        "all file descriptors are in use, as after a leak: no file can be opened",
+        msg("config.fault.files"),
         CREATING,
     ),
     Fault(
         "wandb_hang",
-        "the start of W&B takes `seconds` (an hour) in its thread: no failure",
+        msg("config.fault.wandb_hang"),
         BUILDING,
         ranks=MAIN,
         tells=False,
         keys={"seconds": 3600.0},
     ),
-    Fault("sleep", "waits forever for a lock that it holds itself"),
+    Fault("sleep", msg("config.fault.sleep")),
     Fault(
         "lock_tqdm",
-        "another thread holds the lock of tqdm forever: the progress bar blocks",
+        msg("config.fault.lock_tqdm"),
         ranks=MAIN,
     ),
     Fault(
         "gil",
-        "blocks in C while holding the GIL: no thread of the rank can run",
+        msg("config.fault.gil"),
     ),
-    Fault("loop", "endless loop in Python"),
-    Fault("stop", "SIGSTOP to itself"),
+    Fault("loop", msg("config.fault.loop")),
+    Fault("stop", msg("config.fault.stop")),
     Fault(
         "io",
-        "blocks uninterruptibly in the kernel (state D), as on a dead network disk",
+        msg("config.fault.io"),
     ),
-    Fault("desync", "calls a collective that no other rank calls (a broadcast)"),
-    Fault("desync_shape", "calls one more all_reduce than the others, with a different shape"),
-    Fault("kill", "SIGKILL to itself"),
-    Fault("segv", "reads at address 0 (SIGSEGV)"),
-    Fault("abort", "aborts (SIGABRT), as a failed assertion in C does"),
-    Fault("exit", "exits with status `code` in the middle of the training", keys={"code": 0}),
-    Fault("raise", "raises ValueError"),
+    Fault("desync", msg("config.fault.desync")),
+    Fault("desync_shape", msg("config.fault.desync_shape")),
+    Fault("kill", msg("config.fault.kill")),
+    Fault("segv", msg("config.fault.segv")),
+    Fault("abort", msg("config.fault.abort")),
+    Fault("exit", msg("config.fault.exit"), keys={"code": 0}),
+    Fault("raise", msg("config.fault.raise")),
     Fault(
         "oom",
-        "GPU out of memory while device_batch_size is above `above`; on a CPU the same exception "
-        "with the text of CUDA",
+        msg("config.fault.oom"),
         keys={"above": 0},
     ),
     Fault(
         "worker_stuck",
-        "a data-loader worker waits forever for a lock that it holds itself",
+        msg("config.fault.worker_stuck"),
         worker=True,
     ),
-    Fault("worker_kill", "SIGKILL to a data-loader worker", worker=True),
-    Fault("worker_raise", "a data-loader worker raises ValueError", worker=True),
-    Fault("worker_bus", "SIGBUS to a data-loader worker, as when /dev/shm is full", worker=True),
+    Fault("worker_kill", msg("config.fault.worker_kill"), worker=True),
+    Fault("worker_raise", msg("config.fault.worker_raise"), worker=True),
+    Fault("worker_bus", msg("config.fault.worker_bus"), worker=True),
 )
 TABLE: dict[str, Fault] = {fault.name: fault for fault in _FAULTS}
 
@@ -111,6 +112,8 @@ def table() -> str:
             f"; {key} ({value:g})" if key != "above" else f"; {key}"
             for key, value in one.keys.items()
         )
-        where = "rank 0 only" if one.ranks == MAIN else "worker" if one.worker else ""
+        where = (
+            msg("config.fault.rank_0_only") if one.ranks == MAIN else "worker" if one.worker else ""
+        )
         lines.append(f"  {name:<{width}}  {one.text}{extra}" + (f" [{where}]" if where else ""))
     return "\n".join(lines)

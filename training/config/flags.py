@@ -9,6 +9,7 @@ from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
 from training.core.errors import Problem
+from training.core.messages import msg
 
 # Flags that are not fields: they select an action.
 ACTIONS = {
@@ -114,21 +115,29 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
                 text = rest.pop(0)
             else:
                 line.problems.append(
-                    Problem("flag.no_value", f"--{typed} has no value", f"--{typed}=VALUE")
+                    Problem(
+                        "flag.no_value",
+                        msg("config.flags.no_value", typed=typed),
+                        f"--{typed}=VALUE",
+                    )
                 )
                 continue
         line.places.append((name, start, len(argv) - len(rest)))
         if name in ACTIONS and is_switch and text.lower() not in WORDS:
             line.problems.append(
-                Problem("flag.unexpected_value", f"--{typed} is {text!r}", "true or false")
+                Problem(
+                    "flag.unexpected_value",
+                    msg("config.flags.unexpected_value", typed=typed, text=text),
+                    msg("config.allowed.bool"),
+                )
             )
             continue
         if name in line.flags and line.flags[name][0] != text:
             line.problems.append(
                 Problem(
                     "flag.twice",
-                    f"--{typed} is given twice, as {line.flags[name][0]!r} and {text!r}",
-                    "once",
+                    msg("config.flags.twice", typed=typed, first=line.flags[name][0], text=text),
+                    msg("config.flags.once"),
                 )
             )
         line.flags[name] = (text, f"--{typed}")
@@ -136,7 +145,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
         line.problems.append(
             Problem(
                 "flag.json_without_check",
-                "--json is given without --check",
+                msg("config.flags.json_without_check"),
                 "",
                 ["--check --json"],
             )

@@ -31,6 +31,7 @@ from training.config.translate import (
     warmup,
     words,
 )
+from training.core.messages import msg
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Foreign:
 
 
 _BF16 = {"precision": "bf16"}
-_NO_FP16 = "no fp16 in Duet; bf16 is the closest"
+_NO_FP16 = msg("config.foreign.no_fp16")
 _FP16 = ("fp16", "float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16", "amp")
 # Values of Duet fields as spelled by other tools, in lower case.
 VALUES: dict[str, dict[str, str]] = {
@@ -94,9 +95,9 @@ _PRECISION = words(
         for w, v in (VALUES["precision"] | {"bf16": "bf16", "fp32": "fp32"}).items()
     }
 )
-_DDP = "Duet trains with DDP: the whole model on every GPU"
-_FIXED = "no such field in Duet"
-_WIDTH = "the width is depth × 64, with a head for every 64 to 128 units"
+_DDP = msg("config.foreign.ddp")
+_FIXED = msg("config.foreign.no_field")
+_WIDTH = msg("config.foreign.width")
 
 HF, ACCELERATE, LIGHTNING, NANOGPT, NANOCHAT = (
     "Hugging Face Trainer",
@@ -137,7 +138,7 @@ ROWS = (
         "total_batch_size",
         times("total_batch_size", *_EACH),
         "4",
-        "accumulation steps = total_batch_size / (device_batch_size × max_seq_len × ranks)",
+        msg("config.foreign.accumulation"),
         True,
     ),
     _row(
@@ -146,7 +147,7 @@ ROWS = (
         "total_batch_size",
         times("total_batch_size", "max_seq_len"),
         "64",
-        "in tokens: sequences × max_seq_len",
+        msg("config.foreign.in_tokens"),
         True,
     ),
     _row("auto_find_batch_size", HF, "device_batch_size", switch({"device_batch_size": "auto"})),
@@ -177,7 +178,7 @@ ROWS = (
         HF,
         "activation_checkpointing",
         all_blocks,
-        note="a number of blocks; true means all",
+        note=msg("config.foreign.blocks"),
         sized=True,
     ),
     # Duration
@@ -201,7 +202,7 @@ ROWS = (
         "num_iterations",
         steps_of_tokens,
         "1000000",
-        "in steps: tokens / total_batch_size",
+        msg("config.foreign.in_steps"),
         True,
     ),
     _row(
@@ -210,7 +211,7 @@ ROWS = (
         "num_iterations num_epochs",
         none,
         "01:00:00",
-        "no time limit in Duet, except submit_job.sh --time on SLURM",
+        msg("config.foreign.no_time_limit"),
     ),
     _row(
         "target_flops target_param_data_ratio",
@@ -218,7 +219,7 @@ ROWS = (
         "num_iterations",
         none,
         "12",
-        "duration in steps or epochs",
+        msg("config.foreign.duration"),
     ),
     _row(
         "eval_steps eval_interval val_check_interval",
@@ -233,7 +234,7 @@ ROWS = (
         "eval_tokens",
         times("eval_tokens", *_EACH),
         "20",
-        "in tokens of all ranks",
+        msg("config.foreign.all_ranks"),
         True,
     ),
     _row(
@@ -263,7 +264,7 @@ ROWS = (
         "eval_every save_every log_every",
         none,
         "steps",
-        "each is a number of steps; 0: never",
+        msg("config.foreign.intervals"),
     ),
     # Optimizer
     _row(
@@ -272,7 +273,7 @@ ROWS = (
         "matrix_lr embedding_lr unembedding_lr",
         one_rate,
         "3e-4",
-        "Duet has three peak rates; a single rate suits AdamW, not Muon",
+        msg("config.foreign.three_rates"),
     ),
     _row(
         "optim",
@@ -294,7 +295,7 @@ ROWS = (
         "warmup_ratio",
         warmup,
         "40",
-        "a fraction of num_iterations",
+        msg("config.foreign.of_iterations"),
         True,
     ),
     _row(
@@ -306,7 +307,7 @@ ROWS = (
         "final_lr_frac",
         none,
         "6e-5",
-        "a fraction of the peak rate",
+        msg("config.foreign.of_peak"),
     ),
     _row(
         "lr_scheduler_type lr_scheduler decay_lr lr_decay_iters",
@@ -314,7 +315,7 @@ ROWS = (
         "warmup_ratio warmdown_ratio final_lr_frac",
         none,
         "cosine",
-        "fixed linear schedule: warm-up, constant, warm-down",
+        msg("config.foreign.schedule"),
     ),
     _row(
         "beta1 beta2 adam_beta1 adam_beta2 adam_epsilon scalar_lr",
@@ -331,7 +332,7 @@ ROWS = (
         "data",
         existing("data"),
         ".",
-        "a local file or folder: .txt, .jsonl or .parquet",
+        msg("config.foreign.local_data"),
     ),
     _row("dataloader_num_workers workers", HF, "num_workers", same("num_workers"), "2"),
     _row("text_column text_column_name", HF, "text_field", same("text_field"), "content"),
@@ -341,7 +342,7 @@ ROWS = (
         "tokenizer",
         existing("tokenizer"),
         "tokenizer.json",
-        "bytes, bpe, or a local file",
+        msg("config.foreign.local_tokenizer"),
     ),
     # Launch
     _row(
@@ -350,7 +351,7 @@ ROWS = (
         RANKS,
         ranks,
         "2",
-        "the number of processes is the first argument of launch_train.sh",
+        msg("config.foreign.first_argument"),
     ),
     _row(
         "gpu_ids gpu_id device_ids cuda_visible_devices include",
@@ -358,7 +359,7 @@ ROWS = (
         RANKS,
         gpu_list,
         "0,1",
-        "select GPUs with the variable CUDA_VISIBLE_DEVICES",
+        msg("config.foreign.select_gpus"),
     ),
     _row(
         "num_nodes num_machines",
@@ -378,14 +379,14 @@ ROWS = (
         "",
         nothing,
         "c10d",
-        "not needed; set by the launcher",
+        msg("config.foreign.by_launcher"),
     ),
     _row(
         "standalone multi_gpu same_network",
         f"{TORCHRUN}, {ACCELERATE}",
         "",
         nothing,
-        note="not needed; set by the launcher",
+        note=msg("config.foreign.by_launcher"),
     ),
     _row(
         "ddp_backend dist_backend backend",
@@ -393,7 +394,7 @@ ROWS = (
         "",
         nothing,
         "nccl",
-        "not needed; nccl on GPUs, gloo on CPUs",
+        msg("config.foreign.backend"),
     ),
     _row("max_restarts", f"{TORCHRUN}, {ACCELERATE}", "retries", same("retries"), "3"),
     _row(
@@ -402,7 +403,7 @@ ROWS = (
         "hang_timeout",
         same("hang_timeout"),
         "1800",
-        "seconds per phase of a step, not per collective",
+        msg("config.foreign.per_phase"),
     ),
     _row(
         "ddp_find_unused_parameters",
@@ -439,7 +440,7 @@ ROWS = (
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
     _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
-    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note="no fp8 in Duet; bf16 or fp32"),
+    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note=msg("config.foreign.no_fp8")),
     _row(
         "mixed_precision dtype torch_dtype",
         f"{ACCELERATE}, {NANOGPT}",
@@ -477,7 +478,7 @@ ROWS = (
         "out_dir",
         same("out_dir"),
         "out",
-        "the folder of all run directories",
+        msg("config.foreign.run_folder"),
     ),
     _row(
         "resume_from_checkpoint ckpt_path resume_from resume_path resume_from_step checkpoint "
@@ -486,7 +487,7 @@ ROWS = (
         "resume",
         resume,
         "latest",
-        "a run, not a checkpoint file; its newest valid checkpoint is loaded",
+        msg("config.foreign.resume"),
     ),
     _row(
         "init_from",
@@ -494,7 +495,7 @@ ROWS = (
         "resume",
         words({"resume": {"resume": "latest"}, "scratch": {}}),
         "resume",
-        "Duet starts from random weights or resumes one of its runs",
+        msg("config.foreign.init"),
     ),
     _row(
         "experiment_name exp_name name model_tag",
@@ -508,7 +509,7 @@ ROWS = (
         HF,
         "",
         nothing,
-        note="not needed; every run has its own directory and evaluates",
+        note=msg("config.foreign.every_run"),
     ),
     _row("logging_dir", HF, "log_dir", same("log_dir"), "logs"),
     _row(
@@ -532,9 +533,7 @@ ROWS = (
     ),
     _row("no_wandb disable_wandb", COMMON, "use_dummy_wandb", switch({"use_dummy_wandb": "true"})),
     _row("wandb_run_name wandb_name", NANOGPT, "wandb_run", same("wandb_run"), "first try"),
-    _row(
-        "run", NANOCHAT, "wandb_run", same("wandb_run"), "first", "run_name names the run directory"
-    ),
+    _row("run", NANOCHAT, "wandb_run", same("wandb_run"), "first", msg("config.foreign.run_name")),
     _row("project", HF, "wandb_project", same("wandb_project"), "demo"),
     _row("debug_mode verbose", COMMON, "debug", switch({"debug": "true"})),
 )

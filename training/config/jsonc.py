@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.core.redact import SECRET_NAME, masked
 
 MAX_DEPTH = 50
@@ -84,10 +85,10 @@ class _Reader:
 
     def whole(self) -> Any:
         if not self.next():
-            self.wrong("the file is empty")
+            self.wrong(msg("config.jsonc.empty"))
         value = self.one((), 0)
         if self.next():
-            self.wrong("unexpected text after the end")
+            self.wrong(msg("config.jsonc.text_after_end"))
         return value
 
     def one(self, keys: Keys | None, depth: int) -> Any:
@@ -95,7 +96,7 @@ class _Reader:
         char = self.next()
         if char in ("{", "["):
             if depth >= MAX_DEPTH:
-                self.wrong(f"nested deeper than {MAX_DEPTH}")
+                self.wrong(msg("config.jsonc.too_deep", MAX_DEPTH=MAX_DEPTH))
             return self.members(keys, depth + 1) if char == "{" else self.items(depth + 1)
         return self.string() if char == '"' else self.scalar()
 
@@ -105,10 +106,10 @@ class _Reader:
         for _ in self.elements("{"):
             start = self.at
             if self.text[start : start + 1] != '"':
-                self.wrong("expected a key in double quotes")
+                self.wrong(msg("config.jsonc.no_key"))
             key, line = self.string(), self.line(start)
             if self.next() != ":":
-                self.wrong("missing colon after the key")
+                self.wrong(msg("config.jsonc.no_colon"))
             self.at += 1
             inside = None if keys is None else (*keys, key)
             if key in first:
@@ -135,7 +136,7 @@ class _Reader:
             char = self.next()
             if char not in (",", closing):
                 self.ended(start, closing)
-                self.wrong(f"missing comma or {closing}")
+                self.wrong(msg("config.jsonc.no_comma", closing=closing))
             self.at += 1
             if char == closing:
                 return
@@ -145,26 +146,30 @@ class _Reader:
         char = self.next()
         self.ended(start, closing)
         if char in (",", *_CLOSING.values()):
-            self.wrong("a superfluous comma or a missing element before this")
+            self.wrong(msg("config.jsonc.extra_comma"))
 
     def ended(self, start: int, closing: str) -> None:
         if self.at >= len(self.text):
-            self.wrong(f"missing {closing} for the {self.text[start]} in line {self.line(start)}")
+            self.wrong(
+                msg(
+                    "config.jsonc.no_closing",
+                    closing=closing,
+                    opening=self.text[start],
+                    line=self.line(start),
+                )
+            )
 
     def string(self) -> str:
         found = _STRING.match(self.text, self.at)
         if found is None:
-            self.wrong(
-                "unterminated text: a double quote is missing, or the text contains a control "
-                "character such as a tab"
-            )
+            self.wrong(msg("config.jsonc.unterminated"))
         try:
             value = json.loads(found[0])
             value.encode()
         except UnicodeEncodeError:
-            self.wrong("lone surrogate (half a character) in this text")
+            self.wrong(msg("config.jsonc.surrogate"))
         except json.JSONDecodeError as error:
-            self.wrong("invalid escape sequence after a backslash", self.at + error.pos)
+            self.wrong(msg("config.jsonc.escape"), self.at + error.pos)
         self.at = found.end()
         return str(value)
 
@@ -181,39 +186,39 @@ class _Reader:
             return (
                 int(word)
                 if len(word) <= MAX_DIGITS
-                else self.wrong("the number is too large", self.at - len(word))
+                else self.wrong(msg("config.jsonc.too_large"), self.at - len(word))
             )
         value = float(word)
         return (
             value
             if abs(value) != float("inf")
-            else self.wrong("the number is too large", self.at - len(word))
+            else self.wrong(msg("config.jsonc.too_large"), self.at - len(word))
         )
 
 
 def _hint(word: str) -> str:
     small = word.lower().lstrip("+-")
     if not word:
-        return "missing value"
+        return msg("config.jsonc.no_value")
     if small in ("true", "false", "null", "none"):
-        return "true, false and null must be lower-case (null, not None)"
+        return msg("config.jsonc.lower_case")
     if small in ("nan", "inf", "infinity"):
-        return "NaN and Infinity are not valid in JSON"
+        return msg("config.jsonc.nan")
     if word.startswith(("#", "/*")):
-        return "comments must begin with //"
+        return msg("config.jsonc.comments")
     if small[:1].isdigit() or small.startswith("."):
-        return "not a valid JSON number (such as 12, 0.5, 1e-4)"
-    return "text must be in double quotes"
+        return msg("config.jsonc.number")
+    return msg("config.jsonc.quotes")
 
 
 def kind(value: Any) -> str:
     names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
+        bool: msg("config.allowed.bool"),
+        int: msg("config.allowed.float"),
+        float: msg("config.allowed.float"),
+        str: msg("config.jsonc.kind_text"),
+        list: msg("config.jsonc.kind_list"),
+        dict: msg("config.jsonc.kind_object"),
     }
     return names.get(type(value), "null")
 

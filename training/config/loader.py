@@ -17,6 +17,7 @@ from training.config.jsonc import kind, relaxed
 from training.core import suggest
 from training.core.errors import Problem
 from training.core.jsonl import Record
+from training.core.messages import msg
 
 # Allowed arithmetic, as in `total_batch_size = 2 * device_batch_size * max_seq_len`. Without power
 # and shift, which can produce a number that fills the memory.
@@ -28,6 +29,7 @@ OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
 }
 MAX_BITS = 128
+EXAMPLE = '{"depth": 12}'
 Values = dict[str, tuple[Any, str]]  # name → (value, origin 'file:line')
 
 
@@ -70,7 +72,7 @@ def load(path: Path) -> tuple[Values, list[Problem]]:
 
 
 def _text(path: Path) -> tuple[str, list[Problem]]:
-    allowed = "a .py or .json file; ready ones: " + ", ".join(map(str, _ready("dual_gpu")))
+    allowed = msg("config.loader.allowed_file") + ", ".join(map(str, _ready("dual_gpu")))
     hint = [f"--config={shlex.quote(str(p))}" for p in near(path)]
     # os.path, since Path raises for names that the file system rejects.
     if os.path.isdir(path):
@@ -79,22 +81,27 @@ def _text(path: Path) -> tuple[str, list[Problem]]:
             for p in sorted([*path.glob("[a-z]*.py"), *path.glob("*.json")])[:4]
         ]
         return "", [
-            Problem("config.is_folder", f"config {path} is a directory", allowed, inside or hint)
+            Problem(
+                "config.is_folder",
+                msg("config.loader.is_folder", path=path),
+                allowed,
+                inside or hint,
+            )
         ]
     if not os.path.exists(path):
-        return "", [Problem("config.missing", f"config {path} does not exist", allowed, hint)]
-    if path.suffix not in (".py", ".json"):
         return "", [
-            Problem("config.suffix", f"config {path} is neither .py nor .json", allowed, hint)
+            Problem("config.missing", msg("config.loader.missing", path=path), allowed, hint)
         ]
+    if path.suffix not in (".py", ".json"):
+        return "", [Problem("config.suffix", msg("config.loader.suffix", path=path), allowed, hint)]
     try:
         return path.read_text(encoding="utf-8-sig"), []
     except (OSError, UnicodeDecodeError) as error:
         return "", [
             Problem(
                 "config.unreadable",
-                f"config {path} cannot be read: {error}",
-                "a readable UTF-8 file",
+                msg("config.loader.unreadable", path=path, error=error),
+                msg("config.loader.readable_utf8"),
             )
         ]
 
@@ -135,7 +142,7 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
             Problem(
                 "config.syntax",
                 f"{name}:{line}: {message}: {shown!r}",
-                "Python assignments such as depth = 12",
+                msg("config.loader.assignments"),
             )
         ]
     values: Values = {}
@@ -161,8 +168,8 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
             problems.append(
                 Problem(
                     "config.not_plain",
-                    f"{where}: not a plain assignment: {source!r}",
-                    "lines such as depth = 12",
+                    msg("config.loader.not_plain", where=where, source=source),
+                    msg("config.loader.lines_such_as"),
                 )
             )
             continue
@@ -173,7 +180,7 @@ def load_python(text: str, name: str) -> tuple[Values, list[Problem]]:
                 Problem(
                     "config.not_plain",
                     f"{where}: {targets[0].id}: {error}",
-                    "numbers, text, True, False, + - * / // and names assigned above",
+                    msg("config.loader.plain_values"),
                     field=targets[0].id,
                 )
             )
@@ -186,7 +193,7 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
     if isinstance(node, ast.Name):
         if node.id in known:
             return known[node.id][0]
-        raise NotPlain(f"{node.id!r} is not assigned above")
+        raise NotPlain(msg("config.loader.not_assigned", name=node.id))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         return _evaluate(
             ast.BinOp(
@@ -200,16 +207,16 @@ def _evaluate(node: ast.expr, known: Values) -> Any:
         left, right = _evaluate(node.left, known), _evaluate(node.right, known)
         for side in (left, right):
             if isinstance(side, bool) or not isinstance(side, (int, float)):
-                raise NotPlain(f"arithmetic with {side!r}")
+                raise NotPlain(msg("config.loader.arithmetic", side=side))
         try:
             value = OPERATORS[type(node.op)](left, right)
         except (ArithmeticError, ValueError) as error:
             raise NotPlain(str(error)) from None
         # Repeated squaring would fill the memory.
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise NotPlain("the number is too large")
+            raise NotPlain(msg("config.loader.number_too_large"))
         return value
-    raise NotPlain("not a plain value")
+    raise NotPlain(msg("config.loader.not_plain_value"))
 
 
 def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
@@ -231,24 +238,30 @@ def load_json(text: str, name: str) -> tuple[Values, list[Problem]]:
             Problem(
                 "config.syntax",
                 f"{name}:{error.lineno}:{error.colno}: {error.msg}",
-                'one object such as {"depth": 12}',
+                msg("config.loader.one_object", example=EXAMPLE),
             )
         ]
     except (RecursionError, ValueError) as error:  # ValueError: a number with more than 4300 digits
-        why = "nested too deep" if isinstance(error, RecursionError) else error
+        why = msg("config.loader.nested_too_deep") if isinstance(error, RecursionError) else error
         return {}, [
-            Problem("config.syntax", f"{name}: {why}", 'one flat object such as {"depth": 12}')
+            Problem(
+                "config.syntax", f"{name}: {why}", msg("config.loader.flat_object", example=EXAMPLE)
+            )
         ]
     if not isinstance(value, dict):
         return {}, [
             Problem(
                 "config.no_object",
-                f"{name}: {kind(value)} instead of an object",
-                'one object such as {"depth": 12}',
+                msg("config.loader.no_object", name=name, kind=kind(value)),
+                msg("config.loader.one_object", example=EXAMPLE),
             )
         ]
     problems = [
-        Problem("config.key_twice", f"{name}: {key!r} is given twice", "each key once")
+        Problem(
+            "config.key_twice",
+            msg("config.loader.key_twice", name=name, key=key),
+            msg("config.loader.each_key_once"),
+        )
         for key in duplicates
     ]
     return {key: (item, f"{name}: {key!r}") for key, item in value.items()}, problems

@@ -17,6 +17,7 @@ from training.config.convert import as_text, convert
 from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, row_of
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
+from training.core.messages import msg
 from training.core.suggest import suggest
 
 if TYPE_CHECKING:
@@ -96,12 +97,18 @@ def _target(row: Foreign, fields: Known, dashes: str, exact: bool) -> str:
     """The corresponding fields as text. `exact`: a single one with the same meaning."""
     known = ", ".join(f"{dashes}{n}" for n in row.to if n in fields)
     if exact:
-        return "; ".join(filter(None, (f"use {known}" if known else "", row.note)))
-    return "; ".join(filter(None, (row.note, f"see {known}" if known else "")))
+        return msg("config.meant.separator").join(
+            filter(None, (msg("config.meant.use", known=known) if known else "", row.note))
+        )
+    return msg("config.meant.separator").join(
+        filter(None, (row.note, msg("config.meant.see", known=known) if known else ""))
+    )
 
 
 def _allowed(row: Foreign, fields: Known) -> str:
-    return "; ".join(f"--{n}: {describe(n, fields)}" for n in row.to if n in fields)
+    return msg("config.meant.separator").join(
+        f"--{n}: {describe(n, fields)}" for n in row.to if n in fields
+    )
 
 
 def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
@@ -116,7 +123,7 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if field == "device" and re.fullmatch(r"(cuda|gpu):[\d,]+", word):
         return (
             ["cuda"],
-            f"every rank uses one GPU, selected by CUDA_VISIBLE_DEVICES={word.partition(':')[2]}",
+            msg("config.meant.visible_devices", gpus=word.partition(":")[2]),
         )
     if meta["choices"] or meta["words"]:
         found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
@@ -156,13 +163,11 @@ def line(names: Changes, origin: str, fields: Known) -> str:
     """The replacement for a line of a config file. `origin`: file:line of a .py file, or file:
     'key' of a JSON file."""
     values = {field: convert(field, text, True, fields)[0] for field, text in names.items()}
-    where = origin.removeprefix("from ")
-    if re.search(r"\.py:\d+$", where):
-        return "; ".join(f"{n} = {v!r}" for n, v in values.items()) + f"   # {where}"
-    if where.endswith("'"):
-        return (
-            ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items())
-            + f"   in {where}"
+    if re.search(r"\.py:\d+$", origin):
+        return "; ".join(f"{n} = {v!r}" for n, v in values.items()) + f"   # {origin}"
+    if origin.endswith("'"):
+        return ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in values.items()) + msg(
+            "config.meant.in_file", origin=origin
         )
     return flags_of(names)  # an option file uses other names: suggest a flag, which overrides it
 

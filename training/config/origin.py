@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-DEFAULT, FLAG, VARIABLE, FILE = "default", "flag", "variable", "file"
+from training.core.messages import msg
+
+FLAG, VARIABLE, FILE = "flag", "variable", "file"
+
+
+class _Default(str):
+    """Compared and stored as `default`, shown in the user's language."""
+
+    def __format__(self, spec: str) -> str:
+        return format(msg("config.origin.default"), spec)
+
+
+DEFAULT: str = _Default("default")
 
 
 class Origin(str):
-    """`source`: FLAG, VARIABLE or FILE; `name`: the flag or variable as typed. Stored as its
-    text."""
+    """`source`: FLAG, VARIABLE or FILE; `name`: the flag or variable as typed, or the place in the
+    file. Stored as its text."""
 
     source: str
     name: str

@@ -16,6 +16,7 @@ from training.config.origin import DEFAULT, FILE, FLAG, VARIABLE, Origin
 from training.config.schema import FIELDS, Config, Known, describe
 from training.core import messages
 from training.core.errors import Problem
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -73,9 +74,12 @@ def resolve(
         problems.append(
             Problem(
                 "config.workers_conflict",
-                f"persistent_workers is on ({origins['persistent_workers']}) but num_workers is 0 "
-                f"({origins['num_workers']})",
-                "at least 1 worker with persistent_workers",
+                msg(
+                    "config.resolve.workers_conflict",
+                    workers_origin=origins["persistent_workers"],
+                    number_origin=origins["num_workers"],
+                ),
+                msg("config.resolve.one_worker"),
                 ["--num_workers=2", "--persistent_workers=false"],
                 "persistent_workers",
             )
@@ -88,10 +92,14 @@ def resolve(
         problems.append(
             Problem(
                 "config.checkpointing_depth",
-                f"activation_checkpointing is {config.activation_checkpointing} "
-                f"({origins['activation_checkpointing']}), "
-                f"but depth is {config.depth} ({origins['depth']})",
-                f"at most {config.depth} (blocks), auto or none",
+                msg(
+                    "config.resolve.checkpointing_depth",
+                    blocks=config.activation_checkpointing,
+                    blocks_origin=origins["activation_checkpointing"],
+                    depth=config.depth,
+                    depth_origin=origins["depth"],
+                ),
+                msg("config.resolve.at_most_blocks", depth=config.depth),
                 [f"--activation_checkpointing={config.depth}", "--activation_checkpointing=auto"],
                 "activation_checkpointing",
             )
@@ -100,10 +108,14 @@ def resolve(
         problems.append(
             Problem(
                 "config.schedule_ratios",
-                f"warmup_ratio {config.warmup_ratio} ({origins['warmup_ratio']}) + warmdown_ratio "
-                f"{config.warmdown_ratio} "
-                f"({origins['warmdown_ratio']}) exceeds 1",
-                "a sum of at most 1",
+                msg(
+                    "config.resolve.schedule_ratios",
+                    warmup=config.warmup_ratio,
+                    warmup_origin=origins["warmup_ratio"],
+                    warmdown=config.warmdown_ratio,
+                    warmdown_origin=origins["warmdown_ratio"],
+                ),
+                msg("config.resolve.sum_at_most_1"),
                 field="warmup_ratio",
             )
         )
@@ -122,18 +134,18 @@ def _lookup(
     None: the default."""
     if name in line.flags:
         text, typed = line.flags[name]
-        return text, Origin(f"from {typed} on the command line", FLAG, typed), True
+        return text, Origin(msg("config.origin.flag", typed=typed), FLAG, typed), True
     for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
         if variable and variable not in INTERNAL and environ.get(variable):
             return (
                 environ[variable],
-                Origin(f"from {variable} in the environment", VARIABLE, variable),
+                Origin(msg("config.origin.variable", variable=variable), VARIABLE, variable),
                 True,
             )
     for source in (resumed, file):
         if name in source:
             value, origin = source[name]
-            return value, Origin(f"from {origin}", FILE), False
+            return value, Origin(msg("config.origin.file", origin=origin), FILE, origin), False
     return None
 
 
@@ -153,9 +165,9 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
     if name in FIELDS:
         return Problem(
             "field.other_task",
-            f"{name} is a field of {FIELDS['task'].default}, which is not the task ({origin})",
+            msg("config.resolve.other_task", name=name, task=FIELDS["task"].default, origin=origin),
             "",
-            [f"delete the line   # {origin}"],
+            [msg("config.resolve.delete_line", origin=origin)],
         )
     found = meant.name(name, as_text(raw), fields)
     fixes = [
@@ -163,11 +175,11 @@ def _unknown_key(name: str, raw: Any, origin: str, fields: Known) -> Problem:
         for changes in found.changes
         if changes and all(n in fields for n in changes)
     ]
-    why = f": {found.why}" if found.why else ""
+    why = msg("config.resolve.because", why=found.why) if found.why else ""
     return Problem(
         "field.unknown",
-        f"{name} is not a known field ({origin}){why}",
-        found.allowed or "a field listed by --help",
+        msg("config.resolve.unknown_key", name=name, origin=origin, why=why),
+        found.allowed or msg("config.resolve.listed_by_help"),
         fixes,
     )
 
@@ -182,10 +194,10 @@ def _unknown_variable(variable: str, text: str, fields: Known) -> Problem:
         for changes in found.changes
         if changes and all(n in fields for n in changes)
     ]
-    why = f": {found.why}" if found.why else ""
+    why = msg("config.resolve.because", why=found.why) if found.why else ""
     return Problem(
         "environment.unknown_field",
-        f"{variable} is set in the environment but matches no field{why}",
+        msg("config.resolve.unknown_variable", variable=variable, why=why),
         found.allowed,
         [*fixes, f"unset {variable}"],
     )
@@ -200,6 +212,8 @@ def _wrong_value(name: str, raw: Any, origin: Origin, problem: str, fields: Know
     elif origin.source == VARIABLE:
         fixes = [f"export {origin.name}={shlex.quote(v)}" for v in near]
     else:
-        fixes = [meant.line({name: v}, origin, fields) for v in near]
-    what = f"{name} is {shown(raw)} ({origin}){problem}" + (f": {note}" if note else "")
+        fixes = [meant.line({name: v}, origin.name, fields) for v in near]
+    what = msg(
+        "config.resolve.wrong_value", name=name, raw=shown(raw), origin=origin, problem=problem
+    ) + (msg("config.resolve.because", why=note) if note else "")
     return Problem("field.value", what, describe(name, fields), fixes, name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config.schema import FIELDS, of_the_run
 from training.core.errors import Problem
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -20,13 +21,13 @@ EACH_START = ("resume", "run_name", "node_rank")  # specific to a start or a mac
 
 
 def problems(path: Path) -> list[Problem]:
-    what = f"--save_config is {str(path)!r}"
+    what = msg("config.saved.given", path=str(path))
     if path.suffix not in SUFFIXES:
         return [
             Problem(
                 "save_config.suffix",
-                f"{what}: neither .py nor .json",
-                "a .py or .json file",
+                msg("config.saved.suffix", what=what),
+                msg("config.saved.allowed_file"),
                 [f"--save_config={shlex.quote(f'{path}.py')}"],
             )
         ]
@@ -34,8 +35,8 @@ def problems(path: Path) -> list[Problem]:
         return [
             Problem(
                 "save_config.no_folder",
-                f"{what}: the folder does not exist",
-                "a file in an existing folder",
+                msg("config.saved.no_folder", what=what),
+                msg("config.saved.existing_folder"),
                 [f"mkdir -p {shlex.quote(str(path.parent))}"],
             )
         ]
@@ -64,12 +65,12 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
             free = next(
                 p for n in range(2, 1000) if not (p := path.with_stem(f"{path.stem}_{n}")).exists()
             )
-            what = f"--save_config is {str(path)!r}: the file exists with different content"
+            what = msg("config.saved.exists", path=str(path))
             return [
                 Problem(
                     "save_config.exists",
                     what,
-                    "a new file",
+                    msg("config.saved.new_file"),
                     [f"--save_config={shlex.quote(str(free))}"],
                 )
             ]
@@ -77,8 +78,8 @@ def write(path: Path, values: Mapping[str, Any], origins: Mapping[str, str]) -> 
         return [
             Problem(
                 "output.unwritable",
-                f"--save_config is {str(path)!r}: the file cannot be written: {error.strerror}",
-                "a writable file",
+                msg("config.saved.unwritable", path=str(path), strerror=error.strerror),
+                msg("config.saved.writable_file"),
             )
         ]
     return []
@@ -89,8 +90,8 @@ def _origin(name: str, origins: Mapping[str, str]) -> str:
 
 
 def _python(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    head = '"""Saved configuration, with the origin of each value."""\n\n'
-    return head + "".join(
+    head = msg("config.saved.head")
+    return f'"""{head}"""\n\n' + "".join(
         f"{name} = {value!r}  # {_origin(name, origins)}\n" for name, value in values.items()
     )
 

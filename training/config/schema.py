@@ -10,6 +10,46 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from training.core.messages import msg
+
+RATE = "at width 768, other widths × √(768/width)"
+_UNITS = {
+    "path": msg("config.unit.path"),
+    "blocks": msg("config.unit.blocks"),
+    "tokens per sequence": msg("config.unit.tokens_per_sequence"),
+    "fraction": msg("config.unit.fraction"),
+    "sequences per rank": msg("config.unit.sequences_per_rank"),
+    "tokens (other tasks: samples), all ranks": msg("config.unit.tokens_or_samples"),
+    "parts of a micro-batch": msg("config.unit.parts_of_a_micro_batch"),
+    "steps": msg("config.unit.steps"),
+    "epochs": msg("config.unit.epochs"),
+    "tokens, all ranks": msg("config.unit.tokens_all_ranks"),
+    "tokens": msg("config.unit.tokens"),
+    "all ranks": msg("config.unit.all_ranks"),
+    "per step": msg("config.unit.per_step"),
+    "fraction of the peak": msg("config.unit.fraction_of_the_peak"),
+    "name": msg("config.unit.name"),
+    "processes per rank": msg("config.unit.processes_per_rank"),
+    "checkpoints": msg("config.unit.checkpoints"),
+    "seconds": msg("config.unit.seconds"),
+    "restarts": msg("config.unit.restarts"),
+    "shell command": msg("config.unit.shell_command"),
+    "this process": msg("config.unit.this_process"),
+    "machines": msg("config.unit.machines"),
+    "this machine": msg("config.unit.this_machine"),
+    "all machines": msg("config.unit.all_machines"),
+    "TCP port": msg("config.unit.TCP_port"),
+    "frames": msg("config.unit.frames"),
+    "pixels": msg("config.unit.pixels"),
+    "frames, comma-separated": msg("config.unit.frames_comma_separated"),
+    "channels": msg("config.unit.channels"),
+    "comma-separated": msg("config.unit.comma_separated"),
+    "steps, comma-separated": msg("config.unit.steps_comma_separated"),
+    "fractions of the peak, comma-separated": msg(
+        "config.unit.fractions_of_the_peak_comma_separated"
+    ),
+    RATE: msg("config.unit.at_width"),
+}
 GROUPS = {
     "model": "Model",
     "batch": "Batch",
@@ -26,7 +66,6 @@ GROUPS = {
 
 AUTO = ("auto",)
 Known = Mapping[str, "Field[Any]"]  # fields by name: FIELDS, or those of another task
-RATE = "at width 768, other widths × √(768/width)"
 
 
 def option(
@@ -425,21 +464,29 @@ def kind(name: str, known: Known = FIELDS) -> str:
     return str(known[name].type).split(" ", 1)[0]
 
 
+def unit_text(unit: str) -> str:
+    """A unit in the user's language; as given if it is of a user's task."""
+    return _UNITS.get(unit, unit)
+
+
 def describe(name: str, known: Known = FIELDS) -> str:
     """Allowed values of a field: 'a whole number from 1, or auto (sequences per rank)'."""
     meta = known[name].metadata
     if meta["choices"]:
-        text = "one of " + ", ".join(meta["choices"])
+        choices = ", ".join(meta["choices"])
+        text = msg("config.allowed.one_of", choices=choices)
     else:
         text = {
-            "int": "a whole number",
-            "float": "a number",
-            "bool": "true or false",
-            "str": "text",
+            "int": msg("config.allowed.int"),
+            "float": msg("config.allowed.float"),
+            "bool": msg("config.allowed.bool"),
+            "str": msg("config.allowed.str"),
         }[kind(name, known)]
-        if meta["low"] is not None and meta["high"] is not None:
-            text += f" from {meta['low']} to {meta['high']}"
-        elif meta["low"] is not None:
-            text += f" from {meta['low']}"
-        text += "".join(f", or {word}" for word in meta["words"])
-    return text + (f" ({meta['unit']})" if meta["unit"] else "")
+        low, high = meta["low"], meta["high"]
+        if low is not None and high is not None:
+            text += msg("config.allowed.from_to", low=low, high=high)
+        elif low is not None:
+            text += msg("config.allowed.from", low=low)
+        text += "".join(msg("config.allowed.or_word", word=word) for word in meta["words"])
+    unit = unit_text(meta["unit"])
+    return text + (msg("config.allowed.unit", unit=unit) if unit else "")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.redact import (
     CLOUD_KEY,
     LOGIN_IN_ADDRESS,
@@ -39,15 +40,12 @@ def problems(command: str, origin: str) -> list[Problem]:
     found = first(command)
     if not found:
         return []
-    what = (
-        f"notify ({origin}) contains what looks like a secret, {found}: plan.json, the log and the "
-        f"process list would show it"
-    )
+    what = msg("config.secrets.found", origin=origin, found=found)
     return [
         Problem(
             "secret.in_config",
             what,
-            "secrets in environment variables, referenced in single quotes",
+            msg("config.secrets.allowed"),
             [FIX],
         )
     ]
@@ -65,21 +63,21 @@ def first(command: str) -> str:
             and not HARMLESS.fullmatch(value)
             and not name.lower().endswith(("file", "path"))
         ):
-            return f"after {name!r}"
+            return msg("config.secrets.after", name=name)
     for found in LOGIN_IN_ADDRESS.finditer(text):
         if not found[0].removesuffix("@").rpartition(":")[2].startswith(MARK):
-            return "a password in an address"
+            return msg("config.secrets.password_in_address")
     for found in LOGIN.finditer(text):
         if not found[1].startswith(MARK):
-            return "a password after --user"
+            return msg("config.secrets.password_after_user")
     for pattern in (WEBHOOK, OPEN_ADDRESS):
         for found in pattern.finditer(text):
             if MARK not in found[0]:
-                return "an address that allows posting without a password"
+                return msg("config.secrets.open_address")
     if CLOUD_KEY.search(text) or IDENTITY.search(text):
-        return "text in the format of a key"
+        return msg("config.secrets.key_format")
     return (
-        "text in the format of a key"
+        msg("config.secrets.key_format")
         if any(SECRET_VALUE.search(word[0]) for word in LONG_WORD.finditer(text))
         else ""
     )

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data import tokenizer_base
 from training.data.readers import DocumentPart
 from training.data.tokenizer_base import BOS_NAME, Tokenizer, bos_among, padded
@@ -82,7 +83,7 @@ class Learned(_Batched):
             raise UserError(
                 Problem(
                     "tokenizer.invalid",
-                    f"tokenizer {path}: {error}",
+                    msg("data.tokenizer.file_error", path=path, error=error),
                     tokenizer_base.ALLOWED,
                     list(tokenizer_base.FIXES),
                 )
@@ -174,7 +175,7 @@ def _ranks(path: Path) -> dict[bytes, int]:
         return UserError(
             Problem(
                 "tokenizer.invalid",
-                f"tokenizer {path}: {what}",
+                msg("data.tokenizer.file_error", path=path, error=what),
                 tokenizer_base.ALLOWED,
                 list(tokenizer_base.FIXES),
             )
@@ -190,15 +191,12 @@ def _ranks(path: Path) -> dict[bytes, int]:
             ranks[token] = int(rank)
             taken.add(ranks[token])
         except (ValueError, binascii.Error):
-            raise wrong(f"line {number} is not 'base64 rank'") from None
+            raise wrong(msg("data.tokenizer.not_base64_rank", number=number)) from None
         if not token or not size < len(ranks) == len(taken):
-            raise wrong(f"line {number}: empty token, or duplicate token or rank")
+            raise wrong(msg("data.tokenizer.duplicate", number=number))
     lacking = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if lacking:
-        raise wrong(
-            f"{len(lacking)} of the 256 single bytes are missing; text with them could not be "
-            f"tokenized"
-        )
+        raise wrong(msg("data.tokenizer.single_bytes", count=len(lacking)))
     return ranks
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.data.encoding import is_plain
 
 STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
-NAMED = ".parquet, .txt or .jsonl (also .gz, .zst)"
+NAMED = msg("data.corpus.named")
 # Not part of every Python installation, or not typical text: tests contain tables and invalid
 # encodings.
 STDLIB_WITHOUT = {
@@ -49,8 +50,10 @@ def find(
         return _stdlib()
     name_of_encoding = "" if not encoding or is_plain(encoding) else encoding
     path = Path(os.path.expanduser(data))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    given = f"data is {data!r}" + (f" ({origin})" if origin else "")
-    allowed = f"a {NAMED} file, a folder of them, or stdlib"
+    given = msg("data.corpus.given", data=data) + (
+        msg("data.corpus.origin", origin=origin) if origin else ""
+    )
+    allowed = msg("data.corpus.allowed", NAMED=NAMED)
     if not os.path.exists(path):
         return None, _missing(path, data, given, allowed)
     if path.is_dir():
@@ -59,14 +62,16 @@ def find(
         if not files:
             return None, Problem(
                 "data.no_files",
-                f"{given}: no {NAMED} file in this folder",
+                msg("data.corpus.no_files", given=given, NAMED=NAMED),
                 allowed,
                 [f"ls {shlex.quote(str(path))}"],
             )
     elif path.name.lower().endswith(SUFFIXES) and path.is_file():
         files = [path]
     else:
-        return None, Problem("data.suffix", f"{given}: not a {NAMED} file", allowed)
+        return None, Problem(
+            "data.suffix", msg("data.corpus.suffix", given=given, NAMED=NAMED), allowed
+        )
     total = 0
     for file in files:
         try:
@@ -80,12 +85,14 @@ def find(
             )
             return None, Problem(
                 "data.unreadable",
-                f"{given}: {file} cannot be read: {error.strerror}",
-                "a readable file",
+                msg("data.corpus.unreadable", given=given, file=file, strerror=error.strerror),
+                msg("data.corpus.readable"),
                 mode,
             )
     if total == 0:
-        return None, Problem("data.empty", f"{given}: empty", "some text")
+        return None, Problem(
+            "data.empty", msg("data.corpus.empty", given=given), msg("data.corpus.some_text")
+        )
     name = path.resolve().name
     suffix = next(
         (s for s in sorted(SUFFIXES, key=len, reverse=True) if name.lower().endswith(s)),
@@ -101,14 +108,14 @@ def _missing(path: Path, data: str, given: str, allowed: str) -> Problem:
     if "://" in data:
         return Problem(
             "data.not_downloaded",
-            f"{given}: a URL; Duet does not download data",
+            msg("data.corpus.url", given=given),
             allowed,
         )
     there = path.absolute().parent
     if any(c in path.name for c in "*?[") and os.path.isdir(there):
         return Problem(
             "data.missing",
-            f"{given}: no such file or folder; patterns are not expanded",
+            msg("data.corpus.pattern", given=given),
             allowed,
             [f"ls {shlex.quote(str(there))}"],
         )
@@ -116,7 +123,7 @@ def _missing(path: Path, data: str, given: str, allowed: str) -> Problem:
         there = there.parent
     return Problem(
         "data.missing",
-        f"{given}: no such file or folder",
+        msg("data.corpus.missing", given=given),
         allowed,
         [f"ls {shlex.quote(str(there))}"],
     )
@@ -129,8 +136,8 @@ def _stdlib() -> tuple[CorpusSource | None, Problem | None]:
     if total < 1 << 20:
         return None, Problem(
             "data.stdlib_missing",
-            f"data is 'stdlib', but {root} contains only {total} bytes of source code",
-            "text",
+            msg("data.corpus.stdlib", root=root, total=total),
+            msg("data.corpus.text"),
             ["--data=YOUR_TEXT.txt"],
         )
     return CorpusSource(STDLIB, tuple(files), total), None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data.prepare import PreparedCorpus
 
 
@@ -42,17 +43,17 @@ def of_text(config: Config, batch: Batch, data: PreparedCorpus, **position: int)
     found = plan_length(config, batch, max(0, data.train_tokens - 1) // batch.seq_len, **position)
     if found is None:
         needed = batch.total_tokens + 1
-        what = (
-            f"data {data.name} has {data.train_tokens} training tokens; one step needs "
-            f"{needed} "
-            f"({batch.sentence()})"
+        what = msg(
+            "data.length.too_short",
+            name=data.name,
+            train_tokens=data.train_tokens,
+            needed=needed,
+            sentence=batch.sentence(),
         )
         seq = min(batch.seq_len, data.train_tokens // batch.world_size // 8)
         flags = (
             f"--max_seq_len={seq} --device_batch_size=1 --total_batch_size={seq * batch.world_size}"
         )
         fixes = [flags] if seq >= FIELDS["max_seq_len"].metadata["low"] else []
-        raise UserError(
-            Problem("data.too_short", what, "more text, or a smaller total_batch_size", fixes)
-        )
+        raise UserError(Problem("data.too_short", what, msg("data.length.more_text"), fixes))
     return found

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from training.core.errors import Problem
+from training.core.messages import msg
 
 UTF8 = "utf-8"
-ALLOWED = (
-    "the name of a text encoding, e.g. gbk, big5, shift_jis, euc-kr, latin-1, cp1252, "
-    "cp1251, utf-16"
-)
+ALLOWED = msg("data.encoding.allowed")
 SAMPLE = 1 << 16  # bytes examined by a guess
 SHOWN = 5  # files named in a message
 CONTEXT = 24  # characters of text quoted in a message
@@ -101,7 +99,7 @@ def check(name: str, origin: str) -> list[Problem]:
         else [
             Problem(
                 "data.encoding_name",
-                f"encoding is {name!r} ({origin})",
+                msg("data.encoding.given", name=name, origin=origin),
                 ALLOWED,
                 ["--encoding=gbk", "--encoding=latin-1"],
             )
@@ -207,29 +205,31 @@ def problems(found: Sequence[NotUtf8]) -> list[Problem]:
 
 def _problem(name: str, found: Sequence[NotUtf8]) -> Problem:
     shown = ", ".join(one.where for one in found[:SHOWN]) + (
-        f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        msg("data.encoding.and_more", count=len(found) - SHOWN) if len(found) > SHOWN else ""
     )
-    what = f"{shown}: not UTF-8"
+    what = msg("data.encoding.not_utf8", shown=shown)
     files = [one.file for one in found[:SHOWN]]
     if not name:
         return Problem(
             "data.encoding",
-            f"{what}, unknown encoding",
-            "UTF-8, or its encoding as --encoding=NAME",
+            msg("data.encoding.unknown", what=what),
+            msg("data.encoding.utf8_or_named"),
             [f"file {shlex.quote(str(files[0]))}"],
         )
     if name == UTF8:
         return Problem(
             "data.encoding_damaged",
-            f"{what}: some bytes are damaged",
+            msg("data.encoding.damaged", what=what),
             "UTF-8",
-            [_converted(UTF8, files, drop=True) + "   # drops them"],
+            [_converted(UTF8, files, drop=True) + msg("data.encoding.drops")],
         )
-    what = f"{what}, looks like {name} ({_excerpt(found[0].text, name)!r})"
+    what = msg(
+        "data.encoding.looks_like", what=what, name=name, excerpt=_excerpt(found[0].text, name)
+    )
     return Problem(
         "data.encoding",
         what,
-        "UTF-8, or its encoding as --encoding=NAME",
+        msg("data.encoding.utf8_or_named"),
         [f"--encoding={name}", _converted(name, files)],
     )
 

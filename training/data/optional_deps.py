@@ -11,14 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.host import packages
 
 # Suffix, package, its use.
 FORMS = (
-    (".parquet", "pyarrow", "reads .parquet"),
-    (".zst", "zstandard", "reads .zst"),
-    (".json", "tokenizers", "loads a tokenizer.json"),
-    (".tiktoken", "tiktoken", "loads a .tiktoken file"),
+    (".parquet", "pyarrow", msg("data.deps.parquet")),
+    (".zst", "zstandard", msg("data.deps.zst")),
+    (".json", "tokenizers", msg("data.deps.json")),
+    (".tiktoken", "tiktoken", msg("data.deps.tiktoken")),
 )
 
 
@@ -30,11 +31,11 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
     """
     needs: dict[str, str] = {}  # package → reason
     if tokenizer == "bpe":
-        needs["tokenizers"] = "--tokenizer=bpe needs tokenizers"
+        needs["tokenizers"] = msg("data.deps.bpe")
     for name in [str(tokenizer), *map(str, files)]:
         for suffix, package, does in FORMS:
             if name.lower().endswith(suffix) and package not in needs:
-                needs[package] = f"{name} needs {package} ({does})"
+                needs[package] = msg("data.deps.needs", name=name, package=package, does=does)
     lacking = {
         package: text
         for package, text in needs.items()
@@ -45,7 +46,7 @@ def missing(files: Iterable[Path], tokenizer: str) -> list[Problem]:
     return [
         Problem(
             "package.missing",
-            f"optional package not installed: {'; '.join(lacking.values())}",
+            msg("data.deps.missing", reasons=msg("data.deps.separator").join(lacking.values())),
             "",
             packages.add(lacking),
         )

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from training.core import log, rundir, units
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data import shards, tokenizer, tokenizer_base
 from training.data.corpus import CorpusSource
 from training.data.readers import DocumentPart, documents
@@ -42,10 +43,10 @@ PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1
 
 Progress = Callable[[str, int, int], None]  # activity, bytes done, total bytes
 TOKENIZING, CHECKING, LEARNING, MERGING = (
-    "preparing",
-    "checking",
-    "learning the vocabulary of",
-    "merging the tokens of",
+    msg("data.prepare.preparing"),
+    msg("data.prepare.checking"),
+    msg("data.prepare.learning"),
+    msg("data.prepare.merging"),
 )
 
 
@@ -150,10 +151,7 @@ def ensure(
         if found:
             return found
         if damage:
-            log.warning(
-                f"the prepared data {folder} is damaged: {damage}; preparing it again from "
-                f"{source.name}"
-            )
+            log.warning(msg("data.prepare.again", folder=folder, damage=damage, name=source.name))
         work = cache / f".{folder.name}.work"  # a fixed name: leftovers of a killed run are removed
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
@@ -193,7 +191,7 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
     index = rundir.read_json(folder / "index.json")
     try:
         if not index or index["format"] != FORMAT:
-            return None, "index.json is damaged"
+            return None, msg("data.prepare.index_damaged")
         facts = {name: index[name] for name in PreparedCorpus.__dataclass_fields__}
         prepared = PreparedCorpus(**facts | {"folder": str(folder)})
         expected = {
@@ -202,12 +200,12 @@ def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, 
             for path, size in _shards(prepared, part)
         }
         if any(index["files"][name]["bytes"] != size for name, size in expected.items()):
-            return None, "index.json is inconsistent"
+            return None, msg("data.prepare.index_inconsistent")
         damage = shards.damage(
             folder, index["files"], lambda done, total: progress(CHECKING, done, total)
         )
     except (KeyError, TypeError, AttributeError):
-        return None, "index.json is damaged"
+        return None, msg("data.prepare.index_damaged")
     return (None, damage) if damage else (prepared, "")
 
 
@@ -239,8 +237,12 @@ def _write(
             raise UserError(
                 Problem(
                     "data.no_text",
-                    f"data {source.name}: no text in {units.plural(len(source.files), 'file')}",
-                    "some text",
+                    msg(
+                        "data.prepare.no_text",
+                        name=source.name,
+                        files=units.plural(len(source.files), "file"),
+                    ),
+                    msg("data.corpus.some_text"),
                 )
             )
         if not SENSIBLE_SHARE[0] <= val.tokens / (train.tokens + val.tokens) <= SENSIBLE_SHARE[1]:
@@ -354,8 +356,12 @@ def _learn(
 
     words = bpe.train(texts(), vocab_size, work, waiting)
     log.info(
-        f"learned {units.plural(words.vocab, 'token')} from {units.size(learned)} of "
-        f"{units.size(total)} of text"
+        msg(
+            "data.prepare.learned",
+            tokens=units.plural(words.vocab, "token"),
+            learned=units.size(learned),
+            total=units.size(total),
+        )
     )
     return words
 
@@ -364,7 +370,4 @@ def _warn_of_loss(words: Tokenizer) -> None:
     (ids,) = words.encode_documents([PROBE])
     text = words.decode(ids.tolist())
     if text != PROBE:
-        log.warning(
-            f"tokenizer {words.name} changes text ({PROBE!r} is decoded as {text!r}): bits per "
-            f"byte are not exact"
-        )
+        log.warning(msg("data.prepare.tokenizer_changes", name=words.name, PROBE=PROBE, text=text))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data import encoding
 from training.data.corpus import CorpusSource
 
@@ -55,8 +56,8 @@ def documents(source: CorpusSource, text_field: str) -> Iterator[DocumentPart]:
             raise UserError(
                 Problem(
                     "data.unreadable",
-                    f"{file} cannot be read: {error.strerror or error}",
-                    "a readable file",
+                    msg("data.reader.unreadable", file=file, error=error.strerror or error),
+                    msg("data.corpus.readable"),
                 )
             ) from None
         before += size
@@ -70,8 +71,8 @@ def _pieces_of(file: Path, size: int, text_field: str, name: str) -> Iterator[Do
         raise UserError(
             Problem(
                 "data.damaged",
-                f"{file}: damaged file: an empty {suffix} file",
-                "a complete file",
+                msg("data.reader.empty", file=file, suffix=suffix),
+                msg("data.reader.complete"),
             )
         )
     if form == ".txt":
@@ -207,7 +208,7 @@ class _Zstandard(io.RawIOBase):
             block = block or self.raw.read(self.INPUT)
             if not block:
                 if self.frame and not self.frame.eof:
-                    raise _Damaged("the file ends too early")
+                    raise _Damaged(msg("data.reader.too_early"))
                 return 0
             if self.frame is None or self.frame.eof:
                 self.frame = self.zstandard.ZstdDecompressor().decompressobj()
@@ -230,21 +231,21 @@ def _checked(items: Iterator[Any], file: Path) -> Iterator[Any]:
             yield item
     except (gzip.BadGzipFile, EOFError, zlib.error, _Damaged) as error:
         what = "Zstandard" if file.suffix.lower() == ".zst" else "gzip"
-        where = f" after line {count}" if _form(file) == ".jsonl" else ""
+        where = msg("data.reader.after_line", count=count) if _form(file) == ".jsonl" else ""
         raise UserError(
             Problem(
                 "data.damaged",
-                f"{file}: damaged {what} file{where}: {error}",
-                "a complete file, compressed again",
+                msg("data.reader.damaged", file=file, what=what, where=where, error=error),
+                msg("data.reader.compressed_again"),
             )
         ) from None
     except UnicodeDecodeError as error:
-        what = f"{file}: neither UTF-8 nor {error.encoding} (--encoding)"
+        what = msg("data.reader.neither", file=file, encoding=error.encoding)
         raise UserError(
             Problem(
                 "data.encoding",
                 what,
-                "text in that encoding or in UTF-8",
+                msg("data.reader.that_encoding"),
                 [f"file {shlex.quote(str(file))}"],
             )
         ) from None
@@ -264,8 +265,10 @@ def _json_lines(file: Path, text_field: str, name: str) -> Iterator[tuple[bytes,
                 raise UserError(
                     Problem(
                         "data.line_too_long",
-                        f"{file}:{number}: line longer than {MAX_LINE} bytes",
-                        "one JSON object per line",
+                        msg(
+                            "data.reader.line_too_long", file=file, number=number, MAX_LINE=MAX_LINE
+                        ),
+                        msg("data.reader.object_per_line"),
                     )
                 )
             position = position + len(line) if raw is lines else raw.tell()
@@ -280,7 +283,11 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            Problem("data.not_json", f"{where}: not JSON: {error}", "one JSON object per line")
+            Problem(
+                "data.not_json",
+                msg("data.reader.not_json", where=where, error=error),
+                msg("data.reader.object_per_line"),
+            )
         ) from None
     if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
         keys = (
@@ -289,8 +296,8 @@ def _record_text(where: str, line: bytes, text_field: str) -> bytes:
         raise UserError(
             Problem(
                 "data.no_text_field",
-                f"{where}: no text in field {text_field!r}",
-                "a JSON object with this text field",
+                msg("data.reader.no_field", where=where, text_field=text_field),
+                msg("data.reader.with_field"),
                 _fields(keys),
             )
         )
@@ -319,15 +326,26 @@ def _parquet(file: Path, size: int, text_field: str) -> Iterator[tuple[bytes, in
                         raise UserError(
                             Problem(
                                 "data.no_text_field",
-                                f"{file}: row {row}: no text in column {text_field!r}",
-                                "a text in every row",
+                                msg(
+                                    "data.reader.no_text_in_row",
+                                    file=file,
+                                    row=row,
+                                    text_field=text_field,
+                                ),
+                                msg("data.reader.every_row"),
                             )
                         )
                     yield text.encode("utf-8", "replace"), size * row // rows
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         first = str(error).partition("\n")[0]
-        what = f"{file}: damaged Parquet file" + (f" after row {row}" if row else "") + f": {first}"
-        raise UserError(Problem("data.damaged", what, "a complete Parquet file")) from None
+        what = (
+            msg("data.reader.damaged_parquet", file=file)
+            + (msg("data.reader.after_row", row=row) if row else "")
+            + msg("data.reader.reason", reason=first)
+        )
+        raise UserError(
+            Problem("data.damaged", what, msg("data.reader.complete_parquet"))
+        ) from None
 
 
 def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
@@ -348,17 +366,17 @@ def _has_text(arrow: Any, file: Path, schema: Any, text_field: str) -> None:
     )
     columns = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:12])
     what = (
-        f"column {text_field!r} has type {found[0].type}, not text"
+        msg("data.reader.wrong_type", text_field=text_field, type=found[0].type)
         if len(found) == 1
-        else f"no column {text_field!r}"
+        else msg("data.reader.no_column", text_field=text_field)
     )
     if len(found) > 1:
-        what = f"{len(found)} columns {text_field!r}"
+        what = msg("data.reader.columns", count=len(found), text_field=text_field)
     raise UserError(
         Problem(
             "data.no_text_field",
-            f"{file}: {what}; its columns: {columns}",
-            "a text column",
+            msg("data.reader.its_columns", file=file, what=what, columns=columns),
+            msg("data.reader.text_column"),
             fixes,
         )
     )

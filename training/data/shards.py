@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.core.messages import msg
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -129,12 +131,16 @@ def damage(
     try:
         for path, facts in zip(paths, files.values(), strict=True):
             if (size := path.stat().st_size) != facts["bytes"]:
-                return f"{path.name} has {size} bytes, not {facts['bytes']}"
+                return msg("data.shard.size", name=path.name, size=size, expected=facts["bytes"])
         for path, facts, found in zip(paths, files.values(), sums(paths, progress), strict=True):
             if found != facts["sha256"]:
-                return (
-                    f"{path.name} was changed (sha256 {found[:12]}…, not {facts['sha256'][:12]}…)"
+                return msg(
+                    "data.shard.sum", name=path.name, found=found[:12], sha256=facts["sha256"][:12]
                 )
     except OSError as error:
-        return f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror}"
+        return msg(
+            "data.shard.unreadable",
+            name=Path(str(error.filename or folder)).name,
+            strerror=error.strerror,
+        )
     return ""

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints
 from training.data.prepare import PreparedCorpus
@@ -124,27 +125,24 @@ def _open(path: Path, kind: np.dtype[Any], tokens: int | None) -> npt.NDArray[An
     try:
         size = path.stat().st_size
     except OSError as error:
-        what = f"the shard {path} cannot be read: {error.strerror}"
+        what = msg("data.shard.cannot_read", path=path, strerror=error.strerror)
         raise UserError(
             Problem(
                 "data.shard_damaged",
                 what,
-                "intact shards; the next start prepares missing data again",
+                msg("data.shard.intact"),
                 fixes,
             ),
             Exit.RESOURCES,
         ) from None
     expected = size // kind.itemsize * kind.itemsize if tokens is None else tokens * kind.itemsize
     if size != expected:
-        what = (
-            f"the shard {path} has {size} bytes, not {expected}: it was changed or truncated "
-            f"after it was prepared"
-        )
+        what = msg("data.shard.changed", path=path, size=size, expected=expected)
         raise UserError(
             Problem(
                 "data.shard_damaged",
                 what,
-                "intact shards; the next start prepares missing data again",
+                msg("data.shard.intact"),
                 fixes,
             ),
             Exit.RESOURCES,

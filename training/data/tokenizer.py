@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.data.tokenizer_base import (
     ALLOWED,
     BPE,
@@ -46,12 +47,12 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
     name = index.get("tokenizer_file")
     if name is None:
         fixes = [f"rm -r {shlex.quote(prepared.folder)}"]
-        what = f"{prepared.folder}/index.json is missing or damaged"
+        what = msg("data.tokenizer.index", folder=prepared.folder)
         raise UserError(
             Problem(
                 "tokenizer.unreadable",
                 what,
-                "an intact folder; the next start prepares missing data again",
+                msg("data.tokenizer.intact"),
                 fixes,
             ),
             Exit.RESOURCES,
@@ -87,7 +88,7 @@ def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:
         raise UserError(
             Problem(
                 "tokenizer.changed",
-                f"tokenizer {path}: {found.vocab} ids, but the file lists {ids}",
+                msg("data.tokenizer.changed", path=path, vocab=found.vocab, ids=ids),
                 ALLOWED,
                 list(FIXES),
             )
@@ -123,10 +124,7 @@ def fewer(tokenizer: str, vocab_size: int, rows: int) -> str:
     embedding."""
     if tokenizer != BPE or rows >= padded(vocab_size):
         return ""
-    return (
-        f"--vocab_size is {vocab_size}, but the text has fewer distinct tokens: the model has "
-        f"{rows} embedding rows"
-    )
+    return msg("data.tokenizer.fewer", vocab_size=vocab_size, rows=rows)
 
 
 def check(tokenizer: str, origin: str = "") -> list[Problem]:
@@ -135,23 +133,31 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return []
     path, given = (
         expanded(tokenizer),
-        f"tokenizer is {tokenizer!r}" + (f" ({origin})" if origin else ""),
+        msg("data.tokenizer.given", tokenizer=tokenizer)
+        + (msg("data.corpus.origin", origin=origin) if origin else ""),
     )
     if path.is_dir() and (path / JSON).is_file():
         return [
             Problem(
                 "tokenizer.is_folder",
-                f"{given}: it is a folder",
+                msg("data.tokenizer.is_folder", given=given),
                 ALLOWED,
                 [f"--tokenizer={shlex.quote(os.path.join(tokenizer, JSON))}"],
             )
         ]
     if not path.is_file():
-        return [Problem("tokenizer.missing", f"{given}: no such file", ALLOWED, list(FIXES))]
+        return [
+            Problem(
+                "tokenizer.missing",
+                msg("data.tokenizer.missing", given=given),
+                ALLOWED,
+                list(FIXES),
+            )
+        ]
     if path.suffix.lower() not in (".json", ".tiktoken"):
         return [
             Problem(
-                "tokenizer.suffix", f"{given}: not a .json or .tiktoken file", ALLOWED, list(FIXES)
+                "tokenizer.suffix", msg("data.tokenizer.suffix", given=given), ALLOWED, list(FIXES)
             )
         ]
     try:
@@ -160,13 +166,20 @@ def check(tokenizer: str, origin: str = "") -> list[Problem]:
         return [
             Problem(
                 "tokenizer.unreadable",
-                f"{given}: cannot be read: {error.strerror}",
-                "a readable file",
+                msg("data.tokenizer.unreadable", given=given, strerror=error.strerror),
+                msg("data.corpus.readable"),
                 [f"chmod u+r {shlex.quote(str(path))}"],
             )
         ]
     except ValueError as error:
-        return [Problem("tokenizer.invalid", f"{given}: {error}", ALLOWED, list(FIXES))]
+        return [
+            Problem(
+                "tokenizer.invalid",
+                msg("data.tokenizer.invalid", given=given, error=error),
+                ALLOWED,
+                list(FIXES),
+            )
+        ]
     return []
 
 
@@ -193,7 +206,11 @@ def tiktoken_ids(content: bytes) -> int:
         for number, line in enumerate(content.splitlines(), 1):
             if not _TIKTOKEN_LINES.fullmatch(line) or not line:
                 raise ValueError(
-                    f"line {number} is not 'base64 rank': {line[:40].decode('utf-8', 'replace')!r}"
+                    msg(
+                        "data.tokenizer.line",
+                        number=number,
+                        line=line[:40].decode("utf-8", "replace"),
+                    )
                 )
     lines = content.rstrip().count(b"\n") + 1
     last = int(content.rsplit(None, 1)[-1]) if content.strip() else -1
@@ -202,9 +219,9 @@ def tiktoken_ids(content: bytes) -> int:
         return lines
     ranks = list(map(int, content.split()[1::2]))
     if not ranks:
-        raise ValueError("empty file")
+        raise ValueError(msg("data.tokenizer.empty"))
     if max(ranks) >= 1 << 24:
-        raise ValueError(f"rank {max(ranks)} is too large for a vocabulary")
+        raise ValueError(msg("data.tokenizer.rank_too_large", rank=max(ranks)))
     return max(ranks) + 1
 
 
@@ -212,7 +229,7 @@ def _json_facts(content: bytes) -> tuple[int, str]:
     """`_facts` of a tokenizer.json. The merges, more than half of the file, are not parsed if they
     end it, as in every file that the library writes."""
     merges = re.search(rb'"merges"\s*:\s*\[', content)
-    wrong = "not a tokenizer.json of Hugging Face"
+    wrong = msg("data.tokenizer.not_hugging_face")
     found: Any = None
     if merges and re.search(rb"\]\s*\}\s*\}\s*$", content):
         with contextlib.suppress(ValueError):
@@ -220,7 +237,7 @@ def _json_facts(content: bytes) -> tuple[int, str]:
     try:
         found = found or json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{wrong}: {error}") from None
+        raise ValueError(msg("data.tokenizer.wrong", wrong=wrong, error=error)) from None
     try:
         vocab, added = found["model"]["vocab"], found.get("added_tokens") or []
         ids = [len(vocab) - 1] if isinstance(vocab, list) else list(vocab.values())
@@ -228,4 +245,4 @@ def _json_facts(content: bytes) -> tuple[int, str]:
         bos = bos_among({t["content"]: t["id"] for t in added if t.get("special")})
         return max(map(int, ids)) + (1 if bos else 2), bos
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"{wrong}: it has no vocabulary") from None
+        raise ValueError(msg("data.tokenizer.no_vocabulary", wrong=wrong)) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.core.messages import msg
 from training.data.readers import DocumentPart
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ BOS_NAMES = (
     "<eos>",
 )
 JSON, TIKTOKEN = "tokenizer.json", "ranks.tiktoken"  # names in a prepared folder
-ALLOWED = "bytes, bpe, a Hugging Face tokenizer.json or a .tiktoken file"
+ALLOWED = msg("data.tokenizer.allowed")
 FIXES = ("--tokenizer=bytes", "--tokenizer=bpe")
 
 

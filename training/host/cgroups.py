@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core.messages import msg
+
 ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 MACHINE, MEMORY = Path("/proc/vmstat"), Path("/proc/meminfo")
 UNLIMITED = 1 << 60  # cgroup v1 stores a huge number for 'no limit'
@@ -88,9 +90,7 @@ def says_who() -> str:
     group = memory()
     if group is None or group.room >= machine_memory():
         return ""
-    return (
-        f" (the control group of this shell or container allows {group.limit / (1 << 30):.1f} GiB)"
-    )
+    return msg("host.memory.cgroup_limit", limit=group.limit / (1 << 30))
 
 
 def open_files() -> tuple[int, int]:

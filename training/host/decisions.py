@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config.schema import Config
+from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.core.units import plural
 from training.host import cgroups
@@ -18,6 +19,7 @@ from training.host.torch_build import TorchBuild
 if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
+AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
 # The script for which --retries=auto restarts, and the number of restarts.
 RECOVERS, RETRIES = (
     "train_dual_gpu_enhanced.sh",
@@ -39,27 +41,26 @@ class Decision:
 def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild | None) -> Decision:
     gpus = len(machine.gpus)
     if config.device != "auto":
-        return Decision(config.device, "as asked")
+        return Decision(config.device, AS_ASKED)
     if gpus >= ranks and torch and torch.cuda is None:
         return Decision(
             "cpu",
-            f"there are {gpus} GPUs, but the installed torch {torch.version} is built for the CPU "
-            f"only",
+            msg("host.decision.cpu_build", gpus=gpus, version=torch.version),
         )
     if gpus >= ranks:
         return Decision(
             "cuda",
-            f"a GPU for each of {ranks} ranks ({machine.reason})"
+            msg("host.decision.gpu_each", ranks=ranks, reason=machine.reason)
             if ranks > 1
-            else f"a GPU ({machine.reason})",
+            else msg("host.decision.one_gpu", reason=machine.reason),
         )
-    counted = f"{plural(gpus, 'GPU')} for {plural(ranks, 'rank')}"
-    return Decision("cpu", f"{counted} ({machine.reason})")
+    counted = msg("host.decision.too_few", gpus=plural(gpus, "GPU"), ranks=plural(ranks, "rank"))
+    return Decision("cpu", msg("host.decision.too_few_why", counted=counted, reason=machine.reason))
 
 
 def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Decision:
     if config.precision != "auto":
-        return Decision(config.precision, "as asked")
+        return Decision(config.precision, AS_ASKED)
     if on == "cuda":
         old = [
             g.name
@@ -67,16 +68,14 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
             if g.capability is not None and g.capability < (8, 0)
         ]
         return (
-            Decision("fp32", f"{old[0]} has no bf16")
+            Decision("fp32", msg("host.decision.no_bf16", name=old[0]))
             if old
-            else Decision("bf16", "the GPU has bf16 matrix units")
+            else Decision("bf16", msg("host.decision.gpu_bf16"))
         )
     flags = cpu_bf16()
     if flags:
-        return Decision(
-            "bf16", f"this CPU has bf16 matrix instructions ({', '.join(sorted(flags))})"
-        )
-    return Decision("fp32", "this CPU has no bf16 matrix instructions")
+        return Decision("bf16", msg("host.decision.cpu_bf16", flags=", ".join(sorted(flags))))
+    return Decision("fp32", msg("host.decision.cpu_no_bf16"))
 
 
 def cpu_bf16() -> set[str]:
@@ -95,10 +94,10 @@ def cpu_flags() -> set[str]:
 
 def compiled(config: Config, on: str) -> Decision:
     if config.compile != "auto":
-        return Decision(config.compile == "1", "as asked")
+        return Decision(config.compile == "1", AS_ASKED)
     if on == "cuda":
-        return Decision(True, "pays off after a few steps on a GPU")
-    return Decision(False, "pays off only after about 600 steps on a CPU")
+        return Decision(True, msg("host.decision.compile_gpu"))
+    return Decision(False, msg("host.decision.compile_cpu"))
 
 
 def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
@@ -112,53 +111,41 @@ def budget(on: str, ranks: int, machine: GpuInventory) -> int | None:
 
 def static_graph(config: Config, accumulation: int) -> Decision:
     if not config.use_static_graph:
-        return Decision(False, "not requested")
+        return Decision(False, msg("host.decision.not_requested"))
     if accumulation > 1:
         # pytorch#143580, pytorch#187732: an assertion fails in the first no_sync backward; without
         # it gradients would no longer be exchanged.
         return Decision(
             False,
-            f"the static graph of torch is broken with gradient accumulation (here {accumulation} "
-            f"steps): not used",
+            msg("host.decision.static_graph", accumulation=accumulation),
         )
-    return Decision(True, "as asked")
+    return Decision(True, AS_ASKED)
 
 
 def launcher(config: Config, place: Topology, script: str, ranks: int) -> Decision:
     """The launcher of this machine's ranks: 'spawn' (Duet itself), 'torchrun', or 'env' (started
     from outside)."""
     if place.kind == RANK:
-        return Decision("env", "the ranks are already started")
+        return Decision("env", msg("host.decision.started"))
     if ranks == 1:
-        return Decision(
-            "env" if script == ENTRYPOINT else "spawn", "one rank: plain python, no process group"
-        )
+        return Decision("env" if script == ENTRYPOINT else "spawn", msg("host.decision.one_rank"))
     if config.launcher == "torchrun":
-        return Decision("torchrun", "as asked")
-    return Decision(
-        "spawn", "a direct start is faster than torchrun and reports true exit statuses"
-    )
+        return Decision("torchrun", AS_ASKED)
+    return Decision("spawn", msg("host.decision.spawn"))
 
 
 def retries(config: Config, started_by: Decision, script: str) -> Decision:
     """The number of consecutive restarts without progress (training.launcher.recovery_policy)."""
     if started_by.value == "env":
-        return Decision(0, "only the launcher of the ranks can restart them")
+        return Decision(0, msg("host.decision.only_launcher"))
     if isinstance(config.retries, int):
-        return Decision(config.retries, "as asked")
+        return Decision(config.retries, AS_ASKED)
     if script == RECOVERS:
-        return Decision(RETRIES, f"the default of {RECOVERS}")
-    return Decision(0, "--retries=N restarts the ranks after a failure of the machine")
+        return Decision(RETRIES, msg("host.decision.default_of", script=RECOVERS))
+    return Decision(0, msg("host.decision.retries"))
 
 
 def left_over(place: Topology) -> list[str]:
     """Plan note about ignored variables of another launcher; [] without any."""
     names = ", ".join(place.leftovers)
-    return (
-        [
-            f"ignored, since no launcher has started ranks: {names} (left by a shell profile or an "
-            f"outer run)"
-        ]
-        if names
-        else []
-    )
+    return [msg("host.decision.leftovers", names=names)] if names else []

@@ -1,4 +1,5 @@
-"""Catalogue of environment variables that affect a run, read from variables.json."""
+"""Catalogue of environment variables that affect a run, read from variables.json; their
+descriptions in Chinese are in variables.zh.json."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.jsonl import Record
+from training.core.messages import language, msg
 
 TABLE = Path(__file__).with_name("variables.json")
+CHINESE = Path(__file__).with_name("variables.zh.json")  # name → description
 TYPING_ERROR = 0.85  # similarity from which an unknown name is taken for a typo
 
 
@@ -26,9 +29,11 @@ class Known:
 
     def explain(self, value: str, device: str) -> str:
         if self.wrong:
-            return f"{self.wrong}; use {self.replacement(value)}"
+            return msg("host.variable.wrong", wrong=self.wrong, replacement=self.replacement(value))
         return (
-            f"{self.does} (unused on a CPU)" if self.device and self.device != device else self.does
+            msg("host.variable.unused", does=self.does)
+            if self.device and self.device != device
+            else self.does
         )
 
     def replacement(self, value: str) -> str:
@@ -41,16 +46,22 @@ def _table() -> Record:
     return found
 
 
-@functools.cache
 def known() -> dict[str, Known]:
+    """Every variable, described in the user's language."""
+    return _known(language())
+
+
+@functools.cache
+def _known(spoken: str) -> dict[str, Known]:
+    texts = json.loads(CHINESE.read_text(encoding="utf-8")) if spoken == "zh" else {}
     out = {}
     for group in _table()["groups"]:
         for name in group["undocumented"]:
-            out[name] = Known(f"undocumented variable of {group['of']}", group["device"])
+            out[name] = Known(msg("host.variable.undocumented", of=group["of"]), group["device"])
         for name, does in group["variables"].items():
-            out[name] = Known(does, group["device"])
+            out[name] = Known(texts.get(name, does), group["device"])
     for name, entry in _table()["wrong"].items():
-        out[name] = Known("", "", entry["why"], entry["instead"])
+        out[name] = Known("", "", texts.get(name, entry["why"]), entry["instead"])
     return out
 
 
@@ -78,7 +89,9 @@ def unknown(name: str) -> str:
     if of is None or name in known():
         return ""
     near = meant(name)
-    return f"is unknown to {of}" + (f"; did you mean {near}?" if near else "")
+    return msg("host.variable.unknown", of=of) + (
+        msg("host.variable.meant", near=near) if near else ""
+    )
 
 
 def relevant(environ: Mapping[str, str]) -> list[str]:

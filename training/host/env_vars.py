@@ -11,13 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 from training.core import redact
+from training.core.messages import msg
 from training.host import cgroups, env_catalog, network
 from training.host.gpus import one_line
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import VariableRecord
 
-FOUND = "from the environment"
+HERE, KEPT, FOUND = "set here", "kept", "from the environment"
+_ORIGINS = {
+    HERE: msg("host.variable.set_here"),
+    KEPT: msg("host.variable.kept"),
+    FOUND: msg("host.variable.found"),
+}
 SHOWN = 100  # characters of a value in a line
 
 
@@ -26,8 +32,7 @@ class Variable:
     name: str
     value: str
     why: str
-    # "set here"; "kept": the user's value of a variable that Duet sets; FOUND: any other variable
-    origin: str
+    origin: str  # HERE; KEPT: the user's value of a variable that Duet sets; FOUND: any other one
 
     def record(self) -> VariableRecord:
         return cast("VariableRecord", asdict(self))
@@ -36,7 +41,10 @@ class Variable:
         """One line of text: value, origin, reason and a short description."""
         value = one_line(self.value if len(self.value) <= SHOWN else f"{self.value[: SHOWN - 1]}…")
         does = "" if self.origin == FOUND else explain(self.name, self.value, "cuda")
-        return f"{self.name}={value}   {self.origin}: {self.why}" + (f" ({does})" if does else "")
+        origin = _ORIGINS.get(self.origin, self.origin)
+        return msg(
+            "host.variable.line", name=self.name, value=value, origin=origin, why=self.why
+        ) + (msg("host.variable.does", does=does) if does else "")
 
 
 def cpu_count() -> int:
@@ -62,19 +70,23 @@ def choose(
     `ranks` are on this machine; `meeting`: rendezvous address of several machines."""
     interface = _interface(ranks == local_ranks, meeting) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
-        ("PYTHONUNBUFFERED", "1", "the last output of a rank reaches its log")
+        ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
         wanted.append(
-            ("OMP_NUM_THREADS", str(threads), f"{cpu_count()} cores shared by {local_ranks} ranks")
+            (
+                "OMP_NUM_THREADS",
+                str(threads),
+                msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks),
+            )
         )
     if interface:
         wanted.append(("GLOO_SOCKET_IFNAME", *interface))
     if libuv != "auto":
         wanted.append(("USE_LIBUV", libuv, f"--libuv={libuv}"))
     if device == "cuda":
-        wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "same numbering as nvidia-smi"))
+        wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", msg("host.variable.device_order")))
         if interface:
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
@@ -82,12 +94,12 @@ def choose(
                 (
                     "PYTORCH_ALLOC_CONF",
                     "expandable_segments:True",
-                    "less fragmentation, fewer out-of-memory errors",
+                    msg("host.variable.segments"),
                 )
             )
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
-            wanted.append(("CUDA_HOME", home, "compiled extensions need it"))
+            wanted.append(("CUDA_HOME", home, msg("host.variable.extensions")))
     if debug:
         # Not DETAIL: with gloo every DDP model crashes in torch 2.13 (SIGSEGV, also with bare
         # torchrun).
@@ -95,16 +107,16 @@ def choose(
             (
                 "TORCH_DISTRIBUTED_DEBUG",
                 "INFO",
-                "--debug: DDP logs its buckets and unused parameters",
+                msg("host.variable.debug_ddp"),
             )
         )
-        wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", "--debug: log of torch.distributed"))
+        wanted.append(("TORCH_CPP_LOG_LEVEL", "INFO", msg("host.variable.debug_torch")))
         if device == "cuda":
-            wanted.append(("NCCL_DEBUG", "INFO", "--debug: log of NCCL"))
+            wanted.append(("NCCL_DEBUG", "INFO", msg("host.variable.debug_nccl")))
     chosen = [
-        Variable(name, environ[name], "your value is kept", "kept")
+        Variable(name, environ[name], msg("host.variable.yours"), KEPT)
         if environ.get(name)
-        else Variable(name, value, why, "set here")
+        else Variable(name, value, why, HERE)
         for name, value, why in wanted
     ]
     decided = {v.name for v in chosen}
@@ -120,10 +132,10 @@ def choose(
 def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
     """(network interface of the ranks, reason)."""
     if alone:
-        return "lo", "one machine: no name lookup, no open port to the outside"
+        return "lo", msg("host.variable.loopback")
     found = network.interface_towards(meeting) if meeting else None
     return (
-        (found[0], f"the interface that reaches {meeting}, with the address {found[1]}")
+        (found[0], msg("host.variable.interface", meeting=meeting, address=found[1]))
         if found
         else None
     )

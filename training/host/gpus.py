@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from training.core.messages import msg
+
 if TYPE_CHECKING:
     from training.core.contracts.plan import GpuRecord
 
@@ -78,7 +80,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # checked before the slow import of pynvml
-        return GpuInventory((), "no NVIDIA driver on this machine")
+        return GpuInventory((), msg("host.gpus.no_driver"))
     try:
         import pynvml
     except ModuleNotFoundError:  # before the installation
@@ -86,7 +88,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory((), f"the NVIDIA driver does not answer: {error}")
+        return GpuInventory((), msg("host.gpus.driver_error", error=error))
     try:
         driver = ask(pynvml.nvmlSystemGetDriverVersion)
         version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
@@ -103,7 +105,7 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
     """Count and UUIDs of the GPUs, before pynvml is installed."""
     nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
     if nvml.nvmlInitWithFlags(0) != 0:
-        return GpuInventory((), "the NVIDIA driver does not answer")
+        return GpuInventory((), msg("host.gpus.driver_silent"))
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     for index in range(count.value):
         handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
@@ -119,7 +121,7 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
     """(selected GPUs, reason) by CUDA_VISIBLE_DEVICES (indices or UUID prefixes); as in CUDA, the
     first invalid entry ends the list."""
     if selection is None:
-        return every, f"{len(every)} on this machine"
+        return every, msg("host.gpus.on_machine", count=len(every))
     chosen: list[Gpu] = []
     for word in filter(None, (w.strip() for w in selection.split(","))):
         match = [
@@ -130,7 +132,9 @@ def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:
         if not match or match[0] in chosen:
             break
         chosen.append(match[0])
-    return chosen, f"{len(chosen)} of {len(every)} by CUDA_VISIBLE_DEVICES={selection!r}"
+    return chosen, msg(
+        "host.gpus.selected", chosen=len(chosen), every=len(every), selection=selection
+    )
 
 
 def ask(query: Callable[..., T], *args: Any) -> T | None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from training.core import rundir
-from training.host.env_vars import Variable
+from training.core.messages import msg
+from training.host.env_vars import HERE, Variable
 
 WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
-FOUND = "the GPUs hang or corrupt data with peer-to-peer copies and work without"
+FOUND = msg("host.p2p.found")
 
 
 class P2PVerdict(TypedDict):
@@ -59,15 +60,10 @@ def variables(
     environ: Mapping[str, str],
 ) -> list[Variable]:
     """The same as variables of a plan, without those that the user has set."""
-    why = (
-        f"{FOUND}, found by a communication test ({path()}); NCCL_P2P_DISABLE=0 with --check "
-        f"repeats it"
-    )
+    why = msg("host.p2p.why", FOUND=FOUND, path=path())
     found = remembered(gpu_uuids, driver, torch_version)
     return [
-        Variable(name, value, why, "set here")
-        for name, value in found.items()
-        if not environ.get(name)
+        Variable(name, value, why, HERE) for name, value in found.items() if not environ.get(name)
     ]
 
 
@@ -77,7 +73,9 @@ def remember(
     """Cache WITHOUT_P2P for these GPUs. The result as text; never raises."""
     key, file = _Key(gpu_uuids, driver, torch_version), path()
     if not key.complete or file is None:
-        return f"not cached: {'the driver does not report GPU UUIDs' if file else 'no home folder'}"
+        return msg(
+            "host.p2p.not_cached", why=msg("host.p2p.no_uuids") if file else msg("host.p2p.no_home")
+        )
     new: P2PVerdict = {
         "gpus": sorted(key.gpus),
         "driver": driver,
@@ -88,7 +86,7 @@ def remember(
         "time": time.time(),
     }
     problem = _write(file, [*(v for v in _read() if not key.met_by(v)), new])
-    return problem or f"cached in {file}: later starts on these GPUs set it automatically"
+    return problem or msg("host.p2p.cached", file=file)
 
 
 def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> str:
@@ -98,7 +96,7 @@ def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | No
     left = [v for v in known if not key.met_by(v)]
     if file is None or len(left) == len(known):
         return ""
-    return _write(file, left) or f"peer-to-peer copies work now: removed from {file}"
+    return _write(file, left) or msg("host.p2p.removed", file=file)
 
 
 class _Key:
@@ -139,5 +137,5 @@ def _write(file: Path, verdicts: list[P2PVerdict]) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         rundir.write_json(file, {"schema_version": 1, "verdicts": verdicts})
     except OSError as error:
-        return f"not cached: cannot write {file} ({error.strerror})"
+        return msg("host.p2p.unwritable", file=file, strerror=error.strerror)
     return ""

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core.messages import msg
 from training.core.project import INSTALLED, ROOT
 
 # package → module
@@ -36,12 +37,12 @@ class Optional:
 
 
 OPTIONAL = {
-    "py-spy": Optional("", "no stacks of hung ranks"),  # an executable, see program()
-    "google-re2": Optional("re2", "slower log search"),
-    "vl-convert-python": Optional("vl_convert", "no charts in report.html"),
-    "tensorboard": Optional("tensorboard", "no TensorBoard files"),
-    "wandb": Optional("wandb", "no W&B"),
-    "pillow": Optional("PIL", "no video tasks"),
+    "py-spy": Optional("", msg("host.package.py_spy")),  # an executable, see program()
+    "google-re2": Optional("re2", msg("host.package.re2")),
+    "vl-convert-python": Optional("vl_convert", msg("host.package.vl_convert")),
+    "tensorboard": Optional("tensorboard", msg("host.package.tensorboard")),
+    "wandb": Optional("wandb", msg("host.package.wandb")),
+    "pillow": Optional("PIL", msg("host.package.pillow")),
 }
 
 
@@ -84,9 +85,7 @@ def add(names: Iterable[str]) -> list[str]:
     if INSTALLED:
         return [command]
     own = sys.prefix == str(ROOT / ".venv")
-    return (
-        ["make extras"] if own else [command, "make extras   # into the project's own environment"]
-    )
+    return ["make extras"] if own else [command, msg("host.package.make_extras")]
 
 
 def locked(section: str) -> list[str]:
@@ -125,7 +124,8 @@ def missing_text(lacks: Iterable[str]) -> str:
     names = list(lacks)
     if not names:
         return ""
-    return (
-        f"missing optional packages: {', '.join(f'{OPTIONAL[n].off} ({n})' for n in names)}; try: "
-        f"{install(names)}"
+    return msg(
+        "host.package.missing",
+        effects=", ".join(f"{OPTIONAL[n].off} ({n})" for n in names),
+        install=install(names),
     )

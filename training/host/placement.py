@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import PlaceKind
@@ -57,12 +58,17 @@ class Topology:
 
     def sentence(self) -> str:
         where = {
-            LOCAL: "local",
-            NODE: f"node {self.node_rank} of {self.nnodes}, the first is "
-            f"{self.master_addr}:{self.master_port}",
-            RANK: f"rank {self.rank} of {self.world_size}",
+            LOCAL: msg("host.place.local"),
+            NODE: msg(
+                "host.place.node",
+                node_rank=self.node_rank,
+                nnodes=self.nnodes,
+                master_addr=self.master_addr,
+                master_port=self.master_port,
+            ),
+            RANK: msg("host.place.rank", rank=self.rank, world_size=self.world_size),
         }[self.kind]
-        return f"mode {where}: {self.reason}"
+        return msg("host.place.sentence", where=where, reason=self.reason)
 
     def variables(self) -> dict[str, str]:
         """The environment variables of a rank (SLURM uses different names)."""
@@ -83,8 +89,13 @@ def numbers(environ: Mapping[str, str], names: Iterable[str], reason: str) -> li
             [
                 Problem(
                     "environment.rank_variable",
-                    f"{name} is {environ.get(name, '')!r} (environment), but {reason}",
-                    "a whole number from 0",
+                    msg(
+                        "host.place.no_number",
+                        name=name,
+                        value=environ.get(name, ""),
+                        reason=reason,
+                    ),
+                    msg("host.place.whole_number"),
                     [f"unset {name}", OFF],
                 )
                 for name in bad
@@ -98,11 +109,17 @@ def inside(name: str, value: int, limit_name: str, limit: int) -> None:
         raise UserError(
             Problem(
                 "environment.rank_range",
-                f"{name} is {value} (environment), but {limit_name} is {limit}",
-                f"{name} from 0 to {limit - 1}",
+                msg(
+                    "host.place.out_of_range",
+                    name=name,
+                    value=value,
+                    limit_name=limit_name,
+                    limit=limit,
+                ),
+                msg("host.place.range", name=name, last=limit - 1),
                 [
-                    f"unset {name} {limit_name}   # if another program has set them",
-                    f"{OFF}   # to ignore them",
+                    msg("host.place.unset", name=name, limit_name=limit_name),
+                    msg("host.place.ignore", OFF=OFF),
                 ],
             )
         )

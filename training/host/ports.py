@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 
+from training.core.messages import msg
 from training.host.gpus import one_line
 
 TRIES = 10
@@ -32,21 +33,23 @@ def owner(port: int) -> str:
     try:
         import psutil
     except ModuleNotFoundError:  # before the installation
-        return "an unknown process"
+        return msg("host.port.unknown")
     try:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):
-        return "an unknown process"
+        return msg("host.port.unknown")
     for c in connections:
         if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port:
             if c.pid is None:
-                return "another user's process"
+                return msg("host.port.other_user")
             try:
                 process = psutil.Process(c.pid)
-                return (
-                    f"pid {c.pid} ({process.username()}): "
-                    f"{one_line(' '.join(process.cmdline()))[:80]}"
+                return msg(
+                    "host.port.process",
+                    pid=c.pid,
+                    user=process.username(),
+                    command=one_line(" ".join(process.cmdline()))[:80],
                 )
             except psutil.Error:
                 return f"pid {c.pid}"
-    return "an unknown process"
+    return msg("host.port.unknown")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from training.core import log, project
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.host import packages
 
 
@@ -54,15 +55,13 @@ def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
         return
     own = project.ROOT / ".venv"
     ready = own.joinpath("duet.stamp").exists() and sys.prefix != str(own)
-    fixes = (
-        [f"source {own}/bin/activate   # the project's own environment has them"] if ready else []
-    )
-    text = f"{sys.executable} lacks {', '.join(lacks)}"
+    fixes = [msg("host.package.activate", own=own)] if ready else []
+    text = msg("host.package.lacks", executable=sys.executable, lacks=", ".join(lacks))
     raise UserError(
         Problem(
             "package.missing",
             text,
-            "an environment that has the packages",
+            msg("host.package.environment"),
             [*fixes, packages.install(lacks)],
         ),
         Exit.RESOURCES,

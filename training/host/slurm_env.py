@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.host.placement import LOOPBACK, NODE, RANK, LauncherOptions, Topology, inside, numbers
 
 # Below the kernel's ephemeral ports, so that outgoing connections do not use them.
@@ -61,10 +62,7 @@ def rank(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
 
 def node(environ: Mapping[str, str], asked: LauncherOptions, step: SlurmStep) -> Topology:
     """This task is a node: the ranks are started here."""
-    reason = (
-        f"a SLURM task for each of {step.nodes} nodes (SLURM_STEP_ID is set), so the ranks "
-        f"are started here"
-    )
+    reason = msg("host.place.slurm_nodes", nodes=step.nodes)
     (number,) = numbers(environ, ("SLURM_PROCID",), reason)
     return Topology(
         NODE,
@@ -109,9 +107,8 @@ def first_node(environ: Mapping[str, str]) -> str:
         raise UserError(
             Problem(
                 "slurm.first_node",
-                f"the first node of {nodes!r} (SLURM_STEP_NODELIST) is unknown: scontrol does not "
-                f"respond",
-                "the address of the first node",
+                msg("host.place.slurm_first_node", nodes=nodes),
+                msg("host.place.slurm_address"),
                 ["--master_addr=ADDRESS"],
             )
         )

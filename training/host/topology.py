@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.host import slurm_env
 from training.host.placement import (
     DEFAULT_PORT,
@@ -67,30 +68,23 @@ def find(
     only if a platform assigns it a whole node (`several_gpus`: this machine has more than one).
     Raises UserError for inconsistent variables."""
     if asked.launcher == "slurm":
-        return slurm_env.rank(environ, asked, "as asked (--launcher=slurm)")
+        return slurm_env.rank(environ, asked, msg("host.place.asked_slurm"))
     if asked.launcher == "env":
-        return _rank(environ, "platform", "as asked (--launcher=env)")
+        return _rank(environ, "platform", msg("host.place.asked_env"))
     if asked.launcher in ("spawn", "torchrun"):
-        return _own(environ, asked, f"as asked (--launcher={asked.launcher})")
+        return _own(environ, asked, msg("host.place.asked", launcher=asked.launcher))
     has = {name for name in RANK_VARIABLES if environ.get(name)}
     if "TORCHELASTIC_RUN_ID" in environ and {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= has:
-        return _rank(
-            environ, "torchrun", "torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
-        )
+        return _rank(environ, "torchrun", msg("host.place.torchrun"))
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= has and environ["WORLD_SIZE"] != "1":
         if "LOCAL_RANK" in has:
-            reason = (
-                "a platform has started the ranks (RANK, LOCAL_RANK, WORLD_SIZE and "
-                "MASTER_ADDR are set)"
-            )
+            reason = msg("host.place.platform")
             return _rank(environ, "platform", reason)
         return _injected_node(environ, asked)
     if step := slurm_env.tasks(environ):
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
-        return slurm_env.rank(
-            environ, asked, f"a SLURM task for each of {step.tasks} ranks (SLURM_STEP_ID is set)"
-        )
+        return slurm_env.rank(environ, asked, msg("host.place.slurm_tasks", tasks=step.tasks))
     return _own(environ, asked, "")
 
 
@@ -99,16 +93,16 @@ def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
     `reason`: "" if not requested."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        reason = reason or "no launcher has started ranks"
+        reason = reason or msg("host.place.nobody")
         return Topology(LOCAL, "nobody", reason, leftovers=left)  # language: quoted
     problems = []
     if not asked.master_addr:
-        fix = "--master_addr=ADDRESS   # of the first machine, reachable by the others"
+        fix = msg("host.place.first_machine")
         problems.append(
             Problem(
                 "nodes.no_master_addr",
-                f"nnodes is {asked.nnodes}, but master_addr is not given",
-                "the address or name of node 0",
+                msg("host.place.no_master_addr", nnodes=asked.nnodes),
+                msg("host.place.address_of_node_0"),
                 [fix],
             )
         )
@@ -116,14 +110,18 @@ def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
         problems.append(
             Problem(
                 "nodes.node_rank",
-                f"node_rank is {asked.node_rank}, but nnodes is {asked.nnodes}",
-                f"0 to {asked.nnodes - 1}, different on each machine",
+                msg("host.place.node_rank", node_rank=asked.node_rank, nnodes=asked.nnodes),
+                msg("host.place.node_ranks", last=asked.nnodes - 1),
                 [f"--node_rank={asked.nnodes - 1}"],
             )
         )
     if problems:
         raise UserError(problems)
-    why = f"{asked.nnodes} machines, {reason}" if reason else f"{asked.nnodes} machines (--nnodes)"
+    why = (
+        msg("host.place.machines_why", nnodes=asked.nnodes, reason=reason)
+        if reason
+        else msg("host.place.machines", nnodes=asked.nnodes)
+    )
     return Topology(
         NODE,
         "flags",
@@ -149,10 +147,11 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
         raise UserError(
             Problem(
                 "environment.rank_missing",
-                f"{reason}, but {' and '.join(lacking)} {'are' if len(lacking) > 1 else 'is'} "
-                f"missing or not a number",
-                "the address and port of rank 0, the same on every rank",
-                [f"export MASTER_PORT={DEFAULT_PORT}", f"{OFF}   # to start ranks here instead"],
+                msg("host.place.both_missing", reason=reason, first=lacking[0], second=lacking[1])
+                if len(lacking) > 1
+                else msg("host.place.one_missing", reason=reason, name=lacking[0]),
+                msg("host.place.address_and_port"),
+                [f"export MASTER_PORT={DEFAULT_PORT}", msg("host.place.start_here", OFF=OFF)],
             )
         )
     local_size = (
@@ -179,10 +178,7 @@ def _rank(environ: Mapping[str, str], source: str, reason: str) -> Topology:
 def _injected_node(environ: Mapping[str, str], asked: LauncherOptions) -> Topology:
     """RANK and WORLD_SIZE without LOCAL_RANK count nodes (PyTorchJob of Kubeflow, and similar
     platforms)."""
-    reason = (
-        "a platform has given each node a RANK (LOCAL_RANK is not set), so the ranks are "
-        "started here"
-    )
+    reason = msg("host.place.node_ranks_injected")
     node, nodes = numbers(environ, ("RANK", "WORLD_SIZE"), reason)
     inside("RANK", node, "WORLD_SIZE", nodes)
     port = environ.get("MASTER_PORT", "")

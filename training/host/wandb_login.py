@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from training.config.schema import Config
+from training.core.messages import msg
 
 
 def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
@@ -12,10 +13,10 @@ def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
     if config.use_dummy_wandb:
         return "disabled", "dummy"
     if config.wandb_mode != "auto":
-        return config.wandb_mode, "as asked"
+        return config.wandb_mode, msg("host.decision.as_asked")
     if key or os.environ.get("WANDB_API_KEY") or _netrc_has_wandb():
-        return "online", "logged in"
-    return "disabled", "no login; `wandb login` or --wandb_mode=offline turns it on"
+        return "online", msg("host.wandb.logged_in")
+    return "disabled", msg("host.wandb.no_login")
 
 
 def _netrc_has_wandb() -> bool:
