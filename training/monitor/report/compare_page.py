@@ -83,7 +83,7 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
     empty = [name for run, name in zip(runs, names, strict=True) if not run.metrics.steps]
     return join(
         [
-            tag(msg("monitor.report.compare.heading"), f"Comparison of {len(runs)} runs"),
+            tag("h1", msg("monitor.report.compare.heading", runs=len(runs))),
             tag(
                 "p",
                 msg("monitor.report.compare.still_running", running=", ".join(running)),
@@ -138,10 +138,13 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        state = run.state[msg("monitor.report.column.run")][msg("monitor.report.column.state")]
+        state = run.state["run"]["state"]
         mark = tag("i", class_="key", style=f"background:{chart_types.swatch(i + 1)}")
         rows.append([join([mark, name]), tag("span", state_name(state), class_=state)])
-    head: list[object] = ["run", "state"]
+    head: list[object] = [
+        msg("monitor.report.column.run"),
+        msg("monitor.report.column.state"),
+    ]
     for title, of, shown, more in columns:
         values = [of(run) for run in runs]
         if all(value is None for value in values):
@@ -346,7 +349,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
                 ]
             )
     return (
-        table(["field", *names], rows)
+        table([msg("monitor.report.column.field"), *names], rows)
         if rows
         else tag("p", msg("monitor.report.compare.no_differences"))
     )
