@@ -12,6 +12,7 @@ from training.cli import completion
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import INSTALLED, ROOT, typed
 from training.core.suggest import suggest
 
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         return run(_found(name), rest)
     except UserError as error:
-        log.report(error, closing="nothing was started")
+        log.report(error, closing=msg("cli.nothing_started"))
         return int(error.code)
 
 
@@ -66,7 +67,9 @@ def _found(name: str) -> Command:
             "./duet help"
         ]
         raise UserError(
-            Problem("command.unknown", f"{name!r} is not a command", ", ".join(COMMANDS), fixes)
+            Problem(
+                "command.unknown", msg("cli.unknown_command", name=name), ", ".join(COMMANDS), fixes
+            )
         )
     return command
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from training.config.schema import Config
 from training.core import args, log, units
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
 from training.launcher.communication import stages
@@ -39,7 +40,7 @@ LONGEST_S = 3600
 COMMAND = "./duet communication"
 LIMIT = replace(
     args.whole(1, LONGEST_S, 0),
-    allowed=f"a whole number of seconds from 1 to {LONGEST_S}",
+    allowed=msg("cli.communication.limit_allowed", longest=LONGEST_S),
     near=lambda text: [f"{stages.LIMIT_S:g}"],
 )
 FLAGS = {"device": args.one_of(*DEVICES), "limit": LIMIT, "help": args.SWITCH}
@@ -62,13 +63,16 @@ def parse(argv: list[str]) -> CommunicationOptions:
     ranks = words[0] if len(words) == 1 else ""
     if not args.is_whole(ranks) or not 1 <= int(ranks) <= MAX_RANKS:
         given = (
-            f"the number of ranks is {' '.join(words)!r}"
+            msg("cli.communication.ranks_wrong", words=" ".join(words))
             if words
-            else "the number of ranks is missing"
+            else msg("cli.communication.ranks_missing")
         )
         problems.append(
             Problem(
-                "ranks.value", given, f"one whole number from 1 to {MAX_RANKS}", [f"{COMMAND} 2"]
+                "ranks.value",
+                given,
+                msg("cli.communication.ranks_allowed", most=MAX_RANKS),
+                [f"{COMMAND} 2"],
             )
         )
     if problems:
@@ -91,12 +95,14 @@ def plan(options: CommunicationOptions) -> RanksPlan:
     have = len(machine.gpus)
     problem = None
     if device.value == "cuda" and have < options.ranks:
-        problem = (
-            f"{units.plural(options.ranks, 'GPU is', 'GPUs are')} needed, {have} visible: "
-            f"{machine.reason}"
+        problem = msg(
+            "cli.communication.too_few_gpus",
+            gpus=units.plural(options.ranks, "GPU is", "GPUs are"),
+            have=have,
+            reason=machine.reason,
         )
     elif device.value == "cuda" and torch and torch.cuda is None:
-        problem = f"torch {torch.version} is built for the CPU only and cannot use GPUs"
+        problem = msg("cli.communication.cpu_torch", version=torch.version)
     if problem:
         raise UserError(
             Problem("gpu.too_few", problem, "", [command(options.ranks, "cpu")]), Exit.RESOURCES
@@ -128,15 +134,20 @@ def main(argv: list[str]) -> int:
         device = made["device"]
         count = units.plural(options.ranks, "rank")
         log.info(
-            f"communication test: {count} on {device['value']} ({device['reason']}) by "
-            f"{BACKENDS[device['value']]}"
+            msg(
+                "cli.communication.begins",
+                count=count,
+                device=device["value"],
+                reason=device["reason"],
+                backend=BACKENDS[device["value"]],
+            )
         )
         result = run(made, options.limit_s)
     except UserError as error:
-        log.report(error, closing="nothing was tested")
+        log.report(error, closing=msg("cli.communication.nothing_tested"))
         return int(error.code)
     except KeyboardInterrupt:
-        log.warning("Ctrl-C: stopped, nothing is left behind")
+        log.warning(msg("cli.interrupted"))
         return int(Exit.INTERRUPTED)
     checks = result.checks()
     print(preflight.table([c.record() for c in checks]).rstrip("\n"))

@@ -8,6 +8,7 @@ import sys
 
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT
 
 FLAG = re.compile(r"--[a-z][\w-]*=?")
@@ -45,8 +46,10 @@ def text(words: list[str]) -> str:
     raise UserError(
         Problem(
             "completion.shell",
-            f"no completion for {what!r}" if what else "completion needs a shell",
-            "bash or zsh",
+            msg("cli.completion.no_shell_of_that_name", what=what)
+            if what
+            else msg("cli.completion.needs_a_shell"),
+            msg("cli.completion.shells"),
             ["./duet completion bash"],
         )
     )

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from training.core import args, find_run, log, rundir
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
@@ -81,23 +82,22 @@ def main(argv: list[str]) -> int:
         record = diagnose(paths, spoken)
         if wanted.report_issue is not None:
             made = bundle.write(paths, record, wanted.report_issue)
-            print(
-                f"{made}: known keys, names and home folders are removed; check it before you "
-                f"attach it"
-            )
+            print(msg("cli.diagnose.bundle", file=made))
             return int(Exit.DONE)
     except UserError as error:
-        log.report(error, closing="nothing was diagnosed")
+        log.report(error, closing=msg("cli.diagnose.nothing_diagnosed"))
         return int(error.code)
     except OSError as error:
         log.report(
             UserError(
                 Problem(
                     "log.unreadable",
-                    f"{error.filename or 'a log'} cannot be read: {error.strerror}",
+                    msg("cli.diagnose.unreadable", filename=error.filename, error=error.strerror)
+                    if error.filename
+                    else msg("cli.diagnose.log_unreadable", error=error.strerror),
                 )
             ),
-            closing="nothing was diagnosed",
+            closing=msg("cli.diagnose.nothing_diagnosed"),
         )
         return int(Exit.CONFIG)
     try:
@@ -110,9 +110,9 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         log.report(
             UserError(
-                Problem("output.unwritable", f"the result cannot be written: {error.strerror}")
+                Problem("output.unwritable", msg("cli.diagnose.unwritable", error=error.strerror))
             ),
-            closing="nothing was printed",
+            closing=msg("cli.diagnose.nothing_printed"),
         )
         # flushing the rest of the buffer at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -130,8 +130,8 @@ def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
             raise UserError(
                 Problem(
                     "log.none",
-                    f"no log given, and no run in {EXPERIMENTS}",
-                    "a log, a folder of logs, a run directory, or -",
+                    msg("cli.diagnose.no_log", folder=EXPERIMENTS),
+                    msg("cli.diagnose.logs_allowed"),
                 )
             )
         return [newest.path]

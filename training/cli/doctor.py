@@ -18,6 +18,7 @@ from training import tasks
 from training.config.batch import Batch
 from training.core import log, units
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.host.placement import RANK
 from training.plan import preflight
 from training.plan.preflight import bug_report, versions
@@ -76,18 +77,21 @@ class StepMemory:
     def lines(self) -> list[str]:
         lines = [f"{self.step.source}   {gib(self.step.estimate.total)}"]
         if self.why:
-            lines.append(f"fake tensors: not measured. {self.why}")
+            lines.append(msg("cli.doctor.not_measured", why=self.why))
         elif (seen := self.measured) is None:
-            lines.append("not included: torch.compile, kernels of the GPU")
+            lines.append(msg("cli.doctor.not_included"))
         else:
             lines += [
-                f"formula (eager, CPU autocast, no GPU context)   {gib(seen.formula)}",
-                f"fake tensors (the same step)   {gib(seen.fake)}: {seen.ratio:.2f} × the formula, "
-                f"in {seen.seconds:.1f} s",
-                "not included: torch.compile, kernels of the GPU; depth is extrapolated from one "
-                "to three blocks",
+                msg("cli.doctor.formula", formula=gib(seen.formula)),
+                msg(
+                    "cli.doctor.fake_tensors",
+                    fake=gib(seen.fake),
+                    ratio=seen.ratio,
+                    seconds=seen.seconds,
+                ),
+                msg("cli.doctor.not_included_depth"),
             ]
-        return [*lines, f"verdict: {sentence(self.total, self.room)}"]
+        return [*lines, msg("cli.doctor.verdict", sentence=sentence(self.total, self.room))]
 
     def record(self) -> dict[str, object]:
         record, seen = self.step.record(), self.measured
@@ -123,9 +127,13 @@ def verdict(total: int, room: int | None) -> str:
 def sentence(total: int, room: int | None) -> str:
     least, found = gib(with_margin(total)), verdict(total, room)
     if found == UNKNOWN:
-        return f"unknown, {least} needed, free memory unknown"
-    needed = f"{least} to {gib(with_ample_margin(total))}" if found == TIGHT else least
-    return f"{found}, {needed} needed, {gib(room)} free"
+        return msg("cli.doctor.unknown", least=least)
+    if found == TIGHT:
+        ample = gib(with_ample_margin(total))
+        return msg("cli.doctor.tight", least=least, ample=ample, room=gib(room))
+    if found == TOO_LARGE:
+        return msg("cli.doctor.too_large", least=least, room=gib(room))
+    return msg("cli.doctor.fits", least=least, room=gib(room))
 
 
 def communication(
@@ -143,7 +151,7 @@ def communication(
     ):
         return []
     if plan["local_ranks"] > 1:
-        log.info(f"communication test between {units.plural(plan['local_ranks'], 'rank')}")
+        log.info(msg("cli.doctor.communication", ranks=units.plural(plan["local_ranks"], "rank")))
     return run(plan).checks()
 
 
@@ -166,16 +174,16 @@ class DoctorReport:
 
     def text(self) -> str:
         """The text after the plan and the table of checks."""
-        lines = ["", f"checked in {self.seconds:.2f} s"]
+        lines = ["", msg("cli.doctor.checked", seconds=self.seconds)]
         lines += (
-            ["", "Memory of a step, per rank", *(f"  {line}" for line in self.step.lines())]
+            ["", msg("cli.doctor.memory_title"), *(f"  {line}" for line in self.step.lines())]
             if self.step
             else []
         )
         block = bug_report.block(
             self.plan, self.checks, self.versions, self.step.verdict if self.step else ""
         )
-        return "\n".join([*lines, "", "For a bug report (names and keys are removed):", "", block])
+        return "\n".join([*lines, "", msg("cli.doctor.bug_report"), "", block])
 
     def json(self) -> str:
         """One JSON object; units are in the keys, unknown values are null."""

@@ -25,6 +25,7 @@ import time
 
 from training.core import log
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.monitor.health import health, options, render
 from training.monitor.health.health import HAS_ENDED, HealthReport
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
                 return int(report.code)
             time.sleep(chosen.every_s)
     except UserError as error:
-        log.report(error, closing="nothing was inspected")
+        log.report(error, closing=msg("cli.nothing_inspected"))
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)

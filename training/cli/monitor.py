@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from training.core import find_run, project
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.monitor import options, screen, state
 from training.monitor.options import MonitorOptions
 from training.monitor.state import StateSource
@@ -35,20 +36,20 @@ def main(argv: list[str]) -> int:
             raise UserError(
                 Problem(
                     "output.closed",
-                    "standard output is closed",
-                    "a terminal, a file or a pipe",
+                    msg("cli.monitor.output_closed"),
+                    msg("cli.monitor.output_allowed"),
                 )
             )
         return _show(chosen, _source(chosen))
     except UserError as error:
-        console.report(error, closing="nothing to show")
+        console.report(error, closing=msg("cli.monitor.nothing_to_show"))
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
     except OSError as error:
         if error.errno not in NO_OUTPUT:
             raise
-        console.error(f"the output cannot be written: {error.strerror}")
+        console.error(msg("cli.monitor.unwritable", error=error.strerror))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at exit
         return int(Exit.RESOURCES)
 

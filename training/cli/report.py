@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.host import program
 
@@ -45,17 +46,17 @@ def _main(argv: list[str]) -> int:
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
-            what = f"{chosen.out} cannot be written: {error.strerror}"
+            what = msg("cli.report.unwritable", out=chosen.out, error=error.strerror)
             raise UserError(
                 Problem(
                     "output.unwritable",
                     what,
-                    "a writable file",
+                    msg("cli.report.writable"),
                     [f"{options.COMMAND} … --out=FILE"],
                 )
             ) from None
     except UserError as error:
-        log.report(error, closing="no report was written")
+        log.report(error, closing=msg("cli.report.not_written"))
         return int(error.code)
     if not chosen.quiet:
         print(chosen.out)

@@ -8,6 +8,7 @@ import sys
 
 from training.core import log as console
 from training.core import rundir
+from training.core.messages import msg
 from training.host import program
 from training.plan.preflight.report import table
 
@@ -16,7 +17,7 @@ def main() -> int:
     if log := os.environ.get(console.LOG_VARIABLE):
         console.open_log(log)
     found = rundir.read_json(rundir.RunDir(sys.argv[1]).preflight) or {"checks": []}
-    console.info("resource check\n" + table(found["checks"]).rstrip("\n"))
+    console.info(msg("cli.resource_check") + table(found["checks"]).rstrip("\n"))
     return 0
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from training.core import log as console
 from training.core import rundir
 from training.core.errors import Exit, NothingToDo, Problem, UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import program
@@ -30,8 +31,8 @@ from training.plan.request import Request
 
 NO_SBATCH = Problem(
     "slurm.no_sbatch",
-    "sbatch not found: this machine cannot submit jobs",
-    "a login node of a SLURM cluster",
+    msg("cli.submit.no_sbatch"),
+    msg("cli.submit.login_node"),
     ["./launch_train.sh N CONFIG"],
 )
 
@@ -39,18 +40,18 @@ NO_SBATCH = Problem(
 def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, code: Path) -> str:
     """The output of --dry_run."""
     frozen, split, values = FrozenJob(code), request.batch, request.values() | request.options
-    width, batch = (
-        max(map(len, values)),
-        f"; batch: {split.sentence(request.kind.unit)}" if split else "",
-    )
+    width = max(map(len, values))
+    size = msg("cli.submit.size", nodes=plural(nodes, "node"), ranks=plural(ranks, "rank"))
+    if split:
+        size = msg("cli.submit.size_batch", size=size, sentence=split.sentence(request.kind.unit))
     return "\n".join(
         [
-            "Submission (dry run: nothing was submitted or written)",
+            msg("cli.submit.dry_run"),
             "",
             f"  {shlex.join(submission.sbatch(frozen, request, line))}",
-            f"  {plural(nodes, 'node')} × {plural(ranks, 'rank')}" + batch,
+            f"  {size}",
             "",
-            "Configuration",
+            msg("cli.submit.configuration"),
             *(
                 f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}"
                 for n, value in values.items()
@@ -90,9 +91,7 @@ def _freeze(args: list[str], job_id: str | None) -> int:
     frozen = submission.freeze(request, line, nodes, ranks, job_id, os.environ)
     if left_out := frozen.facts()["code"]["left_out"]:
         limit = f"{code_snapshot.LARGEST_UNTRACKED >> 20} MiB"
-        console.warning(
-            f"not copied for the job, untracked and larger than {limit}: {', '.join(left_out[:5])}"
-        )
+        console.warning(msg("cli.submit.not_copied", limit=limit, files=", ".join(left_out[:5])))
     print(frozen.code)
     return Exit.DONE
 
@@ -105,13 +104,18 @@ def _submitted(frozen: FrozenJob, number: str) -> None:
     nodes, ranks = facts["nodes"], facts["ranks_per_node"]
     run = shlex.quote(facts["name"])
     console.success(
-        f"SLURM job {number} submitted: {plural(nodes, 'node')} × {plural(ranks, 'rank')}\n"
-        f"    Run      {frozen.run.path}\n"
-        f"    Code     {facts['code']['sentence']}, frozen: later edits do not affect the job\n"
-        f"    Log      {log}\n"
-        f"    Watch    squeue -j {number}; {typed('./monitor_training.sh')} --run={run}; tail -F "
-        f"{shlex.quote(log)}\n"
-        f"    Cancel   scancel {number}"
+        msg(
+            "cli.submit.submitted",
+            number=number,
+            nodes=plural(nodes, "node"),
+            ranks=plural(ranks, "rank"),
+            path=frozen.run.path,
+            code=facts["code"]["sentence"],
+            log=log,
+            monitor=typed("./monitor_training.sh"),
+            run=run,
+            log_quoted=shlex.quote(log),
+        )
     )
 
 
@@ -137,7 +141,7 @@ def main(argv: list[str]) -> int:
             raise UserError(
                 Problem(
                     "command.unknown",
-                    f"{what!r} is not a command of training.launcher.slurm",
+                    msg("cli.submit.unknown_command", what=what),
                     "check, submit, freeze, begin, end",
                     ["./submit_job.sh --help"],
                 )
@@ -147,7 +151,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         console.report(
             error,
-            "nothing was submitted" if what in ("check", "submit") else "nothing was launched",
+            msg("cli.submit.nothing_submitted")
+            if what in ("check", "submit")
+            else msg("cli.nothing_launched"),
         )
         return int(error.code)
     return Exit.DONE

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, RunStopped, UserError
+from training.core.messages import msg
 from training.trainer import worker
 from training.trainer.worker import SUPERVISED
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from training.launcher.post_run import PostRun
 
 
-ENDED = "the ranks had been started and have ended"
+ENDED = msg("cli.train.ended")
 
 
 def main(args: list[str], environ: MutableMapping[str, str]) -> int:
@@ -73,10 +74,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
         if run is None:
             raise
         if run.is_gone():
-            log.error(
-                f"the run directory {run.path} has disappeared: nothing can be saved (exit "
-                f"{int(Exit.TRAINING)})"
-            )
+            log.error(msg("cli.train.run_gone", path=run.path, status=int(Exit.TRAINING)))
             os._exit(Exit.TRAINING)
         from training.trainer import error_file, metrics_writer
 
@@ -93,7 +91,7 @@ def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     """Report an error once for all ranks, and record it for this one. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
     if not isinstance(error, RunStopped):
-        log.report(error, "nothing was launched" if run is None else ENDED)
+        log.report(error, msg("cli.nothing_launched") if run is None else ENDED)
     else:
         log.report(error, error.closing)
         if run:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .reporting import MANY, Finding, listed, ranks
+from .messages import msg
+from .reporting import MANY, Finding, joined, listed, ranks
 from .sample_tracker import SHOWN
 from .shared_store import SharedStore
 from .step_timer import WINDOW
@@ -106,34 +107,32 @@ class Judge:
         for rank, r in enumerate(reports[:MANY]):
             facts = {key: r[key] for key in ("dataset", "batches", "sampler", "first")}
             self._report(
-                f"rank {rank} of {world}: {_data(r)}", rank=rank, world_size=world, **facts
+                msg("inspector.start.rank", rank=rank, world=world, data=_data(r)),
+                rank=rank,
+                world_size=world,
+                **facts,
             )
         reasons = sorted({r["left_out"] for r in reports if r["left_out"]})
         if len({r["structure"] for r in reports}) > 1:
-            self._report(
-                "parameters are not compared: the ranks hold different ones (pipeline or expert "
-                "parallel?)"
-            )
+            self._report(msg("inspector.start.different_models"))
         elif world > 1 and reasons:
-            left = "" if any(r["compared"] for r in reports) else "all: "
-            self._report(f"parameters that are not compared: {left}{'; '.join(reasons)}")
-        if world > 1 and not any(r["wrapped"] for r in reports):
+            left = joined(reasons)
             self._report(
-                "the model is not wrapped in DistributedDataParallel or FSDP: the script must "
-                "average its gradients"
+                msg("inspector.start.not_compared", reasons=left)
+                if any(r["compared"] for r in reports)
+                else msg("inspector.start.none_compared", reasons=left)
             )
+        if world > 1 and not any(r["wrapped"] for r in reports):
+            self._report(msg("inspector.start.not_wrapped"))
         counts = [r["batches"] for r in reports]
         if len({c for c in counts if c is not None}) > 1:
             least = min(c for c in counts if c is not None)
             few = [rank for rank, count in enumerate(counts) if count == least]
-            text = (
-                f"{ranks(few)} has {least} batches an epoch, others up to "
-                f"{max(c for c in counts if c is not None)}"
-            )
+            most = max(c for c in counts if c is not None)
             self._find(
                 Finding(
                     "uneven",
-                    f"{text}: the others will wait at the end of the epoch; use drop_last or Join",
+                    msg("inspector.uneven", ranks=ranks(few), least=least, most=most),
                     few[0],
                 )
             )
@@ -157,7 +156,7 @@ class Judge:
             self._find(
                 Finding(
                     "overlap",
-                    f"{ranks(guilty)} train on the same samples: {same[0][2]}",
+                    msg("inspector.overlap.same_samples", ranks=ranks(guilty), evidence=same[0][2]),
                     None,
                     None,
                 )
@@ -166,12 +165,9 @@ class Judge:
             self._report(f"{ranks([notes[0][0], notes[0][1]])}: {notes[0][2]}")
         elif all(s["digests"] or s["indices"] for s in seen):
             count = min(len(s["indices"] or s["digests"]) for s in seen)
-            self._report(f"the ranks' samples are disjoint (first {count} of each rank compared)")
+            self._report(msg("inspector.overlap.disjoint", count=count))
         else:
-            self._report(
-                "cannot check whether the ranks' samples are disjoint: pass the batch to step() or "
-                "the loader to the inspector"
-            )
+            self._report(msg("inspector.overlap.unknown"))
 
     # Participation
 
@@ -186,16 +182,21 @@ class Judge:
             row["size"] != 0 and (row["loss"] is None or math.isfinite(float(row["loss"])))
             for row in rows
         )
-        shown = "; ".join(f"rank {rank}: {_share(row)}" for rank, row in enumerate(rows[:MANY]))
-        result = (
-            f"parameters equal ({sums[0]})"
-            if comparable and equal
-            else "parameters differ"
-            if comparable
-            else ""
+        shown = [
+            msg("inspector.step.rank", rank=rank, share=_share(row))
+            for rank, row in enumerate(rows[:MANY])
+        ]
+        if comparable:
+            shown.append(
+                msg("inspector.step.equal", checksum=sums[0])
+                if equal
+                else msg("inspector.step.differ")
+            )
+        text = (
+            msg("inspector.step.all_train", step=step, shown=joined(shown))
+            if good and world > 1
+            else msg("inspector.step.report", step=step, shown=joined(shown))
         )
-        who = "all ranks train: " if good and world > 1 else ""
-        text = f"step {step}: {who}{shown}{'; ' + result if result else ''}"
         self._report(text, step=step, ranks=rows)
         self._board.drop_all(f"sums/{step}")
 
@@ -216,17 +217,23 @@ class Judge:
             if columns
             else []
         )
-        who = ranks(guilty) + (
-            " among each other"
+        who = (
+            msg("inspector.differ.among", ranks=ranks(guilty))
             if guilty == every
-            else f" against the other {len(sums) - len(guilty)}"
+            else msg(
+                "inspector.differ.against", ranks=ranks(guilty), others=len(sums) - len(guilty)
+            )
         )
-        text = (
-            f"parameters differ at step {step}: {who}; {len(names)} of "
-            f"{len(starts[0]['names'])}, first {names[0] if names else '?'}"
+        text = msg(
+            "inspector.differ.text",
+            step=step,
+            who=who,
+            count=len(names),
+            total=len(starts[0]["names"]),
+            first=names[0] if names else "?",
         )
         if not starts[0]["wrapped"]:
-            text += "; the model is not wrapped in DistributedDataParallel"
+            text = msg("inspector.differ.not_wrapped", text=text)
         return Finding("parameters_differ", text, None if guilty == every else guilty[0], step)
 
     # While it trains
@@ -256,10 +263,13 @@ class Judge:
             if own > self._slow * others and own - others > max(LEAST_MS, COSTS * period):
                 self._suspects.add(rank)
                 if rank in before:  # twice in a row: not a coincidence
-                    text = (
-                        f"rank {rank} is slow: {own:.1f} ms of its own work per step, "
-                        f"{data:.1f} ms of it waiting for data; the other ranks {others:.1f} ms "
-                        f"(medians of {WINDOW} steps)"
+                    text = msg(
+                        "inspector.straggler",
+                        rank=rank,
+                        own=own,
+                        data=data,
+                        others=others,
+                        window=WINDOW,
                     )
                     self._find(Finding("straggler", text, rank, state["step"]))
 
@@ -270,11 +280,24 @@ class Judge:
         if waiting and still:
             step = max(states[rank]["step"] for rank in gone)
             why = states[gone[0]]["ended"]
-            wait = "waits" if len(waiting) == 1 else "wait"
             text = (
-                f"{ranks(gone)} has no more data: {why} after step {step}, and "
-                f"{ranks(waiting)} "
-                f"{wait} for it in step {step + 1}"
+                msg(
+                    "inspector.no_data.one_waits",
+                    gone=ranks(gone),
+                    why=why,
+                    step=step,
+                    waiting=ranks(waiting),
+                    next_step=step + 1,
+                )
+                if len(waiting) == 1
+                else msg(
+                    "inspector.no_data.some_wait",
+                    gone=ranks(gone),
+                    why=why,
+                    step=step,
+                    waiting=ranks(waiting),
+                    next_step=step + 1,
+                )
             )
             self._find(Finding("no_data", text, gone[0], step))
 
@@ -305,19 +328,37 @@ def _place(state: RankProgress) -> tuple[object, ...]:
 
 def _data(r: StartReport) -> str:
     if not r["sampler"]:
-        return "no loader given"
-    samples, batches = (
-        "an unknown number of" if r[key] is None else r[key] for key in ("dataset", "batches")
-    )
-    parts = [f"{samples} samples", f"{batches} batches an epoch", r["sampler"]]
+        return msg("inspector.data.no_loader")
+    parts = [
+        msg("inspector.data.samples_unknown")
+        if r["dataset"] is None
+        else msg("inspector.data.samples", samples=r["dataset"]),
+        msg("inspector.data.batches_unknown")
+        if r["batches"] is None
+        else msg("inspector.data.batches", batches=r["batches"]),
+        r["sampler"],
+    ]
     if r["first"]:
-        parts.append(f"first indices {listed([i for batch in r['first'] for i in batch], SHOWN)}")
+        parts.append(
+            msg(
+                "inspector.data.first",
+                indices=listed([i for batch in r["first"] for i in batch], SHOWN),
+            )
+        )
     return ", ".join(parts)
 
 
 def _share(row: StepRow) -> str:
-    size = "a batch" if row["size"] is None else f"{row['size']} samples"
-    return f"{size}, loss {float(row['loss']):.4f}" if row["loss"] is not None else size
+    size = (
+        msg("inspector.step.a_batch")
+        if row["size"] is None
+        else msg("inspector.step.samples", size=row["size"])
+    )
+    return (
+        msg("inspector.step.loss", size=size, loss=float(row["loss"]))
+        if row["loss"] is not None
+        else size
+    )
 
 
 def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
@@ -327,7 +368,9 @@ def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
     known = all(len(s) >= 2 and 2 * len(s) >= len(r["digests"]) for s, r in ((one, a), (other, b)))
     common = len(one & other)
     if known and common >= SAME * min(len(one), len(other)):
-        return f"{common} of their first {min(len(one), len(other))} are the same, by content", True
+        return msg(
+            "inspector.overlap.by_content", common=common, count=min(len(one), len(other))
+        ), True
     if not a["fingerprint"] or a["fingerprint"] != b["fingerprint"] or a["dataset"] != b["dataset"]:
         return "", False  # different datasets
     mine, its = set(a["indices"] or ()), set(b["indices"] or ())
@@ -335,17 +378,16 @@ def overlap(a: SampledReport, b: SampledReport) -> tuple[str, bool]:
     alike = bool(shared) and shared >= SAME * min(len(mine), len(its))
     if alike and known:
         return (
-            "they draw the same indices, but their samples differ: random augmentation, or a "
-            "separate part of the data per rank",
+            msg("inspector.overlap.same_indices"),
             False,
         )
     if a["whole_dataset"] and b["whole_dataset"]:
         return (
-            f"each of them draws all {a['dataset']} samples of the dataset: no DistributedSampler",
+            msg("inspector.overlap.whole_dataset", samples=a["dataset"]),
             True,
         )
     return (
-        (f"{shared} of their first {min(len(mine), len(its))} indices are the same", True)
+        (msg("inspector.overlap.by_index", shared=shared, count=min(len(mine), len(its))), True)
         if alike
         else ("", False)
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from .analysis import Judge
+from .messages import msg
 from .reporting import Finding, FindingsOutput, InspectionError
 from .shared_store import SharedStore
 
@@ -98,7 +99,7 @@ class Watcher(threading.Thread):
             self._idle.set()
             self._alone()
         except Exception as error:  # training continues without inspection
-            self._output.line(f"inspection disabled: {type(error).__name__}: {error}")
+            self._output.line(msg("inspector.disabled", kind=type(error).__name__, error=error))
             self._detached = True
             self._idle.set()
 
@@ -156,8 +157,13 @@ class Watcher(threading.Thread):
         stuck = not state["ended"] and now - self._since > self._patience_s
         if self.no_data and stuck and self._fatal(self.no_data):
             self._output.line(
-                f"rank {self._board.rank}: ended after {self._patience_s:g} s in step "
-                f"{state['step'] + 1}: {self.no_data.text}"
+                msg(
+                    "inspector.ended_process",
+                    rank=self._board.rank,
+                    patience_s=self._patience_s,
+                    step=state["step"] + 1,
+                    text=self.no_data.text,
+                )
             )
             self._output.keep(InspectionError(self.no_data))
             sys.stdout.flush()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .messages import msg
+
 BITS = 48  # exact in a float64
 PIECE = 1 << 16  # values multiplied at once, so that the result stays in the cache
 ON_GPU = 4  # factor on a GPU, where every piece is a kernel launch
@@ -66,7 +68,7 @@ def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
     """(parameters that must be equal on all ranks, reasons for omitted ones or ''). Sharded
     parameters always differ."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        return [], "sharded by FSDP"
+        return [], msg("inspector.checksum.fsdp")
     ignored = (
         set(getattr(model, "parameters_to_ignore", ()))
         if hasattr(model, "require_backward_grad_sync")
@@ -85,9 +87,9 @@ def comparable(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
             lazy += 1
         else:
             kept.append((name, parameter))
-    why = [f"{sharded} sharded"] if sharded else []
-    why += [f"{lazy} without a shape yet"] if lazy else []
-    why += [f"{len(ignored)} ignored by DDP"] if ignored else []
+    why = [msg("inspector.checksum.sharded", sharded=sharded)] if sharded else []
+    why += [msg("inspector.checksum.lazy", lazy=lazy)] if lazy else []
+    why += [msg("inspector.checksum.ignored", ignored=len(ignored))] if ignored else []
     return kept, ", ".join(why)
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from training.core import heartbeat
+from training.core.messages import msg
 from training.host.torch_build import NO_LIBUV
 
 # A listening socket on loopback, inherited by rank 0 for the TCPStore: no other process can take
@@ -155,9 +156,11 @@ def barrier(name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         if not missing:
             raise
-        text = (
-            f"barrier '{name}': rank {', '.join(map(str, missing))} did not arrive within "
-            f"{timeout_s:g} s"
+        text = msg(
+            "inspector.barrier.missing",
+            name=name,
+            ranks=", ".join(map(str, missing)),
+            timeout_s=timeout_s,
         )
         raise BarrierError(text) from error
     names = [store.get(key).decode() for key in keys]

@@ -18,7 +18,8 @@ from torch import nn
 from . import checksum, sample_tracker, step_timer
 from .analysis import Judge, due
 from .background import Watcher
-from .reporting import Finding, FindingsOutput, InspectionError, listed
+from .messages import msg
+from .reporting import Finding, FindingsOutput, InspectionError, joined, listed
 from .shared_store import open_board
 
 if TYPE_CHECKING:
@@ -124,18 +125,10 @@ class DDPInspector:
         self._watcher.start()
         launched = int(os.environ.get("WORLD_SIZE") or 1)
         if self.world_size == 1 and launched > 1:
-            text = (
-                f"rank {os.environ.get('RANK', '?')} trains alone: WORLD_SIZE is {launched}, "
-                f"but there is no process group"
-            )
-            self._watcher.post(
-                Finding(
-                    "alone",
-                    f"{text}; call torch.distributed.init_process_group before DDPInspector",
-                )
-            )
+            text = msg("inspector.alone", rank=os.environ.get("RANK", "?"), launched=launched)
+            self._watcher.post(Finding("alone", text))
         elif self.world_size == 1:
-            self._output.line("one process, no other ranks: comparisons between ranks are skipped")
+            self._output.line(msg("inspector.one_process"))
 
     def step(self, loss: Any = None, batch: Any = None) -> None:
         """Call at the end of each step. loss: a tensor (mean of this rank, or one value per sample)
@@ -170,13 +163,13 @@ class DDPInspector:
         """This rank has no more batches in this epoch. Only needed for loaders without a detectable
         end (an IterableDataset)."""
         if not self._closed:
-            self._ended, self._in_step = "its epoch ended", False
+            self._ended, self._in_step = msg("inspector.ended.epoch"), False
             self._tell_seen()
 
     def close(self) -> None:
         """End the inspection after the loop; may raise InspectionError. Otherwise the end of the
         process does it."""
-        self._close("its loop ended", limit_s=CLOSE_S)
+        self._close(msg("inspector.ended.loop"), limit_s=CLOSE_S)
         if self._watcher.raised:
             self._raise(self._watcher.raised)
 
@@ -201,7 +194,7 @@ class DDPInspector:
         return {
             "step": self._steps,
             "in_step": self._in_step,
-            "ended": self._ended or ("its loader ended" if exhausted else ""),
+            "ended": self._ended or (msg("inspector.ended.loader") if exhausted else ""),
             "broken": self._broken,
             "laps": self._clock.count // step_timer.WINDOW * step_timer.WINDOW,
             "times": self._clock.medians(),
@@ -251,13 +244,19 @@ class DDPInspector:
                 self._find(
                     Finding(
                         "empty_batch",
-                        f"rank {self.rank} had an empty batch at step {noted.step}",
+                        msg("inspector.empty_batch", rank=self.rank, step=noted.step),
                         self.rank,
                         noted.step,
                     )
                 )
             elif loss is not None and not math.isfinite(loss):
-                text = f"loss is {loss} on rank {self.rank} at step {noted.step}{_which(noted)}"
+                which = _which(noted)
+                text = msg("inspector.not_finite.text", loss=loss, rank=self.rank, step=noted.step)
+                text = (
+                    msg("inspector.not_finite.with_samples", text=text, samples=which)
+                    if which
+                    else text
+                )
                 self._find(Finding("not_finite", text, self.rank, noted.step))
 
     def _find(self, found: Finding) -> None:
@@ -354,7 +353,7 @@ class DDPInspector:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        self._close("its script ended", limit_s=CLOSE_S)
+        self._close(msg("inspector.ended.script"), limit_s=CLOSE_S)
         if self._broken and self._watcher.no_data and self._fatal(self._watcher.no_data):
             # The exception of this rank is a consequence of that finding.
             self._output.keep(InspectionError(self._watcher.no_data))
@@ -379,24 +378,30 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 
 def _which(noted: PendingStep) -> str:
-    """Suffix that describes the samples of a loss."""
+    """The samples of a loss; '' if unknown."""
     parts = []
     indices = noted.place[2] if noted.place else []
     if noted.place:
-        parts.append(f"epoch {noted.place[0]}, batch {noted.place[1]}")
+        parts.append(msg("inspector.not_finite.place", epoch=noted.place[0], batch=noted.place[1]))
     if noted.size and (noted.batch is not None or noted.losses is not None):
         inputs, own = sample_tracker.not_finite(noted.batch, noted.losses, noted.size)
-        for places, what in ((inputs, "input is not finite"), (own, "own loss is not finite")):
-            if places:
-                parts.append(f"{what}: {_named(places, indices)}")
+        if inputs:
+            parts.append(msg("inspector.not_finite.input", samples=_named(inputs, indices)))
+        if own:
+            parts.append(msg("inspector.not_finite.own_loss", samples=_named(own, indices)))
         if not inputs and not own:
-            parts.append("inputs are finite")
+            parts.append(msg("inspector.not_finite.inputs_finite"))
     if indices:
-        parts.append(f"the batch: samples {listed(indices, 2 * sample_tracker.SHOWN)}")
-    return f" ({'; '.join(parts)})" if parts else ""
+        parts.append(
+            msg("inspector.not_finite.batch", samples=listed(indices, 2 * sample_tracker.SHOWN))
+        )
+    return joined(parts)
 
 
 def _named(places: list[int], indices: list[int]) -> str:
     if indices and places[-1] < len(indices):
-        return f"sample {listed([indices[p] for p in places], sample_tracker.SHOWN)}"
-    return f"place {listed(places, sample_tracker.SHOWN)} of the batch"
+        return msg(
+            "inspector.not_finite.sample",
+            samples=listed([indices[p] for p in places], sample_tracker.SHOWN),
+        )
+    return msg("inspector.not_finite.sample_place", places=listed(places, sample_tracker.SHOWN))

@@ -8,10 +8,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .messages import msg
 
 # A module inserted by lib/run_script.py: `ranks`, a folder of the run; `keep(error)` stores an
 # error for the failure card.
@@ -59,7 +61,7 @@ class FindingsOutput:
         self._event("inspection", text=text, **facts)
 
     def warn(self, found: Finding) -> None:
-        self.line(f"WARNING: {found.text}")
+        self.line(msg("inspector.warning", text=found.text))
 
     def record(self, found: Finding) -> None:
         self._event(
@@ -88,14 +90,22 @@ class FindingsOutput:
             finally:
                 os.close(handle)
         except OSError as error:
-            self.line(f"cannot write {self._events}: {error.strerror}")
+            self.line(msg("inspector.unwritable", file=self._events, error=error.strerror))
             self._events = None
 
 
 def ranks(numbers: Sequence[int]) -> str:
     """'rank 3', 'ranks 0, 1'."""
-    more = f", … {len(numbers)} in total" if len(numbers) > MANY else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MANY]))}{more}"
+    some = ", ".join(map(str, numbers[:MANY]))
+    if len(numbers) > MANY:
+        some = msg("inspector.ranks_more", some=some, total=len(numbers))
+    return (
+        msg("inspector.ranks", some=some) if len(numbers) > 1 else msg("inspector.rank", some=some)
+    )
+
+
+def joined(parts: Iterable[str]) -> str:
+    return msg("inspector.separator").join(parts)
 
 
 def listed(indices: Sequence[int], limit: int) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .messages import msg
+
 if TYPE_CHECKING:
     from training.inspector.exchange import LoaderFacts
 
@@ -206,7 +208,7 @@ def describe(loader: Any, drawn: SamplerTrace | None) -> LoaderFacts:
     name = (
         ""
         if loader is None
-        else "an IterableDataset"
+        else msg("inspector.data.iterable")
         if iterable
         else type(sampler or batch_sampler or own).__name__
     )

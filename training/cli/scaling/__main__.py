@@ -29,6 +29,7 @@ from training.cli.scaling import analysis, measure, options, render
 from training.cli.scaling.experiment import Experiment, prepare
 from training.core import log
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.host import program
 
@@ -52,13 +53,13 @@ def main(argv: list[str]) -> int:
             return int(Exit.DONE)
         return _measure(prepare(chosen, os.environ), chosen.json)
     except UserError as error:
-        log.report(error, closing="nothing was measured")
+        log.report(error, closing=msg("cli.scaling.nothing_measured"))
         return int(error.code)
     except measure.Failed as failed:
         log.error(str(failed))
         return failed.code
     except ScalingStopped as stopped:
-        log.warning(f"{stopped}: stopped, nothing is left behind")
+        log.warning(msg("cli.scaling.stopped", signal=stopped))
         return stopped.code
 
 

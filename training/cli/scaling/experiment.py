@@ -17,6 +17,7 @@ from training.cli.scaling.options import COMMAND, ScalingOptions
 from training.config import flags, loader, resolve
 from training.config.schema import FIELDS, Config, kind
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.host import env_vars, gpus
 from training.plan import training_plan as planner
@@ -124,8 +125,8 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
             problems.append(
                 Problem(
                     "scaling.fixed_flag",
-                    f"{typed} cannot be used here: the measurement sets it",
-                    "left out",
+                    msg("cli.scaling.fixed_flag", typed=typed),
+                    msg("cli.scaling.left_out"),
                     fixes,
                 )
             )
@@ -139,8 +140,8 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
         problems.append(
             Problem(
                 "scaling.no_dry_run",
-                "--dry_run: a measurement has no plan to show",
-                "left out",
+                msg("cli.scaling.no_dry_run"),
+                msg("cli.scaling.left_out"),
                 [f"./{SCRIPT} 2 {shlex.join(given and [config])} --dry_run"],
             )
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.run_reader import read_failure
 from training.core.rundir import RunDir, read_json, read_records
 from training.core.units import plural
@@ -40,7 +41,11 @@ class RankLayout:
     apart: bool = False
 
     def __str__(self) -> str:
-        return f"{self.ranks} runs apart" if self.apart else plural(self.ranks, "rank")
+        return (
+            msg("cli.scaling.runs_apart", ranks=self.ranks)
+            if self.apart
+            else plural(self.ranks, "rank")
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,14 @@ def all_rounds(experiment: Experiment) -> tuple[list[Round], int | None]:
                 one: Round = {}
                 # Alternating order, so that a machine that warms up favours no kind.
                 for kind in kinds if number % 2 == 0 else kinds[::-1]:
-                    bar.set_description(f"round {number + 1} of {experiment.rounds}: {kind}")
+                    bar.set_description(
+                        msg(
+                            "cli.scaling.round",
+                            number=number + 1,
+                            rounds=experiment.rounds,
+                            kind=kind,
+                        )
+                    )
                     one[kind] = laboratory.measure(kind)
                     bar.update()
                 rounds.append(one)
@@ -204,11 +216,10 @@ class _Laboratory:
     def _failed(self, argv: list[str], run: RunDir, status: int) -> Failed:
         known = status in list(Exit) and status != Exit.DONE
         lines = [
-            f"a run with {argv[1]} rank{'s' if argv[1] != '1' else ''} failed (exit {status}); "
-            f"nothing was measured",
+            msg("cli.scaling.run_failed", ranks=plural(int(argv[1]), "rank"), status=status),
             what_happened(run, self._console(run)),
-            f"  Command    {shlex.join(argv)}",
-            f"  Kept       {self.folder}",
+            msg("cli.scaling.run_command", command=shlex.join(argv)),
+            msg("cli.scaling.run_kept", folder=self.folder),
         ]
         return Failed("\n".join(lines), status if known else int(Exit.TRAINING))
 

@@ -9,6 +9,7 @@ from training.config.schema import FIELDS
 from training.config.translate import RANKS
 from training.core import args, suggest
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.plan.cli_args import MAX_RANKS
 
 COMMAND = "./duet scaling"
@@ -24,7 +25,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 FLAGS = {
     "ranks": args.Flag(
-        _ranks, f"whole numbers from 1 to {MAX_RANKS}, with commas between", lambda text: ["1,2"]
+        _ranks, msg("cli.scaling.ranks_allowed", most=MAX_RANKS), lambda text: ["1,2"]
     ),
     "steps": args.whole(*STEPS, 40),
     "rounds": args.whole(*ROUNDS, 3),

@@ -6,45 +6,63 @@ from training.cli.scaling import analysis
 from training.cli.scaling.analysis import ScalingReport, ScalingResult
 from training.cli.scaling.experiment import THREADS, WARM_UP_STEPS, Experiment
 from training.core import metric_units, units
+from training.core.messages import msg
 
 SCHEMA_VERSION = 1
-VERDICTS = {
-    analysis.REFERENCE: "the reference",
-    analysis.BELOW: "below the expected band",
-    analysis.WITHIN: "in the expected band",
-    analysis.BETTER: "better than expected",
-    analysis.NO_BAND: "no band known",
-}
 SMALL = 0.01  # fraction of a step: a smaller loss is not significant
+
+
+def _verdicts() -> dict[str, str]:
+    return {
+        analysis.REFERENCE: msg("cli.scaling.verdict.reference"),
+        analysis.BELOW: msg("cli.scaling.verdict.below"),
+        analysis.WITHIN: msg("cli.scaling.verdict.within"),
+        analysis.BETTER: msg("cli.scaling.verdict.better"),
+        analysis.NO_BAND: msg("cli.scaling.verdict.no_band"),
+    }
 
 
 def introduction(experiment: Experiment) -> list[str]:
     """The description of the measurement, logged before it starts."""
     numbers = ", ".join(map(str, experiment.ranks))
     return [
-        f"scaling check of {experiment.config}: {numbers} ranks on {experiment.device} "
-        f"({experiment.device_reason}), "
-        f"{experiment.precision}",
-        f"each rank: {_samples(experiment)} × {experiment.accumulation} accumulation "
-        f"step{'s' if experiment.accumulation > 1 else ''} "
-        f"= {experiment.tokens_per_rank} {experiment.unit} per step for any number of ranks (weak "
-        f"scaling)",
+        msg(
+            "cli.scaling.begins",
+            config=experiment.config,
+            ranks=numbers,
+            device=experiment.device,
+            reason=experiment.device_reason,
+            precision=experiment.precision,
+        ),
+        msg(
+            "cli.scaling.work_per_rank",
+            samples=_samples(experiment),
+            accumulation_steps=units.plural(experiment.accumulation, "accumulation step"),
+            amount=experiment.tokens_per_rank,
+            unit=experiment.unit,
+        ),
         *([_threads(experiment)] if experiment.device == "cpu" else []),
-        f"{experiment.rounds} rounds, {experiment.steps} steps per run after {WARM_UP_STEPS} of "
-        f"warm-up",
+        msg(
+            "cli.scaling.rounds",
+            rounds=experiment.rounds,
+            steps=experiment.steps,
+            warm_up=WARM_UP_STEPS,
+        ),
     ]
 
 
 def _samples(experiment: Experiment) -> str:
     if experiment.unit == metric_units.TOKENS:
-        return f"{experiment.sequences} sequences × {experiment.seq_len} tokens"
+        return msg(
+            "cli.scaling.samples", sequences=experiment.sequences, seq_len=experiment.seq_len
+        )
     return f"{experiment.sequences} {experiment.unit}"
 
 
 def _threads(experiment: Experiment) -> str:
     if experiment.threads == 1:
-        return f"one thread per rank ({THREADS}=1): compares ranks, not threads"
-    return f"{experiment.threads} threads per rank, from your {THREADS}"
+        return msg("cli.scaling.one_thread", variable=THREADS)
+    return msg("cli.scaling.your_threads", threads=experiment.threads, variable=THREADS)
 
 
 def text(report: ScalingReport) -> str:
@@ -55,17 +73,23 @@ def text(report: ScalingReport) -> str:
     ]
     for r in report.results:
         expected = f"{r.band[0]:.2f}–{r.band[1]:.2f}" if r.band else "-"
-        shared = " (ranks share cores)" if r.share_cores else ""
+        verdict = _verdicts()[r.verdict]
+        if r.share_cores:
+            verdict = msg("cli.scaling.cores_shared", verdict=verdict)
         figures = (
             f"{r.ranks:>5} {r.step_ms:>9.1f} {r.tokens_per_s:>11,.0f} {r.speed_up:>9.2f} "
             f"{100 * r.efficiency:>9.1f} %"
         )
-        lines.append(f"{figures}  {expected:<10}  {VERDICTS[r.verdict]}{shared}")
+        lines.append(f"{figures}  {expected:<10}  {verdict}")
     for r in report.results:
         if r.ranks > 1:
             lines += ["", *limits(r, report)]
     return "\n".join(
-        [*lines, *([""] if notes(report) else []), *(f"note: {n}" for n in notes(report))]
+        [
+            *lines,
+            *([""] if notes(report) else []),
+            *(msg("cli.scaling.note", text=n) for n in notes(report)),
+        ]
     )
 
 
@@ -73,15 +97,26 @@ def limits(result: ScalingResult, report: ScalingReport) -> list[str]:
     """The limits of one number of ranks."""
     if result.machine_ms is None or result.exchange_ms is None:
         return [
-            f"What limits {result.ranks} ranks: unknown, {result.ranks} independent runs hardly "
-            f"overlapped; use --rounds={max(3, report.experiment.rounds + 1)} or more --steps"
+            msg(
+                "cli.scaling.limit_unknown",
+                ranks=result.ranks,
+                rounds=max(3, report.experiment.rounds + 1),
+            )
         ]
     return [
-        f"What limits {result.ranks} ranks: {main_limit(result)}",
-        f"  machine   {_cost(result.machine_ms, result)}  {result.ranks} independent runs at the "
-        f"same time, without exchange, take "
-        f"{result.apart_ms:.1f} ms per step: {_machine(result, report)}",
-        f"  exchange  {_cost(result.exchange_ms, result)}  {_exchange(result, report)}",
+        msg("cli.scaling.limit", ranks=result.ranks, limit=main_limit(result)),
+        msg(
+            "cli.scaling.limit_machine",
+            cost=_cost(result.machine_ms, result),
+            ranks=result.ranks,
+            apart_ms=result.apart_ms,
+            machine=_machine(result, report),
+        ),
+        msg(
+            "cli.scaling.limit_exchange",
+            cost=_cost(result.exchange_ms, result),
+            exchange=_exchange(result, report),
+        ),
     ]
 
 
@@ -89,23 +124,22 @@ def main_limit(result: ScalingResult) -> str:
     assert result.machine_ms is not None and result.exchange_ms is not None
     machine, exchange = (max(0.0, ms) for ms in (result.machine_ms, result.exchange_ms))
     if result.speed_up >= result.ranks:
-        return (
-            "nothing, the speed-up is super-linear: an optimizer whose work is shared by the "
-            "ranks, or noise"
-        )
+        return msg("cli.scaling.super_linear")
     if machine + exchange < SMALL * result.step_ms:
-        return "nothing measurable"
-    missing = f"{result.ranks - result.speed_up:.2f} of {result.ranks} missing"
+        return msg("cli.scaling.nothing_measurable")
+    missing = msg("cli.scaling.missing", missing=result.ranks - result.speed_up, ranks=result.ranks)
     share = machine / (machine + exchange)
     if 0.4 < share < 0.6:
-        return f"{missing}, machine and exchange equally"
-    return f"{missing}, mostly {'the machine' if share > 0.5 else 'the exchange of gradients'}"
+        return msg("cli.scaling.mostly_both", missing=missing)
+    if share > 0.5:
+        return msg("cli.scaling.mostly_machine", missing=missing)
+    return msg("cli.scaling.mostly_exchange", missing=missing)
 
 
 def _cost(ms: float, result: ScalingResult) -> str:
     # negative: noise, or work of the optimizer that independent runs do not share
     sign = "+" if ms >= 0 else "−"
-    return f"{sign}{abs(ms):.1f} ms ({sign}{100 * abs(ms) / result.step_ms:.0f} % of a step)"
+    return msg("cli.scaling.cost", sign=sign, ms=abs(ms), percent=100 * abs(ms) / result.step_ms)
 
 
 def _machine(result: ScalingResult, report: ScalingReport) -> str:
@@ -113,25 +147,28 @@ def _machine(result: ScalingResult, report: ScalingReport) -> str:
     if result.share_cores:
         threads = units.plural(experiment.threads, "thread")
         most = experiment.cores / experiment.threads
-        return (
-            f"{result.ranks} ranks × {threads} on {experiment.cores} cores, so at most {most:.2f} ×"
+        return msg(
+            "cli.scaling.shared_cores",
+            ranks=result.ranks,
+            threads=threads,
+            cores=experiment.cores,
+            most=most,
         )
     if experiment.device == "cuda":
-        return "power, cooling, PCIe and the host's cores are shared, or one GPU is slower"
-    return (
-        f"{'other processes on the cores; ' if report.busy else ''}memory bandwidth, caches and "
-        f"the clock of the cores are shared"
-    )
+        return msg("cli.scaling.shared_gpu_host")
+    if report.busy:
+        return msg("cli.scaling.shared_busy")
+    return msg("cli.scaling.shared")
 
 
 def _exchange(result: ScalingResult, report: ScalingReport) -> str:
-    waiting = "and waiting for the slower rank"
     if report.gradient_mb is None or result.gigabytes_per_s is None or report.parameters is None:
-        return f"gradients, {waiting}"
-    return (
-        f"gradients of {units.millions(report.parameters)} parameters, {report.gradient_mb:.1f} MB "
-        f"per rank and step, "
-        f"at least {result.gigabytes_per_s:.2f} GB/s; {waiting}"
+        return msg("cli.scaling.gradients")
+    return msg(
+        "cli.scaling.gradients_of",
+        parameters=units.millions(report.parameters),
+        megabytes=report.gradient_mb,
+        gigabytes_per_s=result.gigabytes_per_s,
     )
 
 
@@ -139,17 +176,14 @@ def notes(report: ScalingReport) -> list[str]:
     """Caveats of the figures."""
     out = []
     if report.busy:
-        taken = f"{report.other_work:.1f} of {report.experiment.cores} cores"
-        out.append(
-            f"other processes used {taken}: the figures are too low, measure again without them"
+        taken = msg(
+            "cli.scaling.cores_taken", taken=report.other_work, cores=report.experiment.cores
         )
+        out.append(msg("cli.scaling.others_busy", taken=taken))
     for r in report.results:
         if r.noisy:
             low, high = r.speed_up_range
-            out.append(
-                f"{r.ranks} ranks: {low:.2f} to {high:.2f} × across rounds, the second digit is "
-                f"not reliable; use more --rounds"
-            )
+            out.append(msg("cli.scaling.noisy", ranks=r.ranks, low=low, high=high))
     return out
 
 

@@ -6,9 +6,11 @@ dark theme and paper.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.core.messages import msg
 from training.monitor.report.curve import PointPosition
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -98,6 +100,11 @@ class Chart:
             **self.spec,
             "data": {"values": [dict(zip(keys, row, strict=True)) for row in rows]},
         }
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The notes that are not empty, as one."""
+    return msg("monitor.report.notes_separator").join(filter(None, parts))
 
 
 def colour(number: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from training.core.messages import msg
 from training.monitor.report.chart_types import (
     COLOURS,
     CONFIG,
@@ -22,6 +23,7 @@ from training.monitor.report.chart_types import (
     VegaSpec,
     colour,
     dash,
+    joined,
 )
 from training.monitor.report.curve import Curve, PointPosition
 
@@ -91,7 +93,12 @@ def lines(
     columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
     names = [one.name for one in series]
     step_form = "~s" if max(columns["step"]) >= 10_000 else ",d"
-    at = {"title": "step", "format": step_form, "tickMinStep": 1, "labelExpr": PLAIN_ZERO}
+    at = {
+        "title": msg("monitor.report.axis.step"),
+        "format": step_form,
+        "tickMinStep": 1,
+        "labelExpr": PLAIN_ZERO,
+    }
     x: VegaSpec = {
         "field": "step",
         "type": "quantitative",
@@ -170,7 +177,7 @@ def lines(
         }
     layers[0]["params"] = [zoom()]
     if any(shape == "triangle-up" for shape, _ in own.values()):
-        note = "; ".join(filter(None, [note, f"▲: above {top:.4g}"]))
+        note = joined([note, msg("monitor.report.charts.above", top=top)])
     return Chart(
         id,
         title,
@@ -246,7 +253,7 @@ def raw_and_smooth(name: str, curve: Curve, number: int, *, ends: bool = True) -
         return [Series(name, number, LINE, curve.points)]
     return [
         Series(name, number, THIN, curve.points),
-        Series(f"{name}, smoothed", number, LINE, smooth),
+        Series(msg("monitor.report.charts.smoothed", name=name), number, LINE, smooth),
     ]
 
 
@@ -285,8 +292,8 @@ def stacked(
                 "legend": None,
             },
             "tooltip": [
-                {"field": "bar", "title": "bar"},
-                {"field": "part"},
+                {"field": "bar", "title": msg("monitor.report.column.bar")},
+                {"field": "part", "title": msg("monitor.report.column.part")},
                 {"field": "y", "title": unit},
             ],
         },

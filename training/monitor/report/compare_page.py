@@ -8,20 +8,16 @@ from functools import partial
 from training.config.schema import of_the_run
 from training.core import metric_units
 from training.core.jsonl import dig, number, text
+from training.core.messages import msg
 from training.core.units import count, decimal, milliseconds
 from training.monitor.report import chart_types, charts, headline, run_charts, sections
 from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
 from training.monitor.report.curve import Curve
 from training.monitor.report.html import Html, join, table, tag
-from training.monitor.report.page import ReportPage, code
+from training.monitor.report.page import ReportPage, code, state_name
 from training.monitor.report.page import names as legend
 from training.monitor.report.run import Run
 
-HINT = (
-    "Hover over a curve for its values. Drag to pan, Ctrl + wheel to zoom, double-click to "
-    "reset; click a run to hide it."
-)
-SMOOTHED = "running median"
 CHANGING = ("host memory",)  # facts that change from moment to moment
 # name, value of a run, value as text, whether more is better
 Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
@@ -30,33 +26,46 @@ Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool 
 def page(runs: Sequence[Run], spoken: str) -> ReportPage:
     names = _names(runs)
     out = ReportPage(
-        f"{len(runs)} runs · Duet", _head(runs, names), pauses=any(run.pauses for run in runs)
+        msg("monitor.report.compare.page_title", runs=len(runs)),
+        _head(runs, names),
+        pauses=any(run.pauses for run in runs),
     )
     units = _units(runs)
     out.counted = units[0] if len(units) == 1 else None
-    out.add("figures", "Figures", _figures(runs, names))
+    out.add("figures", msg("monitor.report.title.figures"), _figures(runs, names))
     out.add(
         "differences",
-        "Configuration differences",
+        msg("monitor.report.title.config_differences"),
         _differences(runs, names),
-        short="Differences",
+        short=msg("monitor.report.title.differences_short"),
     )
     drawn = out.figures([*_losses(runs, names), *_small(runs, names)])
     if drawn:
+        hint = msg("monitor.report.compare.hint")
         runs_shown = legend([(name, i + 1) for i, name in enumerate(names)], "data-name")
-        out.add("curves", "Curves", tag("p", HINT, class_="hint"), runs_shown, drawn)
+        out.add(
+            "curves",
+            msg("monitor.report.title.curves"),
+            tag("p", hint, class_="hint"),
+            runs_shown,
+            drawn,
+        )
     out.add(
         "machines",
-        "Machine and software differences",
+        msg("monitor.report.title.machine_differences"),
         _environments(runs, names),
-        short="Machines",
+        short=msg("monitor.report.title.machines_short"),
     )
     failed = [
         (name, sections.failure(run, spoken))
         for name, run in zip(names, runs, strict=True)
         if run.failure
     ]
-    out.add("failures", "Failures", *(join([tag("h3", name), card]) for name, card in failed))
+    out.add(
+        "failures",
+        msg("monitor.report.title.failures"),
+        *(join([tag("h3", name), card]) for name, card in failed),
+    )
     return out
 
 
@@ -74,11 +83,17 @@ def _head(runs: Sequence[Run], names: Sequence[str]) -> Html:
     empty = [name for run, name in zip(runs, names, strict=True) if not run.metrics.steps]
     return join(
         [
-            tag("h1", f"Comparison of {len(runs)} runs"),
-            tag("p", f"Still running: {', '.join(running)}", class_="notice") if running else None,
+            tag("h1", msg("monitor.report.compare.heading", runs=len(runs))),
             tag(
                 "p",
-                f"No curves, since no step is finished: {', '.join(empty)}",
+                msg("monitor.report.compare.still_running", running=", ".join(running)),
+                class_="notice",
+            )
+            if running
+            else None,
+            tag(
+                "p",
+                msg("monitor.report.compare.no_curves", empty=", ".join(empty)),
                 class_="notice",
             )
             if empty
@@ -91,31 +106,45 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
     """Table of the figures. Marks the best value of each column among the runs of one task, unless
     all are equal."""
     columns: list[Figure] = [
-        ("steps", lambda r: number(r.metrics.last.get("step")), lambda v: f"{v:,}", None)
+        (
+            msg("monitor.report.axis.steps"),
+            lambda r: number(r.metrics.last.get("step")),
+            lambda v: f"{v:,}",
+            None,
+        )
     ]
     for key in _scores(runs):
         title, unit = run_charts.titled(key)
-        named = f"best {title[0].lower()}{title[1:]}{f', {unit}' if unit else ''}"
+        named = msg("monitor.report.compare.best", title=title[0].lower() + title[1:])
+        named = f"{named}, {unit}" if unit else named
         columns.append((named, _best(key), decimal, metric_units.higher_is_better(key)))
     columns += [
-        ("final loss (running median)", _last_loss, decimal, False),
+        (msg("monitor.report.compare.final_loss"), _last_loss, decimal, False),
         *((f"{unit}/s", _median(unit + metric_units.PER_S), count, True) for unit in _units(runs)),
-        ("step time", lambda r: r.metrics.median("step_ms"), milliseconds, False),
         (
-            "memory per rank",
+            msg("monitor.report.compare.step_time"),
+            lambda r: r.metrics.median("step_ms"),
+            milliseconds,
+            False,
+        ),
+        (
+            msg("monitor.report.compare.memory"),
             lambda r: r.metrics.peak("memory_bytes"),
             lambda v: f"{v / run_charts.MIB:,.0f} MiB",
             False,
         ),
         *((unit, _trained(unit), count, None) for unit in _units(runs)),
-        ("time", lambda r: r.lasted_s, headline.lasted, None),
+        (msg("monitor.report.axis.time"), lambda r: r.lasted_s, headline.lasted, None),
     ]
     rows: list[list[object]] = []
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         state = run.state["run"]["state"]
         mark = tag("i", class_="key", style=f"background:{chart_types.swatch(i + 1)}")
-        rows.append([join([mark, name]), tag("span", state, class_=state)])
-    head: list[object] = ["run", "state"]
+        rows.append([join([mark, name]), tag("span", state_name(state), class_=state)])
+    head: list[object] = [
+        msg("monitor.report.column.run"),
+        msg("monitor.report.column.state"),
+    ]
     for title, of, shown, more in columns:
         values = [of(run) for run in runs]
         if all(value is None for value in values):
@@ -188,7 +217,15 @@ def _losses(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
     """One chart for each task."""
     tasks = _tasks(runs)
     return [
-        _loss(runs, names, task, f"Loss of {task}" if len(tasks) > 1 else "Loss") for task in tasks
+        _loss(
+            runs,
+            names,
+            task,
+            msg("monitor.report.compare.loss_of", task=task)
+            if len(tasks) > 1
+            else msg("monitor.report.charts.loss"),
+        )
+        for task in tasks
     ]
 
 
@@ -203,17 +240,32 @@ def _loss(runs: Sequence[Run], names: Sequence[str], task: str, title: str) -> C
         ),
         ends=True,
     )
-    notes = [SMOOTHED]
+    notes = [msg("monitor.report.compare.running_median")]
     for one, run in zip(series, runs, strict=True):
         if run.task != task:
             continue
         bad, failed = run.metrics.curves.get("loss", Curve()).marks, run_charts.failure_mark(run)
         one.marks = [*bad, *([failed] if failed else [])]
-        marked = [f"non-finite loss (step {bad[0][0].step:,})"] if bad else []
-        marked += [f"{failed[1]} (step {failed[0].step:,})"] if failed else []
-        notes += [f"× {one.name}: {', '.join(marked)}"] if marked else []
+        marked = [msg("monitor.report.compare.not_finite", step=bad[0][0].step)] if bad else []
+        marked += (
+            [msg("monitor.report.compare.failed_at", cause=failed[1], step=failed[0].step)]
+            if failed
+            else []
+        )
+        notes += (
+            [msg("monitor.report.compare.marked", name=one.name, marked=", ".join(marked))]
+            if marked
+            else []
+        )
     return charts.lines(
-        "loss", title, series, unit=unit, note="; ".join(notes), wide=True, log=True, named=False
+        "loss",
+        title,
+        series,
+        unit=unit,
+        note=chart_types.joined(notes),
+        wide=True,
+        log=True,
+        named=False,
     )
 
 
@@ -234,7 +286,7 @@ def _small(runs: Sequence[Run], names: Sequence[str]) -> list[Chart | None]:
         form, log, note = (
             run_charts.FORMS.get(key, ""),
             key in run_charts.LOG,
-            "" if key == "lr" else SMOOTHED,
+            "" if key == "lr" else msg("monitor.report.compare.running_median"),
         )
         out.append(
             charts.lines(
@@ -271,7 +323,14 @@ def _memory(runs: Sequence[Run], names: Sequence[str]) -> Chart | None:
                 name, i + 1, LINE, [(place, value / run_charts.GIB) for place, value in most.points]
             )
         )
-    return charts.lines("memory", "Memory", series, unit="GiB", note="largest rank", named=False)
+    return charts.lines(
+        "memory",
+        msg("monitor.report.headline.memory"),
+        series,
+        unit="GiB",
+        note=msg("monitor.report.compare.largest_rank"),
+        named=False,
+    )
 
 
 def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
@@ -290,9 +349,9 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> Html:
                 ]
             )
     return (
-        table(["field", *names], rows)
+        table([msg("monitor.report.column.field"), *names], rows)
         if rows
-        else tag("p", "No differences: every field has the same value.")
+        else tag("p", msg("monitor.report.compare.no_differences"))
     )
 
 
@@ -319,4 +378,8 @@ def _environments(runs: Sequence[Run], names: Sequence[str]) -> Html:
         values = [facts.get(fact, "-") for facts in known]
         if len(set(values)) > 1:
             rows.append([fact, *values])
-    return table(["", *names], rows) if rows else tag("p", "No differences recorded in the plans.")
+    return (
+        table(["", *names], rows)
+        if rows
+        else tag("p", msg("monitor.report.compare.no_machine_differences"))
+    )

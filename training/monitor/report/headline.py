@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.core import metric_units
 from training.core.jsonl import whole
+from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report.run import Run
 from training.monitor.report.run_charts import GIB, MIB, display, ends, titled
@@ -21,54 +22,83 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     out: list[tuple[str, object, object]] = []
     if metrics.steps:
         total = progress["total_steps"]
-        out.append(("Steps", f"{metrics.last['step']:,}", f"of {total:,}" if total else ""))
+        out.append(
+            (
+                msg("monitor.report.headline.steps"),
+                f"{metrics.last['step']:,}",
+                msg("monitor.report.headline.of_total", total=total) if total else "",
+            )
+        )
     if metrics.scores and (best := metrics.best(metrics.scores[0])):
         title, unit = titled(metrics.scores[0])
         out.append(
             (
-                f"Best {title[0].lower()}{title[1:]}",
+                msg("monitor.report.headline.best", title=title[0].lower() + title[1:]),
                 decimal(best[1]),
-                ", ".join(filter(None, [unit, f"step {best[0]:,}"])),
+                ", ".join(
+                    filter(None, [unit, msg("monitor.report.headline.at_step", step=best[0])])
+                ),
             )
         )
     if at := ends(run):
         out.append(
             (
-                "Final loss",
+                msg("monitor.report.headline.final_loss"),
                 decimal(at[1]),
-                ", ".join(filter(None, [display(run)[1], f"from {decimal(at[0])}"])),
+                ", ".join(
+                    filter(
+                        None,
+                        [display(run)[1], msg("monitor.report.headline.from", loss=decimal(at[0]))],
+                    )
+                ),
             )
         )
     speed, step = metrics.median(run.counted + metric_units.PER_S), metrics.median("step_ms")
     if speed:
-        out.append(("Speed", count(speed), f"{run.counted}/s, median"))
+        out.append(
+            (
+                msg("monitor.report.metric.speed"),
+                count(speed),
+                msg("monitor.report.headline.per_second_median", unit=run.counted),
+            )
+        )
     if step:
-        out.append(("Step time", milliseconds(step), "median"))
+        out.append(
+            (
+                msg("monitor.report.metric.step_time"),
+                milliseconds(step),
+                msg("monitor.report.headline.median"),
+            )
+        )
     peak = metrics.peak("memory_bytes")
     if peak:
         out.append(
             (
-                "Memory",
+                msg("monitor.report.headline.memory"),
                 f"{peak / GIB:.2f} GiB" if peak >= GIB else f"{peak / MIB:.0f} MiB",
-                "largest rank",
+                msg("monitor.report.headline.largest_rank"),
             )
         )
     elif (mfu := training.get("mfu")) is not None:
         out.append(("MFU", f"{100 * mfu:.1f} %", ""))
     elapsed = run.lasted_s
     if elapsed is not None and len(out) < 6:
-        note = "from start to end" if run.ended else "so far"
+        note = (
+            msg("monitor.report.headline.start_to_end")
+            if run.ended
+            else msg("monitor.report.headline.so_far")
+        )
         out.insert(
             0,
             (
-                "Time",
+                msg("monitor.report.headline.time"),
                 lasted(elapsed),
-                f"in {run.starts} starts, without pauses"
+                msg("monitor.report.headline.in_starts", starts=run.starts)
                 if run.pauses and run.starts > 1
                 else note,
             ),
         )
     code = whole(run.summary.get("exit_code"))
     if not metrics.steps and code is not None:
-        out.append(("Exit code", code, ""))
+        out.append((msg("monitor.report.headline.exit_code"), code, ""))
     return out[:6]

@@ -11,6 +11,7 @@ from pathlib import Path
 from training.core import args, find_run
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
+from training.core.messages import msg
 from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
@@ -68,8 +69,8 @@ def _find_runs(
         problems.append(
             Problem(
                 "run.not_given",
-                "no run given",
-                "run directories, their names, or latest",
+                msg("monitor.report.options.no_run"),
+                msg("monitor.report.options.runs_allowed"),
                 [f"{COMMAND} {LATEST}"],
             )
         )
@@ -82,7 +83,13 @@ def _find_runs(
         if any(
             os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs
         ):
-            problems.append(Problem("run.twice", f"run {run.name} is given twice", "each run once"))
+            problems.append(
+                Problem(
+                    "run.twice",
+                    msg("monitor.report.options.run_twice", name=run.name),
+                    msg("monitor.report.options.once"),
+                )
+            )
         options.runs.append(run)
 
 
@@ -117,8 +124,8 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
         return [
             Problem(
                 "output.is_folder",
-                f"--out={str(options.out)!r} is a directory",
-                "a file",
+                msg("monitor.report.options.out_is_folder", out=str(options.out)),
+                msg("monitor.report.options.a_file"),
                 [f"{COMMAND} {again}"],
             )
         ]
@@ -127,8 +134,8 @@ def _not_writable(options: ReportOptions) -> list[Problem]:
         return [
             Problem(
                 "output.no_folder",
-                f"the report's directory {str(folder)!r} does not exist",
-                "an existing directory",
+                msg("monitor.report.options.no_folder", folder=str(folder)),
+                msg("monitor.report.options.existing_folder"),
                 [fix],
             )
         ]

@@ -3,6 +3,7 @@ const root = document.documentElement;
 root.classList.add("js");
 const store = document.getElementById("charts");
 const charts = store && (await unpack(document.getElementById("program"))) ? JSON.parse(store.textContent) : [];
+const words = JSON.parse(document.getElementById("words")?.textContent ?? "{}"); // in the language of the page
 
 // The chart library is compressed, since it is most of the page. A browser that cannot unpack it shows the pictures.
 async function unpack(packed) {
@@ -41,7 +42,7 @@ function specOf(chart) {
   spec.width = "container";
   if (!chart.hover) return { ...spec, data: { values: rowsOf(chart, 1) } };
   const last = chart.columns.time.reduce((a, b) => Math.max(a, b), 0);
-  const [name, unit] = axis === "time" ? UNITS.find(([, , least]) => last >= least) : [axis === "tokens" ? chart.counted : axis, 1];
+  const [name, unit] = axis === "time" ? UNITS.find(([, , least]) => last >= least) : [axis === "tokens" ? chart.counted : words.step, 1];
   chart.unit = unit;
   chart.rows = rowsOf(chart, unit).filter((row) => row.x !== null);
   chart.lines = chart.names.map((_, i) => chart.rows.filter((row) => row.series === i && row.y !== null).sort((a, b) => a.x - b.x));
@@ -53,7 +54,7 @@ function specOf(chart) {
     if (axis !== "step") delete layer.encoding.x.axis.tickMinStep;
     if (axis === "tokens") layer.encoding.x.axis.format = "~s";
     if (axis === "time") delete layer.encoding.x.axis.format; // an empty format means 1e+2
-    layer.encoding.x.axis.title = axis === "time" ? `${name} since the start${chart.pauses ? ", without pauses" : ""}` : name;
+    layer.encoding.x.axis.title = axis === "time" ? (chart.pauses ? words.since_without_pauses : words.since).replace("{unit}", words[name]) : name;
     if (layer.encoding.y.field && chart.logarithmic) layer.encoding.y.scale = { ...ONE(layer.encoding.y.scale), type: "log", nice: false };
   }
   return { ...spec, data: { values: chart.rows } };
@@ -108,6 +109,10 @@ function shown(value) {
   return value === null ? "-" : Number.isInteger(value) ? value.toLocaleString("en") : String(value);
 }
 
+function atStep(step) {
+  return words.at_step.replace("{step}", shown(step));
+}
+
 function hover(chart, event) {
   leave(chart);
   if (!chart.view || event.buttons) return;
@@ -124,12 +129,12 @@ function hover(chart, event) {
   const box = chart.plot.getBoundingClientRect(), line = chart.cursor[0];
   line.style.cssText = `left:${area.left - box.left + left + x(place.x)}px;top:${area.top - box.top + top}px;height:${height}px`;
   line.hidden = false;
-  tip.replaceChildren(element("b", "", `step ${shown(place.step)}`));
+  tip.replaceChildren(element("b", "", atStep(place.step)));
   if (axis !== "step") tip.firstChild.textContent += axis === "time" ? ` · ${place.time.toFixed(1)} s` : ` · ${shown(place.tokens)} ${chart.counted}`;
   for (const [i, row] of found) {
     const entry = tip.appendChild(element("div")), paint = entry.appendChild(element("i"));
     paint.style.background = chart.swatches[i];
-    entry.append(element("span", "", chart.names[i] + (row.step === place.step ? "" : ` (step ${shown(row.step)})`)), element("span", "", shown(row.y)));
+    entry.append(element("span", "", chart.names[i] + (row.step === place.step ? "" : ` (${atStep(row.step)})`)), element("span", "", shown(row.y)));
     const dx = x(row.x), dy = y(row.y);
     if (dx < 0 || dx > width || !(dy >= 0 && dy <= height)) continue;
     const dot = chart.plot.appendChild(element("div", "dot"));

@@ -11,17 +11,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from training.core import metric_units
+from training.core import messages, metric_units
+from training.core.messages import msg
 from training.monitor.report import chart_render
 from training.monitor.report.chart_types import Chart, colour, swatch
 from training.monitor.report.html import Html, data, join, table, tag, text
 
 FOREIGN = re.compile(r"[^A-Za-z0-9_-]")
 ROWS = 12  # of a table that replaces a chart
-MISSING = (
-    f"Charts are shown as tables: {chart_render.PACKAGE} is not installed in this environment. "
-    f"To install it: pip install {chart_render.PACKAGE}"
-)
 
 
 @dataclass
@@ -70,7 +67,7 @@ class ReportPage:
                     Html(chart_render.picture(chart)),
                     class_="plot",
                     role="img",
-                    aria_label=f"{chart.title}: chart",
+                    aria_label=msg("monitor.report.page.chart_label", title=chart.title),
                 )
                 self.charts.append(chart)
             except ValueError as error:
@@ -81,11 +78,11 @@ class ReportPage:
         log = (
             tag(
                 "button",
-                "log",
+                msg("monitor.report.page.log"),
                 type="button",
                 class_="log",
                 aria_pressed="false",
-                title="logarithmic scale",
+                title=msg("monitor.report.page.log_scale"),
             )
             if chart.log
             else None
@@ -113,8 +110,8 @@ class ReportPage:
         drawing = chart_render.program() if curves else ""
         facts = {"pauses": self.pauses, "counted": self.counted}
         axes = (
-            {"step": "steps"}
-            | ({"time": "time"} if self.timed else {})
+            {"step": msg("monitor.report.axis.steps")}
+            | ({"time": msg("monitor.report.axis.time")} if self.timed else {})
             | ({"tokens": self.counted} if self.counted else {})
         )
         nav = join(tag("a", s.short or s.title, href=f"#{s.id}") for s in self.sections)
@@ -123,17 +120,20 @@ class ReportPage:
                 "nav",
                 tag("div", nav, class_="contents"),
                 _controls(axes if curves else {}),
-                aria_label="Contents",
+                aria_label=msg("monitor.report.page.contents"),
             ),
             tag(
                 "main",
                 self.head,
-                tag("p", MISSING, class_="notice") if not chart_render.available() else None,
-                *(tag("p", f"Chart not drawn: {line}", class_="notice") for line in self.failed),
+                _without_charts() if not chart_render.available() else None,
+                *(
+                    tag("p", msg("monitor.report.page.not_drawn", line=line), class_="notice")
+                    for line in self.failed
+                ),
                 *(tag("section", tag("h2", s.title), s.content, id=s.id) for s in self.sections),
                 tag(
                     "footer",
-                    "Made by Duet. This file is self-contained: send, archive or print it.",
+                    msg("monitor.report.page.footer"),
                 ),
             ),
             tag(
@@ -144,6 +144,7 @@ class ReportPage:
             )
             if curves
             else None,
+            tag("script", data(_words()), type="application/json", id="words") if curves else None,
             tag("script", _packed(drawing), type="application/gzip", id="program")
             if curves
             else None,
@@ -161,7 +162,41 @@ class ReportPage:
             tag("title", self.title),
             tag("style", Html(_file("page.css"))),
         ]
-        return f'<!doctype html>\n<html lang="en">{tag("head", *head)}{tag("body", *body)}</html>\n'
+        page = tag("html", tag("head", *head), tag("body", *body), lang=messages.language())
+        return f"<!doctype html>\n{page}\n"
+
+
+def _without_charts() -> Html:
+    package = chart_render.PACKAGE
+    text = msg("monitor.report.page.tables", package=package)
+    return tag("p", text, class_="notice")
+
+
+def _words() -> dict[str, str]:
+    """The words of page.js; what is in braces is replaced there."""
+    unit, step = "{unit}", "{step}"
+    return {
+        "hours": msg("monitor.report.axis.hours"),
+        "minutes": msg("monitor.report.axis.minutes"),
+        "seconds": msg("monitor.report.axis.seconds"),
+        "step": msg("monitor.report.axis.step"),
+        "since": msg("monitor.report.axis.since_start", unit=unit),
+        "since_without_pauses": msg("monitor.report.axis.since_start_without_pauses", unit=unit),
+        "at_step": msg("monitor.report.at_step", step=step),
+    }
+
+
+def state_name(state: str) -> str:
+    """The state of a run for people."""
+    names = {
+        "starting": msg("monitor.report.state.starting"),
+        "running": msg("monitor.report.state.running"),
+        "finished": msg("monitor.report.state.finished"),
+        "stopped": msg("monitor.report.state.stopped"),
+        "failed": msg("monitor.report.state.failed"),
+        "died": msg("monitor.report.state.died"),
+    }
+    return names.get(state, state)
 
 
 def _packed(source: str) -> Html:
@@ -207,12 +242,17 @@ def _controls(axes: Mapping[str, str]) -> Html:
             type="button",
             data_axis=key,
             aria_pressed="true" if key == "step" else "false",
-            title=f"curves over {word}",
+            title=msg("monitor.report.page.curves_over", word=word),
         )
         for key, word in axes.items()
     )
     theme = tag(
-        "button", "◐", type="button", id="theme", title="light or dark", aria_label="light or dark"
+        "button",
+        "◐",
+        type="button",
+        id="theme",
+        title=msg("monitor.report.page.theme"),
+        aria_label=msg("monitor.report.page.theme"),
     )
     return tag(
         "div",
@@ -261,7 +301,17 @@ def stand_in(chart: Chart) -> Html:
             [_short(chart.columns[key][i]) for key in keys]
             for i in range(min(ROWS * 4, len(chart.columns[keys[0]])))
         ]
-        return table(keys, rows)
+        heads = {
+            "lane": msg("monitor.report.column.lane"),
+            "kind": msg("monitor.report.column.kind"),
+            "at": msg("monitor.report.column.at"),
+            "to": msg("monitor.report.column.to"),
+            "text": msg("monitor.report.column.text"),
+            "lasts": msg("monitor.report.column.lasts"),
+            "bar": msg("monitor.report.column.bar"),
+            "part": msg("monitor.report.column.part"),
+        }
+        return table([heads.get(key, key) for key in keys], rows)
     points: dict[int, dict[int, float]] = {}
     for series, step, y in zip(
         *(chart.columns[key] for key in ("series", "step", "y")), strict=True
@@ -279,7 +329,7 @@ def stand_in(chart: Chart) -> Html:
         [f"{step:,}", *(_nearest(points.get(i, {}), step) for i in range(len(names)))]
         for step in shown
     ]
-    return table(["step", *names], rows)
+    return table([msg("monitor.report.axis.step"), *names], rows)
 
 
 def _nearest(values: dict[int, float], step: int) -> str:

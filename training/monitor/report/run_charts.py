@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
+from training.core.messages import msg
 from training.core.units import decimal
 from training.monitor.report import charts
-from training.monitor.report.chart_types import DOTS, LINE, Chart, Series
+from training.monitor.report.chart_types import DOTS, LINE, Chart, Series, joined
 from training.monitor.report.curve import Curve, PointPosition, clock
 from training.monitor.report.run import Run
 from training.monitor.report.series import Metrics
@@ -19,35 +20,38 @@ RANKS = 8  # curves of ranks in one chart, at most
 PARTS = 8  # kinds of phases in one bar, including "other"
 BARS = 64  # ranks, at most
 OTHER = "other"
-TITLES = {
-    "step_ms": ("Step time", "ms"),
-    "lr": ("Learning rate", ""),
-    "grad_norm": ("Gradient norm", ""),
-    "mfu": ("Model FLOPs utilization (MFU)", "share of peak"),
-    "val_loss": ("Validation loss", ""),
-    "val_bpb": ("Validation", "bits/byte"),
-}
+KNOWN = ("step_ms", "lr", "grad_norm", "mfu", "val_loss", "val_bpb")  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms")
+
+
+def _titles() -> dict[str, tuple[str, str]]:
+    """(title, unit) of the metrics of KNOWN."""
+    return {
+        "step_ms": (msg("monitor.report.metric.step_time"), "ms"),
+        "lr": (msg("monitor.report.metric.learning_rate"), ""),
+        "grad_norm": (msg("monitor.report.metric.grad_norm"), ""),
+        "mfu": (msg("monitor.report.metric.mfu"), msg("monitor.report.metric.share_of_peak")),
+        "val_loss": (msg("monitor.report.metric.val_loss"), ""),
+        "val_bpb": (msg("monitor.report.metric.validation"), "bits/byte"),
+    }
 
 
 def titled(key: str) -> tuple[str, str]:
     """(title, unit) of a metric."""
     if key.endswith(metric_units.PER_S):
-        return "Speed", f"{key.removesuffix(metric_units.PER_S)}/s"
-    if key in TITLES or not key.startswith(metric_units.EVALUATION):
-        return TITLES.get(key, (key, ""))
-    return f"Validation {metric_units.plain(key)}", metric_units.score_unit(key) or ""
+        return msg("monitor.report.metric.speed"), f"{key.removesuffix(metric_units.PER_S)}/s"
+    if key in KNOWN or not key.startswith(metric_units.EVALUATION):
+        return _titles().get(key, (key, ""))
+    return msg(
+        "monitor.report.metric.validation_of", name=metric_units.plain(key)
+    ), metric_units.score_unit(key) or ""
 
 
 def order(key: str) -> int:
     """Position of a metric's chart among the others."""
     return (
-        -1
-        if key.endswith(metric_units.PER_S)
-        else list(TITLES).index(key)
-        if key in TITLES
-        else len(TITLES)
+        -1 if key.endswith(metric_units.PER_S) else KNOWN.index(key) if key in KNOWN else len(KNOWN)
     )
 
 
@@ -55,10 +59,10 @@ def direction(key: str) -> str:
     """Note on which values are better; empty for well-known metrics."""
     return (
         ""
-        if key in TITLES
-        else "higher is better"
+        if key in KNOWN
+        else msg("monitor.report.metric.higher_is_better")
         if metric_units.higher_is_better(key)
-        else "lower is better"
+        else msg("monitor.report.metric.lower_is_better")
     )
 
 
@@ -98,21 +102,31 @@ def loss(run: Run) -> Chart | None:
     curve, unit = losses(run), display(run)[1]
     series = charts.raw_and_smooth("loss", curve, 1)
     checked = metrics.evaluation("val_bpb" if unit == metric_units.BITS else "val_loss")
-    series.append(Series("validation", 2, DOTS, checked.points))
+    series.append(Series(msg("monitor.report.charts.validation"), 2, DOTS, checked.points))
     notes = []
     if curve.window:
-        notes.append(f"smoothed: running median over {curve.window * metrics.stretch:,} steps")
+        notes.append(
+            msg("monitor.report.charts.smoothed_over", steps=curve.window * metrics.stretch)
+        )
     if metrics.stretch > 1:
-        notes.append(f"smallest and largest value of each {metrics.stretch:,} steps")
+        notes.append(msg("monitor.report.charts.extremes", steps=metrics.stretch))
     if curve.bad:
-        notes.append(f"{units.plural(curve.bad, 'step')} without a finite loss (×)")
+        notes.append(msg("monitor.report.charts.not_finite", steps=units.plural(curve.bad, "step")))
     marks = list(curve.marks)
     if failed := failure_mark(run):
         marks.append(failed)
-        notes.append(f"× at step {failed[0].step:,}: {failed[1]}")
-    note, top = "; ".join(notes), charts.spiky(curve)
+        notes.append(msg("monitor.report.charts.failed_at", step=failed[0].step, cause=failed[1]))
+    note, top = joined(notes), charts.spiky(curve)
     return charts.lines(
-        "loss", "Loss", series, unit=unit, note=note, marks=marks, wide=True, log=True, top=top
+        "loss",
+        msg("monitor.report.charts.loss"),
+        series,
+        unit=unit,
+        note=note,
+        marks=marks,
+        wide=True,
+        log=True,
+        top=top,
     )
 
 
@@ -179,11 +193,13 @@ def _score(key: str, metrics: Metrics) -> Chart | None:
     if given:
         series = [
             Series(metric_units.plain(key), 2, DOTS, curve.points),
-            Series("input", 0, LINE, given),
+            Series(msg("monitor.report.charts.input"), 0, LINE, given),
         ]
-    note = f"best: {decimal(best[1])} at step {best[0]:,}" if best else ""
+    note = (
+        msg("monitor.report.charts.best_at", value=decimal(best[1]), step=best[0]) if best else ""
+    )
     if note and (good := direction(key)):
-        note += f" ({good})"
+        note = msg("monitor.report.charts.best_direction", best=note, direction=good)
     return charts.lines(key, title, series, unit=unit, note=note, marks=curve.marks)
 
 
@@ -194,14 +210,21 @@ def memory(run: Run) -> Chart | None:
     unit, size = ("GiB", GIB) if peak >= GIB else ("MiB", MIB)
     scaled = [[(place, value / size) for place, value in curve.points] for curve in of_ranks]
     gpu = (
-        "peak allocated GPU memory"
+        msg("monitor.report.charts.gpu_memory")
         if (run.state["run"]["device"] or "") == "cuda"
-        else "resident memory"
+        else msg("monitor.report.charts.resident_memory")
     )
     shown = _some([points[-1][1] if points else 0.0 for points in scaled])
-    series = [Series(f"rank {rank}", i + 1, LINE, scaled[rank]) for i, rank in enumerate(shown)]
+    series = [
+        Series(msg("monitor.report.rank", rank=rank), i + 1, LINE, scaled[rank])
+        for i, rank in enumerate(shown)
+    ]
     return charts.lines(
-        "memory", "Memory per rank", series, unit=unit, note=gpu + _left_out(shown, of_ranks)
+        "memory",
+        msg("monitor.report.charts.memory_per_rank"),
+        series,
+        unit=unit,
+        note=joined([gpu, _left_out(shown, of_ranks)]),
     )
 
 
@@ -214,7 +237,7 @@ def _some(values: list[float]) -> list[int]:
 
 def _left_out(shown: list[int], all_: list[Curve]) -> str:
     return (
-        f"; the {len(shown)} of {len(all_)} ranks that differ most"
+        msg("monitor.report.charts.ranks_left_out", shown=len(shown), total=len(all_))
         if len(shown) < len(all_)
         else ""
     )
@@ -235,15 +258,18 @@ def balance(run: Run) -> Chart | None:
         return None
     shown = _some([value or 0.0 for value in own_times(run)])
     series = [
-        Series(f"rank {rank}", i + 1, LINE, _calm(of_ranks[rank])) for i, rank in enumerate(shown)
+        Series(msg("monitor.report.rank", rank=rank), i + 1, LINE, _calm(of_ranks[rank]))
+        for i, rank in enumerate(shown)
     ]
-    note = (
-        "data and forward pass of a step, without waiting for others; running median"
-        + _left_out(shown, of_ranks)
+    note = joined(
+        [
+            msg("monitor.report.charts.compute_note"),
+            _left_out(shown, of_ranks),
+        ]
     )
     return charts.lines(
         "balance",
-        "Compute time per rank",
+        msg("monitor.report.charts.compute_title"),
         series,
         unit="ms",
         note=note,
@@ -269,21 +295,32 @@ def phases(run: Run) -> Chart | None:
     largest = sorted(totals, key=lambda kind: -totals[kind])
     kept = [kind for kind in largest if kind != OTHER][: PARTS - 1]
     parts = [*(k for k in known if k in kept), *(k for k in kept if k not in known), OTHER]
-    ranks = sorted(run.durations)[:BARS]
+    ranks, names = sorted(run.durations)[:BARS], {OTHER: msg("monitor.report.charts.other_phases")}
     rows = []
     for rank in ranks:
         seconds = run.durations[rank]
         amounts = {kind: seconds.get(kind, 0.0) for kind in parts[:-1]}
         amounts[OTHER] = sum(seconds.values()) - sum(amounts.values())
         rows += [
-            (f"rank {rank}", kind, round(amount, 4))
+            (msg("monitor.report.rank", rank=rank), kind, round(amount, 4))
             for kind, amount in amounts.items()
             if amount > 0
         ]
-    note = "since the last start; sums are accurate to 10 %" + (
-        f"; the first {BARS} ranks" if len(ranks) < len(run.durations) else ""
+    note = joined(
+        [
+            msg("monitor.report.charts.phases_note"),
+            msg("monitor.report.charts.first_ranks", ranks=BARS)
+            if len(ranks) < len(run.durations)
+            else "",
+        ]
     )
-    shown = [part for part in parts if any(row[1] == part for row in rows)]
+    shown = [names.get(part, part) for part in parts if any(row[1] == part for row in rows)]
+    rows = [(bar, names.get(part, part), amount) for bar, part, amount in rows]
     return charts.stacked(
-        "phases", "Time of each rank by phase", rows, shown, unit="seconds", note=note
+        "phases",
+        msg("monitor.report.charts.phases_title"),
+        rows,
+        shown,
+        unit=msg("monitor.report.axis.seconds"),
+        note=note,
     )

@@ -7,19 +7,16 @@ import statistics
 from training import tasks
 from training.core import metric_units
 from training.core.jsonl import text
+from training.core.messages import msg
 from training.core.units import clock, plural
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
 from training.monitor.report import curve, headline, run_charts, sections, timeline
 from training.monitor.report.html import Html, join, table, tag
-from training.monitor.report.page import ReportPage, folded, tiles
+from training.monitor.report.page import ReportPage, folded, state_name, tiles
 from training.monitor.report.run import Run, value_of
 from training.monitor.run_status import FAILED
 
 EVEN_PERCENT = 5  # ranks whose compute times differ by less are balanced
-HINT = (
-    "Hover over a curve for its values. Drag to pan, Ctrl + wheel to zoom, double-click to "
-    "reset; click a name to hide it."
-)
 
 
 def page(run: Run, spoken: str) -> ReportPage:
@@ -32,21 +29,46 @@ def page(run: Run, spoken: str) -> ReportPage:
     out.timed = not run.metrics.steps or bool(curve.clock(run.metrics.last))
     drawn = out.figures([run_charts.loss(run), *run_charts.small(run)])
     if drawn:
-        out.add("curves", "Curves", tag("p", HINT, class_="hint"), drawn)
-    out.add("timeline", "Timeline", out.figures([timeline.timeline_chart(run)]))
+        hint = msg("monitor.report.run.hint")
+        out.add("curves", msg("monitor.report.title.curves"), tag("p", hint, class_="hint"), drawn)
+    out.add(
+        "timeline",
+        msg("monitor.report.title.timeline"),
+        out.figures([timeline.timeline_chart(run)]),
+    )
     out.add(
         "balance",
-        "Balance of the ranks",
+        msg("monitor.report.title.balance"),
         _balance(run),
         out.figures([run_charts.balance(run), run_charts.phases(run)]),
-        short="Balance",
+        short=msg("monitor.report.title.balance_short"),
     )
-    out.add("samples", "Samples", sections.samples(run))
-    out.add("configuration", "Configuration", sections.configuration(run))
-    out.add("data", "Data and batch", sections.data(run), short="Data")
-    out.add("machine", "Machine and software", sections.environment(run), short="Machine")
-    out.add("checks", "Preflight checks", sections.checks(run), short="Checks")
-    out.add("events", "Warnings and events", sections.events(run), short="Events")
+    out.add("samples", msg("monitor.report.title.samples"), sections.samples(run))
+    out.add("configuration", msg("monitor.report.title.configuration"), sections.configuration(run))
+    out.add(
+        "data",
+        msg("monitor.report.title.data"),
+        sections.data(run),
+        short=msg("monitor.report.title.data_short"),
+    )
+    out.add(
+        "machine",
+        msg("monitor.report.title.machine"),
+        sections.environment(run),
+        short=msg("monitor.report.title.machine_short"),
+    )
+    out.add(
+        "checks",
+        msg("monitor.report.title.checks"),
+        sections.checks(run),
+        short=msg("monitor.report.title.checks_short"),
+    )
+    out.add(
+        "events",
+        msg("monitor.report.title.events"),
+        sections.events(run),
+        short=msg("monitor.report.title.events_short"),
+    )
     return out
 
 
@@ -55,43 +77,52 @@ def _head(run: Run, spoken: str) -> Html:
     elapsed = run.lasted_s
     ranks, device = facts["ranks"], text(facts["device"])
     data = metric_units.data(run.plan)
+    count = plural(ranks, "rank") if ranks else ""
     words = [
-        f"{ranks} {'rank' if ranks == 1 else 'ranks'}" + (f" on {_devices(run)}" if device else "")
-        if ranks
-        else None,
+        None
+        if not ranks
+        else msg("monitor.report.run.ranks_on", ranks=count, devices=_devices(run))
+        if device
+        else count,
         text(value_of(run.plan, "precision")),
-        f"task {run.task}" if run.task not in (tasks.DEFAULT.name, run.script) else None,
-        f"data {data}" if data else None,
-        f"script {run.script}" if run.script else None,
-        f"started {clock(run.begun, sections.FULL_TIME)}" if run.begun else None,
-        f"{'took' if run.ended else 'running for'} "
-        f"{headline.lasted(elapsed)}{' without pauses' if run.pauses else ''}"
-        if elapsed is not None
+        msg("monitor.report.run.task", task=run.task)
+        if run.task not in (tasks.DEFAULT.name, run.script)
         else None,
-        f"{run.starts} starts" if run.starts > 1 else None,
+        msg("monitor.report.run.data", data=data) if data else None,
+        msg("monitor.report.run.script", script=run.script) if run.script else None,
+        msg("monitor.report.run.started", begun=clock(run.begun, sections.FULL_TIME))
+        if run.begun
+        else None,
+        _lasted(run, elapsed) if elapsed is not None else None,
+        msg("monitor.report.run.starts", starts=run.starts) if run.starts > 1 else None,
         plural(facts["restarts"], "restart") if facts["restarts"] else None,
     ]
     now = clock(run.state["time_unix_s"], sections.FULL_TIME)
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]
     nothing = None
     if run.script:
-        source = f" ({facts['source']})" if facts["source"] else ""
         nothing = (
-            f"User script: its figures are read from its output{source}."
-            if run.metrics.steps
-            else "User script without recognised figures: see the logs of its ranks."
+            msg("monitor.report.run.script_without_figures")
+            if not run.metrics.steps
+            else msg("monitor.report.run.script_figures_from", source=facts["source"])
+            if facts["source"]
+            else msg("monitor.report.run.script_figures")
         )
     elif not run.metrics.steps:
         nothing = (
-            "No curves: no step was finished."
+            msg("monitor.report.run.no_curves")
             if run.ended
-            else "No curves yet: no step is finished."
+            else msg("monitor.report.run.no_curves_yet")
         )
     return join(
         [
-            tag("h1", run.name, tag("span", facts["state"], class_=f"state {facts['state']}")),
+            tag(
+                "h1",
+                run.name,
+                tag("span", state_name(facts["state"]), class_=f"state {facts['state']}"),
+            ),
             tag("p", " · ".join(w for w in words if w), class_="sub"),
-            tag("p", f"This run has not ended; the report is as of {now}.", class_="notice")
+            tag("p", msg("monitor.report.run.not_ended", now=now), class_="notice")
             if not run.ended
             else None,
             tag("p", reason, class_="notice") if reason else None,
@@ -99,6 +130,17 @@ def _head(run: Run, spoken: str) -> Html:
             tiles(headline.figures(run)),
             tag("p", nothing, class_="notice") if nothing else None,
         ]
+    )
+
+
+def _lasted(run: Run, elapsed: float) -> str:
+    shown = headline.lasted(elapsed)
+    if run.pauses:
+        shown = msg("monitor.report.run.without_pauses", duration=shown)
+    return (
+        msg("monitor.report.run.took", duration=shown)
+        if run.ended
+        else msg("monitor.report.run.running_for", duration=shown)
     )
 
 
@@ -115,7 +157,7 @@ def _balance(run: Run) -> Html | None:
         return None
     rows = [
         [
-            f"rank {rank}",
+            msg("monitor.report.rank", rank=rank),
             {"": f"{value:.1f} ms" if value is not None else "-", "class_": "n"},
             {"": _mib(memory, rank), "class_": "n"},
         ]
@@ -126,29 +168,35 @@ def _balance(run: Run) -> Html | None:
     if len(known) > 1 and known[0][0] > 0:
         (_, least), (slowest, most) = known[0], known[-1]
         more = 100 * (slowest / known[0][0] - 1)
-        slower = f"takes {more:.0f} % longer than rank {least}, the fastest"
+        slower = msg("monitor.report.balance.slower", more=more, least=least)
         if more < EVEN_PERCENT:
-            text = f"The ranks are balanced: the slowest, rank {most}, {slower}."
+            text = msg("monitor.report.balance.balanced", most=most, slower=slower)
         elif run.metrics.steps < MEASURED_STEPS:
-            text = (
-                f"Too few steps (fewer than {MEASURED_STEPS}) to call a rank slow: the slowest so "
-                f"far, rank {most}, {slower}."
+            text = msg(
+                "monitor.report.balance.too_few_steps",
+                steps=MEASURED_STEPS,
+                most=most,
+                slower=slower,
             )
         elif slowest > SLOW_RANK * statistics.median(value for value, _ in known[:-1]):
-            text = f"Rank {most} is slow: it {slower}."
+            text = msg("monitor.report.balance.slow", most=most, slower=slower)
         else:
-            text = (
-                f"No rank is slow: the slowest, rank {most}, {slower}, which is normal on a shared "
-                f"machine."
-            )
+            text = msg("monitor.report.balance.normal", most=most, slower=slower)
         sentence = tag("p", text)
     each = table(
-        ("", {"": "compute time, median", "class_": "n"}, {"": "peak memory", "class_": "n"}), rows
+        (
+            "",
+            {"": msg("monitor.report.balance.compute_time"), "class_": "n"},
+            {"": msg("monitor.report.balance.peak_memory"), "class_": "n"},
+        ),
+        rows,
     )
     return join(
         [
             sentence,
-            each if len(rows) <= run_charts.RANKS else folded(f"all {len(rows)} ranks", each),
+            each
+            if len(rows) <= run_charts.RANKS
+            else folded(msg("monitor.report.balance.all_ranks", ranks=len(rows)), each),
         ]
     )
 

@@ -11,6 +11,7 @@ from training.config.batch import Batch
 from training.config.schema import FIELDS
 from training.core import redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
+from training.core.messages import msg
 from training.core.units import clock, count, duration
 from training.diagnose import card
 from training.monitor.report import curve
@@ -62,7 +63,7 @@ def failure(run: Run, spoken: str) -> Html | None:
     except (KeyError, TypeError, AttributeError):  # not written by Duet's supervisor
         shown = (
             f"{text(run.failure.get('cause')) or 'unknown'}: "
-            f"{text(run.failure.get('summary')) or 'no summary in failure.json'}"
+            f"{text(run.failure.get('summary')) or msg('monitor.report.sections.no_summary')}"
         )
     return tag(
         "div",
@@ -79,15 +80,24 @@ def configuration(run: Run) -> Html | None:
         return None
     known: Record = origins if isinstance(origins, dict) else {}
     rows = {
-        n: _setting(n, value, str(known.get(n, "unknown")), fields.get(n))
+        n: _setting(
+            n, value, str(known.get(n, msg("monitor.report.sections.unknown"))), fields.get(n)
+        )
         for n, value in run.settings.items()
     }
     changed = [row for name, row in rows.items() if known.get(name) != "default"]
     rest = [row for name, row in rows.items() if known.get(name) == "default"]
-    head = ("field", "value", "origin", {"": "description", "class_": "what"})
+    head = (
+        msg("monitor.report.column.field"),
+        msg("monitor.report.column.value"),
+        msg("monitor.report.column.origin"),
+        {"": msg("monitor.report.column.description"), "class_": "what"},
+    )
     return join(
         [
-            table(head, changed) if changed else tag("p", "All fields have their defaults."),
+            table(head, changed)
+            if changed
+            else tag("p", msg("monitor.report.sections.all_defaults")),
             folded(units.plural(len(rest), "default"), table(head, rest)) if rest else None,
             _command(run),
         ]
@@ -129,7 +139,7 @@ def _command(run: Run) -> Html | None:
     if script is None:
         return None
     args = [redact.word(str(arg)) for arg in items(dig(run.plan, "command", "args"))]
-    return tag("p", "Started by ", code(command(script, args)))
+    return tag("p", msg("monitor.report.sections.started_by"), code(command(script, args)))
 
 
 def data(run: Run) -> Html | None:
@@ -138,21 +148,30 @@ def data(run: Run) -> Html | None:
     batch = run.plan.get("batch")
     if isinstance(batch, dict):
         try:
-            rows.append(["batch", Batch(**batch).sentence(run.counted)])
+            rows.append([msg("monitor.report.data.batch"), Batch(**batch).sentence(run.counted)])
         except TypeError:  # of another version
-            rows.append(["batch", ", ".join(f"{k} {v}" for k, v in batch.items())])
+            rows.append(
+                [msg("monitor.report.data.batch"), ", ".join(f"{k} {v}" for k, v in batch.items())]
+            )
     for plan_key in ("device_batch_size", "activation_checkpointing", "loss_chunks"):
         if (value := value_of(run.plan, plan_key)) is not None:
             rows.append([plan_key, f"{value}: {dig(run.plan, plan_key, 'reason')}"])
     source = run.plan.get("data")
     if isinstance(source, dict):
         size = number(source.get("bytes"))
-        amount = f", {units.size(size)}" if size is not None else ""
-        rows.append(["data", f"{source.get('name')}: {source.get('files')} files{amount}"])
+        name, files = source.get("name"), source.get("files")
+        amount = (
+            msg("monitor.report.data.files", name=name, files=files)
+            if size is None
+            else msg(
+                "monitor.report.data.files_size", name=name, files=files, size=units.size(size)
+            )
+        )
+        rows.append([msg("monitor.report.data.data"), amount])
     words = (
-        ("documents", "documents"),
-        ("train_tokens", "training tokens"),
-        ("val_tokens", "validation tokens"),
+        ("documents", msg("monitor.report.data.documents")),
+        ("train_tokens", msg("monitor.report.data.training_tokens")),
+        ("val_tokens", msg("monitor.report.data.validation_tokens")),
     )
     rows += [
         [word, count(number(run.data.get(key)))]
@@ -160,9 +179,9 @@ def data(run: Run) -> Html | None:
         if number(run.data.get(key)) is not None
     ]
     words = (
-        ("total_steps", "total steps"),
-        ("steps_per_epoch", "steps per epoch"),
-        ("epochs", "epochs"),
+        ("total_steps", msg("monitor.report.data.total_steps")),
+        ("steps_per_epoch", msg("monitor.report.data.steps_per_epoch")),
+        ("epochs", msg("monitor.report.data.epochs")),
     )
     rows += [
         [word, f"{whole(run.data.get(key)):,}"]
@@ -170,17 +189,21 @@ def data(run: Run) -> Html | None:
         if whole(run.data.get(key)) is not None
     ]
     if not run.data and run.metrics.steps and (total := run.state["progress"]["total_steps"]):
-        rows.append(["total steps", f"{total:,}"])
+        rows.append([msg("monitor.report.data.total_steps"), f"{total:,}"])
     parameters = number(run.summary.get("parameters"))
     if parameters:
-        rows.append(["parameters", count(parameters)])
+        rows.append([msg("monitor.report.data.parameters"), count(parameters)])
     needed, free = (
         number(dig(run.plan, "memory", "needed_bytes")),
         number(dig(run.plan, "memory", "free_bytes")),
     )
     if needed is not None:
-        available = f", {free / GIB:.1f} GiB free" if free is not None else ""
-        rows.append(["estimated memory", f"{needed / GIB:.1f} GiB per rank{available}"])
+        estimate = (
+            msg("monitor.report.data.memory", needed=needed / GIB)
+            if free is None
+            else msg("monitor.report.data.memory_free", needed=needed / GIB, free=free / GIB)
+        )
+        rows.append([msg("monitor.report.data.estimated_memory"), estimate])
     return table((), rows) if rows else None
 
 
@@ -199,8 +222,19 @@ def environment(run: Run) -> Html | None:
         ]
         parts.append(
             folded(
-                f"{units.plural(len(variables), 'environment variable')} of the ranks",
-                table(("name", "value", "", "why"), lines),
+                msg(
+                    "monitor.report.machine.variables",
+                    variables=units.plural(len(variables), "environment variable"),
+                ),
+                table(
+                    (
+                        msg("monitor.report.column.name"),
+                        msg("monitor.report.column.value"),
+                        "",
+                        msg("monitor.report.column.why"),
+                    ),
+                    lines,
+                ),
             )
         )
     return join(parts) if rows or variables else None
@@ -209,7 +243,11 @@ def environment(run: Run) -> Html | None:
 def facts(run: Run) -> dict[str, str]:
     """Machine and software from the plan, name → value; the comparison of runs uses these."""
     plan, out = run.plan, {}
-    for key, name in (("ranks", "ranks"), ("torch", "torch"), ("driver", "NVIDIA driver")):
+    for key, name in (
+        ("ranks", msg("monitor.report.machine.ranks")),
+        ("torch", "torch"),
+        ("driver", msg("monitor.report.machine.driver")),
+    ):
         if plan.get(key) is not None:
             out[name] = str(plan[key])
     for key in ("device", "precision", "compile", "launcher", "retries"):
@@ -226,7 +264,7 @@ def facts(run: Run) -> dict[str, str]:
         )
     nodes = whole(dig(plan, "place", "nnodes"))
     if nodes and nodes > 1:
-        out["machines"] = str(nodes)
+        out[msg("monitor.report.machine.machines")] = str(nodes)
     out |= {
         str(c.get("name")): str(c.get("text"))
         for c in run.checks
@@ -238,14 +276,27 @@ def facts(run: Run) -> dict[str, str]:
 def checks(run: Run) -> Html | None:
     if not run.checks:
         return None
-    rows = []
+    rows, statuses = (
+        [],
+        {
+            "ok": msg("monitor.report.check.ok"),
+            "warning": msg("monitor.report.check.warning"),
+            "error": msg("monitor.report.check.error"),
+        },
+    )
     for check in run.checks:
         fixes = (tag("div", code(fix)) for fix in items(check.get("fixes")))
-        status = {"": check.get("status"), "class_": check.get("status")}
+        found = check.get("status")
+        status = {"": statuses.get(found, found), "class_": found}
         rows.append([check.get("name"), status, join([check.get("text", ""), *fixes])])
     notes = [n for n in items(run.plan.get("notes")) if isinstance(n, str)]
     return join(
-        [table(("check", "", "found"), rows), *(tag("p", note, class_="notice") for note in notes)]
+        [
+            table(
+                (msg("monitor.report.column.check"), "", msg("monitor.report.column.found")), rows
+            ),
+            *(tag("p", note, class_="notice") for note in notes),
+        ]
     )
 
 
@@ -254,25 +305,28 @@ def events(run: Run) -> Html | None:
     begun = run.metrics.origin
     notable = [_event(e, begun) for e in run.events if e["event"] in NOTABLE]
     everything = [_event(e, begun) for e in run.events]
-    head = ("time", "after", "event", "what")
-    left = f", the last {EVENTS} shown" if len(everything) > EVENTS else ""
+    head = (
+        msg("monitor.report.column.time"),
+        msg("monitor.report.column.after"),
+        msg("monitor.report.column.event"),
+        msg("monitor.report.events.what"),
+    )
+    count = units.plural(len(everything), "event")
+    title = (
+        msg("monitor.report.events.all_last", count=count, shown=EVENTS)
+        if len(everything) > EVENTS
+        else msg("monitor.report.events.all", count=count)
+    )
     parts = [
         table(head, notable[-EVENTS:])
         if notable
-        else tag("p", "No warnings, verdicts or restarts.")
+        else tag("p", msg("monitor.report.events.none"))
         if everything
         else None,
-        folded(
-            f"all {units.plural(len(everything), 'event')}{left}", table(head, everything[-EVENTS:])
-        )
-        if everything
-        else None,
+        folded(title, table(head, everything[-EVENTS:])) if everything else None,
     ]
     if run.metrics.back_s > 1:
-        note = (
-            f"The clock was set back by {duration(run.metrics.back_s)} during this run: times are "
-            f"approximate."
-        )
+        note = msg("monitor.report.events.clock_back", duration=duration(run.metrics.back_s))
         parts.insert(0, tag("p", note, class_="notice"))
     return join(parts)
 
@@ -291,9 +345,11 @@ def samples(run: Run) -> Html | None:
     sample = text(run.summary.get("sample"))
     shown = [p for p in run.pictures if p.address]
     too_large = [f"{p.name} ({units.size(p.size)})" for p in run.pictures if not p.address]
-    why = (
-        f"not shown (more than {PICTURES}, larger than {PICTURE_BYTES >> 20} MiB, or not PNG): "
-        f"{', '.join(too_large[:20])}"
+    why = msg(
+        "monitor.report.samples.not_shown",
+        count=PICTURES,
+        size=PICTURE_BYTES >> 20,
+        names=", ".join(too_large[:20]),
     )
     pictures = [
         tag("figure", tag("img", src=p.address, alt=p.name), tag("figcaption", p.name))

@@ -9,35 +9,19 @@ from typing import Any
 
 from training.core import units
 from training.core.jsonl import Record, number, text, whole
+from training.core.messages import msg
 from training.core.units import duration
 from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import Chart
 from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
+from training.monitor.term_text import cells
 
-START, TRAINING, EVALUATION, LOST = "start-up", "training", "evaluation", "no progress"
-KINDS = (TRAINING, EVALUATION, START, LOST)
+START, TRAINING, EVALUATION, LOST = "start", "training", "evaluation", "lost"  # kinds of bars
 LANES = 6  # more starts share one lane
 MARKS = 400
 PLAIN, WARN, BAD = "var(--c3)", "var(--warn)", "var(--bad)"
-# event → its lane, its colour
-MOMENTS = {
-    "checkpoint": ("checkpoints", PLAIN),
-    "injected": ("injected faults", WARN),
-    "warning": ("warnings", WARN),
-    "verdict": ("verdicts", BAD),
-    "failure": ("failures", BAD),
-    "given_up": ("failures", BAD),
-    "restart": ("restarts", WARN),
-    "requeue": ("restarts", WARN),
-}
 ENDINGS = ("end", "failure", "restart")
-# name, length in s, shortest timeline in s that uses it
-UNITS = (
-    ("hours", 3600.0, 7200.0),
-    ("minutes", 60.0, 180.0),
-    ("seconds", 1.0, -math.inf),
-)
 LANE, LABEL_WIDTH = 26, 130  # pixels
 CHARACTER = 7  # pixels; the browser's font may be wider than the one that vl-convert measures
 
@@ -63,29 +47,71 @@ class TimelineMark:
     colour: str
 
 
+def _moments() -> dict[str, tuple[str, str]]:
+    """Event → its lane, its colour."""
+    return {
+        "checkpoint": (msg("monitor.report.timeline.checkpoints"), PLAIN),
+        "injected": (msg("monitor.report.timeline.injected"), WARN),
+        "warning": (msg("monitor.report.timeline.warnings"), WARN),
+        "verdict": (msg("monitor.report.timeline.verdicts"), BAD),
+        "failure": (msg("monitor.report.timeline.failures"), BAD),
+        "given_up": (msg("monitor.report.timeline.failures"), BAD),
+        "restart": (msg("monitor.report.timeline.restarts"), WARN),
+        "requeue": (msg("monitor.report.timeline.restarts"), WARN),
+    }
+
+
+def _units() -> tuple[tuple[str, float, float], ...]:
+    """Name, length in s, shortest timeline in s that uses it."""
+    return (
+        (msg("monitor.report.axis.hours"), 3600.0, 7200.0),
+        (msg("monitor.report.axis.minutes"), 60.0, 180.0),
+        (msg("monitor.report.axis.seconds"), 1.0, -math.inf),
+    )
+
+
+def _kinds() -> dict[str, str]:
+    """The kinds of bars with their names."""
+    return {
+        TRAINING: msg("monitor.report.timeline.training"),
+        EVALUATION: msg("monitor.report.timeline.evaluation"),
+        START: msg("monitor.report.timeline.start_up"),
+        LOST: msg("monitor.report.timeline.no_progress"),
+    }
+
+
 def timeline_chart(run: Run) -> Chart | None:
     begun = run.begun
     if not begun:
         return None
     end = number(run.state["run"]["ended_unix_s"]) or number(run.state["time_unix_s"]) or begun
+    moments = _moments()
     bars = [bar for bar in _bars(run, begun, end) if bar.to_s > bar.from_s >= 0]
     marks = [
         TimelineMark(lane, max(0.0, run.since(clock(event))), describe(event), paint)
         for event in run.events
-        if event["event"] in MOMENTS
-        for lane, paint in [MOMENTS[event["event"]]]
+        if event["event"] in moments
+        for lane, paint in [moments[event["event"]]]
     ]
     marks += [
         TimelineMark(
-            "pauses", run.since(since), f"not running for {duration(until - since)}", PLAIN
+            msg("monitor.report.timeline.pauses"),
+            run.since(since),
+            msg("monitor.report.timeline.not_running", duration=duration(until - since)),
+            PLAIN,
         )
         for since, until in run.pauses
     ]
     left = len(marks) - MARKS
-    note = f"{duration(run.since(end))} in total{' without pauses' if run.pauses else ''}" + (
-        f"; the first {left} events are not shown" if left > 0 else ""
-    )
-    return _chart(bars, marks[-MARKS:], note, ", without pauses" if run.pauses else "")
+    total = duration(run.since(end))
+    notes = [
+        msg("monitor.report.timeline.total_without_pauses", total=total)
+        if run.pauses
+        else msg("monitor.report.timeline.total", total=total),
+        msg("monitor.report.timeline.events_left_out", left=left) if left > 0 else "",
+    ]
+    note = chart_types.joined(notes)
+    return _chart(bars, marks[-MARKS:], note, paused=bool(run.pauses))
 
 
 def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
@@ -94,7 +120,10 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
         script = bool(run.plan.get("script"))
         return [
             TimelineBar(
-                "run", TRAINING if script or run.metrics.steps else START, 0.0, run.since(end)
+                msg("monitor.report.timeline.run"),
+                TRAINING if script or run.metrics.steps else START,
+                0.0,
+                run.since(end),
             )
         ]
     planned = number(run.plan.get("created")) or begun
@@ -115,7 +144,11 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
             default=until,
         )
         over = min([over, until, *(begin for begin, _ in run.pauses if begin > since)])
-        lane = f"start {i + 1}" if len(starts) <= LANES else "training"
+        lane = (
+            msg("monitor.report.timeline.start_number", number=i + 1)
+            if len(starts) <= LANES
+            else msg("monitor.report.timeline.training")
+        )
         step = whole(start.get("step")) or 0
         bars.append(TimelineBar(lane, START, run.since(launched), run.since(since)))
         lost = next(
@@ -128,11 +161,21 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
         )
         stopped = min(over, max(since, over - lost))
         bars.append(
-            TimelineBar(lane, TRAINING, run.since(since), run.since(stopped), f"from step {step}")
+            TimelineBar(
+                lane,
+                TRAINING,
+                run.since(since),
+                run.since(stopped),
+                msg("monitor.report.timeline.from_step", step=step),
+            )
         )
         bars.append(
             TimelineBar(
-                lane, LOST, run.since(stopped), run.since(over), "until the ranks were stopped"
+                lane,
+                LOST,
+                run.since(stopped),
+                run.since(over),
+                msg("monitor.report.timeline.until_stopped"),
             )
         )
         for step, record in run.metrics.evaluations.items():
@@ -140,28 +183,33 @@ def _bars(run: Run, begun: float, end: float) -> list[TimelineBar]:
             if since <= at <= over:
                 bars.append(
                     TimelineBar(
-                        lane, EVALUATION, run.since(at) - took, run.since(at), f"step {step}"
+                        lane,
+                        EVALUATION,
+                        run.since(at) - took,
+                        run.since(at),
+                        msg("monitor.report.at_step", step=step),
                     )
                 )
     return bars
 
 
 def _chart(
-    bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str, left_out: str
+    bars: Sequence[TimelineBar], marks: Sequence[TimelineMark], note: str, *, paused: bool
 ) -> Chart | None:
     if not bars and not marks:
         return None
     end = max([*(bar.to_s for bar in bars), *(mark.at_s for mark in marks)])
-    unit, size = next((name, size) for name, size, least in UNITS if end >= least)
+    unit, size = next((name, size) for name, size, least in _units() if end >= least)
     lanes = list(dict.fromkeys([*(bar.lane for bar in bars), *(mark.lane for mark in marks)]))
-    colours = {kind: chart_types.colour(i + 1) for i, kind in enumerate(KINDS)}
+    kinds = _kinds()
+    colours = {kind: chart_types.colour(i + 1) for i, kind in enumerate(kinds)}
     rows: list[tuple[Any, ...]] = []
     for bar in bars:
         lasts = round(bar.to_s - bar.from_s, 3)
         rows.append(
             (
                 bar.lane,
-                bar.kind,
+                kinds[bar.kind],
                 bar.from_s / size,
                 bar.to_s / size,
                 bar.text,
@@ -174,7 +222,12 @@ def _chart(
     ]
     keys = ("lane", "kind", "at", "to", "text", "paint", "lasts")
     columns = {key: list(column) for key, column in zip(keys, zip(*rows, strict=True), strict=True)}
-    axis = {"title": f"{unit} since the start{left_out}", "grid": True}
+    since = (
+        msg("monitor.report.axis.since_start_without_pauses", unit=unit)
+        if paused
+        else msg("monitor.report.axis.since_start", unit=unit)
+    )
+    axis = {"title": since, "grid": True}
     x = {
         "field": "at",
         "type": "quantitative",
@@ -189,16 +242,19 @@ def _chart(
             "title": None,
             "grid": True,
             "labelLimit": LABEL_WIDTH,
-            "minExtent": min(LABEL_WIDTH, CHARACTER * max(map(len, lanes))),
+            "minExtent": min(LABEL_WIDTH, CHARACTER * max(map(cells, lanes))),
         },
     }
     paint = {"field": "paint", "type": "nominal", "scale": None, "legend": None}
     of_bar = [
-        {"field": "kind"},
-        {"field": "lasts", "title": "seconds"},
-        {"field": "text", "title": "what"},
+        {"field": "kind", "title": msg("monitor.report.column.kind")},
+        {"field": "lasts", "title": msg("monitor.report.axis.seconds")},
+        {"field": "text", "title": msg("monitor.report.events.what")},
     ]
-    of_mark = [{"field": "text", "title": "what"}, {"field": "at", "title": unit}]
+    of_mark = [
+        {"field": "text", "title": msg("monitor.report.events.what")},
+        {"field": "at", "title": unit},
+    ]
     zoom = charts.zoom()
     layers = [
         {
@@ -228,8 +284,12 @@ def _chart(
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
     }
-    used = [(kind, i + 1) for i, kind in enumerate(KINDS) if any(bar.kind == kind for bar in bars)]
-    return Chart("timeline", "Course of the run", "", note, spec, columns, used)
+    used = [
+        (name, i + 1)
+        for i, (kind, name) in enumerate(kinds.items())
+        if any(bar.kind == kind for bar in bars)
+    ]
+    return Chart("timeline", msg("monitor.report.timeline.title"), "", note, spec, columns, used)
 
 
 def describe(event: Record) -> str:
@@ -240,24 +300,34 @@ def describe(event: Record) -> str:
     if message:
         return message
     if kind == "start":
-        return (
-            f"step {step} of {event.get('total_steps')}, "
-            f"{units.plural(whole(event.get('world_size')) or 0, 'rank')}"
+        return msg(
+            "monitor.report.events.start",
+            step=step,
+            total=event.get("total_steps"),
+            ranks=units.plural(whole(event.get("world_size")) or 0, "rank"),
         )
     if kind == "shards":
-        checked = f"{event.get('proven_sequences')} {event.get('pieces', 'sequences')} checked"
-        return f"epoch {event.get('epoch')}: the ranks' shares of the data are disjoint ({checked})"
+        pieces = {
+            "sequences": msg("monitor.report.events.sequences"),
+            "samples": msg("monitor.report.events.samples"),
+        }
+        unit = event.get("pieces", "sequences")
+        return msg(
+            "monitor.report.events.shards",
+            epoch=event.get("epoch"),
+            proven=event.get("proven_sequences"),
+            pieces=pieces.get(unit, unit),
+        )
     if kind == "recovered":
-        return (
-            f"training resumed at step {step}, {number(event.get('seconds')) or 0:.1f} s after "
-            f"the failure"
+        return msg(
+            "monitor.report.events.recovered", step=step, seconds=number(event.get("seconds")) or 0
         )
     facts = {
         k: v
         for k, v in event.items()
         if k not in ("time", "event", "path", "step") and not isinstance(v, (dict, list))
     }
-    shown = ([f"step {step}"] if step is not None else []) + [
+    shown = ([msg("monitor.report.at_step", step=step)] if step is not None else []) + [
         f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items()
     ]
     return ", ".join(shown) or kind
