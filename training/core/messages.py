@@ -26,7 +26,7 @@ def language(environ: Mapping[str, str] | None = None) -> str:
     return "zh" if chosen.lower().startswith("zh") else "en"
 
 
-@functools.lru_cache(maxsize=None)  # Python 3.8: a user script imports this module
+@functools.cache  # Python 3.8: a user script imports this module
 def templates(room: str) -> dict[str, dict[str, str]]:
     """ID → language → template."""
     found: dict[str, dict[str, str]] = json.loads((FOLDER / f"{room}.json").read_text("utf-8"))
