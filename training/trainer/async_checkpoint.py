@@ -137,16 +137,24 @@ class AsyncCheckpointer:
             f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, plus "
             f"the one being written)"
         )
-        fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
-        again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
-        left = (
-            f"the newest checkpoint is from step {newest['step']}"
+        again = (
+            f"{self.resume}   # when there is room; --keep_checkpoints={self.keep - 1} needs less"
+            if self.keep > 1
+            else f"{self.resume}   # when there is room"
+        )
+        stopped = (
+            f"stopped at step {step}, the newest checkpoint is from step {newest['step']}"
             if newest
-            else "there is no checkpoint"
+            else f"stopped at step {step}, there is no checkpoint"
         )
         return RunStopped(
-            Problem("checkpoint.unwritable", what, room, [*self._checks(), *again]),
-            f"stopped at step {step}, {left}",
+            Problem(
+                "checkpoint.unwritable",
+                what,
+                room,
+                [*self._checks(), *([again] if self.resume else [])],
+            ),
+            stopped,
             error,
         )
 

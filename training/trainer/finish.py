@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import unicodedata
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -23,28 +24,25 @@ if TYPE_CHECKING:
 
 def banner(world: World, session: TrainState, wandb: str) -> str:
     """The "Distributed Training Setup" block."""
-    facts = {
-        "Backend": f"{world.backend}, master {world.master}",
-        "World size": world.world_size,
-        "Device": f"{world.device} ({_hardware(world.device)})",
-        "Model": session.task.describe(session.raw),
-        "Batch": session.batch.sentence(session.task.unit),
-        "Steps": f"{session.length.total_steps} ({session.length.steps_per_epoch} per epoch)",
-        "W&B": wandb,
-    }
-    width = max(map(len, facts))
-    rule = "─" * 24
-    title = f"── Distributed Training Setup {rule}"
-    return (
-        "\n".join(
-            [
-                title,
-                *(f"   {name:<{width}}  {value}" for name, value in facts.items()),
-                "─" * len(title),
-            ]
-        )
-        + "\n"
-    )
+    length, unit = session.length, session.task.unit
+    title = f"── {'Distributed Training Setup'} {'─' * 24}"
+    lines = [
+        title,
+        f"   Backend     {world.backend}, master {world.master}",
+        f"   World size  {world.world_size}",
+        f"   Device      {world.device} ({_hardware(world.device)})",
+        f"   Model       {session.task.describe(session.raw)}",
+        f"   Batch       {session.batch.sentence(unit)}",
+        f"   Steps       {length.total_steps} ({length.steps_per_epoch} per epoch)",
+        f"   W&B         {wandb}",
+        "─" * _cells(title),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(text: str) -> int:
+    """Terminal columns that the text takes."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _hardware(device: torch.device) -> str:

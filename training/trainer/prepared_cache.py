@@ -16,7 +16,14 @@ from training.core import log, rundir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import ROOT, WORK
 from training.data import corpus, duration, optional_deps, tokenizer
-from training.data.prepare import MERGING, PreparedCorpus, ensure
+from training.data.prepare import (
+    CHECKING,
+    LEARNING,
+    MERGING,
+    TOKENIZING,
+    PreparedCorpus,
+    ensure,
+)
 from training.plan import resume_checks
 
 if TYPE_CHECKING:
@@ -119,9 +126,16 @@ class _Shown:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            far = f"{units.size(done)} of {units.size(total)} ({100 * done // max(1, total)} %)"
-            log.info(
-                f"{what} data {self.name}: "
-                f"{f'{now - self.begun:.0f} s so far' if what == MERGING else far}"
+            far = (
+                f"{now - self.begun:.0f} s so far"
+                if what == MERGING
+                else f"{units.size(done)} of {units.size(total)} ({100 * done // max(1, total)} %)"
             )
+            said = {
+                TOKENIZING: f"preparing data {self.name}: {far}",
+                CHECKING: f"checking data {self.name}: {far}",
+                LEARNING: f"learning the vocabulary of data {self.name}: {far}",
+                MERGING: f"merging the tokens of data {self.name}: {far}",
+            }
+            log.info(said[what])
             sys.stderr.flush()

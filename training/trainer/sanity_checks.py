@@ -98,16 +98,15 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
         ranks=reports,
     )
     if position.epoch == 0 or session.config.debug_ddp:
-        piece, ranks = pieces.removesuffix("s"), world.world_size
-        shards = (
-            f"the shards of {ranks} ranks are disjoint and complete"
-            if ranks > 1
-            else "the shard of the only rank is complete"
-        )
+        piece, ranks, epoch = pieces.removesuffix("s"), world.world_size, position.epoch + 1
+        much, checked = (units.plural(count, piece) for count in (len(batches.dataset), len(whole)))
+        left = units.plural(session.steps_left(position), "step")
         log.info(
-            f"data of epoch {position.epoch + 1}: {units.plural(len(batches.dataset), piece)}, "
-            f"{units.plural(session.steps_left(position), 'step')}; {shards} "
-            f"({units.plural(len(whole), piece)} checked)"
+            f"data of epoch {epoch}: {much}, {left}; the shards of {ranks} ranks are disjoint and "
+            f"complete ({checked} checked)"
+            if ranks > 1
+            else f"data of epoch {epoch}: {much}, {left}; the shard of the only rank is complete "
+            f"({checked} checked)"
         )
     if session.config.debug_ddp:
         for r in reports:
@@ -173,11 +172,9 @@ def check_step(
 def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """The sequences of a rank; computable on every rank, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
-    more = f", … {len(indices)} in total" if len(indices) > 2 * SHOWN_INDICES else ""
-    return (
-        f"epoch {position.epoch + 1}, {session.task.pieces} "
-        f"{', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
-    )
+    shown = ", ".join(map(str, indices[: 2 * SHOWN_INDICES]))
+    place = f"epoch {position.epoch + 1}, {session.task.pieces} {shown}"
+    return f"{place}, … {len(indices)} in total" if len(indices) > 2 * SHOWN_INDICES else place
 
 
 def _compare(session: TrainState, report: StepReport, step: int) -> None:

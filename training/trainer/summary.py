@@ -58,9 +58,9 @@ def trained(s: SummaryRecord, plan: Plan) -> str:
         if count is not None and unit == metric_units.TOKENS
         else units.count(count)
     )
-    of = f" of {name}" if name else ""
+    data = f"{amount} {unit} of {name}" if name else f"{amount} {unit}"
     return (
-        f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × "
+        f"{units.plural(s['steps'], 'step')}, {data}{_when(s)}, {plan['ranks']} × "
         f"{plan['device']['value']}"
     )
 
@@ -69,14 +69,12 @@ def learnt(s: SummaryRecord) -> str:
     """Loss and validation, in one unit."""
     if metric_units.counted(s) != metric_units.TOKENS:
         scores = ", ".join(metric_units.courses(s))
-        return metric_units.course(s) + (f"; validation {scores}" if scores else "")
-    seen = s.get("val_bpb_last") is not None
-    validation = (
-        f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
-        if seen
-        else ""
-    )
-    return f"{metric_units.course(s)}{validation}"
+    elif s.get("val_bpb_last") is not None:
+        scores = f"{s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
+    else:
+        scores = ""
+    course = metric_units.course(s)
+    return f"{course}; validation {scores}" if scores else course
 
 
 def _when(s: SummaryRecord) -> str:
@@ -84,8 +82,8 @@ def _when(s: SummaryRecord) -> str:
     begun = s.get("begun_at", 0)
     if begun >= s["steps"]:
         return ", all of them before this start"
-    part = f", steps {begun + 1} to {s['steps']}" if begun else ""
-    return f"{part} in {_duration(s['seconds'])}"
+    took = _duration(s["seconds"])
+    return f", steps {begun + 1} to {s['steps']} in {took}" if begun else f" in {took}"
 
 
 def _rate(s: SummaryRecord) -> str:
