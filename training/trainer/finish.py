@@ -11,6 +11,7 @@ import torch
 
 from training.core import heartbeat, metric_units, run_reader, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.units import plural
 from training.inspector.distributed import World
 from training.trainer.checkpoint import TrainProgress
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
 def banner(world: World, session: TrainState, wandb: str) -> str:
     """The "Distributed Training Setup" block."""
     length, unit = session.length, session.task.unit
-    title = f"── {'Distributed Training Setup'} {'─' * 24}"
+    title = f"── {msg('trainer.banner.title')} {'─' * 24}"
     lines = [
         title,
-        f"   Backend     {world.backend}, master {world.master}",
-        f"   World size  {world.world_size}",
-        f"   Device      {world.device} ({_hardware(world.device)})",
-        f"   Model       {session.task.describe(session.raw)}",
-        f"   Batch       {session.batch.sentence(unit)}",
-        f"   Steps       {length.total_steps} ({length.steps_per_epoch} per epoch)",
-        f"   W&B         {wandb}",
+        msg("trainer.banner.backend", backend=world.backend, master=world.master),
+        msg("trainer.banner.world_size", world_size=world.world_size),
+        msg("trainer.banner.device", device=world.device, hardware=_hardware(world.device)),
+        msg("trainer.banner.model", model=session.task.describe(session.raw)),
+        msg("trainer.banner.batch", batch=session.batch.sentence(unit)),
+        msg(
+            "trainer.banner.steps",
+            total_steps=length.total_steps,
+            steps_per_epoch=length.steps_per_epoch,
+        ),
+        msg("trainer.banner.wandb", wandb=wandb),
         "─" * _cells(title),
     ]
     return "\n".join(lines) + "\n"
@@ -49,7 +54,7 @@ def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{plural(threads, 'thread')} per rank"
+    return msg("trainer.banner.threads", threads=plural(threads, "thread"))
 
 
 def write_summary(
