@@ -41,20 +41,18 @@ class MemoryPlan:
 
     def sentence(self) -> str:
         """The plan line about activation checkpointing."""
-        load = self.load
-        savings = (
-            [msg("tasks.gpt.fit.blocks", blocks=load.blocks, depth=load.depth)]
-            if load.blocks
-            else []
-        )
-        savings += [msg("tasks.gpt.fit.chunks", chunks=load.chunks)] if load.chunks > 1 else []
-        reason = self.blocks.reason if load.blocks else self.chunks.reason
-        if not savings:
+        blocks, depth, chunks = self.load.blocks, self.load.depth, self.load.chunks
+        reason = self.blocks.reason if blocks else self.chunks.reason
+        if blocks and chunks > 1:
+            savings = msg("tasks.gpt.fit.both", blocks=blocks, depth=depth, chunks=chunks)
+        elif blocks:
+            savings = msg("tasks.gpt.fit.blocks", blocks=blocks, depth=depth)
+        elif chunks > 1:
+            savings = msg("tasks.gpt.fit.chunks", chunks=chunks)
+        else:
             return msg("tasks.gpt.fit.no_savings", reason=reason)
-        percent = max(1, round(100 * load.extra_time))
-        return msg(
-            "tasks.gpt.fit.savings", savings=", ".join(savings), reason=reason, percent=percent
-        )
+        percent = max(1, round(100 * self.load.extra_time))
+        return msg("tasks.gpt.fit.savings", savings=savings, reason=reason, percent=percent)
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:

@@ -231,7 +231,9 @@ class OptionReader:
 
     def shuffle(self, dotted: str, value: Any) -> None:
         if value is False:
-            self.notes.append(f"{self.given(dotted, value)}: {KEYS[dotted].why}")
+            self.notes.append(
+                msg("tasks.kair.key.why", given=self.given(dotted, value), why=KEYS[dotted].why)
+            )
 
     def in_chans(self, dotted: str, value: Any) -> None:
         given = bool(self.found.get("datasets.train.dataroot_spike"))
@@ -261,7 +263,9 @@ class OptionReader:
         parts = value if isinstance(value, list) else [value]
         others = [part for part in parts if part not in PARTS_OF_VRT]
         if others and self.ours and self.found.get("train.fix_iter") not in (None, 0, -1):
-            what = f"{self.given(dotted, value)}: {vocabulary.FREEZING}"
+            what = msg(
+                "tasks.kair.key.why", given=self.given(dotted, value), why=vocabulary.FREEZING
+            )
             self.wrong_at(dotted, what, msg("tasks.kair.key.no_fix_keys"), ['"fix_iter": 0'])
         elif parts:
             self.leave(dotted)
