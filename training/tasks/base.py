@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from training.config.schema import Config
 from training.core import heartbeat, units
+from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.permutation import Ints, mix
 from training.tasks import optim
@@ -132,7 +133,7 @@ class Task(ABC):
 
     def why_not(self, count: int, ranks: int) -> str:
         """Why `count` validation samples are too few, or ""."""
-        return "" if count else "no validation: the validation data is empty"
+        return "" if count else msg("tasks.base.no_val_data")
 
     def facts(self) -> ManifestRecord:
         """Facts stored in a checkpoint beside the weights: "shape" of the model and "data"."""
@@ -144,7 +145,10 @@ class Task(ABC):
 
     def describe(self, model: nn.Module) -> str:
         """The model in words, for the banner."""
-        return f"{units.millions(sum(p.numel() for p in model.parameters()))} parameters"
+        return msg(
+            "tasks.base.parameters",
+            millions=units.millions(sum(p.numel() for p in model.parameters())),
+        )
 
     def flops(self, model: nn.Module) -> float | None:
         """Floating-point operations per unit, forward and backward, to compute MFU; None:

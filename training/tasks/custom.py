@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, Config, option, shared
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.suggest import suggest
 from training.tasks.sample_spec import SampleSpec
 
@@ -49,14 +50,14 @@ def read(
 ) -> tuple[dict[str, Field[Any]], list[Problem]]:
     """Options of the file as fields, read without running it: only ranks run it. `known`: names of
     the built-in tasks."""
-    shown = f"task is {str(path)!r} ({origin})"
+    shown = msg("tasks.custom.given", path=str(path), origin=origin)
     if path.suffix != ".py":
         fixes = [f"--task={near}" for near in suggest(str(path), list(known))]
         return {}, [
             Problem(
                 "task.not_python",
-                f"{shown}: unknown task",
-                f"{', '.join(known)}, or a .py file",
+                msg("tasks.custom.unknown", shown=shown),
+                msg("tasks.custom.known", known=", ".join(known)),
                 fixes,
             )
         ]
@@ -64,8 +65,8 @@ def read(
         return {}, [
             Problem(
                 "task.name_taken",
-                f"{shown}: {path.stem} is a built-in task",
-                "another name for the file",
+                msg("tasks.custom.built_in", shown=shown, stem=path.stem),
+                msg("tasks.custom.other_name"),
             )
         ]
     try:
@@ -75,7 +76,7 @@ def read(
             Problem(
                 "task.syntax",
                 f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()!r}",
-                "a Python file",
+                msg("tasks.custom.python_file"),
             )
         ]
     except (OSError, ValueError, RecursionError) as error:
@@ -86,8 +87,12 @@ def read(
         return {}, [
             Problem(
                 "task.unreadable",
-                f"{shown}: cannot be read: {getattr(error, 'strerror', None) or error}",
-                "a Python file",
+                msg(
+                    "tasks.custom.unreadable",
+                    shown=shown,
+                    reason=getattr(error, "strerror", None) or error,
+                ),
+                msg("tasks.custom.python_file"),
                 fixes,
             )
         ]
@@ -95,17 +100,23 @@ def read(
         return {}, [
             Problem(
                 "task.no_class",
-                f"{shown}: the file has no Task class",
-                "class MyTask(Task); see docs/tasks.md",
+                msg("tasks.custom.no_class", shown=shown),
+                msg("tasks.custom.class_wanted"),
             )
         ]
     if lacking := _lacking(tree):
-        what = f"{path}:{lacking[0].lineno}: class {lacking[0].name} lacks {', '.join(lacking[1])}"
+        what = msg(
+            "tasks.custom.class_lacks",
+            path=path,
+            lineno=lacking[0].lineno,
+            name=lacking[0].name,
+            lacking=", ".join(lacking[1]),
+        )
         return {}, [
             Problem(
                 "task.several_classes",
                 what,
-                f"a Task with {', '.join(REQUIRED)}; see docs/tasks.md",
+                msg("tasks.custom.methods", methods=", ".join(REQUIRED)),
             )
         ]
     given = [
@@ -125,7 +136,7 @@ def read(
             problems.append(
                 Problem(
                     "task.options",
-                    f"{where}: {OPTIONS} cannot be read without running the file",
+                    msg("tasks.custom.options_unread", where=where, options=OPTIONS),
                     f'{OPTIONS} = {{"width": 64}}',
                 )
             )
@@ -197,18 +208,24 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         return Problem(
             "task.option_name",
-            f"{where}: option {name!r} of {OPTIONS} is not a valid name",
-            "letters, digits and _",
+            msg("tasks.custom.option_invalid", where=where, name=name, options=OPTIONS),
+            msg("tasks.custom.characters"),
         )
     if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
         return Problem(
             "task.option_name",
-            f"{where}: option {name!r} of {OPTIONS} is the name of a common field",
-            "another name; the common field is in self.config",
+            msg("tasks.custom.option_common", where=where, name=name, options=OPTIONS),
+            msg("tasks.custom.option_other"),
         )
     if type(value).__name__ not in KINDS:
-        what = f"{where}: option {name!r} of {OPTIONS} has type {type(value).__name__}"
-        return Problem("task.option_value", what, "a number, text, True or False")
+        what = msg(
+            "tasks.custom.option_type",
+            where=where,
+            name=name,
+            options=OPTIONS,
+            type=type(value).__name__,
+        )
+        return Problem("task.option_value", what, msg("tasks.custom.option_values"))
     return None
 
 

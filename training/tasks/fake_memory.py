@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.core.messages import msg
 from training.tasks.memory import Unavailable
 from training.tasks.optim import Optimizers
 
@@ -65,7 +66,4 @@ def begin_gradients(model: nn.Module) -> None:
 
 
 def _unavailable(error: ImportError) -> Unavailable:
-    return Unavailable(
-        f"torch {torch.__version__} lacks the fake-tensor memory tracker of torch 2.9 to 2.13: "
-        f"{error}"
-    )
+    return Unavailable(msg("tasks.fake.no_tracker", version=torch.__version__, error=error))

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from training import tasks
+from training.core.messages import msg
 from training.tasks import base, fake_memory
 from training.tasks.measurement import Question
 from training.tasks.memory import Unavailable
@@ -65,7 +66,7 @@ class FakeTraining:
         rows = self.task.rows("train")
         self.samples = 0 if rows is None else len(rows)
         if rows is None or not self.samples:
-            raise NoData("the dataset is empty")
+            raise NoData(msg("tasks.fake.empty"))
         self.batch = rows.rows(list(range(min(2, self.samples))))
         self._heights: dict[int, Height] = {}
 
@@ -210,10 +211,7 @@ def reason(error: BaseException, file: str | None) -> str:
     ]
     where = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return (
-            f"it depends on the values of a tensor ({error.func}), which fake tensors do not "
-            f"have{where}"
-        )
+        return msg("tasks.fake.depends_on_values", func=error.func, where=where)
     if isinstance(error, (Unavailable, NoData)):
         return str(error)
     return f"{type(error).__name__}: {error}{where}"

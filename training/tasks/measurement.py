@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.host import process
 from training.tasks.sample_memory import SampleLoad, SampleStep
@@ -73,7 +74,7 @@ def ask(question: Question) -> Answer:
     try:
         output, complaint = child.communicate(json.dumps(asdict(question)), timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return Answer(None, f"it took longer than {LIMIT_S:.0f} s")
+        return Answer(None, msg("tasks.measure.too_long", limit=LIMIT_S))
     finally:
         _end(child)
     return _answer(output, complaint, child.returncode)
@@ -84,9 +85,12 @@ def _answer(output: str, complaint: str, status: int) -> Answer:
         found = json.loads(output)
     except ValueError:
         last = (complaint.strip().splitlines() or [""])[-1]
-        return Answer(
-            None, _short(f"the measurement ended with status {status}{': ' + last if last else ''}")
+        why = (
+            msg("tasks.measure.failed_with", status=status, last=last)
+            if last
+            else msg("tasks.measure.failed", status=status)
         )
+        return Answer(None, _short(why))
     if "why" in found:
         return Answer(None, _short(found["why"]))
     return Answer(SampleStep(SampleLoad(**found["load"])), fits=found["fits"], of=found["of"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from training.config.schema import Config
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -35,7 +36,7 @@ class Estimate(Protocol):
     def tight(self) -> int: ...
 
 
-MEASURING = "measuring the memory of a step by fake tensors"  # log line
+MEASURING = msg("tasks.measure.begins")  # log line
 
 
 class Unavailable(RuntimeError):

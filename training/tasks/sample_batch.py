@@ -9,6 +9,7 @@ from training.config import batch
 from training.config.schema import Config
 from training.core import units
 from training.core.errors import Problem
+from training.core.messages import msg
 
 SIZES = ("device_batch_size", "total_batch_size")
 
@@ -27,16 +28,31 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
     if split(config, origins, ranks):
         return []
     total = config.total_batch_size
-    device = f"device_batch_size {config.device_batch_size} ({origins['device_batch_size']})"
+    device = msg(
+        "tasks.sample.batch.given",
+        size=config.device_batch_size,
+        origin=origins["device_batch_size"],
+    )
     size = 1 if isinstance(config.device_batch_size, str) else config.device_batch_size
     if size != config.device_batch_size and (
         origins["total_batch_size"] == "default" or batch.device_choices(1, ranks, total)
     ):
         return []  # the plan finds one
     counted = units.plural(ranks, "rank")
-    what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) is not divisible by {device} × "
-        f"{counted} = {size * ranks}"
+    what = msg(
+        "tasks.sample.batch.not_divisible",
+        total=total,
+        origin=origins["total_batch_size"],
+        device=device,
+        counted=counted,
+        product=size * ranks,
     )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(size, 1, ranks, total)]
-    return [Problem("batch.not_divisible", what, f"a multiple of {size * ranks} samples", fixes)]
+    return [
+        Problem(
+            "batch.not_divisible",
+            what,
+            msg("tasks.sample.batch.multiple", product=size * ranks),
+            fixes,
+        )
+    ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.config import batch
 from training.config.schema import Config
+from training.core.messages import msg
 from training.tasks.memory import CONTEXT, StepNeeds, gib, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
@@ -73,12 +74,16 @@ class SampleEstimate:
         )
 
     def sentence(self) -> str:
-        copy = f", checkpoint {gib(self.saved)}" if self.saved else ""
-        return (
-            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients "
-            f"{gib(self.gradients)}, "
-            f"optimizer {gib(self.optimizer)}, activations {gib(self.activations)}{copy}); "
-            f"{gib(self.needed)} with safety margin"
+        copy = msg("tasks.sample.memory.saved", saved=gib(self.saved)) if self.saved else ""
+        return msg(
+            "tasks.sample.memory.estimate",
+            total=gib(self.total),
+            parameters=gib(self.parameters),
+            gradients=gib(self.gradients),
+            optimizer=gib(self.optimizer),
+            activations=gib(self.activations),
+            copy=copy,
+            needed=gib(self.needed),
         )
 
 
@@ -101,7 +106,7 @@ class SampleStep(StepNeeds):
     @property
     def source(self) -> str:
         precision = "bf16" if self.load.bf16 else "fp32"
-        return f"fake tensors (eager, {precision}, with the plan's settings)"
+        return msg("tasks.sample.memory.source", precision=precision)
 
     def resized(self, sequences: int) -> SampleStep:
         return SampleStep(replace(self.load, sequences=sequences))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from training.config import batch
 from training.config.schema import FIELDS
 from training.core import log
+from training.core.messages import msg
 from training.host.decisions import Decision
 from training.host.placement import RANK
 from training.tasks import measurement, sample_batch
@@ -55,11 +56,11 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         split = batch.split(size.value, 1, request.ranks, total or size.value * request.ranks)
         assert split, "chosen from those that divide"
     if found.step is None:
-        return Decided(split, [], [f"memory of a step: not measured: {found.why}"], fields)
+        return Decided(split, [], [msg("tasks.sample.plan.not_measured", why=found.why)], fields)
     fields["memory"] = {**found.step.record(), "free_bytes": machine.room}
     return Decided(
         split,
-        [f"memory, by fake tensors: {found.step.estimate.sentence()}"],
+        [msg("tasks.sample.plan.measured", estimated=found.step.estimate.sentence())],
         [],
         fields,
         step=found.step,
@@ -69,7 +70,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
 def _answer(request: PlanRequest, question: Question) -> Answer:
     """Of ranks that plan together only rank 0 measures: its plan counts."""
     if request.place.kind == RANK and request.place.rank != 0:
-        return Answer(None, "rank 0 measures it")
+        return Answer(None, msg("tasks.sample.plan.rank_0"))
     log.info(MEASURING)
     return measurement.ask(question)
 
@@ -77,17 +78,23 @@ def _answer(request: PlanRequest, question: Question) -> Answer:
 def _size(question: Question, found: Answer) -> Decision:
     """The value chosen for `auto`."""
     if question.room is None:
-        return Decision(_fallback(question), f"at most {FALLBACK}: the free memory is unknown")
+        return Decision(_fallback(question), msg("tasks.sample.plan.free_unknown", limit=FALLBACK))
     if found.step is None:
-        return Decision(_fallback(question), f"at most {FALLBACK}: the memory of a step is unknown")
+        return Decision(_fallback(question), msg("tasks.sample.plan.step_unknown", limit=FALLBACK))
     size, follows = found.step.load.sequences, not question.total
     if not found.fits:
         return Decision(
             size,
-            f"the smallest{'' if follows else ' that divides'}; it does not fit by the estimate",
+            msg("tasks.sample.plan.smallest")
+            if follows
+            else msg("tasks.sample.plan.smallest_divisor"),
         )
-    kind = "powers of two that keep enough steps per epoch and" if follows else "that divide and"
-    return Decision(size, f"the largest of {found.of} {kind} fit")
+    return Decision(
+        size,
+        msg("tasks.sample.plan.largest_power", of=found.of)
+        if follows
+        else msg("tasks.sample.plan.largest", of=found.of),
+    )
 
 
 def _fallback(question: Question) -> int:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from training.config.batch import Batch
 from training.config.schema import Config
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.tasks import sample_batch
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.sample_memory import SampleLoad, SampleStep
@@ -20,7 +21,7 @@ from training.tasks.spec import TaskSpec
 class SampleSpec(TaskSpec):
     sizes: ClassVar[tuple[str, ...]] = sample_batch.SIZES
     total_follows: ClassVar[bool] = True
-    lighter: ClassVar[str] = "smaller samples, or a smaller model"
+    lighter: ClassVar[str] = msg("tasks.sample.spec.lighter")
 
     def split(self, config: Config, origins: Mapping[str, str], ranks: int) -> Batch | None:
         return sample_batch.split(config, origins, ranks)
@@ -35,7 +36,11 @@ class SampleSpec(TaskSpec):
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
         from training.tasks import sample_plan
 
-        shown = f"task {self.name}" + (f" ({self.file})" if self.file else "")
+        shown = (
+            msg("tasks.sample.spec.task_file", name=self.name, file=self.file)
+            if self.file
+            else msg("tasks.sample.spec.task", name=self.name)
+        )
         decided = sample_plan.decide(request, machine, self.record(request.options))
         return replace(
             decided,

@@ -21,6 +21,7 @@ import torch
 
 from training.core import heartbeat, log, manifest, units
 from training.core.errors import Problem, RunStopped
+from training.core.messages import msg
 from training.trainer import checkpoint
 from training.trainer.checkpoint import TensorTree, TrainProgress
 
@@ -106,9 +107,12 @@ class AsyncCheckpointer:
                 self._error = error
             else:
                 checks = "; ".join(self._checks())
-                text = (
-                    f"checkpoint of step {position.step} was not saved: {error}; "
-                    f"{self._room()}; try: {checks}"
+                text = msg(
+                    "trainer.checkpoint.not_saved",
+                    step=position.step,
+                    error=error,
+                    room=self._room(),
+                    checks=checks,
                 )
                 self._on_warning("warning.checkpoint_not_saved", text)
         except BaseException as error:  # raised on the training thread
@@ -119,8 +123,13 @@ class AsyncCheckpointer:
         try:
             free = units.size(shutil.disk_usage(self.folder).free)
         except OSError as error:
-            free = error.strerror or "an unknown amount"
-        return f"{self.folder} needs {units.size(_bytes(self._copy))} for it and has {free} free"
+            free = error.strerror or msg("trainer.checkpoint.unknown_amount")
+        return msg(
+            "trainer.checkpoint.room",
+            folder=self.folder,
+            bytes=units.size(_bytes(self._copy)),
+            free=free,
+        )
 
     def _checks(self) -> list[str]:
         folder, runs = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent.parent))
@@ -129,24 +138,34 @@ class AsyncCheckpointer:
     def _stopped(self, before: int, step: int, error: OSError) -> RunStopped:
         """The exception that stops the run, with the newest checkpoint's step."""
         newest = manifest.newest(self.folder)
-        what = (
-            f"two checkpoints in a row were not saved (steps {before} and {step}): {error}; "
-            f"{self._room()}"
+        what = msg(
+            "trainer.checkpoint.two_not_saved",
+            before=before,
+            step=step,
+            error=error,
+            room=self._room(),
         )
-        room = (
-            f"room for {units.plural(self.keep + 1, 'checkpoint')} (--keep_checkpoints, plus "
-            f"the one being written)"
+        room = msg(
+            "trainer.checkpoint.room_wanted", checkpoints=units.plural(self.keep + 1, "checkpoint")
         )
-        fewer = f"; --keep_checkpoints={self.keep - 1} needs less" if self.keep > 1 else ""
-        again = [f"{self.resume}   # when there is room{fewer}"] if self.resume else []
-        left = (
-            f"the newest checkpoint is from step {newest['step']}"
+        again = (
+            msg("trainer.checkpoint.again_fewer", resume=self.resume, keep=self.keep - 1)
+            if self.keep > 1
+            else msg("trainer.checkpoint.again", resume=self.resume)
+        )
+        stopped = (
+            msg("trainer.checkpoint.stopped", step=step, saved=newest["step"])
             if newest
-            else "there is no checkpoint"
+            else msg("trainer.checkpoint.stopped_without", step=step)
         )
         return RunStopped(
-            Problem("checkpoint.unwritable", what, room, [*self._checks(), *again]),
-            f"stopped at step {step}, {left}",
+            Problem(
+                "checkpoint.unwritable",
+                what,
+                room,
+                [*self._checks(), *([again] if self.resume else [])],
+            ),
+            stopped,
             error,
         )
 
@@ -164,7 +183,7 @@ class AsyncCheckpointer:
                     heartbeat.current.beat(PHASE)
                 if not logged and time.monotonic() - began > SAY_AFTER_S:
                     logged = True
-                    log.info("waiting for the checkpoint to be written")
+                    log.info(msg("trainer.checkpoint.waiting"))
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None

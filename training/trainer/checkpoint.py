@@ -25,6 +25,7 @@ import torch
 
 from training.core import manifest
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
@@ -126,7 +127,7 @@ def save(
             work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum}
         )
         if _sha256(work / "state.pt", moved) != checksum:
-            raise OSError(f"data read back from {work / 'state.pt'} differs from what was written")
+            raise OSError(msg("trainer.checkpoint.read_back", file=work / "state.pt"))
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             _remove(final)
@@ -150,14 +151,14 @@ def prune(newest: Path, keep: int) -> str:
             _remove(old)
         except OSError as error:
             left.append(f"{old}: {error.strerror}")
-    return f"old checkpoints cannot be removed: {'; '.join(left)}" if left else ""
+    return msg("trainer.checkpoint.not_removed", left="; ".join(left)) if left else ""
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a process killed meanwhile leaves no
     partial folder with a checkpoint's name."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "a symbolic link")
+        raise OSError(errno.ELOOP, msg("trainer.checkpoint.link"))
     work = path.with_name(f"{TEMPORARY}{path.name}")
     shutil.rmtree(work, ignore_errors=True)
     path.rename(work)
@@ -210,7 +211,7 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
             Problem(
                 "checkpoint.damaged",
                 f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}",
-                "a run with an intact checkpoint",
+                msg("trainer.checkpoint.intact_wanted"),
             )
         )
     return None
@@ -221,9 +222,9 @@ def _wrong(state: Path, facts: ManifestRecord) -> str:
     try:
         size = state.stat().st_size
         if size != facts["bytes"]:
-            return f"state.pt has {size} of {facts['bytes']} bytes"
+            return msg("trainer.checkpoint.size", size=size, bytes=facts["bytes"])
         if _sha256(state) != facts["sha256"]:
-            return "state.pt does not match its checksum (a flipped bit?)"
+            return msg("trainer.checkpoint.checksum")
     except OSError as error:
-        return f"state.pt cannot be read: {error.strerror}"
+        return msg("trainer.checkpoint.unreadable", strerror=error.strerror)
     return ""

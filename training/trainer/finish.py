@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+import unicodedata
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from training.core import heartbeat, metric_units, run_reader, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.units import plural
 from training.inspector.distributed import World
 from training.trainer.checkpoint import TrainProgress
@@ -23,35 +25,36 @@ if TYPE_CHECKING:
 
 def banner(world: World, session: TrainState, wandb: str) -> str:
     """The "Distributed Training Setup" block."""
-    facts = {
-        "Backend": f"{world.backend}, master {world.master}",
-        "World size": world.world_size,
-        "Device": f"{world.device} ({_hardware(world.device)})",
-        "Model": session.task.describe(session.raw),
-        "Batch": session.batch.sentence(session.task.unit),
-        "Steps": f"{session.length.total_steps} ({session.length.steps_per_epoch} per epoch)",
-        "W&B": wandb,
-    }
-    width = max(map(len, facts))
-    rule = "─" * 24
-    title = f"── Distributed Training Setup {rule}"
-    return (
-        "\n".join(
-            [
-                title,
-                *(f"   {name:<{width}}  {value}" for name, value in facts.items()),
-                "─" * len(title),
-            ]
-        )
-        + "\n"
-    )
+    length, unit = session.length, session.task.unit
+    title = f"── {msg('trainer.banner.title')} {'─' * 24}"
+    lines = [
+        title,
+        msg("trainer.banner.backend", backend=world.backend, master=world.master),
+        msg("trainer.banner.world_size", world_size=world.world_size),
+        msg("trainer.banner.device", device=world.device, hardware=_hardware(world.device)),
+        msg("trainer.banner.model", model=session.task.describe(session.raw)),
+        msg("trainer.banner.batch", batch=session.batch.sentence(unit)),
+        msg(
+            "trainer.banner.steps",
+            total_steps=length.total_steps,
+            steps_per_epoch=length.steps_per_epoch,
+        ),
+        msg("trainer.banner.wandb", wandb=wandb),
+        "─" * _cells(title),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(text: str) -> int:
+    """Terminal columns that the text takes."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{plural(threads, 'thread')} per rank"
+    return msg("trainer.banner.threads", threads=plural(threads, "thread"))
 
 
 def write_summary(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.config.fault_spec import ATTEMPT, Spec, parse
 from training.config.fault_table import CREATING
 from training.core import heartbeat, log, rundir
+from training.core.messages import msg
 from training.trainer.faults import ACTS, FaultContext
 from training.trainer.faults.context import subclasses
 
@@ -56,7 +57,7 @@ class Armed(heartbeat.Heartbeat):
                     self._happen(spec)
         if phase == heartbeat.FINISHED:
             for spec in self._waiting:
-                text = f"inject: {spec.text} did not happen: rank {self.rank} did not reach it"
+                text = msg("trainer.inject.missed", text=spec.text, rank=self.rank)
                 log.warning(text)
                 self._run.event("warning", code="warning.inject_missed", text=text)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training import tasks
 from training.config.schema import Config
 from training.core import log, run_reader, rundir
+from training.core.messages import msg
 from training.host import packages
 from training.host.wandb_login import wandb_mode
 from training.trainer import tracking
@@ -54,7 +55,7 @@ class MetricsWriter:
             makers["TensorBoard"] = lambda first: tracking.TensorBoard(run, first)
         mode, reason = wandb_mode(config, key)
         if mode != "disabled" and "wandb" in lacks:
-            mode, reason = "disabled", "wandb is not installed"
+            mode, reason = "disabled", msg("trainer.metrics.no_wandb")
         shown = vars(config) if values is None else values
         if mode != "disabled":
             makers["W&B"] = lambda first: tracking.WandB(run, config, mode, shown, key)
@@ -79,8 +80,7 @@ class MetricsWriter:
         except OSError as error:
             if not self._disk_warned:
                 log.warning(
-                    f"{self._path} cannot be written ({error.strerror}): records are kept in "
-                    f"memory until there is space"
+                    msg("trainer.metrics.unwritten", path=self._path, strerror=error.strerror)
                 )
             self._disk_warned = True
 

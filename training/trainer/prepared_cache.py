@@ -14,9 +14,17 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import log, rundir, units
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT, WORK
 from training.data import corpus, duration, optional_deps, tokenizer
-from training.data.prepare import MERGING, PreparedCorpus, ensure
+from training.data.prepare import (
+    CHECKING,
+    LEARNING,
+    MERGING,
+    TOKENIZING,
+    PreparedCorpus,
+    ensure,
+)
 from training.plan import resume_checks
 
 if TYPE_CHECKING:
@@ -57,14 +65,13 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         steps = duration.of_text(config, batch, data, **resume_checks.position(run, data))
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
-        what = f"the prepared data cannot be written to {cache}: {error.strerror}"
-        own = (
-            f"git clone {shlex.quote(str(ROOT))} ~/{shlex.quote(ROOT.name)}   # your own "
-            f"copy of the project"
+        what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)
+        own = msg(
+            "trainer.data.own_copy", project=shlex.quote(str(ROOT)), name=shlex.quote(ROOT.name)
         )
         fixes = [own] if isinstance(error, PermissionError) else []
         raise UserError(
-            Problem("data.unwritable", what, "a writable folder with enough space", fixes),
+            Problem("data.unwritable", what, msg("trainer.data.folder_wanted"), fixes),
             Exit.RESOURCES,
         ) from None
     except UserError as error:
@@ -101,9 +108,11 @@ def changed(run: rundir.RunDir) -> str:
         for path, tokens in zip(paths, data.sizes(part), strict=True):
             size = path.stat().st_size if path.exists() else 0
             if size != tokens * data.token_bytes:
-                return (
-                    f"the shard {path} has {size} bytes, not {tokens * data.token_bytes}: it "
-                    f"was changed while the run was reading it"
+                return msg(
+                    "trainer.data.shard_changed",
+                    path=path,
+                    size=size,
+                    expected=tokens * data.token_bytes,
                 )
     return ""
 
@@ -119,9 +128,21 @@ class _Shown:
         now = time.monotonic()
         if now - self.last >= SAY_EVERY_S:
             self.last = now
-            far = f"{units.size(done)} of {units.size(total)} ({100 * done // max(1, total)} %)"
-            log.info(
-                f"{what} data {self.name}: "
-                f"{f'{now - self.begun:.0f} s so far' if what == MERGING else far}"
+            far = (
+                msg("trainer.data.so_far", seconds=now - self.begun)
+                if what == MERGING
+                else msg(
+                    "trainer.data.part",
+                    done=units.size(done),
+                    total=units.size(total),
+                    percent=100 * done // max(1, total),
+                )
             )
+            said = {
+                TOKENIZING: msg("trainer.data.preparing", name=self.name, far=far),
+                CHECKING: msg("trainer.data.checking", name=self.name, far=far),
+                LEARNING: msg("trainer.data.learning", name=self.name, far=far),
+                MERGING: msg("trainer.data.merging", name=self.name, far=far),
+            }
+            log.info(said[what])
             sys.stderr.flush()

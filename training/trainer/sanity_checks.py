@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from training.core import log, units
+from training.core.messages import msg
 from training.data.permutation import digest
 from training.inspector.checksum import checksums
 from training.inspector.distributed import exchange_texts
@@ -84,10 +85,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
     total = sum(r["digest"] for r in reports) % (1 << 64)
     if wrong or total != digest(whole):
         first = wrong[0] if wrong else _first_wrong(session, position, steps, reports)
-        text = (
-            f"the ranks' shards of epoch {position.epoch + 1} are not disjoint and complete: "
-            f"see rank {first}; all: {reports}"
-        )
+        text = msg("trainer.sanity.shards", epoch=position.epoch + 1, first=first, reports=reports)
         raise ShardsOverlap(text, first)
     pieces = session.task.pieces
     session.run.event(
@@ -98,23 +96,35 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
         ranks=reports,
     )
     if position.epoch == 0 or session.config.debug_ddp:
-        piece, ranks = pieces.removesuffix("s"), world.world_size
-        shards = (
-            f"the shards of {ranks} ranks are disjoint and complete"
-            if ranks > 1
-            else "the shard of the only rank is complete"
-        )
+        piece, ranks, epoch = pieces.removesuffix("s"), world.world_size, position.epoch + 1
+        much, checked = (units.plural(count, piece) for count in (len(batches.dataset), len(whole)))
+        left = units.plural(session.steps_left(position), "step")
         log.info(
-            f"data of epoch {position.epoch + 1}: {units.plural(len(batches.dataset), piece)}, "
-            f"{units.plural(session.steps_left(position), 'step')}; {shards} "
-            f"({units.plural(len(whole), piece)} checked)"
+            msg(
+                "trainer.sanity.data",
+                epoch=epoch,
+                much=much,
+                left=left,
+                ranks=ranks,
+                checked=checked,
+            )
+            if ranks > 1
+            else msg(
+                "trainer.sanity.data_alone", epoch=epoch, much=much, left=left, checked=checked
+            )
         )
     if session.config.debug_ddp:
         for r in reports:
             log.info(
-                f"rank {r['rank']} of {r['world_size']}: dataset {r['dataset_sequences']} "
-                f"{pieces}, {r['batches']} batches per epoch, "
-                f"first {pieces} {r['first_sequences']}"
+                msg(
+                    "trainer.sanity.rank_data",
+                    rank=r["rank"],
+                    world_size=r["world_size"],
+                    dataset_sequences=r["dataset_sequences"],
+                    pieces=pieces,
+                    batches=r["batches"],
+                    first_sequences=r["first_sequences"],
+                )
             )
 
 
@@ -138,12 +148,16 @@ def check_step(
     for rank, share in enumerate(report.shares):
         if share.step != step:
             raise SanityCheckError(
-                f"rank {rank} is at step {share.step}, this rank at {step}", rank
+                msg("trainer.sanity.other_step", rank=rank, step=share.step, own=step), rank
             )
         if share.sequences <= 0:
             raise EmptyBatch(
-                f"rank {rank} had an empty batch at step {step} "
-                f"({_samples(session, position, rank)})",
+                msg(
+                    "trainer.sanity.empty_batch",
+                    rank=rank,
+                    step=step,
+                    samples=_samples(session, position, rank),
+                ),
                 rank,
             )
         if not math.isfinite(share.loss):
@@ -161,22 +175,30 @@ def check_step(
         if session.config.debug_ddp and session.world.rank == 0:
             pieces = session.task.pieces
             shown = "; ".join(
-                f"rank {r}: {s.sequences} {pieces}, loss {s.loss:.4f}"
+                msg("trainer.sanity.rank", r=r, sequences=s.sequences, pieces=pieces, loss=s.loss)
                 for r, s in enumerate(report.shares)
             )
             log.info(
-                f"step {step}: all ranks train: {shown}; parameters equal "
-                f"({int(report.shares[0].checksum):012x})"
+                msg(
+                    "trainer.sanity.all_train",
+                    step=step,
+                    shown=shown,
+                    checksum=int(report.shares[0].checksum),
+                )
             )
 
 
 def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """The sequences of a rank; computable on every rank, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
-    more = f", … {len(indices)} in total" if len(indices) > 2 * SHOWN_INDICES else ""
+    shown = ", ".join(map(str, indices[: 2 * SHOWN_INDICES]))
+    place = msg(
+        "trainer.sanity.place", epoch=position.epoch + 1, pieces=session.task.pieces, shown=shown
+    )
     return (
-        f"epoch {position.epoch + 1}, {session.task.pieces} "
-        f"{', '.join(map(str, indices[: 2 * SHOWN_INDICES]))}{more}"
+        msg("trainer.sanity.place_more", place=place, indices=len(indices))
+        if len(indices) > 2 * SHOWN_INDICES
+        else place
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from training import tasks
 from training.core import metric_units, run_reader, rundir, units
+from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.project import typed
 from training.plan.finished import longer
@@ -25,24 +26,26 @@ def render(run: rundir.RunDir, plan: Plan) -> str:
         return ""
     more = {} if s["status"] == "stopped" else longer(plan["config"], s["steps"])
     lines = [
-        f"Model      {_model(plan)}, {units.millions(s['parameters'])} parameters",
-        f"Trained    {trained(s, plan)}",
-        f"Loss       {learnt(s)}",
-        f"Speed      {_rate(s)}{s['step_ms']:.1f} ms per step{_use(s)} (medians)",
+        msg("trainer.summary.model", model=_model(plan), millions=units.millions(s["parameters"])),
+        msg("trainer.summary.trained", trained=trained(s, plan)),
+        msg("trainer.summary.loss", learnt=learnt(s)),
+        msg("trainer.summary.speed", rate=_rate(s), step_ms=s["step_ms"], use=_use(s)),
     ]
     if sample := s.get("sample"):
         body = sample.rstrip().splitlines()[:12]
-        lines += ["Sample", *(f"    │ {line[:100]}" for line in body)]
+        lines += [msg("trainer.summary.sample"), *(f"    │ {line[:100]}" for line in body)]
     lines += [
-        f"Run        {run.path}",
+        msg("trainer.summary.run", path=run.path),
         f"           {_contents(run, s['checkpoint'])}",
-        f"Report     {run.report}" if run.report.exists() else "",
-        f"Log        {plan['log_file']}" if plan.get("log_file") else "",
+        msg("trainer.summary.report", report=run.report) if run.report.exists() else "",
+        msg("trainer.summary.log", log_file=plan["log_file"]) if plan.get("log_file") else "",
         typed(
-            f"Monitor    ./monitor_training.sh "
-            f"--run={shlex.quote(run.name if _default_place(plan) else str(run.path))}"
+            msg(
+                "trainer.summary.monitor",
+                name=shlex.quote(run.name if _default_place(plan) else str(run.path)),
+            )
         ),
-        f"Resume     {next_command(plan, run, **more)}",
+        msg("trainer.summary.resume", command=next_command(plan, run, **more)),
     ]
     return "\n".join(f"  {line}" for line in lines if line) + "\n"
 
@@ -58,10 +61,18 @@ def trained(s: SummaryRecord, plan: Plan) -> str:
         if count is not None and unit == metric_units.TOKENS
         else units.count(count)
     )
-    of = f" of {name}" if name else ""
-    return (
-        f"{units.plural(s['steps'], 'step')}, {amount} {unit}{of}{_when(s)}, {plan['ranks']} × "
-        f"{plan['device']['value']}"
+    data = (
+        msg("trainer.summary.data_of", amount=amount, unit=unit, name=name)
+        if name
+        else f"{amount} {unit}"
+    )
+    return msg(
+        "trainer.summary.done",
+        steps=units.plural(s["steps"], "step"),
+        data=data,
+        when=_when(s),
+        ranks=plan["ranks"],
+        device=plan["device"]["value"],
     )
 
 
@@ -69,34 +80,40 @@ def learnt(s: SummaryRecord) -> str:
     """Loss and validation, in one unit."""
     if metric_units.counted(s) != metric_units.TOKENS:
         scores = ", ".join(metric_units.courses(s))
-        return metric_units.course(s) + (f"; validation {scores}" if scores else "")
-    seen = s.get("val_bpb_last") is not None
-    validation = (
-        f"; validation {s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
-        if seen
-        else ""
-    )
-    return f"{metric_units.course(s)}{validation}"
+    elif s.get("val_bpb_last") is not None:
+        scores = f"{s['val_bpb_first']:.3f} → {s['val_bpb_last']:.3f} {metric_units.BITS}"
+    else:
+        scores = ""
+    course = metric_units.course(s)
+    return msg("trainer.summary.validation", course=course, scores=scores) if scores else course
 
 
 def _when(s: SummaryRecord) -> str:
     """Duration; for a resumed run, that of its last part."""
     begun = s.get("begun_at", 0)
     if begun >= s["steps"]:
-        return ", all of them before this start"
-    part = f", steps {begun + 1} to {s['steps']}" if begun else ""
-    return f"{part} in {_duration(s['seconds'])}"
+        return msg("trainer.summary.all_before")
+    took = _duration(s["seconds"])
+    return (
+        msg("trainer.summary.steps_in", first=begun + 1, last=s["steps"], took=took)
+        if begun
+        else msg("trainer.summary.took", took=took)
+    )
 
 
 def _rate(s: SummaryRecord) -> str:
     rate = metric_units.speed(s)
-    return f"{units.amount(rate)} {metric_units.counted(s)}/s, " if rate is not None else ""
+    return (
+        msg("trainer.summary.rate", amount=units.amount(rate), unit=metric_units.counted(s))
+        if rate is not None
+        else ""
+    )
 
 
 def _use(s: SummaryRecord) -> str:
     """MFU, if the GPU's peak is known."""
     mfu = s.get("mfu")
-    return f", {100 * mfu:.1f} % of the GPU's arithmetic (MFU)" if mfu is not None else ""
+    return msg("trainer.summary.mfu", percent=100 * mfu) if mfu is not None else ""
 
 
 def _contents(run: rundir.RunDir, checkpoint: str) -> str:
@@ -118,9 +135,9 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return (
-        f"{hours} h {minutes} min"
+        msg("trainer.summary.hours", hours=hours, minutes=minutes)
         if hours
-        else f"{minutes} min {rest} s"
+        else msg("trainer.summary.minutes", minutes=minutes, rest=rest)
         if minutes
         else f"{seconds:.1f} s"
     )

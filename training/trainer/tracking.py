@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from training.config.schema import Config
 from training.core import heartbeat, log, redact, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
@@ -124,9 +125,11 @@ class WandB:
             self.run = begin(mode)
         except wandb.errors.Error as error:
             log.warning(
-                f"W&B online did not start ({str(error).splitlines()[0]}): continuing offline; "
-                f"later: "
-                f"wandb sync {shlex.quote(str(run.wandb))}/offline-run-*"
+                msg(
+                    "trainer.tracker.offline",
+                    error=str(error).splitlines()[0],
+                    folder=shlex.quote(str(run.wandb)),
+                )
             )
             wandb.teardown()  # otherwise its service considers the id in use
             self.run = begin("offline")
@@ -179,7 +182,7 @@ class Trackers:
         self._thread = threading.Thread(target=self._serve, name="trackers", daemon=True)
         self._ready = threading.Event()  # every tracker has started or failed to start
         self._first = 0
-        self._in = "a tracker"  # the tracker that the thread is calling
+        self._in = msg("trainer.tracker.a_tracker")  # the tracker that the thread is calling
         self._end: End | None = None
         self._marked = False
         # monotonic time after which queued records are dropped in favour of a clean end
@@ -233,7 +236,9 @@ class Trackers:
             action()
         except Exception as error:  # a tracker's error must not end the training
             sinks.pop(name, None)
-            log.warning(f"{name} is off for the rest of this run: {type(error).__name__}: {error}")
+            log.warning(
+                msg("trainer.tracker.off", name=name, kind=type(error).__name__, error=error)
+            )
 
     def close(self, end: End, limit_s: float, starting_s: float = 0.0) -> None:
         """End the trackers; those not done within `limit_s` are abandoned. `starting_s`: further
@@ -244,15 +249,9 @@ class Trackers:
         self._end, self._skip_from = end, time.monotonic() + limit_s / 2
         self._wait(self._gone, limit_s)
         if self._dropped:
-            log.warning(
-                f"{self._dropped} records did not reach the trackers, which were too slow; "
-                f"metrics.jsonl has all of them"
-            )
+            log.warning(msg("trainer.tracker.dropped", dropped=self._dropped))
         if self._thread.is_alive():
-            log.warning(
-                f"{self._in} did not finish within {limit_s:g} s and was abandoned; metrics.jsonl "
-                f"has everything"
-            )
+            log.warning(msg("trainer.tracker.abandoned", name=self._in, limit_s=limit_s))
 
     def _gone(self) -> bool:
         """Whether the thread has ended. The end marker is retried while the queue is full."""
@@ -270,4 +269,6 @@ class Trackers:
 
 
 def _thread_failed(what: threading.ExceptHookArgs) -> None:
-    log.warning(f"a tracker's thread failed: {what.exc_type.__name__}: {what.exc_value}")
+    log.warning(
+        msg("trainer.tracker.thread_failed", kind=what.exc_type.__name__, error=what.exc_value)
+    )

@@ -16,6 +16,7 @@ from training.config.batch import Batch
 from training.config.schema import Config
 from training.core import heartbeat, log, next_command, phase_timeouts, rundir, units
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches
@@ -121,13 +122,16 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         config, batch, len(train), step=position.step, epoch=position.epoch, used=position.used
     )
     if length is None:
-        what = (
-            f"the training data has {len(train)} {task.unit}; one step needs "
-            f"{batch.total_tokens} ({batch.sentence(task.unit)})"
+        what = msg(
+            "trainer.state.too_short",
+            count=len(train),
+            unit=task.unit,
+            total=batch.total_tokens,
+            batch=batch.sentence(task.unit),
         )
         raise UserError(
             Problem(
-                "data.too_short", what, "more data, or a smaller batch", ["--device_batch_size=1"]
+                "data.too_short", what, msg("trainer.state.more_data"), ["--device_batch_size=1"]
             ),
             said_by_another=world.rank != 0,
         )
@@ -174,11 +178,12 @@ def _load(
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
-        what = (
-            f"the checkpoint {loaded.path} is from another model: "
-            f"{' '.join(str(error).split())[:300]}"
+        what = msg(
+            "trainer.state.other_model", path=loaded.path, error=" ".join(str(error).split())[:300]
         )
-        raise UserError(Problem("resume.other_model", what, "the model that saved it")) from error
+        raise UserError(
+            Problem("resume.other_model", what, msg("trainer.state.same_model"))
+        ) from error
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
@@ -196,10 +201,7 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.n
     if plan["compile"]["value"]:
         task.compile(raw)
         if world.rank == 0:
-            log.info(
-                "the first step compiles the model: this takes some ten seconds, less if torch "
-                "has it cached"
-            )
+            log.info(msg("trainer.state.compiles"))
     if world.world_size == 1:
         return raw
     return DistributedDataParallel(
@@ -253,15 +255,14 @@ def _report_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, worl
         return
     saved_ranks = loaded.manifest["world_size"]
     for text in loaded.skipped:
-        log.warning(f"damaged checkpoint skipped: {text}")
+        log.warning(msg("trainer.state.skipped", text=text))
         run.event(
-            "warning", code="warning.checkpoint_skipped", text=f"damaged checkpoint skipped: {text}"
+            "warning",
+            code="warning.checkpoint_skipped",
+            text=msg("trainer.state.skipped", text=text),
         )
-    log.info(f"resumed from {loaded.path.name} (epoch {loaded.position.epoch + 1})")
+    log.info(msg("trainer.state.resumed", name=loaded.path.name, epoch=loaded.position.epoch + 1))
     if saved_ranks != world.world_size:
         by = units.plural(saved_ranks, "rank")
-        log.warning(
-            f"saved by {by}, continued by {world.world_size}: the same samples in the same order, "
-            f"but not bit-exact (sums are computed in another order)"
-        )
+        log.warning(msg("trainer.state.other_ranks", by=by, world_size=world.world_size))
     run.event("resume", step=loaded.position.step, path=str(loaded.path))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from training.core import heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.host import allocator, process
 from training.trainer import flight_recorder_server
 
@@ -51,7 +52,7 @@ def open_to_watchers(run: rundir.RunDir, rank: int) -> None:
     """Make stacks and collectives readable from outside, even while this rank hangs."""
     process.allow_tracing()
     if why_not := flight_recorder_server.serve(run.ranks, rank):
-        text = f"rank {rank}: its collectives cannot be observed from outside: {why_not}"
+        text = msg("trainer.worker.hidden", rank=rank, why_not=why_not)
         run.event("warning", code="warning.collectives_hidden", text=text)
 
 
@@ -102,8 +103,11 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             log.warning(
-                f"nothing left to train: step {setup.position.step} of {setup.length.total_steps}; "
-                f"raise --num_iterations or --num_epochs"
+                msg(
+                    "trainer.worker.nothing_left",
+                    step=setup.position.step,
+                    total=setup.length.total_steps,
+                )
             )
         if text := evaluate.why_not(setup):
             log.warning(text)
@@ -154,7 +158,7 @@ def _prove_rank_0_lives() -> None:
     try:
         dist.distributed_c10d._get_default_store().check(["data"])
     except RuntimeError as error:
-        raise RuntimeError("rank 0 has ended while the others waited for its data") from error
+        raise RuntimeError(msg("trainer.worker.rank_0_ended")) from error
 
 
 def _prepare_alone(run: rundir.RunDir, plan: Plan) -> PreparedCorpus:
@@ -174,5 +178,5 @@ def planned(run: rundir.RunDir) -> Plan:
     """The run's plan. Raises FileNotFoundError, and UserError for a later version's plan."""
     plan = run_reader.read_plan(run.plan)
     if plan is None:
-        raise FileNotFoundError(f"{run.plan} is missing or damaged")
+        raise FileNotFoundError(msg("trainer.worker.no_plan", plan=run.plan))
     return plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
+from training.core.messages import msg
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.memory import CONTEXT, gib, with_ample_margin, with_margin
 
@@ -131,18 +132,26 @@ class Estimate:
 
     def sentence(self) -> str:
         peak = (
-            f"logits {gib(self.logits)}"
+            msg("tasks.gpt.memory.logits", logits=gib(self.logits))
             if self.logits
-            else f"one block's backward pass {gib(self.block)}"
+            else msg("tasks.gpt.memory.block", block=gib(self.block))
         )
-        copies = f"bf16 weights {gib(self.weight_copies)}, " if self.weight_copies else ""
-        copies += f"checkpoint {gib(self.saved)}, " if self.saved else ""
-        return (
-            f"{gib(self.total)} per rank (parameters {gib(self.parameters)}, gradients "
-            f"{gib(self.gradients)}, "
-            f"optimizer {gib(self.optimizer)}, {copies}activations {gib(self.activations)}, "
-            f"{peak}); "
-            f"{gib(self.needed)} with safety margin"
+        copies = (
+            msg("tasks.gpt.memory.copies", weight_copies=gib(self.weight_copies))
+            if self.weight_copies
+            else ""
+        )
+        copies += msg("tasks.gpt.memory.saved", saved=gib(self.saved)) if self.saved else ""
+        return msg(
+            "tasks.gpt.memory.estimate",
+            total=gib(self.total),
+            parameters=gib(self.parameters),
+            gradients=gib(self.gradients),
+            optimizer=gib(self.optimizer),
+            copies=copies,
+            activations=gib(self.activations),
+            peak=peak,
+            needed=gib(self.needed),
         )
 
 

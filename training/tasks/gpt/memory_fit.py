@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.config.schema import Config
+from training.core.messages import msg
 from training.core.units import plural
 from training.host.decisions import Decision
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
@@ -40,15 +41,18 @@ class MemoryPlan:
 
     def sentence(self) -> str:
         """The plan line about activation checkpointing."""
-        load = self.load
-        savings = [f"{load.blocks} of {load.depth} blocks"] if load.blocks else []
-        savings += [f"loss in {load.chunks} parts"] if load.chunks > 1 else []
-        reason = self.blocks.reason if load.blocks else self.chunks.reason
-        cost = f"costs about {max(1, round(100 * load.extra_time))} % time"
-        return (
-            f"activation checkpointing: {', '.join(savings) or 'none'}: "
-            f"{reason}{'; ' + cost if savings else ''}"
-        )
+        blocks, depth, chunks = self.load.blocks, self.load.depth, self.load.chunks
+        reason = self.blocks.reason if blocks else self.chunks.reason
+        if blocks and chunks > 1:
+            savings = msg("tasks.gpt.fit.both", blocks=blocks, depth=depth, chunks=chunks)
+        elif blocks:
+            savings = msg("tasks.gpt.fit.blocks", blocks=blocks, depth=depth)
+        elif chunks > 1:
+            savings = msg("tasks.gpt.fit.chunks", chunks=chunks)
+        else:
+            return msg("tasks.gpt.fit.no_savings", reason=reason)
+        percent = max(1, round(100 * self.load.extra_time))
+        return msg("tasks.gpt.fit.savings", savings=savings, reason=reason, percent=percent)
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
@@ -59,33 +63,35 @@ def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> 
         return None
     found, reason = _frugal(replace(load, sequences=size.value), config, room)
     blocks = Decision(
-        found.blocks, reason if config.activation_checkpointing == AUTO else "as asked"
+        found.blocks,
+        reason if config.activation_checkpointing == AUTO else msg("tasks.gpt.fit.as_asked"),
     )
-    chunks = Decision(found.chunks, reason if config.loss_chunks == AUTO else "as asked")
+    chunks = Decision(
+        found.chunks, reason if config.loss_chunks == AUTO else msg("tasks.gpt.fit.as_asked")
+    )
     return MemoryPlan(found, size, blocks, chunks)
 
 
 def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None) -> Decision | None:
     if isinstance(config.device_batch_size, int):
+        # plan.training_plan compares this reason
         return Decision(config.device_batch_size, "as asked")
     sizes = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
     if not sizes:
         return None
     if room is None:
-        return Decision(
-            sizes[-1], f"the largest of {len(sizes)} that divide; the free memory is unknown"
-        )
+        return Decision(sizes[-1], msg("tasks.gpt.fit.largest_unknown", sizes=len(sizes)))
     fitting = [
         one for size in sizes if (one := cheapest(replace(load, sequences=size), config, room))
     ]
     if not fitting:
-        return Decision(sizes[0], "the smallest that divides; it does not fit by the estimate")
+        return Decision(sizes[0], msg("tasks.gpt.fit.smallest"))
     best = min(fitting, key=_time)
     if best is fitting[-1]:
-        return Decision(best.sequences, f"the largest of {len(sizes)} that divide and fit")
+        return Decision(best.sequences, msg("tasks.gpt.fit.largest", sizes=len(sizes)))
     return Decision(
         best.sequences,
-        f"the fastest of {len(sizes)} that divide; larger ones fit only with more recomputation",
+        msg("tasks.gpt.fit.fastest", sizes=len(sizes)),
     )
 
 
@@ -96,23 +102,23 @@ def _time(load: StepWorkload) -> float:
 
 def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepWorkload, str]:
     if room is None:
-        return next(_candidates(load, config)), "not chosen: the free memory is unknown"
+        return next(_candidates(load, config)), msg("tasks.gpt.fit.not_chosen")
     found = cheapest(load, config, room)
     sequences = plural(load.sequences, "sequence")
     if found is None:
         least = min(_candidates(load, config, everything=True), key=lambda one: estimate(one).total)
         given = AUTO not in (config.activation_checkpointing, config.loss_chunks)
-        return (
-            least,
-            f"{'as asked' if given else 'maximum savings'}, but {sequences} do not fit in "
-            f"{gib(room)}",
+        return least, (
+            msg("tasks.gpt.fit.asked_too_large", sequences=sequences, room=gib(room))
+            if given
+            else msg("tasks.gpt.fit.savings_too_large", sequences=sequences, room=gib(room))
         )
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
     if not found.blocks and found.chunks == 1:
-        return found, f"not needed, {sequences} fit in {gib(room)} free"
-    return found, f"needed to fit {sequences} in {gib(room)} free"
+        return found, msg("tasks.gpt.fit.not_needed", sequences=sequences, room=gib(room))
+    return found, msg("tasks.gpt.fit.needed", sequences=sequences, room=gib(room))
 
 
 def cheapest(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.config import batch
 from training.core import manifest
+from training.core.messages import msg
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
 from training.tasks.gpt import memory, memory_fit
@@ -66,9 +67,11 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         },
     }
     promise = memory.PROMISE.get(Path(request.config_file).stem) if request.config_file else None
+    estimated = step.estimate.sentence()
     text = [
-        f"memory, estimated: {step.estimate.sentence()}"
-        + (f"; the original authors report {promise} of 32 GB" if promise else ""),
+        msg("tasks.gpt.plan.memory_promise", estimated=estimated, promise=promise)
+        if promise
+        else msg("tasks.gpt.plan.memory", estimated=estimated),
         fitting.sentence(),
     ]
     return Decided(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.config import batch
 from training.config.schema import FIELDS, Config, Known
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.data.corpus import CorpusSource
 from training.tasks.gpt import validation
 from training.tasks.planning import Decided, PlanRequest, Situation
@@ -34,7 +35,7 @@ class GptSpec(TaskSpec):
     sizes: ClassVar[tuple[str, ...]] = validation.SIZES
     reads_text: ClassVar[bool] = True
     total_follows: ClassVar[bool] = False
-    lighter: ClassVar[str] = "a smaller --max_seq_len or --depth"
+    lighter: ClassVar[str] = msg("tasks.gpt.model.lighter")
 
     @property
     def fields(self) -> Known:
@@ -94,4 +95,4 @@ class GptSpec(TaskSpec):
         return LanguageModel(Config(**plan["config"]), device, data, savings)
 
     def model_name(self, config: Mapping[str, Any]) -> str:
-        return f"GPT, depth {config['depth']}"
+        return msg("tasks.gpt.model.name", depth=config["depth"])

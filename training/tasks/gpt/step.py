@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.config.schema import Config
 from training.core import log
+from training.core.messages import msg
 from training.tasks.gpt import memory, memory_fit
 from training.tasks.gpt.model_dims import flops_per_token
 from training.tasks.memory import MEASURING, Measured, StepNeeds
@@ -27,9 +28,10 @@ class GptStep(StepNeeds):
 
     @property
     def source(self) -> str:
-        return (
-            f"formula ({'compiled' if self.load.compiled else 'eager'}, "
-            f"{'bf16' if self.load.bf16 else 'fp32'}, with the plan's settings)"
+        return msg(
+            "tasks.gpt.step.source",
+            mode="compiled" if self.load.compiled else "eager",
+            precision="bf16" if self.load.bf16 else "fp32",
         )
 
     @property

@@ -14,6 +14,7 @@ from torch import nn
 
 from training.config.schema import Config
 from training.core import heartbeat, metric_units, units
+from training.core.messages import msg
 from training.data import token_dataset
 from training.data.prepare import PreparedCorpus, content
 from training.data.token_dataset import Pair, TokenDataset
@@ -85,11 +86,11 @@ class LanguageModel(Task):
     def why_not(self, count: int, ranks: int) -> str:
         if self.share(count, 0, ranks):
             return ""
-        found = f"{units.plural(count, 'sequence')} of {self.config.max_seq_len} tokens"
-        wanted = f"one for each of {ranks} ranks" if ranks > 1 else "one"
+        found, length = units.plural(count, "sequence"), self.config.max_seq_len
         return (
-            f"no validation: the validation text has {found}, fewer than {wanted}; use more "
-            f"text or a smaller --max_seq_len"
+            msg("tasks.gpt.task.too_few_for_ranks", found=found, length=length, ranks=ranks)
+            if ranks > 1
+            else msg("tasks.gpt.task.too_few", found=found, length=length)
         )
 
     def measure(self, model: nn.Module, batch: Pair) -> dict[str, torch.Tensor]:
@@ -132,7 +133,9 @@ class LanguageModel(Task):
         return bool(saved["data"]["tokens_sha256"] == content(self.data))
 
     def describe(self, model: nn.Module) -> str:
-        return f"depth {self.config.depth}, {super().describe(model)}"
+        return msg(
+            "tasks.gpt.task.describe", depth=self.config.depth, parameters=super().describe(model)
+        )
 
     def flops(self, model: nn.Module) -> float:
         return flops_per_token(self.shape)

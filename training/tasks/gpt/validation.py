@@ -8,6 +8,7 @@ from training.config import batch
 from training.config.schema import Config
 from training.core import units
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.data import corpus, encoding, optional_deps, tokenizer
 
 SIZES = ("device_batch_size", "total_batch_size", "max_seq_len")
@@ -39,13 +40,23 @@ def divides(config: Config, origins: Mapping[str, str], ranks: int) -> list[Prob
         if batch.split(device, seq, ranks, total):
             return []
     counted = units.plural(ranks, "rank")
-    what = (
-        f"total_batch_size {total} ({origins['total_batch_size']}) is not divisible by "
-        f"device_batch_size {config.device_batch_size} "
-        f"({origins['device_batch_size']}) × max_seq_len {seq} ({origins['max_seq_len']}) × "
-        f"{counted} = {device * seq * ranks}"
+    what = msg(
+        "tasks.gpt.batch.not_divisible",
+        total=total,
+        total_origin=origins["total_batch_size"],
+        size=config.device_batch_size,
+        size_origin=origins["device_batch_size"],
+        seq=seq,
+        seq_origin=origins["max_seq_len"],
+        counted=counted,
+        product=device * seq * ranks,
     )
     fixes = [f"--{name}={value}" for name, value in batch.repairs(device, seq, ranks, total)]
     return [
-        Problem("batch.not_divisible", what, f"a multiple of {device * seq * ranks} tokens", fixes)
+        Problem(
+            "batch.not_divisible",
+            what,
+            msg("tasks.gpt.batch.multiple", product=device * seq * ranks),
+            fixes,
+        )
     ]

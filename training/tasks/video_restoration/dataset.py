@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from training.core.messages import msg
 from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.listing import Clip
 
@@ -45,8 +46,14 @@ class Frames:
         lq = _stacked([_picture(clip.lq[i], box) for i in frames], clip.lq, frames)
         if gt.shape[1:3] != (lq.shape[1] * self.scale, lq.shape[2] * self.scale):
             raise Unreadable(
-                f"{clip.gt[frames[0]]} is {_pixels(gt)} and {clip.lq[frames[0]]} is {_pixels(lq)}, "
-                f"at scale {self.scale}"
+                msg(
+                    "tasks.video.frame.size_mismatch",
+                    gt=clip.gt[frames[0]],
+                    gt_size=_pixels(gt),
+                    lq=clip.lq[frames[0]],
+                    lq_size=_pixels(lq),
+                    scale=self.scale,
+                )
             )
         if not clip.spike:
             return gt, lq, None
@@ -59,13 +66,19 @@ class Frames:
             with Image.open(clip.lq[0]) as picture:
                 return picture.size
         except (OSError, ValueError, SyntaxError) as error:
-            raise Unreadable(f"{clip.lq[0]} cannot be read: {error}") from None
+            raise Unreadable(
+                msg("tasks.video.frame.unreadable", file=clip.lq[0], error=error)
+            ) from None
 
     def _spikes(self, file: str, size: tuple[int, int], box: Box | None) -> Planes:
         """Spike planes of one frame, (h, w, C) float32, as large as the frame."""
         planes, channels = _planes(file, self.options), self.options.spike_channels
         if len(planes) < channels:
-            raise Unreadable(f"{file} has {len(planes)} planes, spike_channels is {channels}")
+            raise Unreadable(
+                msg(
+                    "tasks.video.frame.few_planes", file=file, planes=len(planes), channels=channels
+                )
+            )
         edges = np.linspace(0, len(planes), channels + 1).astype(int)
         bins = [planes[a:b].mean(axis=0, dtype=np.float32) for a, b in pairwise(edges)]
         return np.stack([_resized(each, size, box) for each in bins], axis=-1)
@@ -121,8 +134,13 @@ class Training(Dataset[Sample]):
         width, height = self.frames.size(clip)
         if min(width, height) < side:
             raise Unreadable(
-                f"{clip.lq[0]} is {width} × {height}, smaller than the crop: {side} × {side} "
-                f"(gt_size)"
+                msg(
+                    "tasks.video.frame.smaller_than_crop",
+                    file=clip.lq[0],
+                    width=width,
+                    height=height,
+                    side=side,
+                )
             )
         left, top = int(place[0] * (width - side + 1)), int(place[1] * (height - side + 1))
         return left, top, left + side, top + side
@@ -156,19 +174,25 @@ def _picture(file: str, box: tuple[int, ...] | None) -> Planes:
         with Image.open(file) as picture:
             if box is not None and (picture.width < box[2] or picture.height < box[3]):
                 raise Unreadable(
-                    f"{file} is {picture.width} × {picture.height}, smaller than its clip's first "
-                    f"frame"
+                    msg(
+                        "tasks.video.frame.smaller_than_first",
+                        file=file,
+                        width=picture.width,
+                        height=picture.height,
+                    )
                 )
             part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
             return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Unreadable(f"{file} cannot be read: {error}") from None
+        raise Unreadable(msg("tasks.video.frame.unreadable", file=file, error=error)) from None
 
 
 def _stacked(pictures: list[Planes], files: tuple[str, ...], frames: list[int]) -> Planes:
     for frame, picture in zip(frames, pictures, strict=True):
         if picture.shape != pictures[0].shape:
-            raise Unreadable(f"{files[frame]} does not have the size of {files[frames[0]]}")
+            raise Unreadable(
+                msg("tasks.video.frame.other_size", file=files[frame], first=files[frames[0]])
+            )
     return np.stack(pictures)
 
 
@@ -188,7 +212,7 @@ def _planes(file: str, options: Any) -> Planes:
         planes = bits[: len(bits) // (height * width) * height * width].reshape(-1, height, width)
         return planes[:, ::-1] if options.spike_flipud else planes
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise Unreadable(f"{file} cannot be read: {error}") from None
+        raise Unreadable(msg("tasks.video.frame.unreadable", file=file, error=error)) from None
 
 
 def _resized(plane: Planes, size: tuple[int, int], box: Box | None) -> Planes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.units import plural
 from training.tasks.video_restoration import headers, lists
 from training.tasks.video_restoration.listing import PARTS, Clip, Scan, shown, some
@@ -44,14 +45,21 @@ def sentence(options: Any) -> str:
 
     def much(part: str) -> str:
         found = clips(options, part)
-        return f"{plural(len(found), 'clip')} with {sum(len(clip.gt) for clip in found)} frames"
+        frames = sum(len(clip.gt) for clip in found)
+        return msg("tasks.video.check.much", clips=plural(len(found), "clip"), frames=frames)
 
-    held = (
-        f"; validation: {options.test_dataroot_gt}, {much('val')}"
-        if options.test_dataroot_gt
-        else "; no validation"
+    root, held = options.dataroot_gt, options.test_dataroot_gt
+    return (
+        msg(
+            "tasks.video.check.data_and_validation",
+            root=root,
+            much=much("train"),
+            held=held,
+            held_much=much("val"),
+        )
+        if held
+        else msg("tasks.video.check.data", root=root, much=much("train"))
     )
-    return f"data: {options.dataroot_gt}, {much('train')}{held}"
 
 
 def content(options: Any) -> str:
@@ -79,15 +87,11 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
     """Problems of lists and of numbers that depend on each other."""
     problems: list[Problem] = []
 
-    def wrong(name: str, why: str, allowed: str, *fixes: str) -> None:
-        problems.append(
-            Problem(
-                "field.value",
-                shown(options, name, origins) + why,
-                allowed,
-                [f"--{name}={fix}" for fix in fixes],
-            )
-        )
+    def given(name: str) -> str:
+        return shown(options, name, origins)
+
+    def wrong(name: str, what: str, allowed: str, *fixes: str) -> None:
+        problems.append(Problem("field.value", what, allowed, [f"--{name}={fix}" for fix in fixes]))
 
     def listed(
         name: str,
@@ -101,14 +105,14 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         except ValueError:
             found = None
         if found is None or not good(found):
-            wrong(name, "", allowed, *fixes)
+            wrong(name, given(name), allowed, *fixes)
         return found or []
 
     listed(
         "interval_list",
         lists.whole,
         lambda x: bool(x) and min(x) >= 1,
-        "integers ≥ 1, comma-separated",
+        msg("tasks.video.check.integers"),
         "1",
         "1,2",
     )
@@ -116,24 +120,24 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         "G_optimizer_betas",
         lists.numbers,
         lambda x: len(x) == 2 and all(0 <= b < 1 for b in x),
-        "two comma-separated numbers, each ≥ 0 and < 1",
+        msg("tasks.video.check.two_numbers"),
         "0.9,0.99",
     )
     periods = listed(
         "G_scheduler_periods",
         lists.whole,
         lambda x: all(p >= 1 for p in x),
-        "integers ≥ 1, comma-separated, or empty",
+        msg("tasks.video.check.integers_or_empty"),
         "",
     )
     weights = listed(
         "G_scheduler_restart_weights",
         lists.numbers,
         lambda x: bool(x) and min(x) >= 0,
-        "numbers ≥ 0, comma-separated",
+        msg("tasks.video.check.numbers"),
         "1",
     )
-    ascending = "increasing integers ≥ 1, comma-separated"
+    ascending = msg("tasks.video.check.ascending")
     listed(
         "G_scheduler_milestones",
         lists.whole,
@@ -142,11 +146,16 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         "",
     )
     if weights and len(weights) not in (1, max(1, len(periods))):
-        why = f": {len(weights)} weights for {max(1, len(periods))} periods"
+        name = "G_scheduler_restart_weights"
         wrong(
-            "G_scheduler_restart_weights",
-            why,
-            "one weight per period of G_scheduler_periods, or one for all",
+            name,
+            msg(
+                "tasks.video.check.weights",
+                given=given(name),
+                weights=len(weights),
+                periods=max(1, len(periods)),
+            ),
+            msg("tasks.video.check.weights_wanted"),
             "1",
         )
     scale = int(options.scale)
@@ -154,24 +163,34 @@ def _numbers(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         near = max(scale, options.gt_size // scale * scale)
         wrong(
             "gt_size",
-            f", which is not divisible by scale {scale}",
-            f"a multiple of {scale}",
+            msg("tasks.video.check.not_divisible", given=given("gt_size"), scale=scale),
+            msg("tasks.video.check.multiple", scale=scale),
             str(near),
         )
     if options.embed_dim % 2:
-        wrong("embed_dim", "", "an even number", str(options.embed_dim + 1))
+        wrong(
+            "embed_dim",
+            given("embed_dim"),
+            msg("tasks.video.check.even"),
+            str(options.embed_dim + 1),
+        )
     if options.test_num_frame == 0:
-        wrong("test_num_frame", "", "-1 for all frames, or an integer ≥ 1", "-1")
+        allowed = msg("tasks.video.check.frames_wanted")
+        wrong("test_num_frame", given("test_num_frame"), allowed, "-1")
     if options.num_frame_testing and options.num_frame_overlapping >= options.num_frame_testing:
-        why = f", but num_frame_testing is {options.num_frame_testing}"
         wrong(
             "num_frame_overlapping",
-            why,
-            "less than num_frame_testing",
+            msg(
+                "tasks.video.check.overlap",
+                given=given("num_frame_overlapping"),
+                testing=options.num_frame_testing,
+            ),
+            msg("tasks.video.check.overlap_wanted"),
             str(options.num_frame_testing // 4),
         )
     if options.size_patch_testing and options.size_patch_testing < 2 * OVERLAP:
-        wrong("size_patch_testing", "", f"0, or {2 * OVERLAP} or more pixels", "0", "192")
+        allowed = msg("tasks.video.check.patch_wanted", pixels=2 * OVERLAP)
+        wrong("size_patch_testing", given("size_patch_testing"), allowed, "0", "192")
     return problems
 
 
@@ -186,12 +205,12 @@ def _both(options: Any, origins: Mapping[str, str]) -> list[Problem]:
         if options.dataroot_spike
         else ("test_dataroot_spike", "dataroot_spike")
     )
-    what = f"{shown(options, there, origins)}, but {absent} is empty"
+    what = msg("tasks.video.check.one_empty", given=shown(options, there, origins), absent=absent)
     return [
         Problem(
             "video.frames_differ",
             what,
-            "spikes in both training and validation, or in neither",
+            msg("tasks.video.check.both_or_neither"),
             [f"--{absent}=FOLDER", f"--{there}="],
         )
     ]
@@ -208,19 +227,30 @@ def _lengths(options: Any, scan: Scan, origins: Mapping[str, str]) -> list[Probl
     if not short:
         return []
     least = min(len(clip.gt) for clip in short)
-    apart = f" {steps} steps apart (interval_list)" if steps > 1 else ""
-    what = (
-        f"{shown(options, 'num_frame', origins)}{apart}: a sample needs {needed} frames, but "
-        f"{len(short)} of {len(scan.clips)} clips have fewer"
-    )
     fits = (least - 1) // steps + 1
     fixes = [f"--num_frame={fits}"] if fits >= 2 else []
-    names = some([f"{clip.name} ({len(clip.gt)})" for clip in short])
-    return [
-        Problem(
-            "video.clip_lengths",
-            f"{what}: {names}",
-            "longer clips, or fewer frames per sample",
-            fixes,
+    given, names = (
+        shown(options, "num_frame", origins),
+        some([f"{clip.name} ({len(clip.gt)})" for clip in short]),
+    )
+    what = (
+        msg(
+            "tasks.video.check.too_short_apart",
+            given=given,
+            steps=steps,
+            needed=needed,
+            short=len(short),
+            clips=len(scan.clips),
+            names=names,
         )
-    ]
+        if steps > 1
+        else msg(
+            "tasks.video.check.too_short",
+            given=given,
+            needed=needed,
+            short=len(short),
+            clips=len(scan.clips),
+            names=names,
+        )
+    )
+    return [Problem("video.clip_lengths", what, msg("tasks.video.check.longer"), fixes)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.tasks.video_restoration.listing import PARTS, Scan, shown, some
 
 LOOKED_AT = 6  # clips per part whose first frames' headers are read
@@ -43,18 +44,20 @@ def _fit(
     if unequal:
         gt, lq = next(iter(unequal.values()))
         named = some(
-            [f"{name} ({_pixels(gt)} and {_pixels(lq)})" for name, (gt, lq) in unequal.items()]
+            [
+                msg("tasks.video.header.pair", name=name, gt=_pixels(gt), lq=_pixels(lq))
+                for name, (gt, lq) in unequal.items()
+            ]
         )
-        what = (
-            f"{shown(options, 'scale', origins)}, but sharp and blurred frames have the sizes "
-            f"{named}"
+        what = msg(
+            "tasks.video.header.unequal", given=shown(options, "scale", origins), named=named
         )
         fixes = [f"--scale={other}" for other in (1, 2, 4) if _scaled(lq, other) == gt]
         problems.append(
             Problem(
                 "video.frame_sizes",
                 what,
-                "sharp frames larger than blurred ones by this factor",
+                msg("tasks.video.header.ratio"),
                 fixes,
             )
         )
@@ -65,28 +68,34 @@ def _fit(
     crop = [f"--gt_size={least // scale * scale}"]
     if part == "val":
         if least < WINDOW:
-            what = (
-                f"{shown(options, 'test_dataroot_gt', origins)}: frames of {least} pixels are "
-                f"smaller than SSIM's window"
+            what = msg(
+                "tasks.video.header.below_window",
+                given=shown(options, "test_dataroot_gt", origins),
+                least=least,
             )
-            problems.append(Problem("video.crop_size", what, f"{WINDOW} or more pixels per side"))
+            problems.append(
+                Problem("video.crop_size", what, msg("tasks.video.header.side", pixels=WINDOW))
+            )
     elif least < options.gt_size:
         problems.append(
             Problem(
                 "video.crop_size",
-                f"{shown(options, 'gt_size', origins)}, but frames are smaller: {small}",
-                "at most the size of the frames",
+                msg(
+                    "tasks.video.header.frames_smaller",
+                    given=shown(options, "gt_size", origins),
+                    small=small,
+                ),
+                msg("tasks.video.header.crop_wanted"),
                 crop,
             )
         )
     elif options.gt_size == 0 and len({gt for gt, _ in sizes.values()}) > 1:
         named = some([f"{name} {_pixels(gt)}" for name, (gt, _) in sizes.items()])
-        what = (
-            f"{shown(options, 'gt_size', origins)} (whole frames), but clips have different "
-            f"sizes: {named}"
+        what = msg(
+            "tasks.video.header.sizes_differ", given=shown(options, "gt_size", origins), named=named
         )
         problems.append(
-            Problem("video.frame_sizes", what, "a crop that fits into all frames", crop)
+            Problem("video.frame_sizes", what, msg("tasks.video.header.crop_fits"), crop)
         )
     return problems
 
@@ -110,14 +119,18 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
             with Image.open(file) as picture:
                 size, mode = picture.size, picture.mode
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        why = getattr(error, "strerror", None) or "not a picture that Pillow can read"
+        why = getattr(error, "strerror", None) or msg("tasks.video.header.no_picture")
         problems.append(
-            Problem("video.frame_unreadable", f"{file}: {why}", "PNG, JPEG, BMP, TIFF or WebP")
+            Problem("video.frame_unreadable", f"{file}: {why}", msg("tasks.video.header.formats"))
         )
         return None
     if mode not in MODES:
         problems.append(
-            Problem("video.pixel_format", f"{file} has pixel mode {mode}", "8 bits per colour")
+            Problem(
+                "video.pixel_format",
+                msg("tasks.video.header.pixel_mode", file=file, mode=mode),
+                msg("tasks.video.header.eight_bits"),
+            )
         )
         return None
     return size
@@ -132,47 +145,54 @@ def _spikes(
         height, width = options.spike_h, options.spike_w
         if not height or not width:
             name = "spike_w" if height else "spike_h"
-            what = (
-                f"{shown(options, name, origins)}, but "
-                f"{shown(options, prefix + 'dataroot_spike', origins)} has raw spikes such as "
-                f"{file}"
+            what = msg(
+                "tasks.video.header.raw",
+                given=shown(options, name, origins),
+                root=shown(options, prefix + "dataroot_spike", origins),
+                file=file,
             )
             return [
                 Problem(
                     "video.spikes",
                     what,
-                    "height and width of the spike camera, in pixels",
+                    msg("tasks.video.header.camera_wanted"),
                     [CAMERA],
                 )
             ]
         if height * width % 8:
-            what = f"spike_h {height} × spike_w {width} is not a whole number of bytes"
-            return [Problem("video.spikes", what, "the size of the spike camera", [CAMERA])]
+            what = msg("tasks.video.header.no_whole_bytes", height=height, width=width)
+            return [Problem("video.spikes", what, msg("tasks.video.header.camera_size"), [CAMERA])]
         for one in (files[0], files[-1]):
             size, plane = Path(one).stat().st_size, height * width // 8
             if size == 0 or size % plane:
-                what = (
-                    f"{one} has {size} bytes, not a multiple of {plane}, the size of a plane of "
-                    f"{height} × {width} spikes (spike_h, spike_w)"
+                what = msg(
+                    "tasks.video.header.no_whole_planes",
+                    file=one,
+                    size=size,
+                    plane=plane,
+                    height=height,
+                    width=width,
                 )
                 return [
                     Problem(
                         "video.spikes",
                         what,
-                        "height and width of the camera that recorded it",
+                        msg("tasks.video.header.camera_recorded"),
                         [CAMERA],
                     )
                 ]
             if size // plane < options.spike_channels:
-                what = (
-                    f"{shown(options, 'spike_channels', origins)}, but {one} has "
-                    f"{size // plane} planes of spikes"
+                what = msg(
+                    "tasks.video.header.few_planes",
+                    given=shown(options, "spike_channels", origins),
+                    file=one,
+                    planes=size // plane,
                 )
                 return [
                     Problem(
                         "video.spikes",
                         what,
-                        "at most the planes in the files",
+                        msg("tasks.video.header.planes_wanted"),
                         [f"--spike_channels={size // plane}"],
                     )
                 ]
@@ -183,8 +203,8 @@ def _spikes(
             return [
                 Problem(
                     "video.spikes",
-                    f"{file} is not an array of numbers (height, width) or (planes, height, width)",
-                    "numpy.save of such an array",
+                    msg("tasks.video.header.no_array", file=file),
+                    msg("tasks.video.header.array_wanted"),
                 )
             ]
     else:
@@ -193,14 +213,17 @@ def _spikes(
             return problems
         planes = 1
     if planes < options.spike_channels:
-        what = (
-            f"{shown(options, 'spike_channels', origins)}, but {file} has {planes} planes of spikes"
+        what = msg(
+            "tasks.video.header.few_planes",
+            given=shown(options, "spike_channels", origins),
+            file=file,
+            planes=planes,
         )
         return [
             Problem(
                 "video.spikes",
                 what,
-                "at most the planes in the files",
+                msg("tasks.video.header.planes_wanted"),
                 [f"--spike_channels={planes}"],
             )
         ]

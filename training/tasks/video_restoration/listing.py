@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.project import ROOT
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -28,7 +29,7 @@ PARTS = {"train": "", "val": "test_"}  # part → prefix of its options
 INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
 # The full path, as it is right from any directory and in the installed package.
 MAKE = shlex.join([sys.executable, str(ROOT / "examples/make_blur_video.py")])
-LAYOUT = "DATAROOT/CLIP/FRAME.png, one folder per clip, or DATAROOT/CLIP/sharp and CLIP/blur"
+LAYOUT = msg("tasks.video.clips.layout")
 Frames = dict[str, str]  # a frame's name without suffix → its file, in order
 
 
@@ -75,19 +76,19 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.no_data",
-                    self.shown("dataroot_gt") + ": nothing to train on",
+                    msg("tasks.video.clips.nothing", given=self.shown("dataroot_gt")),
                     LAYOUT,
                     fixes,
                 )
             )
         elif lq or spike:
             name = "dataroot_lq" if lq else "dataroot_spike"
-            what = f"{self.shown(name)}, but {self.prefix}dataroot_gt is empty"
+            what = msg("tasks.video.clips.gt_empty", given=self.shown(name), prefix=self.prefix)
             self.problems.append(
                 Problem(
                     "video.no_data",
                     what,
-                    "both or neither",
+                    msg("tasks.video.clips.both_or_neither"),
                     [f"--{self.prefix}dataroot_gt=FOLDER"],
                 )
             )
@@ -115,7 +116,13 @@ class Scan:
                 }
                 if len(found["gt"]) != count:
                     uneven.setdefault("meta", []).append(
-                        f"{name} ({count} listed from {first}, {len(found['gt'])} there)"
+                        msg(
+                            "tasks.video.clips.listed",
+                            name=name,
+                            count=count,
+                            first=first,
+                            found=len(found["gt"]),
+                        )
                     )
                     continue
                 found["lq"] = {
@@ -130,8 +137,13 @@ class Scan:
                     alone[kind].append(name)
                 elif absent:
                     uneven[kind].append(
-                        f"{name} ({len(found['gt'])} and {len(found[kind])} frames; not in both: "
-                        f"{min(absent)})"
+                        msg(
+                            "tasks.video.clips.uneven",
+                            name=name,
+                            wanted=len(found["gt"]),
+                            found=len(found[kind]),
+                            absent=min(absent),
+                        )
                     )
             spikes = (
                 tuple(found["spike"].get(stem, "") for stem in found["gt"])
@@ -153,17 +165,19 @@ class Scan:
     ) -> None:
         """Report what is wrong with the pairs; the clips are then unusable."""
         lq = "dataroot_lq" if getattr(self.options, self.prefix + "dataroot_lq") else "dataroot_gt"
-        where = {"lq": (lq, "blurred frames"), "spike": ("dataroot_spike", "spikes")}
+        where = {"lq": lq, "spike": "dataroot_spike"}
         if alone["gt"]:
-            what = (
-                f"{shown(self.options, 'meta_info_file', self.origins)} lists clips that are not "
-                f"in {roots['gt']}: {some(alone['gt'])}"
+            what = msg(
+                "tasks.video.clips.not_there",
+                given=shown(self.options, "meta_info_file", self.origins),
+                root=roots["gt"],
+                names=some(alone["gt"]),
             )
             self.problems.append(
                 Problem(
                     "video.no_clips",
                     what,
-                    "clips of dataroot_gt",
+                    msg("tasks.video.clips.clips_wanted"),
                     self._near(roots["gt"], alone["gt"][0]),
                 )
             )
@@ -171,43 +185,58 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.no_clips",
-                    f"{self.shown('dataroot_gt')}: no clips in this folder",
+                    msg("tasks.video.clips.no_clips", given=self.shown("dataroot_gt")),
                     LAYOUT,
                     self._inside(roots["gt"]),
                 )
             )
         if uneven.get("meta"):
-            what = (
-                f"{shown(self.options, 'meta_info_file', self.origins)} does not match the frames: "
-                f"{some(uneven['meta'])}"
+            what = msg(
+                "tasks.video.clips.meta_mismatch",
+                given=shown(self.options, "meta_info_file", self.origins),
+                names=some(uneven["meta"]),
             )
             self.problems.append(
                 Problem(
                     "video.no_clips",
                     what,
-                    "CLIP FRAMES SHAPE FIRST_FRAME on each line, or CLIP alone",
+                    msg("tasks.video.clips.line_wanted"),
                     ["--meta_info_file="],
                 )
             )
-        for kind, (option, kinds) in where.items():
+        for kind, option in where.items():
             if alone[kind]:
                 fixes = [f"--{self.prefix}dataroot_{kind}=FOLDER"]
-                what = f"{self.shown(option)}: no {kinds} for {some(alone[kind])}"
+                what = (
+                    msg(
+                        "tasks.video.clips.no_blurred",
+                        given=self.shown(option),
+                        names=some(alone[kind]),
+                    )
+                    if kind == "lq"
+                    else msg(
+                        "tasks.video.clips.no_spikes",
+                        given=self.shown(option),
+                        names=some(alone[kind]),
+                    )
+                )
                 self.problems.append(
                     Problem(
                         "video.no_clips",
                         what,
-                        f"CLIP or CLIP/{INNER[kind]} for every clip of dataroot_gt",
+                        msg("tasks.video.clips.folder_wanted", inner=INNER[kind]),
                         fixes,
                     )
                 )
             if uneven[kind]:
-                what = (
-                    f"{self.shown(option)}: different frames from {self.prefix}dataroot_gt: "
-                    f"{some(uneven[kind])}"
+                what = msg(
+                    "tasks.video.clips.different",
+                    given=self.shown(option),
+                    prefix=self.prefix,
+                    names=some(uneven[kind]),
                 )
                 self.problems.append(
-                    Problem("video.no_clips", what, "a file of the same name for every sharp frame")
+                    Problem("video.no_clips", what, msg("tasks.video.clips.same_name"))
                 )
         if self.problems:
             self.clips = []
@@ -224,7 +253,11 @@ class Scan:
 
     def _near(self, root: Path, name: str) -> list[str]:
         near = difflib.get_close_matches(name, _folders(root), n=1)
-        return [f"{near[0]} instead of {name} in that file"] if near else ["--meta_info_file="]
+        return (
+            [msg("tasks.video.clips.near", near=near[0], name=name)]
+            if near
+            else ["--meta_info_file="]
+        )
 
     def _listed(self) -> dict[str, tuple[int, int] | None]:
         """The clips of meta_info_file: name → (frames, number of the first), or None if the line
@@ -236,12 +269,14 @@ class Scan:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else "not text"
+            what = (
+                error.strerror if isinstance(error, OSError) else msg("tasks.video.clips.not_text")
+            )
             self.problems.append(
                 Problem(
                     "video.list_unreadable",
-                    f"{given}: cannot be read: {what}",
-                    "a file with one clip per line",
+                    msg("tasks.video.clips.unreadable", given=given, what=what),
+                    msg("tasks.video.clips.list_wanted"),
                     ["--meta_info_file="],
                 )
             )
@@ -263,9 +298,13 @@ class Scan:
                 or not all(w.isascii() and w.isdecimal() for w in counts)
                 or words[0].startswith(("/", ".."))
             ):
-                allowed = "CLIP FRAMES SHAPE FIRST_FRAME on each line, or CLIP alone"
+                allowed = msg("tasks.video.clips.line_wanted")
                 self.problems.append(
-                    Problem("video.list_line", f"{given}: line {number} is {line[:80]!r}", allowed)
+                    Problem(
+                        "video.list_line",
+                        msg("tasks.video.clips.line", given=given, number=number, line=line[:80]),
+                        allowed,
+                    )
                 )
                 return {}
             found[words[0]] = (int(counts[0]), int(counts[1])) if len(words) == 4 else None
@@ -273,8 +312,8 @@ class Scan:
             self.problems.append(
                 Problem(
                     "video.list_empty",
-                    f"{given}: no clips in this file",
-                    "a file with one clip per line",
+                    msg("tasks.video.clips.list_empty", given=given),
+                    msg("tasks.video.clips.list_wanted"),
                     ["--meta_info_file="],
                 )
             )
@@ -287,13 +326,17 @@ def expanded(root: str) -> Path:
 
 def shown(options: Any, name: str, origins: Mapping[str, str]) -> str:
     """An option with its value and origin."""
-    origin = origins.get(name, "")
-    return f"{name} is {getattr(options, name)!r}" + (f" ({origin})" if origin else "")
+    value, origin = getattr(options, name), origins.get(name, "")
+    return (
+        msg("tasks.video.clips.given_by", name=name, value=value, origin=origin)
+        if origin
+        else msg("tasks.video.clips.given", name=name, value=value)
+    )
 
 
 def some(names: list[str], limit: int = 3) -> str:
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    rest, first = len(names) - limit, ", ".join(names[:limit])
+    return msg("tasks.video.clips.more", first=first, rest=rest) if rest > 0 else first
 
 
 def missing(given: str, option: str, root: str) -> list[Problem]:
@@ -308,8 +351,8 @@ def missing(given: str, option: str, root: str) -> list[Problem]:
         return [
             Problem(
                 "video.lmdb",
-                f"{given}: LMDB is not supported",
-                f"folders of frames: {LAYOUT}",
+                msg("tasks.video.clips.lmdb", given=given),
+                msg("tasks.video.clips.folders", layout=LAYOUT),
                 there or [f"--{option}=FOLDER"],
             )
         ]
@@ -322,14 +365,19 @@ def missing(given: str, option: str, root: str) -> list[Problem]:
                 Problem(
                     "video.folder_missing",
                     f"{given}: {error.strerror}",
-                    "a readable folder",
+                    msg("tasks.video.clips.readable"),
                     [f"chmod u+rx {shlex.quote(str(path))}"],
                 )
             ]
     if os.path.exists(path):
-        return [Problem("video.folder_missing", f"{given}: a file, not a folder", LAYOUT)]
+        return [Problem("video.folder_missing", msg("tasks.video.clips.file", given=given), LAYOUT)]
     return [
-        Problem("video.folder_missing", f"{given}: no such folder", LAYOUT, _nearest(option, path))
+        Problem(
+            "video.folder_missing",
+            msg("tasks.video.clips.missing", given=given),
+            LAYOUT,
+            _nearest(option, path),
+        )
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from training.config.loader import ConfigFile
 from training.config.schema import Config
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.data.corpus import CorpusSource
 from training.host import packages
 from training.tasks.sample_spec import SampleSpec
@@ -45,7 +46,7 @@ class VideoSpec(SampleSpec):
             [
                 Problem(
                     "package.missing",
-                    f"task {self.name} needs pillow, which is not installed",
+                    msg("tasks.video.needs_pillow", name=self.name),
                     "",
                     [packages.install(lacks)],
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from training.config.jsonc import is_number
 from training.config.schema import Config, shared
+from training.core.messages import msg
 from training.core.suggest import suggest
 from training.tasks.video_restoration.options import VideoOptions
 
@@ -54,17 +55,17 @@ def lacks(why: str, *harmless: Any) -> Key:
 
 UNUSED = Key()
 AGREE = "1, 2 or 4, the same in all places"
-SPIKES = "raw spikes are always converted to spike_channels pictures per frame"
-AS_THEY_ARE = "pictures are used unchanged, from 0 to 1"
-NOISE = "Duet does not add noise to frames; provide noisy frames in dataroot_lq"
-WEIGHTS = "training starts with new weights; --resume=RUN continues a Duet run"
-FREEZING = "freezing or slowing parts of the network is not supported"
-AVERAGE = "weight averaging is not supported; validation uses the current weights"
-EXTRA_LOSS = "this regularisation is not supported"
+SPIKES = msg("tasks.kair.why.spikes")
+AS_THEY_ARE = msg("tasks.kair.why.as_they_are")
+NOISE = msg("tasks.kair.why.noise")
+WEIGHTS = msg("tasks.kair.why.weights")
+FREEZING = msg("tasks.kair.why.freezing")
+AVERAGE = msg("tasks.kair.why.average")
+EXTRA_LOSS = msg("tasks.kair.why.extra_loss")
 SAME_AS_TRAIN = "must equal the value in datasets.train"
 
 _TOP: dict[str, Key] = {
-    "task": special("prefix of the run directory's name"),
+    "task": special(msg("tasks.kair.why.run_prefix")),
     "model": special('"vrt": video. KAIR\'s other models restore single pictures'),
     "gpu_ids": special("GPU indices; single-process runs only"),
     "dist": special("ignored: the number of ranks is detected"),
@@ -82,15 +83,15 @@ _PATH: dict[str, Key] = {
     ),
 }
 _BOTH: dict[str, Key] = {
-    "io_backend.type": special('"disk": folders of frames'),
+    "io_backend.type": special(msg("tasks.kair.why.disk")),
     "scale": to("scale", why=AGREE),
     "spike_h": to("spike_h"),
     "spike_w": to("spike_w"),
     "spike_channels": to("spike_channels"),
     "spike_flipud": to("spike_flipud"),
-    "pad_sequence": lacks("sequences are not padded"),
-    "temporal_scale": lacks("frames are restored, not interpolated", 1),
-    "color_jitter": lacks("colour jitter is not supported"),
+    "pad_sequence": lacks(msg("tasks.kair.why.padding")),
+    "temporal_scale": lacks(msg("tasks.kair.why.interpolation"), 1),
+    "color_jitter": lacks(msg("tasks.kair.why.jitter")),
     "sigma": lacks(NOISE),
     "sigma_min": lacks(NOISE),
     "sigma_max": lacks(NOISE),
@@ -138,14 +139,12 @@ _TRAIN_DATA: dict[str, Key] = {
     "dataloader_num_workers": to(
         "num_workers", why="per rank; KAIR divides it by the number of gpu_ids"
     ),
-    "dataloader_shuffle": special("training samples are always shuffled, by the seed"),
+    "dataloader_shuffle": special(msg("tasks.kair.why.shuffled")),
     "dataloader_persistent_workers": to("persistent_workers"),
     "persistent_workers": to("persistent_workers"),
-    "mirror_sequence": lacks("sequences are not extended by their reverse"),
-    "test_mode": lacks("training always uses the training frames"),
-    "val_partition": special(
-        "KAIR skips some clips if the name is REDS; here meta_info_file lists the training clips"
-    ),
+    "mirror_sequence": lacks(msg("tasks.kair.why.mirrored")),
+    "test_mode": lacks(msg("tasks.kair.why.train_frames")),
+    "val_partition": special(msg("tasks.kair.why.partition")),
 }
 _TEST_DATA: dict[str, Key] = {
     **_BOTH,

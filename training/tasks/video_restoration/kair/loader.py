@@ -14,12 +14,14 @@ from training.config.jsonc import JsoncError, kind, parse, without_comments
 from training.config.loader import ConfigFile
 from training.config.schema import FIELDS
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.redact import masked
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair.keys import MARKS, SECTIONS
 from training.tasks.video_restoration.kair.reader import OptionReader
 from training.tasks.video_restoration.options import NAME
 
+SHAPE = '{"task": …, "datasets": {…}, …}'
 API_KEY = ("logging", "wandb_api_key")
 # A line that may contain a secret, whatever is wrong with it.
 _SECRET_LINE = re.compile(r"key(?!s)|token|secret|passw|credential|auth", re.IGNORECASE)
@@ -76,8 +78,8 @@ def load(path: Path, text: str, ranks: int = 2) -> ConfigFile:
         loaded.problems = [
             Problem(
                 "config.no_object",
-                f"{name} contains {kind(document.value)}",
-                'one object: {"task": …, "datasets": {…}, …}',
+                msg("tasks.kair.file.contains", name=name, kind=kind(document.value)),
+                msg("tasks.kair.file.one_object", shape=SHAPE),
             )
         ]
         return loaded
@@ -97,5 +99,5 @@ def _no_json(name: str, text: str, wrong: JsoncError) -> Problem:
     return Problem(
         "config.syntax",
         f"{name}:{wrong.line}:{wrong.column}: {wrong.message}{quoted}",
-        "JSON, with // comments",
+        msg("tasks.kair.file.json"),
     )

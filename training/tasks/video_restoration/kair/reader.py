@@ -11,6 +11,7 @@ from training.config.jsonc import Document, Keys, is_number, kind, short, spelle
 from training.config.loader import ConfigFile
 from training.core.errors import Problem
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.core.suggest import suggest
 from training.tasks.video_restoration.kair import keys as vocabulary
 from training.tasks.video_restoration.kair.keys import (
@@ -77,8 +78,14 @@ class OptionReader:
         for keys, first, second in self.document.twice:
             self.wrong(
                 second,
-                f"{spelled(keys)} is set twice ({self.name}, lines {first} and {second})",
-                "each key once",
+                msg(
+                    "tasks.kair.key.twice",
+                    key=spelled(keys),
+                    file=self.name,
+                    first=first,
+                    second=second,
+                ),
+                msg("tasks.kair.key.once"),
             )
         self.walk(self.document.value, ())
         for dotted, value in self.found.items():
@@ -89,7 +96,7 @@ class OptionReader:
             if key.absent is not None and dotted not in self.found:
                 self.values[key.field] = (
                     converted(key.field, key.absent),
-                    f"{self.name}: no {dotted}, so KAIR's default",
+                    msg("tasks.kair.key.default", file=self.name, dotted=dotted),
                 )
         self.note_unused()
 
@@ -108,14 +115,19 @@ class OptionReader:
                 if isinstance(value, dict):
                     self.walk(value, keys)
                 elif value is not None:
-                    self.wrong_kind(dotted, value, "an object: {…}")
+                    self.wrong_kind(dotted, value, msg("tasks.kair.key.object", shape="{…}"))
             elif above != ("netG",) or self.ours:  # keys of other networks are not checked
                 self.unknown(keys)
 
     def unknown(self, keys: Keys) -> None:
-        fixes = vocabulary.meant(".".join(keys)) or ["docs/option_files.md has all keys"]
+        fixes = vocabulary.meant(".".join(keys)) or [msg("tasks.kair.key.all_keys")]
         line = self.document.lines[keys]
-        self.wrong(line, f"unknown key {spelled(keys)} ({self.name}:{line})", "", fixes)
+        self.wrong(
+            line,
+            msg("tasks.kair.key.unknown", key=spelled(keys), file=self.name, line=line),
+            "",
+            fixes,
+        )
 
     def take(self, dotted: str, value: Any) -> None:
         """Process a key: set its value, call its special method, or record it as unused."""
@@ -142,8 +154,8 @@ class OptionReader:
             if known and known[0] != new:
                 self.wrong_at(
                     dotted,
-                    f"{name} has two values: from {known[1]} and from {origin}",
-                    "one of the two",
+                    msg("tasks.kair.key.two_values", name=name, known=known[1], origin=origin),
+                    msg("tasks.kair.key.one_of_two"),
                 )
             self.values[name] = (new, origin)
 
@@ -154,7 +166,11 @@ class OptionReader:
         if isinstance(value, dict) or (
             isinstance(value, list) and not (listed and all(map(is_number, value)))
         ):
-            self.wrong_kind(dotted, value, "numbers" if listed else "one value")
+            self.wrong_kind(
+                dotted,
+                value,
+                msg("tasks.kair.key.numbers") if listed else msg("tasks.kair.key.one_value"),
+            )
             return False
         return True
 
@@ -167,8 +183,13 @@ class OptionReader:
             other = short(self.found[origin.rpartition(": ")[2]])
             self.wrong_at(
                 dotted,
-                f"{dotted} is {short(value)} ({self.at(dotted)}), but {other} in {origin}",
-                "the same value",
+                msg(
+                    "tasks.kair.key.disagrees",
+                    given=self.given(dotted, value),
+                    other=other,
+                    origin=origin,
+                ),
+                msg("tasks.kair.key.same_value"),
             )
 
     def root(self, dotted: str, value: Any) -> None:
@@ -180,7 +201,7 @@ class OptionReader:
             name = re.sub(r"[^\w.-]+", "_", value).strip("._-")
             self.loaded.title = name.encode()[:100].decode(errors="ignore")
         else:
-            self.wrong_kind(dotted, value, f"text: {KEYS[dotted].why}")
+            self.wrong_kind(dotted, value, msg("tasks.kair.key.text", why=KEYS[dotted].why))
 
     def model(self, dotted: str, value: Any) -> None:
         if not isinstance(value, str):
@@ -196,56 +217,56 @@ class OptionReader:
         else:
             self.wrong_at(
                 dotted,
-                f"gpu_ids is {short(value)} ({self.at(dotted)})",
-                "a list of distinct GPU indices, such as [0,1]",
+                self.given(dotted, value),
+                msg("tasks.kair.key.gpu_list"),
             )
 
     def n_channels(self, dotted: str, value: Any) -> None:
         if value != 3 or isinstance(value, bool):
             self.wrong_at(
                 dotted,
-                f"n_channels is {short(value)} ({self.at(dotted)})",
-                "3: colour frames; grey frames are converted",
+                self.given(dotted, value),
+                msg("tasks.kair.key.colour"),
             )
 
     def shuffle(self, dotted: str, value: Any) -> None:
         if value is False:
-            self.notes.append(f"{dotted} is false ({self.at(dotted)}): {KEYS[dotted].why}")
+            self.notes.append(
+                msg("tasks.kair.key.why", given=self.given(dotted, value), why=KEYS[dotted].why)
+            )
 
     def in_chans(self, dotted: str, value: Any) -> None:
         given = bool(self.found.get("datasets.train.dataroot_spike"))
         spikes = self.found.get("datasets.train.spike_channels", 1)
         if isinstance(spikes, int) and value != (wanted := 3 + spikes * given):
-            why = (
-                f"3 + spike_channels {spikes}"
+            allowed = (
+                msg("tasks.kair.key.channels_spikes", wanted=wanted, spikes=spikes)
                 if given
-                else "there is no datasets.train.dataroot_spike"
+                else msg("tasks.kair.key.channels", wanted=wanted)
             )
-            what = (
-                f"{dotted} is {short(value)} ({self.at(dotted)}), but the input has {wanted} "
-                f"channels"
+            what = msg(
+                "tasks.kair.key.input_channels", given=self.given(dotted, value), wanted=wanted
             )
-            self.wrong_at(dotted, what, f"{wanted}: {why}")
+            self.wrong_at(dotted, what, allowed)
 
     def val_partition(self, dotted: str, value: Any) -> None:
         if self.found.get("datasets.train.name") == "REDS":
-            what = (
-                f'{dotted} is {short(value)} ({self.at(dotted)}) and the name is "REDS": KAIR '
-                f"skips some clips in this case, Duet does not"
-            )
+            what = msg("tasks.kair.key.reds", given=self.given(dotted, value))
             self.wrong_at(
                 dotted,
                 what,
                 KEYS[dotted].why,
-                ['"name": "train_dataset", and a meta_info_file without those clips'],
+                [msg("tasks.kair.key.reds_fix")],
             )
 
     def fix_keys(self, dotted: str, value: Any) -> None:
         parts = value if isinstance(value, list) else [value]
         others = [part for part in parts if part not in PARTS_OF_VRT]
         if others and self.ours and self.found.get("train.fix_iter") not in (None, 0, -1):
-            what = f"{dotted} is {short(value)} ({self.at(dotted)}): {vocabulary.FREEZING}"
-            self.wrong_at(dotted, what, "no fix_keys, or fix_iter 0", ['"fix_iter": 0'])
+            what = msg(
+                "tasks.kair.key.why", given=self.given(dotted, value), why=vocabulary.FREEZING
+            )
+            self.wrong_at(dotted, what, msg("tasks.kair.key.no_fix_keys"), ['"fix_iter": 0'])
         elif parts:
             self.leave(dotted)
 
@@ -253,14 +274,14 @@ class OptionReader:
         if value not in ("disk", "lmdb"):
             self.wrong_at(
                 dotted,
-                f"{dotted} is {short(value)} ({self.at(dotted)})",
+                self.given(dotted, value),
                 KEYS[dotted].why,
                 ['"io_backend": {"type": "disk"}'],
             )
 
     def use_wandb(self, dotted: str, value: Any) -> None:
         if not isinstance(value, bool):
-            self.wrong_kind(dotted, value, "true or false")
+            self.wrong_kind(dotted, value, msg("tasks.kair.key.bool"))
             return
         origin = f"{self.name}:{self.lines[dotted]}: {dotted}"
         self.values["use_dummy_wandb"] = (not value, origin)
@@ -269,41 +290,36 @@ class OptionReader:
 
     def wandb_key(self, dotted: str, value: Any) -> None:
         if not isinstance(value, str):
-            self.wrong_kind(
-                dotted, value, "the key as text, or null; WANDB_API_KEY in the environment is safer"
-            )
+            self.wrong_kind(dotted, value, msg("tasks.kair.key.key_wanted"))
         elif value.strip():
-            self.notes.append(
-                f"the W&B key in {self.at(dotted)} is used but never written to other files; "
-                f"WANDB_API_KEY in the environment is safer"
-            )
+            self.notes.append(msg("tasks.kair.key.key_used", at=self.at(dotted)))
 
     def net_type(self, dotted: str, value: Any) -> None:
         if self.ours:
             self.set(dotted, "net_type", value)
             return
         near = isinstance(value, str) and suggest(value, [NETWORK])
-        what = f"{dotted} is {short(value)} ({self.at(dotted)})"
-        network = f'"net_type": "{NETWORK}"   # the network of Duet, see {EXAMPLE}'
+        what = self.given(dotted, value)
+        network = msg("tasks.kair.key.own_network", network=NETWORK, example=EXAMPLE)
         if near:
             self.wrong_at(dotted, what, f"{NETWORK}", [network])
             return
         flow = self.found.get("netG.spynet_path")
-        parts = [
-            "that network",
-            *([f"its pretrained flow network ({short(flow)})"] if flow else []),
-        ]
         weights = self.found.get("path.pretrained_netG")
-        parts += [f"its initial weights ({short(weights)})"] if weights else []
-        missing = (
-            f"{', '.join(parts[:-1])} and {parts[-1]} are" if len(parts) > 1 else f"{parts[0]} is"
-        )
-        self.wrong_at(
-            dotted,
-            f"{what}: {missing} available only in KAIR's own program",
-            f'"{NETWORK}"',
-            [self.own_program(), network],
-        )
+        if flow and weights:
+            missing = msg(
+                "tasks.kair.key.network_flow_weights",
+                what=what,
+                flow=short(flow),
+                weights=short(weights),
+            )
+        elif flow:
+            missing = msg("tasks.kair.key.network_flow", what=what, flow=short(flow))
+        elif weights:
+            missing = msg("tasks.kair.key.network_weights", what=what, weights=short(weights))
+        else:
+            missing = msg("tasks.kair.key.network", what=what)
+        self.wrong_at(dotted, missing, f'"{NETWORK}"', [self.own_program(), network])
 
     # All keys together.
 
@@ -326,19 +342,16 @@ class OptionReader:
             )
             instead = [f'"{leaf(k)}": "{re.sub(".lmdb/?$", "", roots[k])}"' for k in packed]
             instead += ['"io_backend": {"type": "disk"}'] if lmdb else []
-            fix = f"{', '.join(instead)}   # the folders that the LMDB was made from"
-            what = f"{part} is packed as LMDB ({shows}; {self.at(first)}), which is not supported"
-            self.wrong_at(first, what, "folders of frames, one per clip", [fix])
+            fix = msg("tasks.kair.key.lmdb_fix", instead=", ".join(instead))
+            what = msg("tasks.kair.key.lmdb", part=part, shows=shows, at=self.at(first))
+            self.wrong_at(first, what, msg("tasks.kair.key.folders"), [fix])
         if (
             self.ours
             and len(self.loaded.gpu_ids) > 1
             and "datasets.train.dataloader_batch_size" in self.found
         ):
             where = self.at("datasets.train.dataloader_batch_size")
-            self.notes.append(
-                f"dataloader_batch_size and dataloader_num_workers ({where}) are per rank; "
-                f"KAIR divides them by the number of gpu_ids"
-            )
+            self.notes.append(msg("tasks.kair.key.per_rank", where=where))
 
     def lacking(self) -> None:
         """Unsupported keys, one problem per reason."""
@@ -360,38 +373,54 @@ class OptionReader:
             fixes = [", ".join(f'"{leaf(k)}": {nothing(k, self.found[k])}' for k in keys)]
             self.wrong_at(
                 keys[0],
-                f"{section} has {shown} ({self.at(keys[0])}): {why}",
+                msg(
+                    "tasks.kair.key.lacking",
+                    section=section,
+                    shown=shown,
+                    at=self.at(keys[0]),
+                    why=why,
+                ),
                 "",
                 fixes if self.ours else [],
             )
 
     def note_unused(self) -> None:
         parts = [
-            f"{section or 'at the top'}: {', '.join(names)}"
+            f"{section or msg('tasks.kair.key.top')}: {', '.join(names)}"
             for section, names in self.unused.items()
         ]
         if parts:
-            self.notes.append(f"unused keys of {self.name}: {'; '.join(parts)}")
+            self.notes.append(msg("tasks.kair.key.unused", file=self.name, parts="; ".join(parts)))
 
     def other_model(self, model: str) -> None:
-        what = f"model is {short(model)} ({self.at('model')})"
+        what = self.given("model", model)
         if program := vocabulary.PROGRAMS.get(model):
-            what += ": KAIR's model for single pictures, not video"
-            self.wrong_at("model", what, '"vrt"', [self.own_program(program)])
+            single = msg("tasks.kair.key.single_pictures", what=what)
+            self.wrong_at("model", single, '"vrt"', [self.own_program(program)])
         else:
             self.wrong_at("model", what, '"vrt"', ['"model": "vrt"'])
 
     def own_program(self, program: str = PROGRAM) -> str:
-        return (
-            f"./launch_train.sh {self.ranks} --script {program} -- --opt "
-            f"{shlex.quote(self.name)} --dist True   # in KAIR's folder"
+        return msg(
+            "tasks.kair.key.own_program",
+            ranks=self.ranks,
+            program=program,
+            file=shlex.quote(self.name),
         )
 
     def at(self, dotted: str) -> str:
         return f"{self.name}:{self.lines[dotted]}"
 
+    def given(self, dotted: str, value: Any) -> str:
+        """A key with its value and place."""
+        return msg("tasks.kair.key.given", dotted=dotted, value=short(value), at=self.at(dotted))
+
     def wrong_kind(self, dotted: str, value: Any, allowed: str) -> None:
-        self.wrong_at(dotted, f"{dotted} is {kind(value)} ({self.at(dotted)})", allowed)
+        self.wrong_at(
+            dotted,
+            msg("tasks.kair.key.kind", dotted=dotted, kind=kind(value), at=self.at(dotted)),
+            allowed,
+        )
 
     def wrong_at(
         self, dotted: str, what: str, allowed: str = "", fixes: list[str] | None = None
