@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 
+from training.core import messages
 from training.core.errors import Exit, Problem, UserError
 from training.core.project import typed
 from training.host import program
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     # Imported here, where Ctrl-C prints no traceback.
-    from training.core import log, messages, rundir
+    from training.core import log, rundir
     from training.monitor.report import chart_render, options
 
     try:
