@@ -68,6 +68,6 @@ def test_the_cause_is_found_in_the_log_alone(
         finally:
             started.kill()
             started.wait()
-    found = diagnose([log], "en")
+    found = diagnose([log])
     assert (found["cause"], text in found["evidence"]) == (cause, True), log.read_text()
     assert found["rank"] in ranks

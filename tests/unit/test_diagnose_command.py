@@ -18,8 +18,10 @@ import pytest
 
 from training.cli import diagnose as command
 from training.core import heartbeat
+from training.core.messages import LANGUAGES, msg
 from training.core.rundir import RunDir, write_json
 from training.diagnose import card, result
+from training.watchdog.hang_report import HangFinding
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -86,8 +88,8 @@ def test_json_output() -> None:
 def test_the_card_is_in_the_language_of_the_locale() -> None:
     log = str(LOGS / "gpu_oom" / "01.log")
     english, chinese = (
-        asked(log, LC_ALL="C.UTF-8").stdout,
-        asked(log, LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout,
+        asked(log, DUET_LANG="", LC_ALL="C.UTF-8").stdout,
+        asked(log, DUET_LANG="", LC_ALL="zh_CN.UTF-8", PYTHONIOENCODING="utf-8").stdout,
     )
     assert (
         "  Cause      gpu_oom: a GPU is out of memory\n" in english
@@ -126,7 +128,7 @@ def test_standard_input_is_a_log() -> None:
 def test_other_content_is_neither_a_failure_nor_healthy(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
-    record = result.diagnose([path], "en")
+    record = result.diagnose([path])
     assert (record["cause"], record["confidence"]) == ("unknown", "low")
 
 
@@ -164,7 +166,7 @@ def test_a_damaged_gzip_file_is_reported(
 def test_a_truncated_gzip_file_is_read_up_to_its_end(tmp_path: Path) -> None:
     packed = gzip.compress(OOM.encode() + os.urandom(100_000))
     (tmp_path / "log.gz").write_bytes(packed[:-50_000])
-    assert result.diagnose([tmp_path / "log.gz"], "en")["cause"] == "gpu_oom"
+    assert result.diagnose([tmp_path / "log.gz"])["cause"] == "gpu_oom"
 
 
 # ── Duet runs
@@ -173,7 +175,7 @@ def test_a_truncated_gzip_file_is_read_up_to_its_end(tmp_path: Path) -> None:
 
 def test_advice_for_a_duet_run_has_its_values(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
-    record = result.diagnose([run.path], "en")
+    record = result.diagnose([run.path])
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
     assert (
         record["advice"][0]
@@ -182,11 +184,14 @@ def test_advice_for_a_duet_run_has_its_values(run: RunDir) -> None:
     assert record["advice"][1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
-def test_advice_for_a_log_of_a_duet_run_has_its_values(run: RunDir) -> None:
+def test_advice_for_a_log_of_a_duet_run_has_its_values(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUET_LANG", "zh")
     run.rank_log(1).write_text(
         "RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly\n"
     )
-    record = result.diagnose([run.rank_log(1)], "zh")
+    record = result.diagnose([run.rank_log(1)])
     assert (
         record["rank"] == 1
         and "./launch_train.sh 2 --resume=run --num_workers=0" in record["advice"]
@@ -203,7 +208,7 @@ def test_the_verdict_of_the_run_precedes_its_logs(run: RunDir) -> None:
         "evidence": ["model.py:12 (forward)"],
     }
     write_json(run.failure, failure)
-    record = result.diagnose([run.path], "en")
+    record = result.diagnose([run.path])
     assert (record["cause"], record["rank"], record["where"]) == ("hang", 1, "model.py:12")
     assert any("--resume=run" in line for line in record["advice"])
 
@@ -223,7 +228,7 @@ def test_a_verdict_without_a_known_cause_precedes_the_logs_too(run: RunDir, insi
         "time": 1.0,
     }
     write_json(run.failure, failure | {"where": None, "evidence": []})
-    record = result.diagnose([run.path / inside], "en")
+    record = result.diagnose([run.path / inside])
     assert (record["cause"], record["rank"], record["summary"]) == (
         "killed",
         1,
@@ -237,10 +242,10 @@ def test_a_finished_script_that_trained_on_nan_is_found(run: RunDir) -> None:
     write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
     steps = [f"step {n}/30 loss {'nan' if n > 3 else 2.0} lr 0.1\n" for n in range(30)]
     run.rank_log(0).write_text("".join(steps))
-    found = result.diagnose([run.path], "en")
+    found = result.diagnose([run.path])
     assert (found["cause"], found["line"]) == ("nan_loss", 5)
     run.rank_log(0).write_text("".join(steps[:4]))
-    assert result.diagnose([run.path], "en")["cause"] == "none"
+    assert result.diagnose([run.path])["cause"] == "none"
 
 
 def test_a_run_can_be_named(
@@ -258,7 +263,7 @@ def test_a_finished_run_has_no_cause(run: RunDir) -> None:
     run.rank_log(1).write_text(OOM)
     run.event("restart", cause="gpu_oom")
     write_json(run.summary, {"status": "finished", "exit_code": 0, "time": 2.0})
-    record = result.diagnose([run.path], "en")
+    record = result.diagnose([run.path])
     assert (record["cause"], record["summary"], record["advice"]) == (
         "none",
         "the run finished after 1 restart",
@@ -269,12 +274,16 @@ def test_a_finished_run_has_no_cause(run: RunDir) -> None:
 @pytest.mark.parametrize(("code", "cause"), [(130, "interrupted"), (75, "preempted")])
 def test_a_stopped_run_has_the_cause_of_its_exit_code(run: RunDir, code: int, cause: str) -> None:
     write_json(run.summary, {"status": "stopped", "exit_code": code, "steps": 4, "time": 2.0})
-    assert result.diagnose([run.path], "en")["cause"] == cause
+    assert result.diagnose([run.path])["cause"] == cause
 
 
-@pytest.mark.parametrize("spoken", ["en", "zh"])
+@pytest.mark.parametrize("reader", LANGUAGES)
+@pytest.mark.parametrize("writer", LANGUAGES)
 @pytest.mark.parametrize("cause", ["gpu_oom", "unknown"])
-def test_a_card_in_a_console_log_is_parsed(tmp_path: Path, spoken: str, cause: str) -> None:
+def test_a_card_in_a_console_log_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, reader: str, cause: str
+) -> None:
+    """A card of either language, by a reader of either language."""
     record = {
         "cause": cause,
         "kind": "died",
@@ -292,12 +301,14 @@ def test_a_card_in_a_console_log_is_parsed(tmp_path: Path, spoken: str, cause: s
         "log": "rank1.log",
     }
     console = tmp_path / "console.log"
-    shown = card.of_run(record, spoken)
+    monkeypatch.setenv("DUET_LANG", writer)
+    shown = card.of_run(record)
     console.write_text(
         f"[INFO] 2025-11-06 10:00:00 start\nstep 8 loss 1.3\n[ERROR] 2025-11-06 10:00:01 training "
         f"failed\n{shown}\n"
     )
-    found = result.diagnose([console], "en")
+    monkeypatch.setenv("DUET_LANG", reader)
+    found = result.diagnose([console])
     assert (found["cause"], found["rank"], found["summary"]) == (cause, 1, "killed by SIGKILL")
 
 
@@ -306,7 +317,7 @@ def test_a_console_log_leads_to_its_run(run: RunDir, tmp_path: Path) -> None:
     console.write_text(f"[INFO] 2025-11-06 10:00:00 run directory: {run.path}\n{OOM}")
     assert (
         "./launch_train.sh 2 --resume=run --device_batch_size=4"
-        in result.diagnose([console], "en")["advice"]
+        in result.diagnose([console])["advice"]
     )
 
 
@@ -341,12 +352,12 @@ def test_a_vanished_run_is_described_by_its_heartbeats(run: RunDir) -> None:
     writer.step = 12
     writer.beat("backward")
     run.rank_log(1).write_text("step 11 | loss: 3.1\n")
-    record = result.diagnose([run.path], "en")
+    record = result.diagnose([run.path])
     assert record["cause"] == "unknown" and "rank 1: step 12: backward" in record["summary"]
     write_json(
         run.supervisor, {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
     )
-    assert result.diagnose([run.path], "en")["cause"] == "none", "it is alive"
+    assert result.diagnose([run.path])["cause"] == "none", "it is alive"
 
 
 def test_the_report_of_a_rank_precedes_the_logs_of_others(run: RunDir) -> None:
@@ -361,7 +372,7 @@ def test_the_report_of_a_rank_precedes_the_logs_of_others(run: RunDir) -> None:
         "message": "CUDA out of memory. Tried to allocate 2.00 GiB.",
     }
     write_json(run.rank_error(1), error)
-    record = result.diagnose([run.path], "en")
+    record = result.diagnose([run.path])
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1) and "peer_died" in record["also"]
 
 
@@ -375,7 +386,7 @@ def test_torch_error_files_are_read(tmp_path: Path) -> None:
     }
     write_json(folder / "error.json", {"message": message})
     (folder / "stderr.log").write_text("ERROR: see the error file\n")
-    record = result.diagnose([tmp_path], "en")
+    record = result.diagnose([tmp_path])
     assert (record["cause"], record["rank"]) == ("gpu_oom", 1)
 
 
@@ -470,8 +481,22 @@ def test_without_the_packages_of_the_product(tmp_path: Path) -> None:
 
 
 def test_card_rows_have_two_columns_for_any_character_width() -> None:
-    assert (
-        card.row("cause", "x", "en") == "Cause      x"
-        and card.row("cause", "x", "zh") == "原因       x"
+    assert card.row("Cause", "x") == "Cause      x" and card.row("原因", "x") == "原因       x"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_verdict_in_a_log_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    """The line that hang detection logs, in either language."""
+    monkeypatch.setenv("DUET_LANG", language)
+    how = msg("watchdog.stuck_at", frame="model.py:18 (forward)")
+    found = HangFinding("hang", 1, None, how, {}, {}, 3.5, "step 5: forward")
+    log = tmp_path / "console.log"
+    log.write_text(f"[ERROR] 2025-11-06 10:00:01 {found.sentence()}\n")
+    record = result.diagnose([log])
+    assert (record["cause"], record["rank"], record["signature"]) == (
+        "hang",
+        1,
+        "duet.verdict.hang",
     )
-    assert set(card.WORDS["en"]) == set(card.WORDS["zh"])

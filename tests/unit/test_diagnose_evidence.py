@@ -71,18 +71,18 @@ def test_healthy_needs_evidence(
     tmp_path: Path, text: bytes, cause: str, confidence: str, summary: str
 ) -> None:
     (tmp_path / "log").write_bytes(text)
-    record = result.diagnose([tmp_path / "log"], "en")
+    record = result.diagnose([tmp_path / "log"])
     assert (record["cause"], record["confidence"]) == (cause, confidence) and record[
         "summary"
     ].startswith(summary)
-    assert json.loads(json.dumps(record)) == record and card.draw(record, "zh")
+    assert json.loads(json.dumps(record)) == record and card.draw(record)
 
 
 def test_a_log_truncated_while_written_is_text(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(
         bytes(5000) + b"step 1 loss 2.0\nRuntimeError: CUDA error: out of memory\n"
     )
-    assert result.diagnose([tmp_path / "log"], "en")["cause"] == "gpu_oom"
+    assert result.diagnose([tmp_path / "log"])["cause"] == "gpu_oom"
 
 
 RAISED = (
@@ -101,7 +101,7 @@ RAISED = (
 
 def test_an_exception_in_a_worker_has_the_line_that_raised_it(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(RAISED)
-    record = result.diagnose([tmp_path / "log"], "en")
+    record = result.diagnose([tmp_path / "log"])
     assert (record["cause"], record["where"], record["line"]) == (
         "exception",
         "/home/u/data:12",
@@ -114,7 +114,7 @@ def test_a_syntax_error_has_its_place(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         '  File "train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     )
-    record = result.diagnose([tmp_path / "log"], "en")
+    record = result.diagnose([tmp_path / "log"])
     assert (record["cause"], record["where"]) == ("exception", "train.py:3")
 
 
@@ -123,7 +123,7 @@ def test_frames_without_a_file_are_not_a_place(tmp_path: Path) -> None:
         'Traceback (most recent call last):\n  File "<frozen runpy>", line 1, in x\nRuntimeError: '
         "no\n"
     )
-    record = result.diagnose([tmp_path / "log"], "en")
+    record = result.diagnose([tmp_path / "log"])
     assert (record["cause"], record["where"], record["summary"]) == (
         "exception",
         None,
@@ -135,7 +135,7 @@ def test_an_assertion_without_a_message_is_named_by_its_source(tmp_path: Path) -
     frame = '  File "a.py", line 3, in f\n    assert boxes.min() >= 0\n'
     (tmp_path / "log").write_text(f"Traceback (most recent call last):\n{frame}AssertionError\n")
     assert (
-        result.diagnose([tmp_path / "log"], "en")["summary"]
+        result.diagnose([tmp_path / "log"])["summary"]
         == "AssertionError: assert boxes.min() >= 0 (a.py:3)"
     )
 
@@ -154,7 +154,7 @@ def test_a_kill_is_out_of_memory_only_if_the_log_shows_it(
     (tmp_path / "log").write_text(
         f"{before}run.sh: line 12: 48213 Killed                  python train.py\n"
     )
-    record = result.diagnose([tmp_path / "log"], "en")
+    record = result.diagnose([tmp_path / "log"])
     assert (record["cause"], record["confidence"]) == (cause, "medium") and record["advice"]
 
 
@@ -163,7 +163,7 @@ def test_a_pipe_is_a_log(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", f"open({str(tmp_path / 'pipe')!r}, 'w').write({OOM!r})"]
     )
-    assert result.diagnose([tmp_path / "pipe"], "en")["cause"] == "gpu_oom"
+    assert result.diagnose([tmp_path / "pipe"])["cause"] == "gpu_oom"
     assert writer.wait(timeout=30) == 0
 
 

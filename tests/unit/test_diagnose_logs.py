@@ -19,7 +19,7 @@ FAILING = [name for name in FILES if not name.startswith("none/")]
 
 
 def diagnosed(name: str) -> dict[str, Any]:
-    return diagnose([LOGS / name], "en")
+    return diagnose([LOGS / name])
 
 
 def right(record: dict[str, Any], name: str) -> bool:
@@ -66,7 +66,7 @@ def test_the_form_of_a_log_changes_nothing(name: str, form: str, tmp_path: Path)
                 f"2025-11-06T10:00:00.123456789Z {line}" for line in text.split("\n")
             ).encode()
         )
-    record = diagnose([path], "en")
+    record = diagnose([path])
     assert right(record, name) and record["line"] == diagnosed(name)["line"]
 
 
@@ -99,9 +99,9 @@ def test_a_truncated_log_is_read(name: str, tmp_path: Path) -> None:
     for part in range(1, 12):
         end = len(data) * part // 12
         path.write_bytes(data[:end])
-        diagnose([path], "en")
+        diagnose([path])
         path.write_bytes(data[: data.find(b"\n", end) + 1])
-        assert diagnose([path], "en")["cause"] in right
+        assert diagnose([path])["cause"] in right
 
 
 @each("name", FAILING[::12])
@@ -112,7 +112,7 @@ def test_a_long_healthy_beginning_hides_nothing(name: str, tmp_path: Path) -> No
     )
     path = tmp_path / "log.txt"
     path.write_bytes(healthy.encode() + decoded((LOGS / name).read_bytes()).encode())
-    record = diagnose([path], "en")
+    record = diagnose([path])
     assert right(record, name)
     assert record["line"] == 30_000 + diagnosed(name)["line"]
 
@@ -126,6 +126,6 @@ def test_the_logs_of_a_folder_are_one_run(tmp_path: Path) -> None:
     )
     (tmp_path / "weights.pt").write_bytes(b"PK\x03\x04\0\0CUDA out of memory")
     assert [path.name for path in logs_in(tmp_path)[0]] == ["rank0.log", "rank1.log"]
-    record = diagnose([tmp_path], "en")
+    record = diagnose([tmp_path])
     assert (record["cause"], record["rank"], record["line"]) == ("gpu_oom", 1, 2)
     assert record["file"] == str(tmp_path / "rank1.log") and record["also"] == ["peer_died"]

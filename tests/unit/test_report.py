@@ -153,7 +153,7 @@ def test_secrets_are_not_shown(whole: Made) -> None:
     assert secret not in page_of(whole)
 
 
-def test_failed_run_shows_its_card(whole: Made) -> None:
+def test_failed_run_shows_its_card(whole: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     whole.failure()
     page = read(page_of(whole))
     assert (
@@ -162,6 +162,7 @@ def test_failed_run_shows_its_card(whole: Made) -> None:
         and "--device_batch_size=8" in page.text
     )
     assert [facts for facts in page.all("div") if facts.get("class") == "card"]
+    monkeypatch.setenv("DUET_LANG", "zh")
     assert "原因" in page_of(whole, "zh")
 
 

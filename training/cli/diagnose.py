@@ -28,7 +28,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, find_run, log, rundir
+from training.core import args, find_run, log, messages, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
@@ -78,8 +78,9 @@ def main(argv: list[str]) -> int:
         if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted)
-        spoken = wanted.lang or card.language()
-        record = diagnose(paths, spoken)
+        if wanted.lang:
+            os.environ[messages.VARIABLE] = wanted.lang
+        record = diagnose(paths)
         if wanted.report_issue is not None:
             made = bundle.write(paths, record, wanted.report_issue)
             print(msg("cli.diagnose.bundle", file=made))
@@ -102,9 +103,7 @@ def main(argv: list[str]) -> int:
         return int(Exit.CONFIG)
     try:
         print(
-            json.dumps(record, ensure_ascii=False, indent=1)
-            if wanted.json
-            else card.draw(record, spoken),
+            json.dumps(record, ensure_ascii=False, indent=1) if wanted.json else card.draw(record),
             flush=True,
         )
     except OSError as error:

@@ -11,8 +11,10 @@ Usage: ./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]
 
 from __future__ import annotations
 
+import os
 import sys
 
+from training.core import messages
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -29,7 +31,6 @@ def main(argv: list[str]) -> int:
 def _main(argv: list[str]) -> int:
     # Imported here, where Ctrl-C prints no traceback.
     from training.core import log, rundir
-    from training.diagnose import card
     from training.monitor.report import chart_render, options
 
     try:
@@ -41,7 +42,9 @@ def _main(argv: list[str]) -> int:
         from training.monitor.report import compare_page, run, run_page
 
         seen = [run.read_run(folder) for folder in chosen.runs]
-        spoken = chosen.lang or card.language()
+        if chosen.lang:
+            os.environ[messages.VARIABLE] = chosen.lang
+        spoken = messages.language()
         page = run_page.page(seen[0], spoken) if len(seen) == 1 else compare_page.page(seen, spoken)
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))

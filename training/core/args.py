@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.core.suggest import suggest
 
 LONGEST_NUMBER = 19  # digits
@@ -47,7 +48,7 @@ def whole(low: int, high: int, usual: int, allowed: str = "", bare: int | None =
     def near(text: str) -> list[str]:
         return [str(min(max(int(text), low), high) if is_whole(text) else usual)]
 
-    return Flag(read, allowed or f"a whole number from {low} to {high}", near, bare)
+    return Flag(read, allowed or msg("core.args.whole", low=low, high=high), near, bare)
 
 
 def seconds(low: float, high: float, usual: float, bare: float | None = None) -> Flag:
@@ -66,12 +67,12 @@ def seconds(low: float, high: float, usual: float, bare: float | None = None) ->
         value = number(text)
         return [f"{usual if math.isnan(value) else min(max(value, low), high):g}"]
 
-    return Flag(read, f"seconds from {low:g} to {high:g}", near, bare)
+    return Flag(read, msg("core.args.seconds", low=low, high=high), near, bare)
 
 
 def process_id() -> Flag:
-    fixes = ("pgrep -af python   # all Python processes, with their pids",)
-    return Flag(whole(1, (1 << 31) - 1, 1).read, "the PID of a training process", fixes=fixes)
+    fixes = (msg("core.args.list_pythons"),)
+    return Flag(whole(1, (1 << 31) - 1, 1).read, msg("core.args.training_pid"), fixes=fixes)
 
 
 def one_of(*choices: str) -> Flag:
@@ -83,7 +84,7 @@ def one_of(*choices: str) -> Flag:
     def near(text: str) -> list[str]:
         return suggest(text, list(choices))[:1] or [choices[0]]
 
-    return Flag(read, " or ".join(choices), near)
+    return Flag(read, msg("core.args.or").join(choices), near)
 
 
 def is_whole(text: str) -> bool:
@@ -143,8 +144,8 @@ def parse(
         if problem is None and given.setdefault(key, text) != text:
             problem = Problem(
                 "flag.twice",
-                f"--{name} is given twice, as {given[key]!r} and {text!r}",
-                "once",
+                msg("core.args.twice", name=name, given=given[key], text=text),
+                msg("core.args.once"),
                 field=key,
             )
         args.problems += [problem] if problem else []
@@ -156,8 +157,8 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
     if flag.read is None:
         wrong = Problem(
             "flag.unexpected_value",
-            f"--{name} has the value {text!r}",
-            "no value",
+            msg("core.args.unexpected_value", name=name, text=text),
+            msg("core.args.takes_none"),
             [f"{again} --{name}"],
             key,
         )
@@ -167,8 +168,8 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
     if not text:
         return Problem(
             "flag.no_value",
-            f"--{name} has no value",
-            flag.allowed or f"--{name}=VALUE",
+            msg("core.args.no_value", name=name),
+            flag.allowed or msg("core.args.with_value", name=name),
             list(flag.fixes),
             key,
         ), None
@@ -176,7 +177,9 @@ def _value(name: str, flag: Flag, text: str | None, again: str) -> tuple[Problem
         return None, flag.read(text)
     except ValueError:
         fixes = [*(f"{again} --{name}={value}" for value in flag.near(text)), *flag.fixes]
-        return Problem("flag.value", f"--{name} is {text!r}", flag.allowed, fixes, key), None
+        return Problem(
+            "flag.value", msg("core.args.is", name=name, text=text), flag.allowed, fixes, key
+        ), None
 
 
 def nearest(word: str, flags: Mapping[str, Flag]) -> str:
@@ -192,5 +195,8 @@ def _unknown(
         f"{again} --{near}{f'={text}' if flags[near].read else ''}" if fits else f"{command} --help"
     )
     return Problem(
-        "flag.unknown", f"{word} is not a known flag", ", ".join(f"--{n}" for n in flags), [fix]
+        "flag.unknown",
+        msg("core.args.unknown", word=word),
+        ", ".join(f"--{n}" for n in flags),
+        [fix],
     )

@@ -1,7 +1,7 @@
 """Exit codes, and user-facing problems: the value, its origin, what is allowed, the command that
 fixes it.
 
-Imports no other module of the project, so that every module can use it.
+Imports no other module of the project but the messages, so that every module can use it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
+
+from training.core.messages import msg
 
 
 class Exit(IntEnum):
@@ -28,14 +30,13 @@ class Exit(IntEnum):
 RANK_FAILED, RANK_DISK_FULL = 1, 74
 
 EXIT_MEANING = {
-    Exit.DONE: "training finished",
-    Exit.CONFIG: "invalid configuration, command line or data; nothing was launched",
-    Exit.RESOURCES: "a resource is missing (GPU, memory, disk, port, folder): nothing was "
-    "launched, or no checkpoint could be saved",
-    Exit.TRAINING: "a rank failed; the cause is in the run's failure.json",
-    Exit.HANG: "no rank made progress; the stuck rank is in the run's failure.json",
-    Exit.PREEMPTED: "stopped by TERM or USR1, checkpoint saved: resume with --resume",
-    Exit.INTERRUPTED: "stopped by Ctrl-C",
+    Exit.DONE: msg("core.exit.done"),
+    Exit.CONFIG: msg("core.exit.config"),
+    Exit.RESOURCES: msg("core.exit.resources"),
+    Exit.TRAINING: msg("core.exit.training"),
+    Exit.HANG: msg("core.exit.hang"),
+    Exit.PREEMPTED: msg("core.exit.preempted"),
+    Exit.INTERRUPTED: msg("core.exit.interrupted"),
 }
 
 
@@ -58,9 +59,11 @@ class Problem:
         """The problem as text: one line that states it, the others indented below."""
         out = [self.what]
         if self.allowed:
-            out.append(f"    allowed: {self.allowed}")
-        out += [f"    {'try:' if i == 0 else 'or:':<9}{fix}" for i, fix in enumerate(self.fixes)]
-        return out
+            out.append(msg("core.problem.allowed", allowed=self.allowed))
+        return out + [
+            msg("core.problem.or", fix=fix) if i else msg("core.problem.try", fix=fix)
+            for i, fix in enumerate(self.fixes)
+        ]
 
 
 class UserError(Exception):

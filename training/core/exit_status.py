@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 
+from training.core.messages import msg
+
 
 def how(status: int) -> str:
     """`status` as in Popen.returncode: negative for a signal."""
     if status < 0:
         try:
-            return f"killed by {signal.Signals(-status).name}"
+            return msg("core.exit_status.signal", signal=signal.Signals(-status).name)
         except ValueError:
-            return f"killed by signal {-status}"
+            return msg("core.exit_status.number", number=-status)
     if status == 0:
-        return "exited with status 0 in the middle of the training"
-    return f"exited with status {status}"
+        return msg("core.exit_status.early")
+    return msg("core.exit_status.status", status=status)

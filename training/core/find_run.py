@@ -10,6 +10,7 @@ from pathlib import Path
 
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
 
@@ -39,7 +40,12 @@ def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
     if run is None:
         fixes = [FIRST_RUN, f"{asker.named}/another/folder/RUN"]
         raise UserError(
-            Problem("run.none", f"there is no run in {experiments} yet", "an existing run", fixes)
+            Problem(
+                "run.none",
+                msg("core.find_run.none", experiments=experiments),
+                msg("core.find_run.existing"),
+                fixes,
+            )
         )
     return run
 
@@ -81,11 +87,15 @@ def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     ]
     if is_run(RunDir(Path(wanted).parent)):  # one of its files was named
         fixes.insert(0, asker.command(str(Path(wanted).parent)))
-    fixes.append(f"{asker.newest}   # the newest run" if names else FIRST_RUN)
-    there = "a folder without any file of a run" if os.path.isdir(wanted) else "not a run directory"
-    what = f"{asker.argument} is {wanted!r}: {there}"
+    fixes.append(msg("core.find_run.newest", newest=asker.newest) if names else FIRST_RUN)
+    there = (
+        msg("core.find_run.no_run_files")
+        if os.path.isdir(wanted)
+        else msg("core.find_run.not_a_run")
+    )
+    what = msg("core.find_run.missing", argument=asker.argument, wanted=wanted, there=there)
     raise UserError(
         Problem(
-            "run.missing", what, f"a run directory, or the name of a run in {experiments}", fixes
+            "run.missing", what, msg("core.find_run.run_or_name", experiments=experiments), fixes
         )
     )

@@ -14,6 +14,7 @@ import time
 from typing import TextIO
 
 from training.core.errors import UserError
+from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 
@@ -75,7 +76,7 @@ def _write(data: bytes) -> None:
     except OSError as error:
         # A full disk must not stop the training; reported once, on the console only.
         _log = None
-        warning(f"cannot write to the log file {_log_name} any more: {error.strerror}")
+        warning(msg("core.log.file_lost", name=_log_name, strerror=error.strerror))
 
 
 def left_open(line: bytes) -> None:
@@ -137,11 +138,19 @@ def error(message: str, *, shown: bool = True) -> None:
     say("ERROR", message, shown=shown)
 
 
-def report(problem: UserError, closing: str = "nothing was launched") -> None:
-    """Log all problems of a UserError with their fixes, and one closing line."""
+def report(problem: UserError, closing: str = "") -> None:
+    """Log all problems of a UserError with their fixes, and one closing line (default: nothing was
+    launched)."""
     if problem.said_by_another:
         return
     for one in problem.problems:
         error(typed("\n".join(one.lines())))
     count = len(problem.problems)
-    error(f"{plural(count, 'problem')}; {closing} (exit {int(problem.code)})")
+    error(
+        msg(
+            "core.log.closing",
+            problems=plural(count, "problem"),
+            closing=closing or msg("core.log.nothing_launched"),
+            code=int(problem.code),
+        )
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
@@ -44,15 +45,15 @@ def read(folder: Path) -> tuple[ManifestRecord | None, str]:
     """(manifest of a checkpoint folder, error text): one of the two."""
     found = rundir.read_json(folder / NAME)
     if found is None:
-        return None, f"{NAME} is missing or damaged"
+        return None, msg("core.manifest.damaged", file=NAME)
     if found.get("format") != FORMAT:
-        return None, f"format {found.get('format')}; this version reads format {FORMAT}"
+        return None, msg("core.manifest.format", found=found.get("format"), readable=FORMAT)
     if missing := [key for key in KEYS if key not in found]:
-        return None, f"{NAME} lacks {', '.join(missing)}"
+        return None, msg("core.manifest.lacks", file=NAME, missing=", ".join(missing))
     if found["own_sha256"] != _checksum({k: v for k, v in found.items() if k != "own_sha256"}):
-        return None, f"{NAME} does not match its own checksum"
+        return None, msg("core.manifest.checksum", file=NAME)
     if folder.name != folder_name(found["step"]):
-        return None, f"{NAME} is for step {found['step']}"
+        return None, msg("core.manifest.other_step", file=NAME, step=found["step"])
     return cast("ManifestRecord", found), ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from training.core.jsonl import dig, number, text, whole
+from training.core.messages import msg
 
 TOKENS = "tokens"
 COUNTED = (TOKENS, "samples")
@@ -152,4 +153,8 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
 
 def pieces(plan: Mapping[str, Any] | None) -> str:
     """The elements of the data set: 'samples' or 'sequences'."""
-    return "samples" if dig(plan, "task", "unit") == "samples" else "sequences"
+    return (
+        msg("core.pieces.samples")
+        if dig(plan, "task", "unit") == "samples"
+        else msg("core.pieces.sequences")
+    )

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-HIDDEN = "set, not shown"
+from training.core.messages import msg
+
+HIDDEN = msg("core.redact.hidden")
 SECRET_NAME = re.compile(
     r"(^|[_-])(api_?key|key|token|secret|passwd|password|credentials?|auth)([_-]|$)", re.IGNORECASE
 )

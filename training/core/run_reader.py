@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import training
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.events import EventRecord
@@ -41,18 +42,22 @@ def as_plan(found: Mapping[str, Any], path: Path) -> Plan:
         by = (
             f"Duet {found['duet_version']}"
             if "duet_version" in found
-            else "another version of Duet"
+            else msg("core.run_reader.another")
         )
-        what = (
-            f"{path} was written by {by}: its schema_version is {version!r}; Duet "
-            f"{training.__version__} reads 1 to {PLAN_VERSION}"
+        what = msg(
+            "core.run_reader.later",
+            path=path,
+            by=by,
+            version=version,
+            own=training.__version__,
+            readable=PLAN_VERSION,
         )
         raise UserError(
             Problem(
                 "run.later_version",
                 what,
-                "a run of this version or an older one",
-                ["use the Duet that wrote it, or a later one"],
+                msg("core.run_reader.older_run"),
+                [msg("core.run_reader.use_later")],
             )
         )
     renamed = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from training.core import log
+from training.core.messages import msg
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,7 +138,9 @@ class RunDir:
             append_json(self.events, {"time": time.time(), "event": kind, **facts})
         except OSError as error:
             if self.events not in _warned:
-                log.warning(f"cannot write {self.events}: {error.strerror}")
+                log.warning(
+                    msg("core.rundir.unwritable", file=self.events, strerror=error.strerror)
+                )
             _warned.add(self.events)
 
 

@@ -33,7 +33,6 @@ def advice(
     cause: str,
     signature: Signature | None,
     groups: Mapping[str, str],
-    language: str,
     run_values: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Best first. `run_values`: of a Duet run (`values`). A sentence with an unknown value is
@@ -42,12 +41,10 @@ def advice(
     A signature's own advice is complete; the general advice of its cause is used only for
     signatures without any."""
     known = signatures.causes().get(cause) or signatures.causes()[signatures.UNKNOWN]
-    special = (
-        filled(signature.advice, groups, language) if signature and signature.cause == cause else []
-    )
-    if run_values and (own := filled(known.ours, {**groups, **run_values}, language)):
+    special = filled(signature.advice, groups) if signature and signature.cause == cause else []
+    if run_values and (own := filled(known.ours, {**groups, **run_values})):
         return _first_ones([*own, *(s for s in special if not _repeats(s, own, known.same))])
-    return _first_ones(special or filled(known.advice, groups, language))
+    return _first_ones(special or filled(known.advice, groups))
 
 
 def _repeats(sentence: str, others: Sequence[str], topics: Sequence[str]) -> bool:
@@ -66,30 +63,29 @@ def of_end(
     end: EndRecord,
     signature: Signature | None,
     groups: Mapping[str, str],
-    language: str,
     run_values: Mapping[str, str],
 ) -> list[str]:
     """For a failed or stopped Duet run, by its `kind`, `cause` and `status` (failure.json)."""
     kind, cause = end.get("kind"), end["cause"]
     if end.get("torn_down"):
-        return of_kind("torn_down", language, run_values)
+        return of_kind("torn_down", run_values)
     if kind in (SILENT, GONE):
-        return of_kind(SILENT, language, run_values)
+        return of_kind(SILENT, run_values)
     if kind in signatures.kinds():
-        return of_kind(kind, language, run_values)
-    return advice(cause, signature, groups, language, run_values)
+        return of_kind(kind, run_values)
+    return advice(cause, signature, groups, run_values)
 
 
-def of_kind(kind: str, language: str, run_values: Mapping[str, str]) -> list[str]:
+def of_kind(kind: str, run_values: Mapping[str, str]) -> list[str]:
     """For an observation of the supervisor (signatures/kinds.json)."""
-    return filled(signatures.kinds()[kind], run_values, language)
+    return filled(signatures.kinds()[kind], run_values)
 
 
-def filled(text: LocalizedText, values: Mapping[str, str], language: str) -> list[str]:
+def filled(text: LocalizedText, values: Mapping[str, str]) -> list[str]:
     """The sentences whose values are all known; the first such alternative of
     `with {port} || without`."""
     found = []
-    for sentence in text.in_language(language):
+    for sentence in text.sentences():
         usable = next(
             (one for one in sentence.split(OTHERWISE) if _names(one) <= values.keys()), None
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.core.redact import Anonymous, masked, masked_values
 from training.core.rundir import RunDir, read_json, read_records, write_bytes
@@ -49,14 +50,14 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
         raise UserError(
             Problem(
                 "output.exists",
-                f"{target} already exists",
-                "a new file",
+                msg("diagnose.bundle.exists", target=target),
+                msg("diagnose.bundle.new_file"),
                 [f"--report-issue={target.with_name('new-' + target.name)}"],
             )
         )
     clean = _Cleaner()
     files = {
-        "card.txt": clean(card.draw(record, "en")) + "\n",
+        "card.txt": clean(card.draw(record)) + "\n",
         "diagnosis.json": clean.facts(record),
         "versions.json": json.dumps(versions(), indent=1) + "\n",
         **{f"logs/{name}": clean(text) for name, text in _tails(paths)},
@@ -74,7 +75,10 @@ def write(paths: Sequence[Path | None], record: DiagnosisRecord, wanted: str) ->
         write_bytes(target, packed.getvalue())
     except OSError as error:
         raise UserError(
-            Problem("output.unwritable", f"cannot write {target}: {error.strerror}"),
+            Problem(
+                "output.unwritable",
+                msg("diagnose.bundle.unwritable", target=target, strerror=error.strerror),
+            ),
             Exit.RESOURCES,
         ) from error
     return target

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from training.core import messages
 from training.core.failure_kinds import GONE, SILENT
+from training.core.messages import msg
 from training.diagnose.signatures import NONE
 
 if TYPE_CHECKING:
@@ -14,85 +16,44 @@ if TYPE_CHECKING:
 
 WIDTH = 160
 COLUMN = 11  # cells
-NAMES = ("cause", "who", "where", "others", "evidence", "try", "stacks", "log", "also", "source")
-PHRASES = ("rank", "no_rank", "line", "in", "on", "node")
-WORDS = {
-    "en": dict(
-        zip(
-            NAMES,
-            (
-                "Cause",
-                "Who",
-                "Where",
-                "Others",
-                "Evidence",
-                "Try",
-                "Stacks",
-                "Log",
-                "Also",
-                "Source",
-            ),
-            strict=True,
-        )
-    )
-    | dict(
-        zip(
-            PHRASES,
-            ("rank {}", "no single rank", ", line {}", ", in {}", " on node {}", "node {}"),
-            strict=True,
-        )
-    ),
-    "zh": dict(
-        zip(
-            NAMES,
-            ("原因", "进程", "代码", "其他", "依据", "建议", "调用栈", "日志", "另见", "出处"),
-            strict=True,
-        )
-    )
-    | dict(
-        zip(
-            PHRASES,
-            ("rank {}", "无法确定单个 rank", " 第 {} 行", "，阶段：{}", "，节点 {}", "节点 {}"),
-            strict=True,
-        )
-    ),
-}
 
 
-def language(environ: Mapping[str, str] = os.environ) -> str:
-    """zh for a Chinese locale, else en."""
-    chosen = next((environ[n] for n in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(n)), "")
-    return "zh" if chosen.lower().startswith("zh") else "en"
+def row(label: str, text: str) -> str:
+    """A label and its text in two columns, aligned for double-width characters too."""
+    cells = len(label) if label.isascii() else 2 * len(label)
+    return label + " " * max(1, COLUMN - cells) + text
 
 
-def row(name: str, text: str, spoken: str) -> str:
-    """A name and its text in two columns, aligned for double-width characters too."""
-    word = WORDS[spoken].get(name, name)
-    cells = len(word) if word.isascii() else 2 * len(word)
-    return word + " " * max(1, COLUMN - cells) + text
+def in_logs(label: str) -> str:
+    """Regex for the start of a row: its label, by message ID, in any language."""
+    labels = messages.templates("diagnose")[label].values()
+    return f"(?:{'|'.join(re.escape(row(one, '')) for one in labels)})"
 
 
-def of_run(record: FailureRecord, spoken: str | None = None) -> str:
+def of_run(record: FailureRecord) -> str:
     """Card of a failed run (failure.json)."""
-    spoken = spoken or language()
-    words = WORDS[spoken]
-    who = words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"])
-    who += words["on"].format(record["node"]) if "node" in record else ""
-    who = words["node"].format(record["node"]) if record["kind"] in (SILENT, GONE) else who
+    who = _rank(record["rank"])
+    if record["kind"] in (SILENT, GONE):
+        who = msg("diagnose.card.node", node=record["node"])
+    elif "node" in record:
+        who += msg("diagnose.card.on_node", node=record["node"])
+    if record["phase"]:
+        who += msg("diagnose.card.in_phase", phase=record["phase"])
     lines = [
-        row("cause", f"{record['cause']}: {record['summary']}", spoken),
-        row("who", who + (words["in"].format(record["phase"]) if record["phase"] else ""), spoken),
+        row(msg("diagnose.card.cause"), f"{record['cause']}: {record['summary']}"),
+        row(msg("diagnose.card.who"), who),
     ]
     if record["where"]:
-        lines.append(row("where", record["where"], spoken))
+        lines.append(row(msg("diagnose.card.where"), record["where"]))
     places = record["waiting"] or record["phases"]
     if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
-        lines.append(row("others", "; ".join(others), spoken))
+        lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
-        lines += [WORDS[spoken]["evidence"], *(f"    │ {cut(line)}" for line in record["evidence"])]
-    lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
-    lines += [row("stacks", record["stacks"], spoken)] if record["stacks"] else []
-    lines.append(row("log", record["log"], spoken))
+        lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
+    lines += _advice(record["advice"])
+    if record["stacks"]:
+        lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))
+    lines.append(row(msg("diagnose.card.log"), record["log"]))
     return "\n".join(f"  {line}" for line in lines)
 
 
@@ -100,36 +61,38 @@ def cut(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
-def draw(record: DiagnosisRecord, spoken: str) -> str:
+def draw(record: DiagnosisRecord) -> str:
     """Card of a diagnosis (training.diagnose.result)."""
-    words = WORDS[spoken]
     if record["cause"] == NONE:
         return f"  {record['title']}" + (
             f" ({record['summary']})" if record["summary"] != record["title"] else ""
         )
     summary = record["summary"] if record["summary"] != record["title"] else ""
-    lines = [row("cause", f"{record['cause']}: {record['title']}", spoken)]
+    lines = [row(msg("diagnose.card.cause"), f"{record['cause']}: {record['title']}")]
     if summary:
-        lines.append(row("", cut(summary), spoken))
-    lines.append(
-        row(
-            "who",
-            words["no_rank"] if record["rank"] is None else words["rank"].format(record["rank"]),
-            spoken,
-        )
-    )
+        lines.append(row("", cut(summary)))
+    lines.append(row(msg("diagnose.card.who"), _rank(record["rank"])))
     if record["where"]:
-        lines.append(row("where", record["where"], spoken))
+        lines.append(row(msg("diagnose.card.where"), record["where"]))
     place = (record["file"] or "") + (
-        words["line"].format(record["line"]) if record["line"] else ""
+        msg("diagnose.card.line", line=record["line"]) if record["line"] else ""
     )
     if place or record["lines"]:
-        lines += [
-            row("evidence", place, spoken),
-            *(f"    │ {cut(line)}" for line in record["lines"]),
-        ]
-    lines += [row("try" if i == 0 else "", text, spoken) for i, text in enumerate(record["advice"])]
+        lines += [row(msg("diagnose.card.evidence"), place), *_quoted(record["lines"])]
+    lines += _advice(record["advice"])
     if record["also"]:
-        lines.append(row("also", ", ".join(record["also"]), spoken))
-    lines.append(row("source", record["source"], spoken))
+        lines.append(row(msg("diagnose.card.also"), ", ".join(record["also"])))
+    lines.append(row(msg("diagnose.card.source"), record["source"]))
     return "\n".join(f"  {line}" for line in lines)
+
+
+def _rank(rank: int | None) -> str:
+    return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
+
+
+def _quoted(lines: Sequence[str]) -> list[str]:
+    return [f"    │ {cut(line)}" for line in lines]
+
+
+def _advice(sentences: Sequence[str]) -> list[str]:
+    return [row(msg("diagnose.card.try") if i == 0 else "", s) for i, s in enumerate(sentences)]

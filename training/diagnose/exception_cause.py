@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from training.core import exit_status
 from training.core import log as console
+from training.core.messages import msg
 from training.core.project import ROOT
 from training.diagnose import signatures
 from training.host.gpus import one_line
@@ -113,19 +114,16 @@ def lost_gpus(plan: Plan) -> str:
     try:
         machine = _ask_driver()
     except subprocess.TimeoutExpired:
-        return (
-            f"the driver did not answer within {DRIVER_S:g} s (NVML): a GPU may have fallen off "
-            f"the bus"
-        )
+        return msg("diagnose.gpus.no_answer", limit_s=DRIVER_S)
     except (OSError, ValueError) as error:
-        console.warning(f"cannot check for lost GPUs: the NVML query failed: {error}")
+        console.warning(msg("diagnose.gpus.query_failed", error=error))
         return ""
     lost = [
         f"GPU {gpu['index']} ({gpu['name']})"
         for gpu in plan["gpus"]
         if gpu["uuid"] not in machine["uuids"]
     ]
-    return f"{', '.join(lost)} no longer visible: {machine['reason']}" if lost else ""
+    return msg("diagnose.gpus.lost", lost=", ".join(lost), reason=machine["reason"]) if lost else ""
 
 
 def _ask_driver() -> _DriverAnswer:
@@ -143,7 +141,7 @@ def _ask_driver() -> _DriverAnswer:
     if asked.returncode:
         raise OSError(
             complaint.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            or f"status {asked.returncode}"
+            or msg("diagnose.gpus.status", status=asked.returncode)
         )
     found: _DriverAnswer = json.loads(answer)
     return found

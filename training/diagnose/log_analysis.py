@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose import progress_marks, signatures, traceback
+from training.diagnose import card, progress_marks, signatures, traceback
 from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
 from training.diagnose.patterns import compiled
 from training.diagnose.scan import LogSpan, Places, recognised
@@ -37,8 +37,8 @@ REPORTED = re.compile(r"rank {1,10}: (\d+) \(local_rank: (\d+)\)")
 STATUS = re.compile(r"exitcode {1,10}: (-?\d+)(?: \(pid: (\d+)\))?")
 ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (\d+)|last enqueued: (\d+)")
 SPAWNED = re.compile(r"-- Process (\d+) terminated")
-CARD = re.compile(r"^  (?:Cause|原因) +([a-z_]+): (.*)")  # training.diagnose.card
-CARD_WHO = re.compile(r"^  (?:Who|进程) +rank (\d+)")
+CARD = re.compile(rf"^  {card.in_logs('diagnose.card.cause')}([a-z_]+): (.*)")
+CARD_WHO = re.compile(rf"^  {card.in_logs('diagnose.card.who')}rank (\d+)")
 QUOTED = "      │ "  # evidence in such a card
 LAST_LINES = 30  # lines at the end in which an exception without a traceback counts
 START = re.compile(
@@ -300,7 +300,7 @@ def _reported(lines: Sequence[LogLine]) -> list[Reported]:
 
 def _cards(analysis: LogAnalysis) -> None:
     for index, line in enumerate(analysis.lines):
-        if card := CARD.search(line.text):
+        if found := CARD.search(line.text):
             rank = next(
                 (
                     int(m[1])
@@ -309,7 +309,7 @@ def _cards(analysis: LogAnalysis) -> None:
                 ),
                 None,
             )
-            analysis.cards.append((line, card[1], rank, card[2]))
+            analysis.cards.append((line, found[1], rank, found[2]))
 
 
 def _lines(source: LogSource, places: Places) -> list[LogLine]:

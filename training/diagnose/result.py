@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from training.core import run_reader
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.core.rundir import RunDir
+from training.core.units import plural
 from training.diagnose import run_files, signatures
 from training.diagnose.advice import advice, filled, of_end, values
 from training.diagnose.events import OWN, Event
@@ -29,25 +31,9 @@ if TYPE_CHECKING:
 
 SHOWN_LINES = 10
 SCHEMA_VERSION = 1
-TEXTS = {
-    "empty": {"en": "the log is empty", "zh": "日志是空的"},
-    "binary": {"en": "the file is binary, not a log", "zh": "这是二进制文件，不是日志"},
-    BROKEN_OFF: {
-        "en": "the log ends in the middle of a progress bar; no failure before it",
-        "zh": "日志在进度条中间被截断；在此之前没有失败",
-    },
-    NO_SIGN: {
-        "en": "nothing recognised: neither a known failure nor evidence of a successful training",
-        "zh": "没有可识别的内容：既没有已知的失败，也没有训练正常的迹象",
-    },
-    "no end": {
-        "en": "step counts up to the end of the log; no end of the training in it",
-        "zh": "直到日志末尾步数都在增加；日志中没有训练结束的标志",
-    },
-}
 
 
-def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
+def diagnose(paths: Sequence[Path | None]) -> DiagnosisRecord:
     """`paths`: logs, folders of logs, run directories; None is standard input. Raises OSError."""
     run = next((r for path in paths if path and (r := run_files.run_of(path))), None)
     plan = run_reader.read_plan(run.plan) if run else None
@@ -55,7 +41,7 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
     # A user script that exits with 0 may have trained on NaN: its log decides.
     by_log = end is not None and end["cause"] == NONE and bool(plan and plan.get("script"))
     if run and end and not by_log:
-        return _of_run(end, run, plan, language)
+        return _of_run(end, run, plan)
     own = run_files.reported(run) if run else []
     analyses: list[LogAnalysis] = []
     binary = 0
@@ -78,18 +64,18 @@ def diagnose(paths: Sequence[Path | None], language: str) -> DiagnosisRecord:
                     analyses.append(read(source, scan(source)))
     found = find_root_cause(analyses, own)
     if run and end and found.cause != NAN:
-        return _of_run(end, run, plan, language)
+        return _of_run(end, run, plan)
     nothing = found.cause == UNKNOWN and (
         found.event is None or found.event.role in (NO_SIGN, BROKEN_OFF)
     )
     doing = run_files.alive(run) if run and (nothing or found.cause == NONE) else ""
     if nothing and doing:
         found = RootCause(NONE)
-    record = _record(found, run, plan, language)
+    record = _record(found, run, plan)
     if doing:
         record["summary"] = doing
     elif nothing and not any(analysis.lines for analysis in analyses):
-        record["summary"] = TEXTS["binary" if binary else "empty"][language]
+        record["summary"] = msg("diagnose.binary") if binary else msg("diagnose.empty")
     return record
 
 
@@ -105,18 +91,20 @@ def _of_folder(path: Path) -> tuple[Sequence[Path | None], Sequence[Path]]:
         raise UserError(
             Problem(
                 "log.several_runs",
-                f"{path} contains {len(runs)} runs",
-                "one run",
+                msg("diagnose.several_runs", path=path, runs=len(runs)),
+                msg("diagnose.one_run"),
                 [f"./duet diagnose {shlex.quote(str(newest))}"],
             )
         )
     logs, errors = logs_in(path)
     if not logs and not errors and not (path / "plan.json").exists():
-        raise UserError(Problem("log.none", f"no log in {path}", "text files, also in subfolders"))
+        raise UserError(
+            Problem("log.none", msg("diagnose.no_log", path=path), msg("diagnose.text_files"))
+        )
     return logs, errors
 
 
-def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> DiagnosisRecord:
+def _of_run(end: EndRecord, run: RunDir, plan: Plan | None) -> DiagnosisRecord:
     """The run's own record: the supervisor's verdict, or its regular end."""
     known = values(run, plan) if plan else {}
     cause = end["cause"]
@@ -128,9 +116,9 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> Di
         "evidence": end["summary"] if cause != NONE else "",
         "confidence": "high",
         "summary": end["summary"],
-        "advice": [] if cause == NONE else of_end(end, None, {}, language, known),
+        "advice": [] if cause == NONE else of_end(end, None, {}, known),
         "also": [],
-        "title": _title(cause, language),
+        "title": _title(cause),
         "file": str(run.failure if "exit_code" in end else run.summary),
         "where": end["where"],
         "lines": end["evidence"],
@@ -140,9 +128,7 @@ def _of_run(end: EndRecord, run: RunDir, plan: Plan | None, language: str) -> Di
     }
 
 
-def _record(
-    found: RootCause, run: RunDir | None, plan: Plan | None, language: str
-) -> DiagnosisRecord:
+def _record(found: RootCause, run: RunDir | None, plan: Plan | None) -> DiagnosisRecord:
     event = found.event
     signature = event.signature if event else None
     groups = event.hit.groups if event and event.hit else {}
@@ -154,12 +140,12 @@ def _record(
         "line": line.number if line else None,
         "evidence": shown(line.text if line else "", event.hit.start if event and event.hit else 0),
         "confidence": found.confidence,
-        "summary": _summary(found, groups, language),
+        "summary": _summary(found, groups),
         "advice": advice(
-            found.cause, signature, groups, language, values(run, plan) if run and plan else None
+            found.cause, signature, groups, values(run, plan) if run and plan else None
         ),
         "also": found.also,
-        "title": _title(found.cause, language),
+        "title": _title(found.cause),
         "file": (event.analysis.source.name if event.analysis else str(event.file or ""))
         if event
         else None,
@@ -171,30 +157,29 @@ def _record(
     }
 
 
-def _title(cause: str, language: str) -> str:
-    return signatures.causes()[cause].title.in_language(language)[0]
+def _title(cause: str) -> str:
+    return signatures.causes()[cause].title.sentences()[0]
 
 
-def _summary(found: RootCause, groups: dict[str, str], language: str) -> str:
+def _summary(found: RootCause, groups: dict[str, str]) -> str:
     signature = found.event.signature if found.event else None
-    if signature and (says := filled(signature.says, groups, language)):
+    if signature and (says := filled(signature.says, groups)):
         return says[0]
     if found.event and found.event.text and found.event.role == OWN:
         return shown(found.event.text.splitlines()[0])
-    if found.event and found.event.role in TEXTS:
-        return TEXTS[found.event.role][language]
+    if found.event and found.event.role == BROKEN_OFF:
+        return msg("diagnose.broken_off")
+    if found.event and found.event.role == NO_SIGN:
+        return msg("diagnose.no_sign")
     if found.cause in (UNKNOWN, RAISED) and found.event:
         where = f" ({found.event.where})" if found.event.where else ""
         return shown(_message(found.event)) + where
     if found.cause == NONE and found.recovered:
-        times = {
-            "en": "training continued after {n} failure(s)",
-            "zh": "出现过 {n} 次错误，但之后训练继续进行",
-        }
-        return times[language].format(n=len(found.recovered))
+        failures = plural(len(found.recovered), "failure")
+        return msg("diagnose.recovered", failures=failures)
     if found.cause == NONE and found.confidence != "high":
-        return TEXTS["no end"][language]
-    return _title(found.cause, language)
+        return msg("diagnose.no_end")
+    return _title(found.cause)
 
 
 def _message(event: Event) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, run_reader, standing
 from training.core.errors import Exit
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.core.project import typed
 from training.core.rundir import RunDir, read_json, read_records
 from training.core.units import plural
@@ -68,12 +69,12 @@ def ended(run: RunDir) -> EndRecord | None:
         return None
     cause = STOPPED.get(summary.get("exit_code", 0), NONE)
     text = (
-        f"the run was stopped at step {summary.get('steps')} and saved a checkpoint"
+        msg("diagnose.run.stopped", steps=summary.get("steps"))
         if cause != NONE
-        else "the run finished"
+        else msg("diagnose.run.finished")
     )
     restarts = sum(record.get("event") == "restart" for record in read_records(run.events))
-    text += f" after {plural(restarts, 'restart')}" if restarts else ""
+    text += msg("diagnose.run.restarts", restarts=plural(restarts, "restart")) if restarts else ""
     return {
         "cause": cause,
         "kind": "asked",
@@ -97,11 +98,14 @@ def alive(run: RunDir) -> str:
     if not supervisor or not standing.lives(supervisor):
         return ""
     doing = "; ".join(
-        f"rank {b.rank}: {b}, {b.age_s:.0f} s ago" for b in heartbeat.read_all(run.heartbeats)
+        msg("diagnose.run.rank_ago", rank=b.rank, phase=b, age_s=b.age_s)
+        for b in heartbeat.read_all(run.heartbeats)
     )
-    return (
-        f"the run is still running ({doing}); to see which rank the others wait for: "
-        f"{typed('./duet attach')} --run={shlex.quote(str(run.path))}"
+    return msg(
+        "diagnose.run.alive",
+        doing=doing,
+        attach=typed("./duet attach"),
+        path=shlex.quote(str(run.path)),
     )
 
 
@@ -115,8 +119,8 @@ def _vanished(run: RunDir) -> list[Event]:
         f"rank {b.rank}: {b}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(b.wall_time))}"
         for b in beats
     )
-    text = "the run ended without a record: its supervisor and all ranks are gone" + (
-        f"; last heartbeats: {last}" if last else ""
+    text = msg("diagnose.run.vanished") + (
+        msg("diagnose.run.last_heartbeats", last=last) if last else ""
     )
     return [
         Event(

@@ -6,7 +6,7 @@ import functools
 from collections import deque
 from dataclasses import dataclass, field
 
-from training.diagnose import signatures
+from training.diagnose import card, signatures
 from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, LogSource
 
@@ -25,7 +25,7 @@ STRUCTURE = {
     "enqueued": r"[Ll]ast enqueued (?:NCCL )?work: ",
     "enqueued_old": r"last enqueued: \d+",
     "spawned": r"-- Process \d+ terminated",
-    "card": r"  (?:Cause      |原因       )[a-z_]+: ",
+    "card": rf"  {card.in_logs('diagnose.card.cause')}[a-z_]+: ",
 }
 
 

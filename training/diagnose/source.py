@@ -20,6 +20,7 @@ from typing import IO
 
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
 
 CHUNK = 1 << 20  # bytes
 HEAD = 4096
@@ -86,7 +87,7 @@ class LogSource:
 
     def __init__(self, path: Path | None, rank: int | None = None, since: int = 0) -> None:
         self.rank, self.since = rank, since
-        self.name = str(path) if path else "standard input"
+        self.name = str(path) if path else msg("diagnose.source.stdin")
         self.file = _opened(path)
         self.binary = is_binary(self.file.read(HEAD))
         self.file.seek(0)
@@ -125,7 +126,7 @@ def _opened(path: Path | None) -> IO[bytes]:
             with file, gzip.open(file) as unpacked:
                 copy = _copy(unpacked)  # type: ignore[arg-type]
             if not os.fstat(copy.fileno()).st_size:
-                raise OSError(errno.EINVAL, "damaged gzip file", str(path))
+                raise OSError(errno.EINVAL, msg("diagnose.source.damaged_gzip"), str(path))
             return copy
         encoding = wide(head)
         if encoding:
@@ -228,7 +229,7 @@ def _is_text(path: Path) -> bool:
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError as error:
-        log.warning(f"{path} skipped: {error.strerror}")
+        log.warning(msg("diagnose.source.skipped", path=path, strerror=error.strerror))
         return False
     return bool(head) and (
         head.startswith(b"\x1f\x8b") or wide(head) is not None or b"\0" not in head
@@ -243,10 +244,10 @@ def missing(paths: list[Path]) -> UserError | None:
             problems.append(
                 Problem(
                     "log.missing",
-                    f"{path} does not exist",
-                    "a log, a folder of logs, a run directory",
+                    msg("diagnose.source.missing", path=path),
+                    msg("diagnose.source.allowed"),
                 )
             )
         elif not os.access(path, os.R_OK):
-            problems.append(Problem("log.unreadable", f"cannot read {path}: permission denied"))
+            problems.append(Problem("log.unreadable", msg("diagnose.source.unreadable", path=path)))
     return UserError(problems, Exit.CONFIG) if problems else None

@@ -12,7 +12,6 @@ from training.core import exit_status, heartbeat, run_reader, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.tail import tail
-from training.diagnose import card
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
@@ -172,9 +171,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     groups = event.hit.groups if event and event.hit else {}
     return {
         **record,
-        "advice": of_end(
-            record, event.signature if event else None, groups, card.language(), values(run, plan)
-        ),
+        "advice": of_end(record, event.signature if event else None, groups, values(run, plan)),
     }
 
 

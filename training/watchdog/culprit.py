@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.core import phases
+from training.core.messages import msg
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, HangFinding
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call
@@ -39,9 +40,9 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     overdue."""
     for e in everything:
         if e.process.always("T"):
-            return _finding(STOPPED, e, everything, "is stopped (SIGSTOP)")
+            return _finding(STOPPED, e, everything, msg("watchdog.stopped"))
         if e.process.always("t"):
-            return _finding(STOPPED, e, everything, "is held by a debugger")
+            return _finding(STOPPED, e, everything, msg("watchdog.debugger"))
     calls = {e.rank: e.calls for e in everything if e.calls is not None}
     different = flight_recorder.mismatch(calls)
     if different:
@@ -52,13 +53,16 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     if guilty is None:
         places = {e.rank: _position(e) for e in everything}
         together = len({e.collective or str(e.beat) for e in last}) == 1
-        where = "in the same place" if together else "in different places"
         if all(e.collective or phases.waits(e.beat.phase) for e in last):
-            how = f"all ranks wait for each other, {where}" + (
-                ": the network or a device" if together else ""
+            how = (
+                msg("watchdog.all_wait.same_place")
+                if together
+                else msg("watchdog.all_wait.different")
             )
+        elif together:
+            how = msg("watchdog.all_stuck.same_place")
         else:
-            how = f"the ranks are stuck, {where}"
+            how = msg("watchdog.all_stuck.different")
         return HangFinding(
             HANG, None, None, how, places, _stacks(everything), min(e.beat.age_s for e in last)
         )
@@ -67,7 +71,9 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
             BLOCKED,
             guilty,
             everything,
-            f"is blocked in I/O ({guilty.process.waits_in or 'uninterruptible'})",
+            msg(
+                "watchdog.blocked", call=guilty.process.waits_in or msg("watchdog.uninterruptible")
+            ),
         )
     return _finding(HANG, guilty, everything, _how(guilty))
 
@@ -127,22 +133,24 @@ def _finding(
 def _how(e: RankSnapshot) -> str:
     if worker := _guilty_worker(e):
         state = (
-            "is stopped"
+            msg("watchdog.worker.stopped")
             if worker.always("T")
-            else f"is stuck at {worker.own_frame}"
+            else msg("watchdog.stuck_at", frame=worker.own_frame)
             if worker.own_frame
-            else "is idle"
+            else msg("watchdog.worker.idle")
         )
-        return f"waits for its data-loader worker (pid {worker.pid}), which {state}"
+        return msg("watchdog.worker.waited_for", pid=worker.pid, state=state)
     busy = e.process.busy > SPINNING or e.process.always("R")  # or ready to spin, without a core
     if e.process.holds_gil and not busy:
-        return f"holds the GIL in C, called at {_where(e)}"
+        return msg("watchdog.holds_gil", frame=_where(e))
     if busy:
-        return f"spins at {_where(e)}" + (", and holds the GIL" if e.process.holds_gil else "")
+        if e.process.holds_gil:
+            return msg("watchdog.spins_with_gil", frame=_where(e))
+        return msg("watchdog.spins", frame=_where(e))
     return (
-        f"waits in {e.collective}, which the others have left"
+        msg("watchdog.left_behind", collective=e.collective)
         if e.collective
-        else f"is stuck at {_where(e)}"
+        else msg("watchdog.stuck_at", frame=_where(e))
     )
 
 
@@ -170,8 +178,8 @@ def _position(e: RankSnapshot) -> str:
     frame = own(e.process.main.frames) if e.process.main else None
     return (
         f"{e.beat}"
-        + (f", waits in {e.collective}" if e.collective else "")
-        + (f" at {frame}" if frame else "")
+        + (msg("watchdog.position.waits_in", collective=e.collective) if e.collective else "")
+        + (msg("watchdog.at", frame=frame) if frame else "")
     )
 
 

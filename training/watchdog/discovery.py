@@ -11,6 +11,7 @@ from pathlib import Path
 
 from training.core import heartbeat, rundir
 from training.core.errors import Problem, UserError
+from training.core.messages import msg
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
@@ -35,8 +36,8 @@ def of_run(path: Path) -> dict[int, int]:
         raise UserError(
             Problem(
                 "run.not_a_run",
-                f"{path} (--run) is not a run directory",
-                "a folder with a plan.json",
+                msg("watchdog.find.not_a_run", path=path),
+                msg("watchdog.find.with_plan"),
                 fixes,
             )
         )
@@ -66,12 +67,16 @@ def of_run(path: Path) -> dict[int, int]:
         ):
             found[beat.rank] = beat.pid
     if not found:
-        where = f"no rank of {path} (--run) runs on this machine"
+        where = msg("watchdog.find.no_ranks", path=path)
         if elsewhere:
             raise UserError(
                 Problem(
                     "run.elsewhere",
-                    f"{where}; it was started on {', '.join(sorted(elsewhere))}",
+                    msg(
+                        "watchdog.find.elsewhere",
+                        where=where,
+                        elsewhere=", ".join(sorted(elsewhere)),
+                    ),
                     "",
                     [f"ssh {min(elsewhere)}"],
                 )
@@ -80,8 +85,8 @@ def of_run(path: Path) -> dict[int, int]:
             Problem(
                 "run.no_ranks",
                 where,
-                "a run in progress",
-                [f"./monitor_training.sh --run={shlex.quote(str(path))} --once   # how it ended"],
+                msg("watchdog.find.in_progress"),
+                [msg("watchdog.find.how_it_ended", path=shlex.quote(str(path)))],
             )
         )
     return dict(sorted(found.items()))
@@ -95,18 +100,18 @@ def of_process(pid: int) -> dict[int, int]:
         raise UserError(
             Problem(
                 "process.missing",
-                f"process {pid} (--pid) does not exist",
+                msg("watchdog.find.no_process", pid=pid),
                 "",
-                ["pgrep -af python   # all Python processes, with their pids"],
+                [msg("watchdog.find.list_pythons")],
             )
         )
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
-        text = f"process {pid} (--pid) belongs to another user, or is protected"
+        text = msg("watchdog.find.not_allowed", pid=pid)
         raise UserError(
             Problem(
                 "process.not_allowed",
                 text,
-                "one of your own processes",
+                msg("watchdog.find.own_process"),
                 [f"sudo {COMMAND} --pid={pid}"],
             )
         )
@@ -128,12 +133,11 @@ def of_process(pid: int) -> dict[int, int]:
             } or found
             above = procfs.read_process(above.parent)
     if not found:
-        fixes = ["pgrep -af python   # all Python processes, with their pids"]
+        fixes = [msg("watchdog.find.list_pythons")]
         raise UserError(
             Problem(
                 "process.not_python",
-                f"process {pid} (--pid: {process.command[:80]}) is not Python and has no "
-                f"rank below it",
+                msg("watchdog.find.not_python", pid=pid, command=process.command[:80]),
                 "",
                 fixes,
             )
@@ -144,8 +148,8 @@ def of_process(pid: int) -> dict[int, int]:
         raise UserError(
             Problem(
                 "process.several",
-                f"more than one training below process {pid} (--pid)",
-                "a rank of one of them",
+                msg("watchdog.find.several", pid=pid),
+                msg("watchdog.find.one_rank"),
                 fixes,
             )
         )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.core import log, rundir
+from training.core.messages import msg
 from training.watchdog.hang_report import HangFinding
 
 if TYPE_CHECKING:
@@ -33,6 +34,6 @@ def keep(run: rundir.RunDir, found: HangFinding, texts: Mapping[int, str]) -> Ha
             (folder / f"rank{rank}.txt").write_text(text, encoding="utf-8")
         rundir.write_json(folder / "verdict.json", facts)
     except OSError as error:
-        log.warning(f"{folder} cannot be written: {error.strerror}")
+        log.warning(msg("watchdog.dump.unwritable", folder=folder, strerror=error.strerror))
     run.event("verdict", **facts, folder=str(folder))
     return replace(found, folder=str(folder))

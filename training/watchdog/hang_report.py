@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from training.core.messages import msg
 from training.watchdog.probes.stacks import Stack
 
 if TYPE_CHECKING:
@@ -49,11 +50,24 @@ class HangFinding:
     def sentence(self) -> str:
         """The finding in one line."""
         if self.rank is None:
-            return f"{self.kind.upper()}: {self.how}, for {self.since_s:.1f} s"
+            return msg(
+                "watchdog.verdict.all", kind=self.kind.upper(), how=self.how, since_s=self.since_s
+            )
+        # `HANG rank 0 in 'backward'` in every language: ./duet diagnose reads it in logs
         doing = f" in '{self.phase}'" if self.phase else ""
-        at = f", at {self.where}" if self.where and self.where not in self.how else ""
-        return (
-            f"{self.kind.upper()} rank {self.rank}{doing} {self.how}{at}, for {self.since_s:.1f} s"
+        at = (
+            msg("watchdog.verdict.at", where=self.where)
+            if self.where and self.where not in self.how
+            else ""
+        )
+        return msg(
+            "watchdog.verdict.rank",
+            kind=self.kind.upper(),
+            rank=self.rank,
+            doing=doing,
+            how=self.how,
+            at=at,
+            since_s=self.since_s,
         )
 
     def others(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, phase_timeouts, phases, rundir
 from training.core.heartbeat import HeartbeatRecord
+from training.core.messages import msg
 from training.core.phase_timeouts import START_S, PhaseTimeouts
 from training.watchdog import culprit, hang_dump
 from training.watchdog.hang_report import HANG, STOPPED, HangFinding
@@ -114,11 +115,10 @@ class HeartbeatWatchdog:
             self._quiet[rank] = now, process, waited
             self._warn(
                 "warning.no_heartbeat",
-                f"rank {rank} has had no heartbeat for {now - since:.0f} s, but its process is "
-                f"busy: slow, not stuck",
+                msg("watchdog.heartbeat.none_but_busy", rank=rank, silent_s=now - since),
             )
             return None
-        how = "has sent no heartbeat since its start: Python has not reached the training"
+        how = msg("watchdog.heartbeat.never")
         return hang_dump.keep(self.run, HangFinding(HANG, rank, None, how, {}, {}, now - since), {})
 
     def _all_read(self, pids: Mapping[int, int], now: float) -> bool:
@@ -132,7 +132,7 @@ class HeartbeatWatchdog:
             files = ", ".join(str(self.run.heartbeat(rank)) for rank in unread)
             self._warn(
                 "warning.heartbeat_unreadable",
-                f"hang detection is off: unreadable heartbeat ({files})",
+                msg("watchdog.heartbeat.unreadable", files=files),
             )
         return False
 
@@ -177,7 +177,9 @@ class HeartbeatWatchdog:
                 continue
             since = now - self._stopped.setdefault(rank, now)
             if since > STOPPED_S:
-                self._report_stopped(rank, pid, "a debugger" if process.state == "t" else "SIGSTOP")
+                self._report_stopped(
+                    rank, pid, msg("watchdog.a_debugger") if process.state == "t" else "SIGSTOP"
+                )
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
         long = [
             rank
@@ -188,18 +190,21 @@ class HeartbeatWatchdog:
 
     def _report_stopped(self, rank: int, pid: int, by: str) -> None:
         beat = heartbeat.read(self.run.heartbeat(rank))
-        text = (
-            f"STOPPED rank {rank}{f' in {str(beat)!r}' if beat else ''} (pid {pid}) by {by}; "
-            f"resume: kill -CONT {pid}"
-        )
+        # as in HangFinding.sentence(), in every language: ./duet diagnose reads it in logs
+        place = f" in {str(beat)!r}" if beat else ""
+        text = msg("watchdog.heartbeat.stopped", rank=rank, place=place, pid=pid, by=by)
         if self._acts and text not in self._reported:
             self._reported.add(text)
-            end = (
-                f"; the run is ended after {max(STOPPED_S, self.floor_s):g} s"
-                if len(self.ranks) > 1
-                else ""
-            )
-            log.error(f"{text}{end}")
+            if len(self.ranks) > 1:
+                log.error(
+                    msg(
+                        "watchdog.heartbeat.ended_after",
+                        text=text,
+                        limit_s=max(STOPPED_S, self.floor_s),
+                    )
+                )
+            else:
+                log.error(text)
             self.run.event(
                 "verdict",
                 kind=STOPPED,
@@ -222,12 +227,17 @@ class HeartbeatWatchdog:
         }
         if there and missing:
             shown = "; ".join(
-                f"rank {rank} has been in '{b}' for {b.age_s:.0f} s" for rank, b in missing.items()
+                msg("watchdog.heartbeat.has_been_in", rank=rank, beat=b, age_s=b.age_s)
+                for rank, b in missing.items()
             )
             self._warn(
                 "warning.rank_missing",
-                f"rank {', '.join(str(b.rank) for b in there)} waits for rank "
-                f"{', '.join(map(str, missing))}: {shown}",
+                msg(
+                    "watchdog.heartbeat.missing",
+                    there=", ".join(str(b.rank) for b in there),
+                    missing=", ".join(map(str, missing)),
+                    shown=shown,
+                ),
             )
 
     def _warn(self, code: str, text: str) -> None:
@@ -277,8 +287,7 @@ class HeartbeatWatchdog:
             return False
         self._warn(
             "warning.machine_overloaded",
-            f"rank {beat.rank} has been in '{beat}' for {beat.age_s:.0f} s and waits for a CPU "
-            f"core: the machine is overloaded",
+            msg("watchdog.heartbeat.no_core", rank=beat.rank, beat=beat, age_s=beat.age_s),
         )
         return True
 
@@ -289,8 +298,12 @@ class HeartbeatWatchdog:
             return False
         self._warn(
             "warning.still_reading",
-            f"rank {reading.rank} has been in '{reading.beat}' for {reading.beat.age_s:.0f} s; it "
-            f"still reads: slow, not stuck",
+            msg(
+                "watchdog.heartbeat.still_reads",
+                rank=reading.rank,
+                beat=reading.beat,
+                age_s=reading.beat.age_s,
+            ),
         )
         return reading.beat.age_s < READING_TIMES * self.budget_s(reading.beat)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from training.core import exit_status, run_reader, rundir
 from training.core.errors import Exit
+from training.core.messages import msg
 from training.core.tail import tail
 from training.diagnose import exception_cause
 from training.host.gpus import one_line
@@ -104,20 +105,24 @@ def explain(
     sizes = MIXED_UP.search("\n".join(tail(log, LINES, log_from.get(log, 0))))
     if status < 0 and sizes:
         inside = stacks.in_collective(stack.main) if stack and stack.main else None
-        how = (
-            f"rank {rank} got {sizes[1]} bytes where its {inside or 'collective'} expects "
-            f"{sizes[2]}, and was aborted by gloo"
+        how = msg(
+            "watchdog.exit.mixed_up",
+            rank=rank,
+            got=sizes[1],
+            collective=inside or msg("watchdog.exit.collective"),
+            expected=sizes[2],
         )
         last = {
             other: calls[-1] for other in alive if (calls := flight_recorder.read(run.ranks, other))
         }
         others = "; ".join(
-            f"rank {other} is in collective {call.number}, {call}" for other, call in last.items()
+            msg("watchdog.exit.in_collective", rank=other, number=call.number, call=call)
+            for other, call in last.items()
         )
         return RankExit(
             DESYNC,
             None,
             where,
-            f"{how}: the ranks call different collectives" + (f"; {others}" if others else ""),
+            msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from training.core import log
+from training.core.messages import msg
 from training.core.phase_timeouts import SHARE, TIMES  # of the silences so far
 from training.watchdog import stall_detector
 from training.watchdog.hang_report import (
@@ -47,7 +48,7 @@ SPIN_TIMES = ALONE_TIMES
 SPIN_LOOKS = 6  # consecutive findings before it is reported
 KEPT = 200  # samples
 REACH = 0.7  # part of the window that the samples must span
-NOTHING_YET = NoFinding(SHORT, "not observed for long enough")
+NOTHING_YET = NoFinding(SHORT, msg("watchdog.script.too_short"))
 # look() was not called: the machine was suspended, or this process was stopped with the ranks
 ASLEEP_S = 10.0
 
@@ -142,27 +143,24 @@ class ScriptWatch:
             return None
         if isinstance(found, NoFinding):
             if found.code in (BLIND, FAILED):
-                self._warn(f"hang detection is not possible: {found}", found.code)
+                self._warn(msg("watchdog.script.not_possible", found=found), found.code)
             elif found.code == LOOPS and self._loops >= SPIN_LOOKS:
                 end = (
-                    f"the run is ended after {SPIN_TIMES * patience:.0f} s without output: "
-                    f"print progress, or raise --hang_timeout"
-                )
-                end = (
-                    end
+                    msg("watchdog.script.ended_after", limit_s=SPIN_TIMES * patience)
                     if self._training
-                    else "no step has been printed yet, so this counts as work"
+                    else msg("watchdog.script.no_step_yet")
                 )
                 self._warn(
-                    f"no output for {silent:.0f} s: {found}; {end}", f"{LOOPS} {self._training}"
+                    msg("watchdog.script.silent_end", silent=silent, found=found, end=end),
+                    f"{LOOPS} {self._training}",
                 )
             elif silent > ALONE_TIMES * patience and found.code == QUIET:
-                self._warn(f"no output for {silent:.0f} s: {found}", QUIET)
+                self._warn(msg("watchdog.script.silent", silent=silent, found=found), QUIET)
             return None
         if found.kind == STOPPED:
             since = self._stopped.get(found.rank or 0)
             return replace(found, since_s=time.monotonic() - since) if stopped and since else None
-        return replace(found, how=f"{found.how} (no output for {silent:.1f} s)")
+        return replace(found, how=msg("watchdog.script.how", how=found.how, silent=silent))
 
     def _begin(self, now: float) -> None:
         self._quiet_since, self._samples, self._verdict, self._loops = now, [], None, 0
@@ -180,9 +178,9 @@ class ScriptWatch:
             if process is None or process.state not in "Tt":
                 self._stopped.pop(rank, None)
             elif now - self._stopped.setdefault(rank, now) > STOPPED_S:
-                by = "a debugger" if process.state == "t" else "SIGSTOP"
+                by = msg("watchdog.a_debugger") if process.state == "t" else "SIGSTOP"
                 self._warn(
-                    f"rank {rank} (pid {pid}) is stopped by {by}; resume: kill -CONT {pid}",
+                    msg("watchdog.script.stopped", rank=rank, pid=pid, by=by),
                     f"stopped {rank}",
                 )
         self._stopped = {rank: since for rank, since in self._stopped.items() if rank in pids}
@@ -204,7 +202,10 @@ class ScriptWatch:
             if isinstance(result, NoFinding) and result.code == LOOPS:
                 self._training = self._training or self._trains()
         except Exception as error:  # the next look follows soon
-            result = NoFinding(FAILED, f"sampling failed: {type(error).__name__}: {error}")
+            result = NoFinding(
+                FAILED,
+                msg("watchdog.script.sampling_failed", name=type(error).__name__, error=error),
+            )
         loops = isinstance(result, NoFinding) and result.code == LOOPS
         self._loops = self._loops + 1 if loops else 0
         self._verdict = (samples, result)
@@ -251,12 +252,10 @@ class ScriptWatch:
             if pending is False:
                 return NoFinding(
                     GPU_WORKS,
-                    f"the GPU of rank {rank} computes: none of its collectives is pending",
+                    msg("watchdog.script.gpu_computes", rank=rank),
                 )
             if pending is None and not alone:
-                return NoFinding(
-                    GPU_WORKS, f"the GPU of rank {rank} may compute: its collectives are unknown"
-                )
+                return NoFinding(GPU_WORKS, msg("watchdog.script.gpu_may_compute", rank=rank))
         return found
 
     def _burst(self, pid: int) -> list[Stack | str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from training.core.messages import msg
 from training.watchdog import hang_report
 from training.watchdog.hang_report import BLOCKED, HANG, STOPPED, UNEVEN, HangFinding, NoFinding
 from training.watchdog.probes import procfs, stacks
@@ -23,7 +24,7 @@ from training.watchdog.probes.stacks import (
 if TYPE_CHECKING:
     from training.core.contracts.kinds import HangKind
 
-GPU = "the GPU"  # waited for, possibly because it waits for other ranks
+GPU = msg("watchdog.gpu")  # waited for, possibly because it waits for other ranks
 BURST = 20  # consecutive dumps of a rank that may spin: all must be the same
 BURST_GIL, BURST_LIMIT_S = 0.9, 10.0
 
@@ -45,34 +46,32 @@ def detect_stall(
     for another, and writing a file no longer counts as work."""
     seen = courses(samples)
     if not seen or (samples and seen.keys() != samples[-1].looks.keys()):
-        return NoFinding(hang_report.SHORT, "the ranks were not in every sample")
+        return NoFinding(hang_report.SHORT, msg("watchdog.stall.too_few_samples"))
     stopped = [c for c in seen.values() if c.always("Tt")]
     if stopped and len(stopped) < len(seen):
         c = stopped[0]
-        by = (
-            "held by a debugger"
-            if c.always("t")
-            else f"stopped (SIGSTOP); resume: kill -CONT {c.pid}"
+        text = (
+            msg("watchdog.debugger") if c.always("t") else msg("watchdog.stopped_resume", pid=c.pid)
         )
-        return _finding(STOPPED, c, f"is {by}", seen)
+        return _finding(STOPPED, c, text, seen)
     if stopped:
         pids = " ".join(str(c.pid) for c in stopped)
-        return NoFinding(
-            hang_report.PAUSED, f"stopped (SIGSTOP): all ranks; resume: kill -CONT {pids}"
-        )
+        return NoFinding(hang_report.PAUSED, msg("watchdog.stall.all_stopped", pids=pids))
     blind = [
         f"rank {c.rank}: {c.last.stack}"
         for c in seen.values()
         if all(isinstance(look.stack, str) for look in c.looks)
     ]
     if blind:
-        return NoFinding(hang_report.BLIND, f"no stack of {'; '.join(blind)}")
+        return NoFinding(hang_report.BLIND, msg("watchdog.stall.no_stack", blind="; ".join(blind)))
     waiting = {c.rank: name for c in seen.values() if (name := waits(c))}
     others = [c for c in seen.values() if c.rank not in waiting]
     going_round = [c.rank for c in others if c.woken and c.last.main and in_collective(c.last.main)]
     if going_round:
         shown = "; ".join(f"rank {rank} {_doing(seen[rank])}" for rank in going_round)
-        return NoFinding(hang_report.ADVANCES, f"collectives advance: {shown}")
+        return NoFinding(
+            hang_report.ADVANCES, msg("watchdog.stall.collectives_advance", shown=shown)
+        )
     if not waiting:
         return _none_waits(seen, alone)
     if not others:
@@ -83,16 +82,14 @@ def detect_stall(
         if how is None:
             shown = f"rank {c.rank} {_doing(c)}; {_waiters(waiting)}"
             if spins(c):
-                text = (
-                    f"in the same Python functions all the time, an endless loop or long work: "
-                    f"{shown}"
-                )
+                text = msg("watchdog.stall.loops", shown=shown)
                 return NoFinding(hang_report.LOOPS, text)
-            return NoFinding(hang_report.WORKS, f"one of them works: {shown}")
+            return NoFinding(hang_report.WORKS, msg("watchdog.stall.one_works", shown=shown))
         guilty.append((c, how))
     c, how = guilty[0]
     if len(guilty) > 1:
-        how += "; also " + ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+        others = ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+        how = msg("watchdog.stall.also", how=how, others=others)
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
 
@@ -121,7 +118,9 @@ def waits(c: RankTrace) -> str | None:
 def on_gpu(found: HangFinding) -> list[int]:
     """Ranks that wait for their GPU, which may be computing."""
     return [
-        rank for rank, place in sorted(found.waiting.items()) if place.startswith(f"waits in {GPU}")
+        rank
+        for rank, place in sorted(found.waiting.items())
+        if place.startswith(msg("watchdog.waits_in", name=GPU, at=""))
     ]
 
 
@@ -131,23 +130,25 @@ def _all_wait(
     done = sorted(rank for rank, status in ended.items() if status == 0)
     since = _since(seen)
     if done:
-        who = f"rank {', '.join(map(str, done))}"
-        how = f"has finished (status 0), the others wait for {'it' if len(done) == 1 else 'them'}"
-        how = how if len(done) == 1 else f"{how}: {who}"
+        ranks = ", ".join(map(str, done))
+        how = (
+            msg("watchdog.stall.finished")
+            if len(done) == 1
+            else msg("watchdog.stall.several_finished", ranks=ranks)
+        )
         return HangFinding(UNEVEN, done[0], None, how, _places(seen), _stacks(seen), since)
     if elsewhere:  # a rank there may be evaluating; hang detection there names it if it is stuck
-        text = f"all ranks of this machine wait, possibly for another machine: {_waiters(waiting)}"
+        text = msg("watchdog.stall.elsewhere", waiters=_waiters(waiting))
         return NoFinding(hang_report.ELSEWHERE, text)
     places = _places(seen)
     if len(seen) == 1:
-        return NoFinding(hang_report.SINGLE, f"the only rank of this machine {places[min(places)]}")
-    if len(set(places.values())) > 1:
-        how = (
-            "all ranks wait for each other, in different places: uneven batches, or a branch "
-            "that not all of them take"
+        return NoFinding(
+            hang_report.SINGLE, msg("watchdog.stall.single", place=places[min(places)])
         )
+    if len(set(places.values())) > 1:
+        how = msg("watchdog.all_wait.uneven")
         return HangFinding(UNEVEN, None, None, how, places, _stacks(seen), since)
-    how = "all ranks wait for each other, in the same place: the network or a device"
+    how = msg("watchdog.all_wait.same_place")
     return HangFinding(HANG, None, None, how, places, _stacks(seen), since)
 
 
@@ -158,7 +159,7 @@ def _none_waits(seen: dict[int, RankTrace], alone: bool) -> HangFinding | NoFind
     if not all(c.idle and c.same_functions for c in seen.values()):
         return NoFinding(hang_report.WORKS, shown)
     if not (alone and all(c.last.main and waits_for_worker(c.last.main) for c in seen.values())):
-        return NoFinding(hang_report.QUIET, f"no rank waits for another, none works: {shown}")
+        return NoFinding(hang_report.QUIET, msg("watchdog.stall.quiet", shown=shown))
     first = seen[min(seen)]
     return _finding(HANG, first, _at_worker(first)[0], seen)
 
@@ -172,19 +173,21 @@ def _stuck(c: RankTrace, burst: Burst | None, alone: bool) -> str | None:
     if c.writes_back or (saves(main.frames) and not alone):
         return None
     if c.always("D") and not c.moves_data:
-        return f"is blocked in I/O ({c.last.process.waits_in or 'uninterruptible'}) at {frame}"
+        return msg(
+            "watchdog.blocked_at",
+            call=c.last.process.waits_in or msg("watchdog.uninterruptible"),
+            frame=frame,
+        )
     if c.idle and c.same_functions and waits_for_worker(main):
         return _at_worker(c)[0]
     if c.idle and c.same_place:
         if all(look.main and look.main.holds_gil for look in c.looks):
-            return f"holds the GIL in C, called at {frame}"
-        return f"is stuck at {frame}" + (
-            f", waiting in {name}, which the others have left"
-            if (name := in_collective(main))
-            else ""
-        )
+            return msg("watchdog.holds_gil", frame=frame)
+        if name := in_collective(main):
+            return msg("watchdog.stuck_in_collective", frame=frame, name=name)
+        return msg("watchdog.stuck_at", frame=frame)
     if burst and spins(c) and _still_spins(c, burst(c.pid)):
-        return f"spins at {frame}, and holds the GIL"
+        return msg("watchdog.spins_with_gil", frame=frame)
     return None
 
 
@@ -224,19 +227,20 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
         frame = own(stack.main.frames) if isinstance(stack, Stack) and stack.main else None
         busy_there = frame is not None and "/torch/utils/data/" not in frame.file
         if state in "TtD" or busy_there:
-            what = {
-                "T": "is stopped (SIGSTOP)",
-                "t": "is held by a debugger",
-                "D": "is blocked in I/O",
-            }.get(state, "is stuck")
+            doing = {
+                "T": msg("watchdog.stopped"),
+                "t": msg("watchdog.debugger"),
+                "D": msg("watchdog.worker.blocked"),
+            }.get(state, msg("watchdog.worker.stuck"))
             return (
-                f"waits for its data-loader worker (pid {pid}), which "
-                f"{what}{f' at {frame}' if frame else ''}",
+                msg("watchdog.worker.waited_for", pid=pid, state=doing + _at(frame)),
                 frame,
             )
     return (
-        f"waits for its data-loader workers (pid {', '.join(map(str, pids)) or 'none is left'}), "
-        f"which are idle",
+        msg(
+            "watchdog.worker.all_idle",
+            pids=", ".join(map(str, pids)) or msg("watchdog.worker.none_left"),
+        ),
         None,
     )
 
@@ -267,21 +271,30 @@ def _places(seen: dict[int, RankTrace]) -> dict[int, str]:
 def _doing(c: RankTrace) -> str:
     main = c.last.main
     frame = own(main.frames) if main else None
-    at = f" at {frame}" if frame else ""
     if c.always("Tt"):
-        return f"is stopped{at}"
+        return msg("watchdog.is_stopped", at=_at(frame))
     if name := waits(c):
-        return f"waits in {name}{at}"
-    busy = f"{100 * c.own_cpu:.0f} % of a core"
+        return msg("watchdog.waits_in", name=name, at=_at(frame))
+    busy = msg("watchdog.stall.busy", percent=100 * c.own_cpu)
     if c.children_work:
-        busy += f", its children {100 * c.childrens_cpu:.0f} %"
+        busy += msg("watchdog.stall.children_busy", percent=100 * c.childrens_cpu)
     if c.moves_data:
-        busy += f", {c.bytes_moved / 1e3:.0f} kB/s"
-    return f"is{at}, {busy}" if at else f"has no stack, {busy}"
+        busy += msg("watchdog.stall.rate", rate=c.bytes_moved / 1e3)
+    return (
+        msg("watchdog.stall.is_at", frame=frame, busy=busy)
+        if frame
+        else msg("watchdog.stall.unknown_place", busy=busy)
+    )
+
+
+def _at(frame: Frame | None) -> str:
+    return msg("watchdog.at", frame=frame) if frame else ""
 
 
 def _waiters(waiting: dict[int, str]) -> str:
-    return ", ".join(f"rank {rank} waits in {name}" for rank, name in sorted(waiting.items()))
+    return ", ".join(
+        msg("watchdog.stall.waiter", rank=rank, name=name) for rank, name in sorted(waiting.items())
+    )
 
 
 def _stacks(seen: dict[int, RankTrace]) -> dict[int, Stack | str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
+from training.core.messages import msg
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
@@ -104,10 +105,11 @@ class RanksWatch:
         self._errors += 1
         off_s = OFF_S * 2 ** (self._errors - 1) if self._errors < ERRORS else math.inf
         self._off_until = time.monotonic() + off_s
-        how_long = f"{off_s:.0f} s" if off_s < math.inf else "this attempt"
+        what, file = f"{type(error).__name__}: {error}", self.run.watch_error
         log.warning(
-            f"hang detection is off for {how_long}: {type(error).__name__}: {error} (see "
-            f"{self.run.watch_error})"
+            msg("watchdog.off_for", off_s=off_s, what=what, file=file)
+            if off_s < math.inf
+            else msg("watchdog.off_for_attempt", what=what, file=file)
         )
         with contextlib.suppress(OSError):
             self.run.watch_error.write_text(

@@ -13,11 +13,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core import messages
 from training.core.jsonl import Record
 
 FOLDER = Path(__file__).parent
 CAUSES, KINDS = FOLDER / "causes.json", FOLDER / "kinds.json"
-LANGUAGES = ("en", "zh")
+LANGUAGES = messages.LANGUAGES
 NONE, UNKNOWN = "none", "unknown"
 # known only: an exception, or an exit status
 RAISED, EXIT_STATUS = (
@@ -50,8 +51,9 @@ class LocalizedText:
             }
         )
 
-    def in_language(self, language: str) -> tuple[str, ...]:
-        return (self.zh if language == "zh" else self.en) or self.en
+    def sentences(self) -> tuple[str, ...]:
+        """In the selected language."""
+        return (self.zh if messages.language() == "zh" else self.en) or self.en
 
 
 @dataclass(frozen=True)

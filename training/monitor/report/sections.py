@@ -59,7 +59,7 @@ def failure(run: Run, spoken: str) -> Html | None:
     if not run.failure:
         return None
     try:
-        shown = card.of_run(cast("FailureRecord", {**CARD, **run.failure}), spoken)
+        shown = card.of_run(cast("FailureRecord", {**CARD, **run.failure}))
     except (KeyError, TypeError, AttributeError):  # not written by Duet's supervisor
         shown = (
             f"{text(run.failure.get('cause')) or 'unknown'}: "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.trainer import flight_recorder_server
 
 ANSWER_S = 1.0
@@ -45,7 +46,11 @@ class Call:
     open: bool = True  # not completed yet
 
     def __str__(self) -> str:
-        return f"{self.operation} of {self.shapes}" if self.shapes else self.operation
+        return (
+            msg("watchdog.calls.with_shapes", operation=self.operation, shapes=self.shapes)
+            if self.shapes
+            else self.operation
+        )
 
 
 class _Connection(http.client.HTTPConnection):
@@ -127,7 +132,7 @@ class Mismatch:
 
     def __str__(self) -> str:
         calls = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(self.calls.items()))
-        return f"the ranks call different operations at collective {self.number}: {calls}"
+        return msg("watchdog.calls.differ", number=self.number, calls=calls)
 
 
 def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:

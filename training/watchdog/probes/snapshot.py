@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from training.core import phases, rundir
 from training.core.heartbeat import HeartbeatRecord
+from training.core.messages import msg
 from training.watchdog.probes import flight_recorder, procfs, stacks
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -88,7 +89,7 @@ class RankSnapshot:
             and not main.holds_gil
         ):
             # NCCL: a rank waits where it needs the result.
-            name = "the GPU" if stacks.waits_for_device(main.frames[0]) else None
+            name = msg("watchdog.gpu") if stacks.waits_for_device(main.frames[0]) else None
         return None if name == "backward" and (self.process.busy > 0.5 or self.in_hook) else name
 
     @property
@@ -140,7 +141,7 @@ def gather(
 def _dump(processes: list[ProcessActivity]) -> None:
     found = stacks.dump((seen.pid for seen in processes), DUMP_S)
     for seen in processes:
-        seen.stacks.append(found.get(seen.pid, "not sampled"))
+        seen.stacks.append(found.get(seen.pid, msg("watchdog.snapshot.none")))
 
 
 def texts(everything: list[RankSnapshot]) -> dict[int, str]:
@@ -150,7 +151,13 @@ def texts(everything: list[RankSnapshot]) -> dict[int, str]:
 
 def _text(e: RankSnapshot) -> str:
     lines = [
-        f"rank {e.rank}: {e.beat} in epoch {e.beat.epoch}, for {e.beat.age_s:.1f} s",
+        msg(
+            "watchdog.snapshot.rank",
+            rank=e.rank,
+            beat=e.beat,
+            epoch=e.beat.epoch,
+            age_s=e.beat.age_s,
+        ),
         _process(e.process),
         "",
     ]
@@ -158,24 +165,31 @@ def _text(e: RankSnapshot) -> str:
     for number, worker in enumerate(e.workers):
         lines += [
             "",
-            f"data-loader worker or other child {number}",
+            msg("watchdog.snapshot.child", number=number),
             _process(worker),
             *(_stack(s) for s in worker.stacks[-1:]),
         ]
     if e.calls:
         lines += [
             "",
-            "last collectives",
-            *(f"  {call.number}: {call} (group {call.group})" for call in e.calls[-20:]),
+            msg("watchdog.snapshot.collectives"),
+            *(
+                msg("watchdog.snapshot.call", number=call.number, call=call, group=call.group)
+                for call in e.calls[-20:]
+            ),
         ]
     return "\n".join(lines) + "\n"
 
 
 def _process(seen: ProcessActivity) -> str:
-    states = "".join(seen.states) or "gone"
-    return (
-        f"pid {seen.pid}, states {states}, {100 * seen.busy:.0f} % of a core, kernel: "
-        f"{seen.waits_in or '-'}, I/O {seen.io_bytes} bytes"
+    states = "".join(seen.states) or msg("watchdog.snapshot.gone")
+    return msg(
+        "watchdog.snapshot.process",
+        pid=seen.pid,
+        states=states,
+        percent=100 * seen.busy,
+        waits_in=seen.waits_in or "-",
+        io_bytes=seen.io_bytes,
     )
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.jsonl import Record
+from training.core.messages import msg
 from training.host import packages
 from training.watchdog.probes import procfs
 
@@ -102,23 +103,31 @@ class Stack:
 
     def text(self) -> str:
         """The stack as text for a file, the main thread first."""
-        lines = [f"pid {self.pid or 'unknown'} ({self.source})"]
+        lines = [f"pid {self.pid or msg('watchdog.stack.unknown_pid')} ({self.source})"]
         for thread in sorted(self.threads, key=lambda thread: not thread.main):
             marks = [
                 text
                 for text, so in (
-                    ("main", thread.main),
-                    ("running", thread.active),
-                    ("holds the GIL", thread.holds_gil),
+                    (msg("watchdog.stack.main"), thread.main),
+                    (msg("watchdog.stack.running"), thread.active),
+                    (msg("watchdog.stack.gil"), thread.holds_gil),
                 )
                 if so
             ]
-            lines.append(
-                f"Thread {thread.name or 'without a name'}"
-                + (f" [{', '.join(marks)}]" if marks else "")
+            name = (
+                msg("watchdog.stack.thread", name=thread.name)
+                if thread.name
+                else msg("watchdog.stack.unnamed_thread")
             )
-            lines += [f"    {frame}" for frame in thread.frames] or ["    no Python code"]
+            lines.append(name + (f" [{', '.join(marks)}]" if marks else ""))
+            lines += [f"    {frame}" for frame in thread.frames] or [
+                msg("watchdog.stack.no_python")
+            ]
         return "\n".join(lines) + "\n"
+
+
+class _Complaint(str):
+    """What py-spy reported instead of a stack: another try may succeed."""
 
 
 def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
@@ -129,7 +138,7 @@ def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
     if program is None:
         return dict.fromkeys(
             wanted,
-            f"py-spy is not installed, so there are no stacks: {packages.install(['py-spy'])}",
+            msg("watchdog.stack.no_py_spy", install=packages.install(["py-spy"])),
         )
     if not wanted:
         return {}
@@ -141,7 +150,7 @@ def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
 
 
 def _dump(program: str, pid: int, end: float) -> Stack | str:
-    answer: Stack | str = "no time left"
+    answer: Stack | str = msg("watchdog.stack.no_time")
     for attempt in range(TRIES):
         # Stopping the process gives a consistent stack where reading alone failed, but it
         # interrupts a blocked call, which can dissolve the hang, and a stopped process cannot be
@@ -149,13 +158,13 @@ def _dump(program: str, pid: int, end: float) -> Stack | str:
         blocking = attempt == TRIES - 1
         before = procfs.read_process(pid)
         if before is None or before.state in "ZX":
-            return f"process {pid} has ended"
+            return msg("watchdog.stack.ended", pid=pid)
         if blocking and before.state in "TtD":
             break
         answer = _ask(program, pid, end, blocking)
         if blocking:
             _let_go(pid)
-        if isinstance(answer, Stack) or "py-spy reported" not in answer:
+        if not isinstance(answer, _Complaint):
             break
     return answer
 
@@ -163,7 +172,7 @@ def _dump(program: str, pid: int, end: float) -> Stack | str:
 def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
     left = end - time.monotonic()
     if left <= 0:
-        return f"process {pid}: py-spy did not answer in time"
+        return msg("watchdog.stack.timeout", pid=pid)
     command = [
         program,
         "dump",
@@ -182,14 +191,14 @@ def _ask(program: str, pid: int, end: float, blocking: bool) -> Stack | str:
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return f"process {pid}: py-spy did not answer in time"
+        return msg("watchdog.stack.timeout", pid=pid)
     except OSError as error:
-        return f"{program} cannot be started: {error.strerror}"
+        return msg("watchdog.stack.no_start", program=program, strerror=error.strerror)
     if done.returncode == 0:
         try:
             return _parsed(pid, json.loads(done.stdout))
         except (ValueError, KeyError, TypeError):
-            return f"process {pid}: py-spy reported unreadable output"
+            return _Complaint(msg("watchdog.stack.unreadable", pid=pid))
     return _reason(pid, done.stderr)
 
 
@@ -220,19 +229,21 @@ def _reason(pid: int, output: str) -> str:
     now = procfs.read_process(pid)
     # without a command line: it is exiting
     if now is None or now.state in "ZX" or now.command.startswith("["):
-        return f"process {pid} has ended"
+        return msg("watchdog.stack.ended", pid=pid)
     if re.search(r"permission denied|operation not permitted", output, re.I):
-        return (
-            f"process {pid} cannot be inspected: run this as its user or as root, and see "
-            f"/proc/sys/kernel/yama/ptrace_scope"
-            " (0: allowed; in a container: --cap-add=SYS_PTRACE)"
-        )
+        return msg("watchdog.stack.not_allowed", pid=pid)
     if "find python version" in output or "find a python" in output.lower():
-        return f"process {pid} is not Python"
+        return msg("watchdog.stack.not_python", pid=pid)
     lines = [
         line.strip() for line in output.partition("Stack backtrace")[0].splitlines() if line.strip()
     ]
-    return f"process {pid}: py-spy reported: {'; '.join(lines)[:200] or 'nothing'}"
+    return _Complaint(
+        msg(
+            "watchdog.stack.complaint",
+            pid=pid,
+            lines="; ".join(lines)[:200] or msg("watchdog.stack.nothing"),
+        )
+    )
 
 
 def _let_go(pid: int) -> None:
