@@ -58,7 +58,7 @@ def accuracy() -> None:
     rows: dict[str, list[tuple[bool, bool, bool]]] = collections.defaultdict(list)
     for name, wanted in tqdm(expected.items(), unit="log", disable=None):
         cause = name.partition("/")[0]
-        found = diagnose([LOGS / name], "en")
+        found = diagnose([LOGS / name])
         right = found["cause"] in (cause, *wanted.get("or_cause", []))
         rank = found["rank"] in (wanted["rank"], *wanted.get("or_rank", []))
         line = wanted["line"] == "any" or found["line"] in (
@@ -218,7 +218,7 @@ def unwatched() -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
             log.write(output)
             log.flush()
-            found = diagnose([Path(log.name)], "en")
+            found = diagnose([Path(log.name)])
         causes, rank = EXPECTED[fault]
         right = found["cause"] in causes and (rank is None or found["rank"] == rank)
         who = "" if found["rank"] is None else f", rank {found['rank']}"

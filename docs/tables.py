@@ -10,6 +10,7 @@ of docs/codes.md from its first heading on.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
+os.environ["DUET_LANG"] = "en"  # of the documentation, whatever the locale is
 
 from training import tasks  # noqa: E402
 from training.config import foreign_names  # noqa: E402

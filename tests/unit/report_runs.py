@@ -111,12 +111,12 @@ def event(made: Made, kind: str, after_s: float, /, **facts: Any) -> None:
     rundir.append_json(made.run.events, {"time": made.at + after_s, "event": kind, **facts})
 
 
-def page_of(made: Made, language: str = "en") -> str:
-    return run_page.page(run.read_run(made.run), language).html()
+def page_of(made: Made) -> str:
+    return run_page.page(run.read_run(made.run)).html()
 
 
 def comparison(*several: Made) -> str:
-    return compare_page.page([run.read_run(made.run) for made in several], "en").html()
+    return compare_page.page([run.read_run(made.run) for made in several]).html()
 
 
 class Reader(HTMLParser):

@@ -97,7 +97,7 @@ def test_the_card_is_in_the_language_of_the_locale() -> None:
         and "  Try        " in english
     )
     assert "  原因       gpu_oom: GPU 显存不足\n" in chinese and "  建议       " in chinese
-    assert asked(log, "--lang=zh", LC_ALL="C.UTF-8", PYTHONIOENCODING="utf-8").stdout == chinese
+    assert asked(log, DUET_LANG="zh", LC_ALL="C.UTF-8", PYTHONIOENCODING="utf-8").stdout == chinese
 
 
 def test_a_healthy_log_gets_one_line() -> None:
@@ -144,9 +144,7 @@ def test_all_unreadable_paths_are_reported_at_once(
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "part"), [(["--lang=de"], "--lang is 'de'"), (["--jsn"], "./duet diagnose --json\n")]
-)
+@pytest.mark.parametrize(("words", "part"), [(["--jsn"], "./duet diagnose --json\n")])
 def test_a_wrong_option_is_reported(
     words: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -163,7 +163,7 @@ def test_failed_run_shows_its_card(whole: Made, monkeypatch: pytest.MonkeyPatch)
     )
     assert [facts for facts in page.all("div") if facts.get("class") == "card"]
     monkeypatch.setenv("DUET_LANG", "zh")
-    assert "原因" in page_of(whole, "zh")
+    assert "原因" in page_of(whole)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_one_run(root: Path) -> None:
         chosen = options.parse([word], root)
         assert chosen.out == root / "experiments/first_run/report.html"
     assert options.parse(["latest"], root).out.parent.name == "second_run"
-    chosen = options.parse(["latest", "--out", "x.html", "--lang=zh", "--quiet"], root)
-    assert (chosen.out, chosen.lang, chosen.quiet) == (Path.cwd() / "x.html", "zh", True)
+    chosen = options.parse(["latest", "--out", "x.html", "--quiet"], root)
+    assert (chosen.out, chosen.quiet) == (Path.cwd() / "x.html", True)
 
 
 def test_output_of_a_comparison(root: Path) -> None:
@@ -68,19 +68,16 @@ def test_all_problems_at_once(root: Path) -> None:
         "second_run",
         "second_run",
         "--uot=x.html",
-        "--lang=fr",
         "--quiet=1",
         "--out",
     )
-    assert len(found) == 6
+    assert len(found) == 5
     together = "\n".join(found)
     for part in (
         "RUN is 'frist_run'",
         "./duet report first_run",
         "second_run is given twice",
         "./duet report frist_run second_run second_run --out=x.html",
-        "--lang is 'fr'",
-        "en or zh",
         "--quiet has the value '1'",
         "--out has no value",
     ):

@@ -164,7 +164,7 @@ def test_runs_of_different_tasks(video: Made, tmp_path: Path) -> None:
     )
     differ = page[page.index('id="differences"') : page.index('id="curves"')]
     assert ">embed_dim<" in differ and ">16<" in differ and ">24<" in differ
-    same = compare_page.page([run.read_run(made.run) for made in (video, other)], "en")
+    same = compare_page.page([run.read_run(made.run) for made in (video, other)])
     assert (
         same.counted == "samples"
         and ">embed_dim<" in same.html()
@@ -186,7 +186,7 @@ def test_any_task_in_a_plan(tmp_path: Path, task: object) -> None:
     made = trained(planned(tmp_path / "experiments" / "odd"))
     rundir.write_json(made.run.plan, made.plan | {"task": task})
     seen = run.read_run(made.run)
-    assert seen.counted == "tokens" and run_page.page(seen, "en").html().count("</script") == 3
+    assert seen.counted == "tokens" and run_page.page(seen).html().count("</script") == 3
 
 
 def test_run_without_a_step_counts_samples(tmp_path: Path) -> None:

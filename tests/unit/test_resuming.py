@@ -314,7 +314,7 @@ def test_a_stopped_run_shows_the_complete_resume_command(made: Made, shell: Shel
         "launch_train.sh",
         ["2", f"--out_dir={folder}", f"--resume={made.run.name}"],
     )
-    page = run_page.page(report_run.read_run(made.run), "en").html()
+    page = run_page.page(report_run.read_run(made.run)).html()
     assert "./launch_train.sh 2 &#x27;--data=my texts&#x27;" in page, (
         "the pasted command starts the same run"
     )

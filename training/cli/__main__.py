@@ -23,7 +23,8 @@ Examples:
   ./duet inspect && echo all ranks train
   source <(./duet completion bash)                # tab completion; zsh too
 
-Help for a command: ./duet COMMAND --help"""
+Help for a command: ./duet COMMAND --help
+Messages in Chinese, for any command: --lang=zh"""
 
 
 def main(argv: list[str]) -> int:

@@ -70,4 +70,4 @@ def flags(command: Command) -> list[str]:
     text = subprocess.run(
         argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     ).stdout
-    return sorted(set(FLAG.findall(text)))
+    return sorted({"--lang=", *FLAG.findall(text)})

@@ -1,7 +1,7 @@
 """Diagnose a failed or hung training from its log: cause, first failed rank,
 evidence and advice.
 
-Usage: ./duet diagnose [LOG…] [--json] [--lang=en|zh]
+Usage: ./duet diagnose [LOG…] [--json]
        ./duet diagnose RUN --report-issue[=FILE]
 
 LOG is a text file (any launcher, any encoding, also gzip, finished or still
@@ -11,7 +11,6 @@ Several logs are treated as one run. Default: the newest run in experiments/.
 
   --json               print one JSON object: cause, rank, line, evidence,
                        confidence, summary, advice, …
-  --lang=en|zh         language of the text (default: from LC_ALL or LANG)
   --report-issue=FILE  write a redacted bundle for a bug report: plan, versions,
                        card, last lines of each rank
   -h, --help           this text
@@ -28,13 +27,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.core import args, find_run, log, messages, rundir
+from training.core import args, find_run, log, rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.diagnose import bundle, card, source
 from training.diagnose.result import diagnose
-from training.diagnose.signatures import LANGUAGES
 
 EXPERIMENTS = WORK / "experiments"
 COMMAND = "./duet diagnose"
@@ -42,7 +40,6 @@ ASKER = find_run.RunSelector("RUN", f"{COMMAND} ", COMMAND)
 FLAGS = {
     "json": args.SWITCH,
     "run": args.TEXT,
-    "lang": args.one_of(*LANGUAGES),
     "report-issue": args.Flag(str, bare=""),
     "help": args.SWITCH,
 }
@@ -55,7 +52,6 @@ class DiagnoseOptions:
     logs: list[str]
     json: bool = False
     run: str | None = None
-    lang: str = ""
     report_issue: str | None = None
     help: bool = False
 
@@ -78,8 +74,6 @@ def main(argv: list[str]) -> int:
         if wanted.report_issue and Path(wanted.report_issue).exists() and not wanted.logs:
             wanted.logs, wanted.report_issue = [wanted.report_issue], ""
         paths = _logs(wanted)
-        if wanted.lang:
-            os.environ[messages.VARIABLE] = wanted.lang
         record = diagnose(paths)
         if wanted.report_issue is not None:
             made = bundle.write(paths, record, wanted.report_issue)

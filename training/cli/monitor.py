@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from training.core import find_run, project
+from training.core import find_run, messages, project
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -72,6 +72,8 @@ def _source(chosen: MonitorOptions) -> StateSource:
 def _show(chosen: MonitorOptions, source: StateSource) -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     ascii_only = chosen.ascii or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    if ascii_only:
+        os.environ[messages.VARIABLE] = "en"  # Chinese would be question marks
     on_terminal = sys.stdout.isatty()
     if chosen.json:
         print(json.dumps(state.finite(_only_look(source)), indent=1), flush=True)

@@ -1,20 +1,17 @@
 """Write a run, or a comparison of several runs, as one HTML file.
 
-Usage: ./duet report RUN… [--out=FILE] [--lang=en|zh] [--quiet]
+Usage: ./duet report RUN… [--out=FILE] [--quiet]
 
   RUN            a run directory, the name of a run, or latest
   --out=FILE     default: <run>/report.html for one run,
                  experiments/comparison_<names>.html for several
-  --lang=en|zh   language of the failure card
   --quiet        do not print the path of the file
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
-from training.core import messages
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
@@ -42,10 +39,7 @@ def _main(argv: list[str]) -> int:
         from training.monitor.report import compare_page, run, run_page
 
         seen = [run.read_run(folder) for folder in chosen.runs]
-        if chosen.lang:
-            os.environ[messages.VARIABLE] = chosen.lang
-        spoken = messages.language()
-        page = run_page.page(seen[0], spoken) if len(seen) == 1 else compare_page.page(seen, spoken)
+        page = run_page.page(seen[0]) if len(seen) == 1 else compare_page.page(seen)
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:

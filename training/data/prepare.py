@@ -42,12 +42,8 @@ COMPRESSION = 4  # an estimate, used for that draw only
 PROBE = "Hello World, it's 12345!\n\tnaïve – 训练 данные 🙂  x = [1]\n"
 
 Progress = Callable[[str, int, int], None]  # activity, bytes done, total bytes
-TOKENIZING, CHECKING, LEARNING, MERGING = (
-    msg("data.prepare.preparing"),
-    msg("data.prepare.checking"),
-    msg("data.prepare.learning"),
-    msg("data.prepare.merging"),
-)
+# Activities, for Progress.
+TOKENIZING, CHECKING, LEARNING, MERGING = "tokenizing", "checking", "learning", "merging"
 
 
 def silent(what: str, done: int, total: int) -> None:

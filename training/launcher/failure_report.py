@@ -283,4 +283,4 @@ def _stop(outcome: Outcome) -> str:
         return msg("launcher.failure.left_alone", rank=outcome.left)
     if stopped_early(outcome):
         return msg("launcher.failure.before_begin")
-    return "stopped at once: nothing was saved since the last checkpoint"
+    return msg("launcher.failure.at_once")

@@ -81,14 +81,18 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
                     else _attempts(run, plan, ending, stages, token)
                 ), ""
     except UserError as error:
-        console.report(error, "the training has ended" if ending.begun else "nothing was launched")
+        console.report(error, msg("launcher.end.ended") if ending.begun else "")
         return error.code, str(error)
     except KeyboardInterrupt:
-        text = "interrupted before the start"
+        text = msg("launcher.end.interrupted_before")
         if not ending.begun and run.own.exists():
             writer.withdraw(run)
-            text += f"; {run.name} is unchanged" if plan["resume"] else f"; {run.path} was removed"
-        console.warning(f"{text} (exit {int(Exit.INTERRUPTED)})")
+            text = (
+                msg("launcher.end.interrupted_unchanged", name=run.name)
+                if plan["resume"]
+                else msg("launcher.end.interrupted_removed", path=run.path)
+            )
+        console.warning(msg("launcher.end.exit", text=text, code=int(Exit.INTERRUPTED)))
         return Exit.INTERRUPTED, text
 
 
@@ -205,7 +209,7 @@ def _folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
     ]
     console.report(
         UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING),
-        closing="training failed, nothing was saved",
+        closing=msg("launcher.end.nothing_saved"),
     )
     return True
 
@@ -244,7 +248,7 @@ def _report_end(
         console.warning(msg("launcher.end.torn_down", code=code, card=card.of_run(record)))
         return
     if record["kind"] == rundir.ASKED:
-        console.warning(f"{record['summary']} (exit {code})")
+        console.warning(msg("launcher.end.exit", text=record["summary"], code=code))
         return
     if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
         return
@@ -300,8 +304,12 @@ def _regular_end(
     if code == Exit.DONE:
         console.success(msg("launcher.end.finished", recovered=recovered, text=text).rstrip())
     else:
-        why = "interrupted" if code == Exit.INTERRUPTED else "stopped on request"
-        console.warning(f"{why}, checkpoint saved{recovered} (exit {int(code)})\n{text}".rstrip())
+        why = (
+            msg("launcher.end.interrupted", recovered=recovered)
+            if code == Exit.INTERRUPTED
+            else msg("launcher.end.stopped", recovered=recovered)
+        )
+        console.warning(f"{msg('launcher.end.exit', text=why, code=int(code))}\n{text}".rstrip())
     return code
 
 

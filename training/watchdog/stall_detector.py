@@ -88,8 +88,8 @@ def detect_stall(
         guilty.append((c, how))
     c, how = guilty[0]
     if len(guilty) > 1:
-        others = ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
-        how = msg("watchdog.stall.also", how=how, others=others)
+        also = ", ".join(f"rank {o.rank} {text}" for o, text in guilty[1:])
+        how = msg("watchdog.stall.also", how=how, others=also)
     return _finding(BLOCKED if c.always("D") else HANG, c, how, seen)
 
 

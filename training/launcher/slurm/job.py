@@ -113,10 +113,7 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
         return code
     state, may = _state(job)
     if stopped or state != "RUNNING":
-        log.warning(
-            f"SLURM ends job {job} ({state}); it restarts the job after preemption, not after "
-            f"scancel\n    {resume}"
-        )
+        log.warning(msg("launcher.slurm.ends_job", job=job, state=state, resume=resume))
         return code
     step = saved_step(run)
     if [start["step"] for start in facts["starts"][-2:]] == [step, step]:
@@ -173,7 +170,7 @@ def _state(job: str) -> tuple[str, bool]:
 def _requeue(run: rundir.RunDir, job: str, step: int) -> str:
     """Requeue the job; the error, or ''."""
     run.event("requeue", job=job, step=step)
-    log.info(f"SLURM job {job} is requeued and resumes at step {step}")
+    log.info(msg("launcher.slurm.requeued", job=job, step=step))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends this start of the job at once
     status, text = scontrol("requeue", job)
     return text.strip() if status else ""

@@ -231,7 +231,7 @@ def _unknown(typed: str, equals: str, text: str, args: list[str], at: int) -> Pr
     fixed = f"--{name if name == 'ranks_per_node' else name.replace('_', '-')}{equals}{text}"
     return Problem(
         "flag.unknown",
-        f"--{typed} is not a known flag",
+        msg("launcher.slurm.unknown_flag", typed=typed),
         "",
         [_command([*args[:at], fixed, *args[at + 1 :]])],
     )

@@ -23,7 +23,7 @@ CHANGING = ("host memory",)  # facts that change from moment to moment
 Figure = tuple[str, Callable[[Run], float | None], Callable[[float], str], bool | None]
 
 
-def page(runs: Sequence[Run], spoken: str) -> ReportPage:
+def page(runs: Sequence[Run]) -> ReportPage:
     names = _names(runs)
     out = ReportPage(
         msg("monitor.report.compare.page_title", runs=len(runs)),
@@ -57,9 +57,7 @@ def page(runs: Sequence[Run], spoken: str) -> ReportPage:
         short=msg("monitor.report.title.machines_short"),
     )
     failed = [
-        (name, sections.failure(run, spoken))
-        for name, run in zip(names, runs, strict=True)
-        if run.failure
+        (name, sections.failure(run)) for name, run in zip(names, runs, strict=True) if run.failure
     ]
     out.add(
         "failures",

@@ -15,14 +15,11 @@ from training.core.messages import msg
 from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
-from training.diagnose import card
 
 COMMAND = "./duet report"
 ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
-LANGUAGES = tuple(card.WORDS)
 FLAGS = {
     "out": args.TEXT,
-    "lang": args.one_of(*LANGUAGES),
     "quiet": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -35,7 +32,6 @@ class ReportOptions:
 
     runs: list[RunDir] = field(default_factory=list)
     out: Path = Path()
-    lang: str = ""
     quiet: bool = False
     help: bool = False
 
@@ -44,9 +40,7 @@ def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
     """Raises UserError with all problems at once."""
     line = args.parse(argv, FLAGS, COMMAND)
     values, problems = line.values, line.problems
-    options = ReportOptions(
-        lang=values.get("lang") or "", quiet="quiet" in values, help="help" in values
-    )
+    options = ReportOptions(quiet="quiet" in values, help="help" in values)
     if options.help:
         return options
     _find_runs(options, line.words, root, problems)

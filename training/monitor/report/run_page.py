@@ -19,10 +19,10 @@ from training.monitor.run_status import FAILED
 EVEN_PERCENT = 5  # ranks whose compute times differ by less are balanced
 
 
-def page(run: Run, spoken: str) -> ReportPage:
+def page(run: Run) -> ReportPage:
     out = ReportPage(
         f"{run.name} · Duet",
-        _head(run, spoken),
+        _head(run),
         pauses=bool(run.pauses),
         counted=None if run.script else run.counted,
     )
@@ -72,7 +72,7 @@ def page(run: Run, spoken: str) -> ReportPage:
     return out
 
 
-def _head(run: Run, spoken: str) -> Html:
+def _head(run: Run) -> Html:
     facts = run.state["run"]
     elapsed = run.lasted_s
     ranks, device = facts["ranks"], text(facts["device"])
@@ -126,7 +126,7 @@ def _head(run: Run, spoken: str) -> Html:
             if not run.ended
             else None,
             tag("p", reason, class_="notice") if reason else None,
-            sections.failure(run, spoken),
+            sections.failure(run),
             tiles(headline.figures(run)),
             tag("p", nothing, class_="notice") if nothing else None,
         ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from training import tasks
 from training.config.batch import Batch
 from training.config.schema import FIELDS
-from training.core import redact, units
+from training.core import messages, redact, units
 from training.core.jsonl import Record, dig, items, number, text, whole
 from training.core.messages import msg
 from training.core.units import clock, count, duration
@@ -54,7 +54,7 @@ CARD: Record = {
 }
 
 
-def failure(run: Run, spoken: str) -> Html | None:
+def failure(run: Run) -> Html | None:
     """The failure card, as on the console."""
     if not run.failure:
         return None
@@ -70,7 +70,7 @@ def failure(run: Run, spoken: str) -> Html | None:
         tag("pre", *(tag("span", f"{line}\n") for line in shown.rstrip().split("\n"))),
         class_="card",
         id="failure",
-        lang=spoken,
+        lang=messages.language(),
     )
 
 
@@ -287,7 +287,7 @@ def checks(run: Run) -> Html | None:
     for check in run.checks:
         fixes = (tag("div", code(fix)) for fix in items(check.get("fixes")))
         found = check.get("status")
-        status = {"": statuses.get(found, found), "class_": found}
+        status = {"": statuses.get(str(found), found), "class_": found}
         rows.append([check.get("name"), status, join([check.get("text", ""), *fixes])])
     notes = [n for n in items(run.plan.get("notes")) if isinstance(n, str)]
     return join(
