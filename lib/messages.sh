@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Messages of the shell part in the user's language, chosen as in training/core/messages.py. The English text stands at the call.
+# Messages of the shell part in the user's language, chosen as in training/core/messages.py. Each call has the English text.
 
 MESSAGE=
 declare -gA MESSAGES_ZH=() # lib/messages_zh.sh, read with the first Chinese message

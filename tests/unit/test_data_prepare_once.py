@@ -198,7 +198,7 @@ from pathlib import Path
 from training.data.corpus import find
 from training.data.prepare import ensure
 def shown(what, done, total):
-    if what == 'preparing':
+    if what == 'tokenizing':
         print(done, flush=True)
         {after}
 made = ensure(find(sys.argv[1])[0], "text", Path(sys.argv[2]), shown)

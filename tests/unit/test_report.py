@@ -131,8 +131,8 @@ def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     )
     page = page_of(made)
     reader = read(page)
-    assert not reader.all("img") and len(reader.all("script")) == 3
-    assert page.count("</script") == 3
+    assert not reader.all("img") and len(reader.all("script")) == 4
+    assert page.count("</script") == 4
     assert "onerror=alert(1)" in reader.text, "shown as text"
     stored = re.search(
         r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL

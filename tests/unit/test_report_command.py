@@ -218,7 +218,7 @@ def test_comparison_with_untrusted_names(pair: tuple[Made, Made], tmp_path: Path
     made.step(121, 1.0, **{EVIL: 1.0})
     page = comparison(pair[0], made.failure())
     reader = read(page)
-    assert not reader.all("img") and page.count("</script") == 3 and EVIL in reader.text
+    assert not reader.all("img") and page.count("</script") == 4 and EVIL in reader.text
 
 
 def test_latest_mistyped(root: Path) -> None:

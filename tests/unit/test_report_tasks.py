@@ -186,7 +186,7 @@ def test_any_task_in_a_plan(tmp_path: Path, task: object) -> None:
     made = trained(planned(tmp_path / "experiments" / "odd"))
     rundir.write_json(made.run.plan, made.plan | {"task": task})
     seen = run.read_run(made.run)
-    assert seen.counted == "tokens" and run_page.page(seen).html().count("</script") == 3
+    assert seen.counted == "tokens" and run_page.page(seen).html().count("</script") == 4
 
 
 def test_run_without_a_step_counts_samples(tmp_path: Path) -> None:

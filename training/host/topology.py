@@ -93,7 +93,7 @@ def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Top
     `reason`: "" if not requested."""
     left = leftovers(environ)
     if asked.nnodes == 1:
-        reason = reason or msg("host.place.nobody")
+        reason = reason or msg("host.place.not_started")
         return Topology(LOCAL, "nobody", reason, leftovers=left)  # language: quoted
     problems = []
     if not asked.master_addr:

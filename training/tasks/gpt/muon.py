@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.tasks.optim import Group
+
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
@@ -70,7 +72,10 @@ class Muon(torch.optim.Optimizer):
         share = -(-len(matrices) // self.ranks)
         own = slice(self.rank * share, min((self.rank + 1) * share, len(matrices)))
         count, first = max(0, own.stop - own.start), matrices[0]
-        return _Bucket(matrices, own, share, first.new_zeros((count, *first.shape)))
+        momentum = first.new_zeros((count, *first.shape))
+        for matrix, buffer in zip(matrices[own], momentum.unbind(), strict=True):
+            self.state[matrix]["momentum_buffer"] = buffer
+        return _Bucket(matrices, own, share, momentum)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -131,21 +136,20 @@ class Muon(torch.optim.Optimizer):
                 # On the CPU: a GPU has no room for the momentum of the others.
                 bucket.gathered = [bucket.momentum, *(part.cpu() for part in parts[1:])]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Group:
         """As torch.optim.Muon's. With several ranks on rank 0 only, after gather()."""
         state = super().state_dict()
         place = self._places()
-        for bucket in self.buckets:
-            parts = [bucket.momentum] if self.ranks == 1 else bucket.gathered
-            assert parts is not None, "gather() comes first"
-            every = [buffer for part in parts for buffer in part.unbind()]
+        for bucket in self.buckets if self.ranks > 1 else ():
+            assert bucket.gathered is not None, "gather() comes first"
+            every = [buffer for part in bucket.gathered for buffer in part.unbind()]
             # The last rank's part is padded.
             for matrix, buffer in zip(bucket.matrices, every, strict=False):
                 state["state"][place[id(matrix)]] = {"momentum_buffer": buffer}
         state["state"] = dict(sorted(state["state"].items()))
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Group) -> None:
         """Takes the momentum of this rank's matrices; accepts torch.optim.Muon's state."""
         place = self._places()
         for bucket in self.buckets:
