@@ -10,11 +10,9 @@ declare -gA MESSAGES_ZH=(
   ["python.broken_or_old"]='它的 Python 无法运行或版本太旧'
   ["python.installed_lacks"]='已安装的 Duet 的环境（%s）缺少：%s'
   ["python.missing"]='PATH 中没有 Python 3.10 或更新版本（建议：apt-get install python3 python3-venv）'
-  ["python.working"]='可用的 Python'
   ["slurm.frozen"]='%s 是某个作业的冻结代码，只能在作业中运行（建议：在项目中运行 ./submit_job.sh --resume=…）'
   ["slurm.no_environment"]='节点 %s 上没有这个作业的环境：%s（退出码 %d）'
   ["slurm.refused"]='sbatch 拒绝了这个作业，原因见上方它的输出；没有提交任何作业（退出码 %d）'
-  ["torch_local.unchecked"]='无法检查'
   ["torch_local.unusable"]="TORCH_LOCAL_PATH 为 '%s'（环境变量）：%s"
   ["torch_local.used"]='使用 TORCH_LOCAL_PATH=%s 中的 PyTorch（PYTHONPATH、LD_LIBRARY_PATH）'
 )

@@ -22,8 +22,7 @@ python::any() {
 
 # A Python >= 3.10 to create .venv from, in the order of PATH. `quick`: one that starts quickly.
 python::base() {
-  local how=${1:-} found candidate
-  local -a candidates shims=()
+  local how=${1:-} found candidate candidates=() shims=()
   found=$(type -aP python3 python3.13 python3.12 python3.11 python3.10 python3.14 python) || true
   mapfile -t candidates <<<"$found"
   if [[ $how == quick ]]; then # shims of version managers take 50 ms longer
@@ -65,8 +64,7 @@ python::find() {
   [[ -z ${TORCH_LOCAL_PATH:-} ]] || python::_use_local_torch || exit
   if [[ -n ${DUET_PYTHON-} ]]; then
     lacking=$("$PYTHON" "$DUET_ROOT/lib/environment.py" missing) && return
-    messages::text python.working 'a working Python'
-    messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-$MESSAGE}"
+    messages::error python.installed_lacks 'the environment of the installed Duet (%s) lacks: %s' "$PYTHON" "${lacking:-Python}"
     exit "$EXIT_RESOURCES"
   elif [[ -z ${TORCH_LOCAL_PATH:-} && -x $active/bin/python && ! $active -ef $DUET_ROOT/.venv ]]; then
     lacking=$("$active/bin/python" "$DUET_ROOT/lib/environment.py" missing "$active" 2>/dev/null) || status=$?
@@ -93,8 +91,7 @@ python::_use_local_torch() {
   local any problem
   any=$(python::any) || return
   problem=$("$any" -I -S "$DUET_ROOT/lib/environment.py" local "$TORCH_LOCAL_PATH") || {
-    messages::text torch_local.unchecked 'cannot be checked'
-    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-$MESSAGE}"
+    messages::error torch_local.unusable "TORCH_LOCAL_PATH is '%s' (environment): %s" "$TORCH_LOCAL_PATH" "${problem:-?}"
     return "$EXIT_RESOURCES"
   }
   TORCH_LOCAL_PATH=$(CDPATH='' cd -- "$TORCH_LOCAL_PATH" && pwd) # ranks may run in another folder
