@@ -278,10 +278,10 @@ def test_shared_muon_equals_unshared_muon_bit_for_bit(launch: Launch, text: Path
     import torch
 
     alone = """
-        from training.tasks import optim
+        from training.tasks.gpt import muon
         class NoGroup:
-            is_initialized = staticmethod(lambda: False)
-        optim.dist = NoGroup
+            is_available = is_initialized = staticmethod(lambda: False)
+        muon.dist = NoGroup
 """
     settings = {"data": text, "depth": 3, "num_iterations": 20}
     shared = launch(*RUN, **settings).ok()

@@ -152,9 +152,14 @@ def data(plan: Mapping[str, Any] | None) -> str | None:
 
 
 def pieces(plan: Mapping[str, Any] | None) -> str:
-    """The elements of the data set: 'samples' or 'sequences'."""
-    return (
-        msg("core.pieces.samples")
-        if dig(plan, "task", "unit") == "samples"
-        else msg("core.pieces.sequences")
-    )
+    """The elements of the data set, in words: samples or sequences."""
+    return piece_word("samples" if dig(plan, "task", "unit") == "samples" else "sequences")
+
+
+def piece_word(pieces: str) -> str:
+    """A task's unit of its data set in the selected language; another word as it is."""
+    known = {
+        "samples": msg("core.pieces.samples"),
+        "sequences": msg("core.pieces.sequences"),
+    }
+    return known.get(pieces, pieces)

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from training.core import log, units
+from training.core import log, metric_units, units
 from training.core.messages import msg
 from training.data.permutation import digest
 from training.inspector.checksum import checksums
@@ -121,7 +121,7 @@ def prove_shards(session: TrainState, position: TrainProgress) -> None:
                     rank=r["rank"],
                     world_size=r["world_size"],
                     dataset_sequences=r["dataset_sequences"],
-                    pieces=pieces,
+                    pieces=metric_units.piece_word(pieces),
                     batches=r["batches"],
                     first_sequences=r["first_sequences"],
                 )
@@ -173,7 +173,7 @@ def check_step(
     if report.shares[0].checksum != NO_CHECKSUM:
         _compare(session, report, step)
         if session.config.debug_ddp and session.world.rank == 0:
-            pieces = session.task.pieces
+            pieces = metric_units.piece_word(session.task.pieces)
             shown = "; ".join(
                 msg("trainer.sanity.rank", r=r, sequences=s.sequences, pieces=pieces, loss=s.loss)
                 for r, s in enumerate(report.shares)
@@ -192,9 +192,8 @@ def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:
     """The sequences of a rank; computable on every rank, since the order is arithmetic."""
     indices = [int(i) for i in session.batches.indices(position.epoch, position.used, rank)]
     shown = ", ".join(map(str, indices[: 2 * SHOWN_INDICES]))
-    place = msg(
-        "trainer.sanity.place", epoch=position.epoch + 1, pieces=session.task.pieces, shown=shown
-    )
+    pieces = metric_units.piece_word(session.task.pieces)
+    place = msg("trainer.sanity.place", epoch=position.epoch + 1, pieces=pieces, shown=shown)
     return (
         msg("trainer.sanity.place_more", place=place, indices=len(indices))
         if len(indices) > 2 * SHOWN_INDICES
