@@ -55,7 +55,13 @@ def test_ended_run_is_read_once_until_it_is_restarted(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 4), (80, 24), (120, 40), (200, 50)])
-def test_the_table_fits(runs: Path, width: int, height: int) -> None:
+def test_the_table_fits(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, width: int, height: int
+) -> None:
+    monkeypatch.setenv("DUET_LANG", "zh")
+    chinese = run_list.screen(RunTable(runs).read(), View(width, height, footer="q 退出"))
+    assert len(chinese) == height and max(map(term_text.cells, chinese)) <= width
+    monkeypatch.setenv("DUET_LANG", "en")
     lines = run_list.screen(RunTable(runs).read(), View(width, height, footer="q quit"))
     assert len(lines) == height and max(map(len, lines)) <= width
     if width >= 80:

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
 from training.core import rundir
+from training.core.messages import LANGUAGES
 from training.host.gpus import SLOWDOWNS
 from training.monitor import run_status, screen, state, term_text
 from training.monitor.screen import View
@@ -61,9 +62,16 @@ def test_damaged_files_cause_no_traceback(made: Made, garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "height"), [(1, 1), (20, 4), (40, 10), (60, 16), (80, 24), (120, 40), (300, 90)]
+    ("width", "height", "language"),
+    [
+        *((w, h, "en") for w, h in ((1, 1), (20, 4), (40, 10), (60, 16), (120, 40), (300, 90))),
+        *((80, 24, language) for language in LANGUAGES),
+    ],
 )
-def test_every_state_fits_every_size(tmp_path: Path, width: int, height: int) -> None:
+def test_every_state_fits_every_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, height: int, language: str
+) -> None:
+    monkeypatch.setenv("DUET_LANG", language)
     for count in (1, 2, 9):
         made = Made(
             tmp_path / f"{count}" / "a very long name of a run 训练运行 with wide letters",

@@ -3,14 +3,14 @@
 Muon (Jordan 2024, kellerjordan.github.io/posts/muon) replaces the update of a matrix by the nearest
 orthogonal matrix. Its arithmetic is up to a fifth of a small step, so each rank updates some
 matrices of each shape and sends the updates to the others (ZeRO stage 1, arXiv:1910.02054); the
-exchange of one shape overlaps with the arithmetic of the next. All ranks apply the same received
+exchange of one batch overlaps with the arithmetic of the next. All ranks apply the same received
 bits, so the weights stay identical.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,15 @@ from training.tasks.optim import Group
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
+# Bytes of one rank's updates in one iteration. More would save launches on a GPU, but cost several
+# times this in temporary memory; a CPU launches nothing.
+BATCH_BYTES = {"cuda": 128 << 20, "cpu": 8 << 20}
 
 
 @dataclass
 class _Bucket:
-    """The matrices of one shape. This rank updates `own`, whose momentum is one tensor."""
+    """Matrices of one shape that are updated together. This rank updates `own`, whose momentum is
+    one tensor."""
 
     matrices: list[Tensor]
     own: slice
@@ -66,7 +70,16 @@ class Muon(torch.optim.Optimizer):
         shapes = dict.fromkeys(m.shape for m in matrices)
         # The largest first: more arithmetic remains to overlap with their exchange.
         by_size = sorted(shapes, key=lambda s: -s.numel() * sum(m.shape == s for m in matrices))
-        self.buckets = [self._bucket([m for m in matrices if m.shape == s]) for s in by_size]
+        self.buckets = [
+            self._bucket(batch)
+            for shape in by_size
+            for batch in self._batches([m for m in matrices if m.shape == shape])
+        ]
+
+    def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
+        one = alike[0].numel() * self.dtype.itemsize
+        count = self.ranks * max(1, BATCH_BYTES.get(alike[0].device.type, 8 << 20) // one)
+        return (alike[at : at + count] for at in range(0, len(alike), count))
 
     def _bucket(self, matrices: list[Tensor]) -> _Bucket:
         share = -(-len(matrices) // self.ranks)
@@ -83,18 +96,26 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        group = self.param_groups[0]
-        started = [(bucket, *self._exchange(bucket, group["momentum"])) for bucket in self.buckets]
-        for bucket, updates, work in started:
-            if work is not None:
-                work.wait()
-            torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(
-                bucket.matrices,
-                updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
-                alpha=-group["lr"] * bucket.scale,
-            )
+        sent: tuple[_Bucket, Tensor, dist.Work | None] | None = None
+        for bucket in self.buckets:
+            following = (bucket, *self._exchange(bucket, self.param_groups[0]["momentum"]))
+            if sent:
+                self._apply(*sent)
+            sent = following
+        if sent:
+            self._apply(*sent)
         return loss
+
+    def _apply(self, bucket: _Bucket, updates: Tensor, work: dist.Work | None) -> None:
+        group = self.param_groups[0]
+        if work is not None:
+            work.wait()
+        torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(
+            bucket.matrices,
+            updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
+            alpha=-group["lr"] * bucket.scale,
+        )
 
     def _exchange(self, bucket: _Bucket, momentum: float) -> tuple[Tensor, dist.Work | None]:
         """The updates of all matrices; complete when the work is, if there is one."""
