@@ -139,9 +139,11 @@ class Muon(torch.optim.Optimizer):
         update = torch.stack(gradients)
         bucket.momentum.lerp_(update, 1 - momentum)
         update = update.lerp_(bucket.momentum, momentum).to(self.dtype)
-        # A GPU takes all matrices at once; on a CPU one at a time stays in its cache.
-        parts = update.split(len(update) if update.is_cuda else 1)
-        return torch.cat([orthogonal(part) for part in parts])
+        if update.is_cuda:
+            return orthogonal(update)
+        for one in update:  # one at a time stays in a CPU's cache
+            one.copy_(orthogonal(one))
+        return update
 
     def gather(self) -> None:
         """Collect the momentum of all ranks on rank 0 for state_dict()."""
@@ -192,11 +194,12 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Approximate nearest orthogonal matrices of (…, rows, columns), by a quintic Newton-Schulz
     iteration."""
     a, b, c = COEFFICIENTS
+    add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.shape[-2] > matrices.shape[-1]
     out = matrices.mT if tall else matrices
     out = out / out.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
     for _ in range(STEPS):
         gram = out @ out.mT
-        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        out = torch.baddbmm(out, gram, out, beta=a)
+        gram = add_product(gram, gram, gram, beta=b, alpha=c)
+        out = add_product(out, gram, out, beta=a)
     return out.mT if tall else out
