@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Optimizers:
     def state_dict(self) -> list[Group]:
         """Moments of all parameters, the same for any number of ranks. On rank 0, after
         gather()."""
-        return [part.state_dict() for part in self.parts]
+        return [_interned(part.state_dict()) for part in self.parts]
 
     def load_state_dict(self, states: list[Group]) -> None:
         """Load moments only: rates and decay come from the configuration, which a resumed run may
@@ -67,6 +68,14 @@ class Optimizers:
             part.load_state_dict(state)
             for group, own in zip(part.param_groups, settings, strict=True):
                 group.update(own)
+
+
+def _interned(value: Any) -> Any:
+    """The same with one object per name: names that were read from a checkpoint are other objects,
+    which pickle writes again, so that equal states would not be equal files."""
+    if isinstance(value, dict):
+        return {sys.intern(k) if isinstance(k, str) else k: _interned(v) for k, v in value.items()}
+    return [_interned(one) for one in value] if isinstance(value, list) else value
 
 
 def multiplier(step: int, total: int, config: Config) -> float:
