@@ -331,7 +331,7 @@ def test_the_readme_quickstart(launch: Launch) -> None:
     assert run.wait(900) == 0, run.output[-3000:]
     summary = run.summary
     assert summary["val_bpb_last"] < 2.6 and len(summary["sample"]) > 100
-    assert summary["steps"] == 400
+    assert summary["steps"] == 300
 
 
 def test_the_help_of_the_entrypoint_needs_no_torch() -> None:
