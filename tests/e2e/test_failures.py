@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
     killed = time.monotonic()
     os.kill(run.pids[0], signal.SIGKILL)
     assert run.wait() == 4
-    assert time.monotonic() - killed < 60
+    assert time.monotonic() - killed < 8
     assert run.failure["rank"] == 0 and run.failure["summary"] == "killed by SIGKILL"
 
 

@@ -15,7 +15,9 @@ from training.core.rundir import read_records
 
 FAULTY = Path(__file__).parent / "scripts/faulty.py"
 FLOOR_S = 3
-LIMIT_S = 60.0  # busy cores; benchmarks.faults measures the seconds
+LIMIT_S = 6.0
+SPIN_LIMIT_S = 5 * FLOOR_S + 4.0  # long work looks the same
+BUSY_S = 60.0  # beside other tests in CI; make soak has the limits
 Faulty = Callable[..., Launched]
 
 
@@ -99,7 +101,8 @@ def test_the_stuck_rank_and_its_place(
         assert verdict["where"] == line(where)
     assert re.search(how, verdict["text"]), verdict
     assert verdict["waiting"] == {"1": f"waits in backward at {line('loss.backward()')} (<module>)"}
-    assert verdict["time"] - fault_time(run) < LIMIT_S
+    limit_s = {"sleep": BUSY_S, "spin": SPIN_LIMIT_S}.get(fault, LIMIT_S)
+    assert verdict["time"] - fault_time(run) < limit_s
     assert ("an endless loop or long work" in run.output) == (fault == "spin"), (
         "reported before the end"
     )
@@ -114,7 +117,7 @@ def test_uneven_batches(faulty: Faulty) -> None:
     (verdict,) = verdicts(run)
     places = {rank: place.partition(" at ")[0] for rank, place in verdict["waiting"].items()}
     assert places == {"0": "waits in barrier", "1": "waits in backward"}
-    assert verdict["time"] - fault_time(run) < LIMIT_S
+    assert verdict["time"] - fault_time(run) < BUSY_S
 
 
 @pytest.mark.slow
