@@ -31,6 +31,7 @@ from training.trainer.step_stats import (
 
 WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
 BEGUN = TrainProgress(6, 1, 48)
+NORM = torch.tensor(0.25)
 
 
 def gpt() -> GPT:
@@ -47,7 +48,7 @@ def session(**more: object) -> Any:
 
 
 def look(*shares: RankStep, norm: float = 1.0, stop: int = 0) -> None:
-    sanity_checks.check_step(session(), StepReport(list(shares), stop), BEGUN, norm)
+    sanity_checks.check_step(session(), StepReport(list(shares), stop, norm), BEGUN)
 
 
 GOOD = RankStep(7, 4, 2.5, NO_CHECKSUM)
@@ -172,10 +173,10 @@ def test_the_checksum_depends_on_the_position_of_a_value(
 def test_the_exchange_of_a_single_rank() -> None:
     exchange = StepAllReduce(WORLD)
     exchange.start(3, LocalStep(torch.tensor(1.5), 8, 2.25), None, 0)
-    report = exchange.finish()
+    report = exchange.finish(NORM).read()
     (share,) = report.shares
     assert (
-        report == StepReport([RankStep(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0)
+        report == StepReport([RankStep(3, 8, 1.5, NO_CHECKSUM, 2.25, share.memory)], 0, 0.25)
         and report.loss == 1.5
     )
     assert share.memory is not None
@@ -188,7 +189,7 @@ def test_the_exchange_of_a_single_rank() -> None:
         torch.tensor(float(1 << 47), dtype=torch.float64),
         Exit.PREEMPTED,
     )
-    report = exchange.finish()
+    report = exchange.finish(NORM).read()
     assert (
         report.stop == Exit.PREEMPTED
         and report.shares[0].checksum == 1 << 47
@@ -213,12 +214,12 @@ def test_unreadable_memory_use_is_unknown(monkeypatch: pytest.MonkeyPatch) -> No
     exchange = StepAllReduce(WORLD)
     assert exchange._memory.now() == NO_MEMORY
     exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, 0)
-    assert exchange.finish().shares[0].memory is None
+    assert exchange.finish(NORM).read().shares[0].memory is None
 
 
 def test_an_interruption_takes_precedence_over_preemption() -> None:
     exchange = StepAllReduce(WORLD)
     exchange.start(1, LocalStep(torch.tensor(1.0), 1, 0.0), None, Exit.INTERRUPTED)
     exchange._values[-2] = 1.0  # added by another rank
-    assert exchange.finish().stop == Exit.INTERRUPTED
+    assert exchange.finish(NORM).read().stop == Exit.INTERRUPTED
     assert StopRequest().code == Exit.DONE

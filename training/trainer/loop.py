@@ -26,7 +26,8 @@ from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import PHASE, Scores, evaluate
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.progress import Progress, Stopwatch
-from training.trainer.step_stats import LocalStep, StepAllReduce, StopRequest
+from training.trainer.step_queue import QueuedStep, StepQueue
+from training.trainer.step_stats import LocalStep, OwnTime, StepAllReduce, StopRequest
 from training.trainer.train_state import TrainState
 
 
@@ -35,8 +36,13 @@ def train(
 ) -> tuple[TrainProgress, Exit]:
     """Run until the last step or a stop request. Returns the position, saved in a checkpoint."""
     config, total, position = session.config, session.length.total_steps, session.position
-    exchange, pulse = StepAllReduce(session.world), heartbeat.current
+    exchange, own, pulse = (
+        StepAllReduce(session.world),
+        OwnTime(session.world.device),
+        heartbeat.current,
+    )
     watch = Stopwatch(session.batch.total_tokens)
+    queue = StepQueue(session, watch)
     code = Exit.DONE
     # Objects that exist now live to the end: exclude them from the collection at an epoch's start
     # (0.1 s for modules and classes).
@@ -54,7 +60,7 @@ def train(
                 rate = session.optimizer.schedule(
                     position.step, session.task.rate(position.step, total)
                 )
-                work = forward_backward(session, batches, position)
+                work = forward_backward(session, batches, position, own)
                 pulse.beat("reduce")
                 checksum = (
                     checksum_of(session.raw) if inspected(config.inspect_every, number) else None
@@ -64,35 +70,36 @@ def train(
                 pulse.beat("optimizer")
                 session.optimizer.step()
                 session.optimizer.zero_grad()
-                report = exchange.finish()
+                position = after(session, begun)
+                queue.add(QueuedStep(begun, position, rate, exchange.finish(norm)))
 
-                pulse.beat("record")
-                sanity_checks.check_step(session, report, begun, float(norm))
-                used, tokens = (
-                    begun.used + session.batches.step_sequences,
-                    begun.tokens + session.batch.total_tokens,
-                )
-                position = TrainProgress(number, begun.epoch, used, tokens)
-                progress.step(position, report, rate, float(norm), watch.lap())
                 done = number == total
-                # a stop request after the last step has no effect
-                code = Exit.DONE if done else Exit(report.stop)
+                evaluates = config.eval_every > 0 and (done or due(config.eval_every, number))
+                saves = done or due(config.save_every, number)
+                last = done or not session.steps_left(position)  # of the epoch
+                code = queue.read(progress, everything=evaluates or saves or last)
+                if done:  # a stop request after the last step has no effect
+                    code = Exit.DONE
                 # Before the checkpoint: after a kill between the two, a resumed run would skip this
                 # validation.
-                if (
-                    code == Exit.DONE
-                    and config.eval_every
-                    and (done or due(config.eval_every, number))
-                ):
+                if evaluates and code == Exit.DONE:
                     progress.evaluation(position, validate(session))
                     watch.restart()
-                if done or code != Exit.DONE or due(config.save_every, number):
+                if saves or code != Exit.DONE:
                     pulse.beat("gather state")
                     session.save(position, required=done or code != Exit.DONE)
                     watch.restart()
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
     return position, code
+
+
+def after(session: TrainState, begun: TrainProgress) -> TrainProgress:
+    """The position after the step that began at `begun`."""
+    used = begun.used + session.batches.step_sequences
+    return TrainProgress(
+        begun.step + 1, begun.epoch, used, begun.tokens + session.batch.total_tokens
+    )
 
 
 def due(every: int, step: int) -> bool:
@@ -123,7 +130,7 @@ def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
 
 
 def forward_backward(
-    session: TrainState, batches: Iterator[Any], position: TrainProgress
+    session: TrainState, batches: Iterator[Any], position: TrainProgress, own: OwnTime
 ) -> LocalStep:
     """The micro-batches of one optimizer step. The time of a backward pass is not attributed to any
     rank, since the ranks wait for each other in it."""
@@ -131,22 +138,22 @@ def forward_backward(
     if task.random:
         # Depends only on (seed, step, rank): a resumed run drops the same; ranks drop differently.
         torch.manual_seed(mix(mix(session.config.seed + position.step) + session.world.rank))
-    total, sequences, own_s = torch.zeros(()), 0, 0.0
+    total, sequences = torch.zeros(()), 0
     for micro in range(steps):
         pulse.beat("fetch")
-        begun = time.perf_counter()
+        own.begin()
         batch = next(batches)
         sequences += task.count(batch)
         with session.accumulate(last=micro == steps - 1):
             pulse.beat("forward")
             with session.autocast:
                 loss = task.loss(session.model, batch)
-            own_s += time.perf_counter() - begun
+            own.end()
             pulse.beat("backward")
             loss = loss / steps if steps > 1 else loss
             loss.backward()
         total = total + loss.detach() if micro else loss.detach()
-    return LocalStep(total, sequences, own_s * 1000)
+    return LocalStep(total, sequences, own.step_ms())
 
 
 def clip(session: TrainState) -> torch.Tensor:

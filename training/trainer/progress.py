@@ -94,7 +94,6 @@ class Progress:
         position: TrainProgress,
         report: StepReport,
         rate: float,
-        norm: float,
         lap: tuple[float, float],
     ) -> None:
         if not self.recorder:
@@ -105,7 +104,7 @@ class Progress:
             "epoch": position.epoch + 1,
             "loss": loss,
             "lr": rate,
-            "grad_norm": norm,
+            "grad_norm": report.norm,
         }
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}

@@ -140,9 +140,7 @@ def _first_wrong(
     return None
 
 
-def check_step(
-    session: TrainState, report: StepReport, position: TrainProgress, norm: float
-) -> None:
+def check_step(session: TrainState, report: StepReport, position: TrainProgress) -> None:
     """Check a finished step that began at `position`. Raises a SanityCheckError on all ranks."""
     step = position.step + 1
     for rank, share in enumerate(report.shares):
@@ -166,9 +164,10 @@ def check_step(
                 f"({_samples(session, position, rank)})",
                 rank,
             )
-    if not math.isfinite(norm):
+    if not math.isfinite(report.norm):
         raise NotFinite(
-            f"the gradient norm is {norm} at step {step}, while every rank's loss is finite", None
+            f"the gradient norm is {report.norm} at step {step}, while every rank's loss is finite",
+            None,
         )
     if report.shares[0].checksum != NO_CHECKSUM:
         _compare(session, report, step)

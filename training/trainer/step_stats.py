@@ -6,8 +6,11 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
+from collections import deque
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,7 @@ STOP_SIGNALS = {
     signal.SIGUSR1: Exit.PREEMPTED,
 }
 NO_CHECKSUM = NO_MEMORY = -1.0
+SLOTS = 6  # numbers of each rank in the reduction: those of RankStep
 # Reading the peak of GPU memory from torch takes some ten microseconds, reading the resident set
 # from the kernel two.
 GPU_MEMORY_EVERY = 10  # steps
@@ -48,7 +52,7 @@ class LocalStep:
 
     loss: torch.Tensor  # mean of its sequences, nats per token
     sequences: int
-    compute_ms: float  # without waiting for others; on a GPU, until the work is queued
+    compute_ms: float  # without waiting for others; on a GPU, of a step before (OwnTime)
 
 
 @dataclass(frozen=True)
@@ -69,38 +73,59 @@ class RankStep:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Result of a step, known to all ranks: every rank's share, and the exit code of a stop request
-    (0: none)."""
+    """Result of a step, known to all ranks: every rank's share, the exit code of a stop request
+    (0: none), and the norm of the gradients before clipping."""
 
     shares: list[RankStep]
     stop: int
+    norm: float = 0.0
 
     @property
     def loss(self) -> float:
         return sum(s.loss for s in self.shares) / len(self.shares)
 
 
+@dataclass(frozen=True)
+class PendingReport:
+    """A step's figures on their way to the host. `values`: those of StepAllReduce and the norm."""
+
+    values: torch.Tensor
+    arrived: torch.cuda.Event | None  # on a GPU
+
+    def read(self) -> StepReport:
+        """Waits for the step on a GPU."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        *slots, preempted, interrupted, norm = self.values.tolist()
+        rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
+        shares = [
+            RankStep(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory))
+            for step, count, loss, checksum, compute_ms, memory in rows
+        ]
+        stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
+        return StepReport(shares, int(stop), norm)
+
+
 class StepAllReduce:
-    """Starts the reduction after the backward pass and reads it after the optimizer step, so that
-    no time is spent waiting.
+    """Starts the reduction after the backward pass and ends it after the optimizer step, so that
+    no time is spent waiting. On a GPU the host does not wait at all: the figures are copied to
+    pinned memory behind the step's work.
 
     Each rank has its own slots (a sum with zeros elsewhere), so that every rank knows everything
     about all ranks without another collective. float64: a checksum of 48 bits is exact.
     """
 
-    SLOTS = 6
-
     def __init__(self, world: World) -> None:
         self.world, self._memory = world, MemoryUse(world.device)
         self._work: dist.Work | None = None
         self._values = torch.zeros(
-            self.SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device
+            SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device
         )
 
     def start(self, step: int, work: LocalStep, checksum: torch.Tensor | None, stop: int) -> None:
         facts = [0.0] * len(self._values)
-        at = self.SLOTS * self.world.rank
-        facts[at : at + self.SLOTS] = (
+        at = SLOTS * self.world.rank
+        facts[at : at + SLOTS] = (
             *(float(step), float(work.sequences), 0.0, NO_CHECKSUM),
             *(work.compute_ms, self._memory.now()),
         )
@@ -117,17 +142,55 @@ class StepAllReduce:
         if self.world.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
 
-    def finish(self) -> StepReport:
+    def finish(self, norm: torch.Tensor) -> PendingReport:
+        """`norm`: of the gradients, a scalar; equal on all ranks, so it is not exchanged."""
         if self._work is not None:
             self._work.wait()
-        *slots, preempted, interrupted = self._values.tolist()
-        rows = [slots[i : i + self.SLOTS] for i in range(0, len(slots), self.SLOTS)]
-        shares = [
-            RankStep(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory))
-            for step, count, loss, checksum, compute_ms, memory in rows
-        ]
-        stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
-        return StepReport(shares, int(stop))
+        values = torch.cat([self._values, norm.detach().to(self._values).view(1)])
+        if self.world.device.type != "cuda":
+            return PendingReport(values, None)
+        host = torch.empty_like(values, device="cpu", pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return PendingReport(host, arrived)
+
+
+class OwnTime:
+    """Time of data and forward passes of a rank, without waiting for others. On a GPU it is taken
+    from events and known when the GPU has come that far, one or two steps later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._begun: Any = None
+        self._parts: list[tuple[Any, Any]] = []
+        self._queued: deque[list[tuple[Any, Any]]] = deque(maxlen=8)  # steps
+        self._ms = 0.0
+
+    def begin(self) -> None:
+        """Before the data of a micro-batch are read."""
+        self._begun = self._now()
+
+    def end(self) -> None:
+        """After its forward pass."""
+        self._parts.append((self._begun, self._now()))
+
+    def step_ms(self) -> float:
+        """Milliseconds of the newest step known; begins a new step."""
+        parts, self._parts = self._parts, []
+        if not self._cuda:
+            return 1000 * sum(end - begin for begin, end in parts)
+        self._queued.append(parts)
+        while self._queued and all(end.query() for _, end in self._queued[0]):
+            self._ms = sum(begin.elapsed_time(end) for begin, end in self._queued.popleft())
+        return self._ms
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 class MemoryUse:

@@ -1,0 +1,55 @@
+"""Steps whose figures have not been read yet.
+
+On a GPU the host only queues work. It reads a step's figures while the GPU computes the next one,
+so that it never waits for the step that it has just queued; what follows from them (a stop request,
+a loss that is not finite) takes effect one step later, on all ranks after the same step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from training.core import heartbeat
+from training.core.errors import Exit
+from training.trainer import sanity_checks
+from training.trainer.checkpoint import TrainProgress
+from training.trainer.progress import Progress, Stopwatch
+from training.trainer.step_stats import PendingReport
+from training.trainer.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class QueuedStep:
+    """A step from `begun` to `position`, with learning rate `rate`."""
+
+    begun: TrainProgress
+    position: TrainProgress
+    rate: float
+    report: PendingReport
+
+
+class StepQueue:
+    """Checks and records the steps of a training in order."""
+
+    def __init__(self, session: TrainState, watch: Stopwatch) -> None:
+        self._session, self._watch = session, watch
+        self._lag = 1 if session.world.device.type == "cuda" else 0  # steps
+        self._steps: deque[QueuedStep] = deque()
+
+    def add(self, step: QueuedStep) -> None:
+        self._steps.append(step)
+
+    def read(self, progress: Progress, *, everything: bool) -> Exit:
+        """Check and record the steps that are due; `everything`: the newest too, which waits for
+        it. Returns the code of a stop request (then everything is read). Raises SanityCheckError on
+        all ranks."""
+        code = Exit.DONE
+        while len(self._steps) > (0 if everything or code != Exit.DONE else self._lag):
+            step = self._steps.popleft()
+            report = step.report.read()
+            heartbeat.current.beat("record")
+            sanity_checks.check_step(self._session, report, step.begun)
+            progress.step(step.position, report, step.rate, self._watch.lap())
+            code = code or Exit(report.stop)
+        return code
