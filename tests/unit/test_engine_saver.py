@@ -145,7 +145,10 @@ def test_the_second_failure_in_a_row_stops_the_run(
         saver.save(TrainProgress(4), state, FACTS, required=False)
         saver.save(TrainProgress(6), state, FACTS, required=required)
     (warning,) = log.missed
-    assert f"{tmp_path} needs 5.0 MB for it and has " in warning and f"df -h {tmp_path}" in warning
+    assert (
+        f"a checkpoint needs 5.0 MB; free in {tmp_path}: " in warning
+        and f"df -h {tmp_path}" in warning
+    )
     (problem,) = caught.value.problems
     assert (caught.value.code, caught.value.cause.errno) == (Exit.RESOURCES, 28)
     assert (

@@ -290,7 +290,7 @@ def test_a_loss_per_sample(ranks: Ranks) -> None:
     ranks.inspectors[0].step(1.5)
     ranks.close()
     assert ranks.logged(
-        "WARNING: loss is nan on rank 0 at step 1 (own loss is not finite: place 1 of the batch)"
+        "WARNING: loss is nan on rank 0 at step 1 (per-sample loss is not finite: place 1 of the batch)"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_rank_without_data_is_named_while_others_wait() -> None:
     assert (found.kind, found.rank, found.step) == ("no_data", 1, 48)
     assert (
         found.text
-        == "rank 1 has no more data: its loader ended after step 48, and ranks 0, 2 wait for it in "
+        == "rank 1 ran out of data: its loader ended after step 48, and ranks 0, 2 wait for it in "
         "step 49"
     )
 
@@ -158,4 +158,4 @@ def test_epochs_of_different_length_are_reported_at_the_start() -> None:
     assert (found.kind, found.rank) == (
         "uneven",
         1,
-    ) and "rank 1 has 19 batches an epoch, others up to 20" in found.text
+    ) and "only 19 batches an epoch on rank 1, up to 20 on the others" in found.text
