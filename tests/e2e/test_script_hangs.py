@@ -74,7 +74,7 @@ def fault_time(run: Launched) -> float:
             "stopped",
             0,
             "signal.SIGSTOP)",
-            r"is stopped \(SIGSTOP\); resume: kill -CONT \d+",
+            r"is stopped \(SIGSTOP; resume: kill -CONT \d+\)",
         ),
         soak(
             "worker",

@@ -93,7 +93,7 @@ def test_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         code, out, _ = shown(capsys, f"--pid={pids[1]}")
         assert (
             code == 5
-            and f"STOPPED rank 0 is stopped (SIGSTOP); resume: kill -CONT {pids[0]}" in out
+            and f"STOPPED rank 0 is stopped (SIGSTOP; resume: kill -CONT {pids[0]})" in out
         )
         targets.stopped(pids[1])
         code, out, _ = shown(capsys, f"--pid={pids[1]}")

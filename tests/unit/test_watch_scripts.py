@@ -166,7 +166,7 @@ def test_a_stopped_rank_is_reported_and_then_found(tmp_path: Path) -> None:
         found = watched(pids, 20 * FLOOR_S, logged=logged)
     assert found and (found.kind, found.rank) == ("stopped", 0)
     assert (
-        found.how == f"is stopped (SIGSTOP); resume: kill -CONT {pids[0]}"
+        found.how == f"is stopped (SIGSTOP; resume: kill -CONT {pids[0]})"
         and found.since_s >= heartbeat_watchdog.STOPPED_S
     )
     assert logged == [f"rank 0 (pid {pids[0]}) is stopped by SIGSTOP; resume: kill -CONT {pids[0]}"]

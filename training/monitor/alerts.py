@@ -50,13 +50,8 @@ def _standstill(state: RunState, silent: float) -> list[AlertState]:
     places: dict[str, list[int]] = {}
     # ranks of a user script have no heartbeat
     for r in state["ranks"] if any(r["doing"] for r in state["ranks"]) else ():
-        places.setdefault(r["doing"] or msg("monitor.alert.no_heartbeat"), []).append(r["rank"])
-    words = [
-        msg("monitor.alert.ranks_in", ranks=_numbers_of(ranks), place=place)
-        if len(ranks) > 1
-        else msg("monitor.alert.rank_in", rank=ranks[0], place=place)
-        for place, ranks in list(places.items())[:SHOWN_PLACES]
-    ]
+        places.setdefault(r["doing"] or "", []).append(r["rank"])
+    words = [_standing_in(place, ranks) for place, ranks in list(places.items())[:SHOWN_PLACES]]
     where = msg("monitor.join.semicolon").join(words)
     return [
         _alert(
@@ -66,6 +61,22 @@ def _standstill(state: RunState, silent: float) -> list[AlertState]:
             else msg("monitor.alert.no_step", seconds=silent),
         )
     ]
+
+
+def _standing_in(place: str, ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        (rank,) = ranks
+        return (
+            msg("monitor.alert.rank_in", rank=rank, place=place)
+            if place
+            else msg("monitor.alert.no_heartbeat_rank", rank=rank)
+        )
+    numbers = _numbers_of(ranks)
+    return (
+        msg("monitor.alert.ranks_in", ranks=numbers, place=place)
+        if place
+        else msg("monitor.alert.no_heartbeat_ranks", ranks=numbers)
+    )
 
 
 def _numbers_of(ranks: list[int]) -> str:

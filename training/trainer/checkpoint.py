@@ -210,7 +210,7 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
         raise UserError(
             Problem(
                 "checkpoint.damaged",
-                f"every checkpoint in {folder} is damaged: {'; '.join(skipped)}",
+                msg("trainer.checkpoint.all_damaged", folder=folder, skipped="; ".join(skipped)),
                 msg("trainer.checkpoint.intact_wanted"),
             )
         )

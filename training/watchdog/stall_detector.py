@@ -236,13 +236,9 @@ def _at_worker(c: RankTrace) -> tuple[str, Frame | None]:
                 msg("watchdog.worker.waited_for", pid=pid, state=doing + _at(frame)),
                 frame,
             )
-    return (
-        msg(
-            "watchdog.worker.all_idle",
-            pids=", ".join(map(str, pids)) or msg("watchdog.worker.none_left"),
-        ),
-        None,
-    )
+    if not pids:
+        return msg("watchdog.worker.none_left"), None
+    return msg("watchdog.worker.all_idle", pids=", ".join(map(str, pids))), None
 
 
 def _finding(
