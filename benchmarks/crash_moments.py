@@ -29,7 +29,12 @@ WRITING, REMOVING, TIME = (
     "any time",
 )
 # Target phases, in the order of a run; the phase that was hit is read afterwards.
-STARTING = ("importing torch", "meeting the other ranks", "waiting for data", "building the model")
+STARTING = (
+    "importing torch",
+    "rendezvous with the other ranks",
+    "waiting for data",
+    "building the model",
+)
 EPOCH = (
     "barrier: epoch #: synchronise",
     "epoch #: creating data iterator",
@@ -46,7 +51,11 @@ EVERY = {
 }
 # Approximate duration of a phase: the kill is anywhere in it. The others last a fraction of a
 # millisecond, so often the next phase is hit.
-LASTS_S = {"importing torch": 0.9, "meeting the other ranks": 0.05, "building the model": 0.05}
+LASTS_S = {
+    "importing torch": 0.9,
+    "rendezvous with the other ranks": 0.05,
+    "building the model": 0.05,
+}
 LASTS_S |= {"evaluation": 0.003, "checkpoint": 0.003, WRITING: 0.01, REMOVING: 0.0005}
 LONG_S = 0.02
 SHORT_S = 3e-4

@@ -108,7 +108,7 @@ def measure(
     }
     work |= {"vocab": data.vocab, "shard": str(data.train[0])}
     job = json.dumps({"work": work, "rounds": rounds, "steps": steps})
-    meeting = {
+    rendezvous = {
         "WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(free_port(LOOPBACK)),
@@ -118,7 +118,7 @@ def measure(
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gloo", "--rank", job],
             cwd=ROOT,
-            env=environment(RANK=str(n), LOCAL_RANK=str(n), **meeting),
+            env=environment(RANK=str(n), LOCAL_RANK=str(n), **rendezvous),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -86,7 +86,7 @@ def main() -> None:
         rank(json.loads(wanted.rank))
         return
     job = json.dumps({"rounds": wanted.rounds, "steps": wanted.steps, "width": wanted.width})
-    meeting = {
+    rendezvous = {
         "WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(free_port(LOOPBACK)),
@@ -97,7 +97,7 @@ def main() -> None:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(RANK=str(n), LOCAL_RANK=str(n), **meeting),
+            env=environment(RANK=str(n), LOCAL_RANK=str(n), **rendezvous),
             stdout=subprocess.PIPE,
             text=True,
         )

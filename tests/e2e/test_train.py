@@ -245,7 +245,7 @@ def test_nothing_listens_outside_loopback(launch: Launch) -> None:
     listening = [row[1] for row in rows if row[9] in inodes and row[3] == "0A"]
     run.process.terminate()
     run.wait()
-    assert listening, "the meeting point"
+    assert listening, "the rendezvous"
     # 127.0.0.1, and the same as an IPv4 address in IPv6
     assert all(
         a.startswith(("0100007F:", "0000000000000000FFFF00000100007F:")) for a in listening

@@ -64,7 +64,7 @@ def test_every_stage_of_a_rank_is_known() -> None:
         *(
             "start of Python",
             "import of torch",
-            "meeting",
+            "rendezvous",
             "warm-up",
             "all_reduce of 1 KiB",
             "broadcast of 1 KiB",
@@ -77,10 +77,10 @@ def test_every_stage_of_a_rank_is_known() -> None:
 
 
 def test_a_rank_that_never_arrives() -> None:
-    found = find(hung("meeting", "import of torch"))
+    found = find(hung("rendezvous", "import of torch"))
     text = (
-        "rank 1 never reached the meeting: after 20 s it was in the import of torch; rank 0 "
-        "reached the meeting"
+        "rank 1 never reached the rendezvous: after 20 s it was in the import of torch; rank 0 "
+        "reached the rendezvous"
     )
     assert (found.kind, found.guilty, found.stage, found.text) == (
         "hang",
@@ -93,7 +93,7 @@ def test_a_rank_that_never_arrives() -> None:
 def test_a_rank_stuck_in_its_start_misses_the_rendezvous() -> None:
     found = find(hung("start of Python", "import of torch", "start of Python", "import of torch"))
     text = (
-        "ranks 0 and 2 never reached the meeting: after 20 s they were in the start of "
+        "ranks 0 and 2 never reached the rendezvous: after 20 s they were in the start of "
         "Python; ranks 1 and 3 reached the import of torch"
     )
     assert (found.guilty, found.text) == ([0, 2], text)
@@ -138,8 +138,8 @@ def test_a_rank_that_does_not_wait_in_torch_keeps_the_others_waiting() -> None:
 
 def test_a_frame_that_calls_torch_is_waiting() -> None:
     ours = f'File "{ROOT}/training/inspector/distributed.py", line 80 in setup'
-    found = find(hung("meeting", "meeting", stacks={0: [ours], 1: [TORCH]}))
-    assert found.text == "after 20 s all ranks hang in the meeting"
+    found = find(hung("rendezvous", "rendezvous", stacks={0: [ours], 1: [TORCH]}))
+    assert found.text == "after 20 s all ranks hang in the rendezvous"
 
 
 def test_no_verdict_while_all_ranks_import() -> None:
@@ -168,7 +168,7 @@ def test_ranks_that_still_move_do_not_hang() -> None:
         [f"{command(2, 'cuda')} --limit=60   # if the machine is only slow"],
     )
     assert not p2p_may_help(found)
-    assert find(hung("import of torch", "meeting", since_s={0: 1.0, 1: 0.5})).kind == "hang", (
+    assert find(hung("import of torch", "rendezvous", since_s={0: 1.0, 1: 0.5})).kind == "hang", (
         "torch is imported for seconds anywhere"
     )
 
@@ -385,7 +385,7 @@ def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:
 
 
 def test_the_interface_that_a_user_has_chosen_is_named() -> None:
-    found = find(ended(1, 1, at="meeting"))
+    found = find(ended(1, 1, at="rendezvous"))
     (check,) = CommunicationResult(
         2, "cpu", "gloo", found, variables={"GLOO_SOCKET_IFNAME": "eth7"}
     ).checks()
@@ -409,6 +409,6 @@ def test_evidence_is_below_the_text() -> None:
         2,
         "cpu",
         "gloo",
-        CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "meeting", ["a", "b"]),
+        CommunicationFinding(analysis.FAILED, "rank 1 failed", [1], "rendezvous", ["a", "b"]),
     ).checks()
     assert check.text == "rank 1 failed\n    │ a\n    │ b"

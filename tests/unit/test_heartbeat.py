@@ -204,8 +204,8 @@ def test_beats_without_a_run_directory_are_ignored(
     heartbeat.current.beat("anything")
     assert list(tmp_path.iterdir()) == []
     heartbeat.start(tmp_path / "rank0.bin", 0)
-    heartbeat.current.beat("meeting the other ranks")
-    assert str(heartbeat.read(tmp_path / "rank0.bin")) == "meeting the other ranks"
+    heartbeat.current.beat("rendezvous with the other ranks")
+    assert str(heartbeat.read(tmp_path / "rank0.bin")) == "rendezvous with the other ranks"
 
 
 def test_durations_per_kind_of_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

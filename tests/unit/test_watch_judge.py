@@ -238,7 +238,7 @@ def test_ranks_that_wait_for_a_gpu_are_not_blamed(tmp_path: Path) -> None:
 
 ORDER = [
     beat(0, "importing torch", 0, first_step=0),
-    beat(0, "meeting the other ranks", 0, first_step=0),
+    beat(0, "rendezvous with the other ranks", 0, first_step=0),
     beat(0, "waiting for data", 0, first_step=0),
     beat(0, "building the model", 0, first_step=0),
     beat(0, "barrier: epoch 1: synchronise", 0, first_step=0),

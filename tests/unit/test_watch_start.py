@@ -184,7 +184,7 @@ def looks(
 def test_a_rank_without_a_heartbeat_is_a_hang_after_its_start_limit(
     run: RunDir, clock: list[float], idle: int
 ) -> None:
-    Heartbeat(run.heartbeat(0), 0).beat("meeting the other ranks")
+    Heartbeat(run.heartbeat(0), 0).beat("rendezvous with the other ranks")
     watch = heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2))
     pids = {0: os.getpid(), 1: idle}
     assert looks(watch, pids, clock, 300) is None
@@ -203,7 +203,7 @@ def test_a_rank_with_an_earlier_heartbeat_is_never_absent(
 ) -> None:
     """Its heartbeat is unreadable after five minutes: once, or for long."""
     for rank in range(2):
-        Heartbeat(run.heartbeat(rank), rank).beat("meeting the other ranks")
+        Heartbeat(run.heartbeat(rank), rank).beat("rendezvous with the other ranks")
     watch, pids = (
         heartbeat_watchdog.HeartbeatWatchdog(run, PLAN, range(2)),
         {0: os.getpid(), 1: idle},

@@ -109,7 +109,7 @@ def _meet(run: rundir.RunDir, plan: Plan, rank: int) -> World:
     from training.inspector import distributed
 
     worker.open_to_watchers(run, rank)
-    heartbeat.current.beat("meeting the other ranks")
+    heartbeat.current.beat("rendezvous with the other ranks")
     return distributed.setup(
         plan["device"]["value"],
         phase_timeouts.backstop_s(plan["config"]["hang_timeout"], supervised=True),

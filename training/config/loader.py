@@ -51,18 +51,18 @@ class NotPlain(Exception):
 
 def read(
     path: Path,
-    others: Sequence[tuple[Callable[[str], bool], Callable[[Path, str, int], ConfigFile]]],
+    others: Sequence[Callable[[Path, str, int], ConfigFile | None]],
     ranks: int,
 ) -> ConfigFile:
-    """Read a Duet config or a file in another format. `others`: (detector, reader) of each other
-    format; `ranks`: number of ranks, 0 if unknown."""
+    """Read a Duet config or a file in another format. `others`: a reader of each, which returns
+    None for a file that is not in its format; `ranks`: number of ranks, 0 if unknown."""
     text, problems = _text(path)
     if problems:
         return ConfigFile({}, problems)
-    reader = next(
-        (reader for knows, reader in others if path.suffix == ".json" and knows(text)), None
-    )
-    return reader(path, text, ranks) if reader else ConfigFile(*_parsed(path, text))
+    for reader in others if path.suffix == ".json" else ():
+        if (found := reader(path, text, ranks)) is not None:
+            return found
+    return ConfigFile(*_parsed(path, text))
 
 
 def load(path: Path) -> tuple[Values, list[Problem]]:

@@ -6,7 +6,7 @@ from training.core.heartbeat import FINISHED, STEP_PHASES, HeartbeatRecord, kind
 
 STARTING = (
     "importing torch",
-    "meeting the other ranks",
+    "rendezvous with the other ranks",
     "preparing data",
     "waiting for data",
     "building the model",
@@ -35,7 +35,7 @@ _WAITING = (
     "evaluation",
     "gather state",
     "waiting for data",
-    "meeting the other ranks",
+    "rendezvous with the other ranks",
 )
 DATA = ("fetch", "creating data iterator")
 # Phases longer than a step.

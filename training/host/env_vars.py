@@ -63,12 +63,12 @@ def choose(
     ranks: int,
     local_ranks: int,
     debug: bool,
-    meeting: str = "",
+    rendezvous: str = "",
     libuv: str = "auto",
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
-    `ranks` are on this machine; `meeting`: rendezvous address of several machines."""
-    interface = _interface(ranks == local_ranks, meeting) if ranks > 1 else None
+    `ranks` are on this machine; `rendezvous`: rendezvous address of several machines."""
+    interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]
@@ -129,13 +129,13 @@ def choose(
     ]
 
 
-def _interface(alone: bool, meeting: str) -> tuple[str, str] | None:
+def _interface(alone: bool, rendezvous: str) -> tuple[str, str] | None:
     """(network interface of the ranks, reason)."""
     if alone:
         return "lo", msg("host.variable.loopback")
-    found = network.interface_towards(meeting) if meeting else None
+    found = network.interface_towards(rendezvous) if rendezvous else None
     return (
-        (found[0], msg("host.variable.interface", meeting=meeting, address=found[1]))
+        (found[0], msg("host.variable.interface", rendezvous=rendezvous, address=found[1]))
         if found
         else None
     )

@@ -51,7 +51,7 @@ def start(
         ranks=ranks,
         local_ranks=local,
         debug=config.debug,
-        meeting=place.master_addr,
+        rendezvous=place.master_addr,
         libuv=config.libuv,
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()

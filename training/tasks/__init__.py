@@ -32,8 +32,8 @@ BUILT_IN: dict[str, TaskSpec] = {
     for spec in (GptSpec(GPT), VideoSpec(VIDEO, {f.name: f for f in fields(VideoOptions)}))
 }
 DEFAULT = BUILT_IN[str(FIELDS["task"].default)]
-# Formats accepted as a config besides Duet's own: (matches this text, its reader).
-CONFIG_READERS = tuple((spec.reads_config, spec.load_config) for spec in BUILT_IN.values())
+# Readers of config files in other formats than Duet's own.
+CONFIG_READERS = tuple(spec.read_config for spec in BUILT_IN.values())
 
 
 def find(name: str, origin: str) -> tuple[TaskSpec, list[Problem]]:

@@ -103,12 +103,9 @@ class TaskSpec(ABC):
 
     # Config files in other formats, which select this task.
 
-    def reads_config(self, text: str) -> bool:
-        """Whether the text of a .json file is in such a format."""
-        return False
-
-    def load_config(self, path: Path, text: str, ranks: int) -> ConfigFile:
-        raise NotImplementedError(f"{self.name} has no config files of its own")
+    def read_config(self, path: Path, text: str, ranks: int) -> ConfigFile | None:
+        """The config if the text of a .json file is in such a format. `ranks`: 0 if unknown."""
+        return None
 
     def login_key(self, path: Path) -> str | None:
         """The W&B key in such a file. Never write it anywhere."""

@@ -16,7 +16,7 @@ from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
 # ranks with the same values train together
-MEETING = (
+RENDEZVOUS = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -123,13 +123,13 @@ def of_process(pid: int) -> dict[int, int]:
     else:
         # Its siblings with the same rendezvous address: below the same parent, or further up where
         # each rank has its own shell.
-        mine, found, above = _meeting(top), {}, procfs.read_process(top)
+        mine, found, above = _rendezvous(top), {}, procfs.read_process(top)
         found = {_number(top): [top]}
         while above and above.parent > 1 and len(found) < _world(top):
             found = {
                 r: p
                 for r, pids in _below(above.parent).items()
-                if (p := [q for q in pids if _meeting(q) == mine])
+                if (p := [q for q in pids if _rendezvous(q) == mine])
             } or found
             above = procfs.read_process(above.parent)
     if not found:
@@ -223,9 +223,9 @@ def _world(pid: int) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def _meeting(pid: int) -> tuple[str | None, ...]:
+def _rendezvous(pid: int) -> tuple[str | None, ...]:
     variables = procfs.environment(pid)
-    return tuple(variables.get(name) for name in MEETING)
+    return tuple(variables.get(name) for name in RENDEZVOUS)
 
 
 def _holds(pid: int, file: Path) -> bool:

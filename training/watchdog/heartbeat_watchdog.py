@@ -218,7 +218,9 @@ class HeartbeatWatchdog:
 
     def _report_missing(self, beats: list[HeartbeatRecord]) -> None:
         """Report ranks that have not reached the rendezvous in which others wait."""
-        there = [b for b in beats if b.phase == "meeting the other ranks" and b.age_s > MISSING_S]
+        there = [
+            b for b in beats if b.phase == "rendezvous with the other ranks" and b.age_s > MISSING_S
+        ]
         missing = {
             b.rank: b
             for b in beats

@@ -61,7 +61,7 @@ def ranks_text(ranks: list[int]) -> str:
 
 
 def is_communication(stage: str) -> bool:
-    """From the meeting on, ranks depend on each other and on their connection."""
+    """From the rendezvous on, ranks depend on each other and on their connection."""
     return stage not in (stages.START, stages.IMPORT)
 
 
@@ -82,7 +82,7 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
             "launcher.communication.slow", limit_s=limit_s, who=who, title=title, since_s=since_s
         )
     elif others:
-        missed = stages.title(order[max(first + 1, order.index(stages.MEETING))])
+        missed = stages.title(order[max(first + 1, order.index(stages.RENDEZVOUS))])
         reached = stages.title(order[last])
         text = (
             msg(

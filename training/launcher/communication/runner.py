@@ -219,9 +219,9 @@ class _Trial:
         for rank in range(self.outcome.ranks):
             beat = heartbeat.read(self.files.heartbeat(rank))
             phase = beat.phase if beat else stages.START
-            # training.inspector.distributed has its own phases: during the meeting, and at the
+            # training.inspector.distributed has its own phases: during the rendezvous, and at the
             # final barrier.
-            own = stages.END if phase.startswith("barrier: ") else stages.MEETING
+            own = stages.END if phase.startswith("barrier: ") else stages.RENDEZVOUS
             self.outcome.reached[rank] = phase if phase in stages.stages_for(self._device) else own
             self.outcome.since_s[rank] = beat.age_s if beat else self.outcome.limit_s
 

@@ -15,7 +15,7 @@ SMALL_BYTES = 1 << 10
 LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 # A rank is in one of these; two sizes of each collective are between the warm-up and the
 # measurement.
-START, IMPORT, MEETING, WARM_UP = "start of Python", "import of torch", "meeting", "warm-up"
+START, IMPORT, RENDEZVOUS, WARM_UP = "start of Python", "import of torch", "rendezvous", "warm-up"
 MEASUREMENT, END, EXIT = "measurement", "end of the test", "exit"
 
 
@@ -34,7 +34,7 @@ def title(stage: str) -> str:
     titles = {
         START: msg("launcher.communication.stage.start"),
         IMPORT: msg("launcher.communication.stage.import"),
-        MEETING: msg("launcher.communication.stage.meeting"),
+        RENDEZVOUS: msg("launcher.communication.stage.rendezvous"),
         WARM_UP: msg("launcher.communication.stage.warm_up"),
         MEASUREMENT: msg("launcher.communication.stage.measurement"),
         END: msg("launcher.communication.stage.end"),
@@ -50,7 +50,7 @@ def stages_for(device: str) -> list[str]:
     """All stages, in order."""
     sizes = (SMALL_BYTES, LARGE_BYTES[device])
     checked = [collective(name, count) for count in sizes for name in ("all_reduce", "broadcast")]
-    return [START, IMPORT, MEETING, WARM_UP, *checked, MEASUREMENT, END, EXIT]
+    return [START, IMPORT, RENDEZVOUS, WARM_UP, *checked, MEASUREMENT, END, EXIT]
 
 
 class Files:

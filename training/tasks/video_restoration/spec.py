@@ -63,15 +63,10 @@ class VideoSpec(SampleSpec):
 
         return [folders.sentence(VideoOptions(**options))]
 
-    def reads_config(self, text: str) -> bool:
+    def read_config(self, path: Path, text: str, ranks: int) -> ConfigFile | None:
         from training.tasks.video_restoration.kair import loader
 
-        return loader.is_option_file(text)
-
-    def load_config(self, path: Path, text: str, ranks: int) -> ConfigFile:
-        from training.tasks.video_restoration.kair import loader
-
-        return loader.load(path, text, ranks)
+        return loader.load(path, text, ranks) if loader.is_option_file(text) else None
 
     def login_key(self, path: Path) -> str | None:
         from training.tasks.video_restoration.kair import loader
