@@ -25,6 +25,7 @@ from training.trainer import sanity_checks
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import PHASE, Scores, evaluate
 from training.trainer.metrics_writer import MetricsWriter
+from training.trainer.prefetch import ahead
 from training.trainer.progress import Progress, Stopwatch
 from training.trainer.step_queue import QueuedStep, StepQueue
 from training.trainer.step_stats import LocalStep, OwnTime, StepAllReduce, StopRequest
@@ -126,7 +127,8 @@ def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
     sanity_checks.prove_shards(session, position)
     batches = session.batches.epoch(position.epoch, position.used)
     barrier("before iteration", session.barrier_s)
-    return batches
+    device = session.world.device
+    return ahead(batches, session.task.arrive, device) if device.type == "cuda" else batches
 
 
 def forward_backward(

@@ -19,7 +19,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.duration import TrainingLength, plan_length
-from training.data.loader import Batches
+from training.data.loader import Batches, as_it_is
 from training.inspector.distributed import World
 from training.tasks import optim
 from training.tasks.base import Task
@@ -142,7 +142,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         seed=config.seed,
         workers=config.num_workers,
         persistent=config.persistent_workers,
-        arrive=task.arrive,
+        # for a GPU the loop copies them ahead of use
+        arrive=as_it_is if world.device.type == "cuda" else task.arrive,
     )
     model = _wrap(raw, task, plan, world)
     bf16 = plan["precision"]["value"] == "bf16"
