@@ -192,8 +192,9 @@ def test_a_rank_that_never_reaches_the_rendezvous(attempt: Attempt, short: int) 
     assert result.finding and (result.finding.kind, result.finding.guilty) == ("hang", [1])
     text, where, *_ = told(result).splitlines()
     assert (
-        text == f"rank 1 never reached the meeting: after {short} s it was in the import of torch; "
-        f"rank 0 reached the meeting"
+        text
+        == f"rank 1 never reached the rendezvous: after {short} s it was in the import of torch; "
+        f"rank 0 reached the rendezvous"
     )
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in plant", where)
 
@@ -351,8 +352,8 @@ def test_a_rank_that_raises_is_shown_with_its_last_output(attempt: Attempt) -> N
 def test_a_missing_interface(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     result = attempt()
-    assert re.match(r"rank \d failed in the meeting: RuntimeError: .*nosuch0", told(result)), told(
-        result
+    assert re.match(r"rank \d failed in the rendezvous: RuntimeError: .*nosuch0", told(result)), (
+        told(result)
     )
     assert (
         result.checks()[0].fixes[0]

@@ -79,8 +79,8 @@ def test_every_stage_of_a_rank_is_known() -> None:
 def test_a_rank_that_never_arrives() -> None:
     found = find(hung("meeting", "import of torch"))
     text = (
-        "rank 1 never reached the meeting: after 20 s it was in the import of torch; rank 0 "
-        "reached the meeting"
+        "rank 1 never reached the rendezvous: after 20 s it was in the import of torch; rank 0 "
+        "reached the rendezvous"
     )
     assert (found.kind, found.guilty, found.stage, found.text) == (
         "hang",
@@ -93,7 +93,7 @@ def test_a_rank_that_never_arrives() -> None:
 def test_a_rank_stuck_in_its_start_misses_the_rendezvous() -> None:
     found = find(hung("start of Python", "import of torch", "start of Python", "import of torch"))
     text = (
-        "ranks 0 and 2 never reached the meeting: after 20 s they were in the start of "
+        "ranks 0 and 2 never reached the rendezvous: after 20 s they were in the start of "
         "Python; ranks 1 and 3 reached the import of torch"
     )
     assert (found.guilty, found.text) == ([0, 2], text)
@@ -139,7 +139,7 @@ def test_a_rank_that_does_not_wait_in_torch_keeps_the_others_waiting() -> None:
 def test_a_frame_that_calls_torch_is_waiting() -> None:
     ours = f'File "{ROOT}/training/inspector/distributed.py", line 80 in setup'
     found = find(hung("meeting", "meeting", stacks={0: [ours], 1: [TORCH]}))
-    assert found.text == "after 20 s all ranks hang in the meeting"
+    assert found.text == "after 20 s all ranks hang in the rendezvous"
 
 
 def test_no_verdict_while_all_ranks_import() -> None:
