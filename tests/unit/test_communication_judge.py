@@ -158,8 +158,7 @@ def test_ranks_that_still_move_do_not_hang() -> None:
     found = find(hung("all_reduce of 1 KiB", LARGE, since_s={0: 1.9, 1: 0.1}))
     text = (
         "not finished after 20 s, but not a hang: rank 0 entered the all_reduce of 1 KiB 1.9 "
-        "s "
-        "before; a slow or busy machine"
+        "s earlier; a slow or busy machine"
     )
     assert (found.kind, found.text) == ("not finished", text)
     (check,) = CommunicationResult(2, "cuda", "nccl", found).checks()

@@ -83,6 +83,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> redact.Anonymous:
             "occupied by pid 4711 …",
         ),
         ("port 5 is taken by pid 4 (alice): python x.py; using 6", "port 5 is taken by pid 4 …"),
+        ("端口 5 被 pid 4（alice）：python x.py 占用；改用 6", "端口 5 被 pid 4 …"),
+        ("占用它的进程：pid 4711（bob，1.0 GiB）：python x.py", "占用它的进程：pid 4711 …"),
         ("http://me:pw@host/", "http://…@host/"),
         ("towering palicexy stays", "towering palicexy stays"),
     ],

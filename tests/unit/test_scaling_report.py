@@ -260,9 +260,9 @@ def test_ratios_are_made_within_a_round() -> None:
 @pytest.mark.parametrize(
     ("times", "limit"),
     [
-        ((50, 60, 59), "0.33 of 2 missing, mostly the machine"),
-        ((50, 60, 51), "0.33 of 2 missing, mostly the exchange of gradients"),
-        ((50, 60, 55), "0.33 of 2 missing, machine and exchange equally"),
+        ((50, 60, 59), "0.33 below a speed-up of 2, mostly the machine"),
+        ((50, 60, 51), "0.33 below a speed-up of 2, mostly the exchange of gradients"),
+        ((50, 60, 55), "0.33 below a speed-up of 2, machine and exchange equally"),
         ((50, 50.2, 50), "nothing measurable"),
         (
             (50, 49, 50),

@@ -38,8 +38,9 @@ MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)")
 CLOUD_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
 LONG_WORD = re.compile(r"[A-Za-z0-9_-]{20,}")
-# another user's process, with its user and command: `pid 4711 (alice): python …`
-STRANGER = re.compile(r"(\bpid \d+) \(.*", re.DOTALL)
+# another user's process, with its user and command: `pid 4711 (alice): python …`; in Chinese
+# messages the parenthesis is a full-width one
+STRANGER = re.compile(r"(\bpid \d+)(?: \(|\uff08).*", re.DOTALL)
 
 
 def is_secret(name: str, value: str) -> bool:
