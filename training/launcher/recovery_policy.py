@@ -169,12 +169,7 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
         return GiveUp(
             msg("launcher.retry.batch_too_small", now=now, lighter=tasks.spec_of(plan).lighter)
         )
-    who, unit = (
-        msg("launcher.retry.a_rank")
-        if failure.rank is None
-        else msg("launcher.retry.rank", rank=failure.rank),
-        tasks.task_of(plan)["unit"],
-    )
+    unit = tasks.task_of(plan)["unit"]
     label = msg(
         "launcher.retry.smaller_batch",
         now=now,
@@ -184,7 +179,18 @@ def _smaller_batch(failure: Failure, plan: Plan) -> Restart | GiveUp | None:
         factor=now / size,
     )
     return Restart(
-        0, {"device_batch_size": size}, msg("launcher.retry.out_of_memory", who=who, now=now), label
+        0,
+        {"device_batch_size": size},
+        msg("launcher.retry.out_of_memory", who=_who(failure), now=now),
+        label,
+    )
+
+
+def _who(failure: Failure) -> str:
+    return (
+        msg("launcher.retry.a_rank")
+        if failure.rank is None
+        else msg("launcher.retry.rank", rank=failure.rank)
     )
 
 
@@ -195,7 +201,7 @@ def _fewer_workers(failure: Failure, plan: Plan, row: Sequence[Failure]) -> Rest
         return None
     fewer = workers // 2 if workers > 2 else 0
     changes = {"num_workers": fewer} | ({} if fewer else {"persistent_workers": False})
-    why = msg("launcher.retry.data_loader", rank=failure.rank, workers=plural(workers, "worker"))
+    why = msg("launcher.retry.data_loader", who=_who(failure), workers=plural(workers, "worker"))
     label = msg("launcher.retry.fewer_workers", workers=workers, fewer=fewer)
     return Restart(
         0, changes, why, label if fewer else msg("launcher.retry.no_workers", label=label)

@@ -36,7 +36,6 @@ class PostRunHook(Protocol):
 POLL_S = 0.05
 END_S = 3600.0  # maximum wait for rank 0's last checkpoint
 SUPERVISED = "DUET_SUPERVISED"
-ENDED = "the ranks had been started and have ended"
 
 
 def begin(run: rundir.RunDir, plan: Plan, rank: int) -> None:
