@@ -8,8 +8,9 @@ declare -gA MESSAGES_ZH=() # lib/messages_zh.sh, read with the first Chinese mes
 messages::text() {
   local id=$1 format=$2
   shift 2
-  case ${DUET_LANG:-${LC_ALL:-${LC_MESSAGES:-${LANG-}}}} in
-  [zZ][hH]*)
+  case ${DUET_LANG:-locale:${LC_ALL:-${LC_MESSAGES:-${LANG-}}}} in
+  locale:*.[!uU]*) ;; # an encoding other than UTF-8
+  [zZ][hH]* | locale:[zZ][hH]*)
     # shellcheck source=lib/messages_zh.sh
     ((${#MESSAGES_ZH[@]})) || source "$DUET_ROOT/lib/messages_zh.sh"
     format=${MESSAGES_ZH[$id]}

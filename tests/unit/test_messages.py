@@ -14,6 +14,7 @@ import pytest
 
 from training.core import messages, units
 from training.core.project import ROOT
+from training.diagnose import scan
 
 ROOMS = sorted(file.stem for file in messages.FOLDER.glob("*.json") if file.stem != "units")
 TEMPLATES = {key: one for room in ROOMS for key, one in messages.templates(room).items()}
@@ -84,6 +85,34 @@ def test_each_room_has_its_own_file() -> None:
         assert keys == sorted(set(keys)) and all(key.startswith(f"{room}.") for key in keys)
 
 
+class Anything:
+    """A value for any placeholder."""
+
+    def __format__(self, spec: str) -> str:
+        return "7"
+
+    def __getattr__(self, name: str) -> Anything:
+        return self
+
+
+class Everything(dict[str, Anything]):
+    def __missing__(self, name: str) -> Anything:
+        return Anything()
+
+
+def test_a_log_is_diagnosed_alike_in_both_languages() -> None:
+    wrong = []
+    for key, one in TEMPLATES.items():
+        found = {}
+        for language, template in one.items():
+            text = template.format_map(Everything()) if "{" in one["en"] else template
+            line = f"[ERROR] 2025-11-06 10:00:00 {text}"
+            found[language] = {signature.id for signature in scan.recognised(line)}
+        if found["en"] - found["zh"]:
+            wrong.append(f"{key}: {found['en'] - found['zh']} {one['zh']}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_shell_messages_take_the_same_values_in_chinese() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "lib").glob("*.sh"))
     call = r"""messages::(?:text|info|error) ([a-z_.]+) (?:\\\n\s*)?(["'])(.*?)\2(?=[ \n])"""
@@ -113,6 +142,8 @@ def test_every_counted_word_has_a_chinese_form() -> None:
         ({}, "en"),
         ({"LANG": "zh_CN.UTF-8"}, "zh"),
         ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "en"),
+        ({"LANG": "zh_CN.GBK"}, "en"),
+        ({"LANG": "zh_CN.GBK", "DUET_LANG": "zh"}, "zh"),
         ({"LC_ALL": "C", "DUET_LANG": "zh"}, "zh"),
         ({"LANG": "zh_CN.UTF-8", "DUET_LANG": "en"}, "en"),
     ],

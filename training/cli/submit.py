@@ -18,6 +18,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from training.config import origin
 from training.core import log as console
 from training.core import rundir
 from training.core.errors import Exit, NothingToDo, Problem, UserError
@@ -53,7 +54,7 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
             "",
             msg("cli.submit.configuration"),
             *(
-                f"  {n:<{width}}  {value!r:<14}  {request.origins[n].removeprefix('from ')}"
+                f"  {n:<{width}}  {value!r:<14}  {origin.shown(request.origins[n])}"
                 for n, value in values.items()
             ),
         ]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, log, phase_timeouts, rundir
+from training.core import heartbeat, log, messages, phase_timeouts, rundir
 from training.core.errors import Exit, NothingToDo, RunStopped, UserError
 from training.core.messages import msg
 from training.trainer import worker
@@ -38,6 +38,7 @@ def main(args: list[str], environ: MutableMapping[str, str]) -> int:
 
         print(fault_spec.overview())
         return 0
+    messages.load_all()
     run: rundir.RunDir | None = None
     ending: PostRun | None = None
     try:

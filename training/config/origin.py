@@ -30,6 +30,11 @@ class Origin(str):
         return made
 
 
+def shown(origin: str) -> str:
+    """The origin without "from", as in a table."""
+    return f"{origin}".removeprefix("from ")
+
+
 def asked_for(origin: str) -> bool:
     """Whether a flag or variable of this command sets the value."""
     return isinstance(origin, Origin) and origin.source in (FLAG, VARIABLE)

@@ -136,7 +136,8 @@ def _lookup(
         text, typed = line.flags[name]
         return text, Origin(msg("config.origin.flag", typed=typed), FLAG, typed), True
     for variable in (PREFIX + name.upper(), fields[name].metadata["env"]):
-        if variable and variable not in INTERNAL and environ.get(variable):
+        own = variable in INTERNAL or variable == messages.VARIABLE
+        if variable and not own and environ.get(variable):
             return (
                 environ[variable],
                 Origin(msg("config.origin.variable", variable=variable), VARIABLE, variable),

@@ -22,15 +22,25 @@ _LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")  # in the order of gettext
 def language(environ: Mapping[str, str] | None = None) -> str:
     """`zh` if DUET_LANG or the locale is Chinese, else `en`."""
     known = os.environ if environ is None else environ
-    chosen = next((known[name] for name in (VARIABLE, *_LOCALE) if known.get(name)), "")
-    return "zh" if chosen.lower().startswith("zh") else "en"
+    asked = known.get(VARIABLE, "")
+    chosen = asked or next((known[name] for name in _LOCALE if known.get(name)), "")
+    # The shell part prints UTF-8, which is unreadable in a terminal with another encoding.
+    unreadable = not asked and "." in chosen and "utf" not in chosen.lower()
+    return "zh" if chosen.lower().startswith("zh") and not unreadable else "en"
 
 
-@functools.cache  # Python 3.8: a user script imports this module
+@functools.lru_cache(maxsize=None)  # noqa: UP033 – Python 3.8: a user script imports this module
 def templates(room: str) -> dict[str, dict[str, str]]:
     """ID → language → template."""
     found: dict[str, dict[str, str]] = json.loads((FOLDER / f"{room}.json").read_text("utf-8"))
     return found
+
+
+def load_all() -> None:
+    """Read all templates now: a program that runs for days must not read those of a newer version
+    later."""
+    for file in FOLDER.glob("*.json"):
+        templates(file.stem)
 
 
 def msg(message_id: str, /, **values: object) -> str:

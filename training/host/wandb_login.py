@@ -6,6 +6,7 @@ import os
 
 from training.config.schema import Config
 from training.core.messages import msg
+from training.host.decisions import AS_ASKED
 
 
 def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
@@ -13,7 +14,7 @@ def wandb_mode(config: Config, key: str | None = None) -> tuple[str, str]:
     if config.use_dummy_wandb:
         return "disabled", "dummy"
     if config.wandb_mode != "auto":
-        return config.wandb_mode, msg("host.decision.as_asked")
+        return config.wandb_mode, AS_ASKED
     if key or os.environ.get("WANDB_API_KEY") or _netrc_has_wandb():
         return "online", msg("host.wandb.logged_in")
     return "disabled", msg("host.wandb.no_login")

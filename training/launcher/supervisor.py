@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from training import tasks
-from training.core import heartbeat, run_reader, rundir, standing
+from training.core import heartbeat, messages, run_reader, rundir, standing
 from training.core import log as console
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
     node = next(
         (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0
     )
+    messages.load_all()
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = run_reader.read_plan(run.own_plan)
     if plan is None:

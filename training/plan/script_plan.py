@@ -27,7 +27,7 @@ def build(
     machine = (
         gpus.inventory(environ)
         if config.device != "cpu"
-        else gpus.GpuInventory((), msg("plan.word.as_asked"))
+        else gpus.GpuInventory((), decisions.AS_ASKED)
     )
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
@@ -36,7 +36,7 @@ def build(
         else decisions.Decision("cpu", machine.reason)
     )
     if config.device == "cuda":
-        device = decisions.Decision("cuda", msg("plan.word.as_asked"))
+        device = decisions.Decision("cuda", decisions.AS_ASKED)
     begun, checks = builder.start(request, machine, torch, device, environ)
     if machine.gpus and device.value != "cuda":
         text = msg("plan.script.too_few_gpus", gpus=len(machine.gpus), ranks=local)

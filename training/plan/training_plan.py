@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from training.config import batch
+from training.config import batch, origin
 from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.messages import msg
@@ -177,9 +177,7 @@ def describe(plan: Plan, checks: list[preflight.Check]) -> str:
     ]
     lines += [msg("plan.dry_run.configuration")]
     for name, value in values.items():
-        lines.append(
-            f"  {name:<{width}}  {value!r:<14}  {plan['origins'][name].removeprefix('from ')}"
-        )
+        lines.append(f"  {name:<{width}}  {value!r:<14}  {origin.shown(plan['origins'][name])}")
     lines += ["", msg("plan.dry_run.variables")]
     lines += [
         f"  {v.line()}" for v in (env_vars.Variable(**record) for record in plan["variables"])

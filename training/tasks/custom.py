@@ -211,7 +211,8 @@ def _problem(where: str, name: Any, value: Any) -> Problem | None:
             msg("tasks.custom.option_invalid", where=where, name=name, options=OPTIONS),
             msg("tasks.custom.characters"),
         )
-    if name in ACTIONS or name in ALIASES or (name in FIELDS and shared(name)):
+    # --lang is the language of the messages, for every command
+    if name in (*ACTIONS, *ALIASES, "lang") or (name in FIELDS and shared(name)):
         return Problem(
             "task.option_name",
             msg("tasks.custom.option_common", where=where, name=name, options=OPTIONS),

@@ -15,7 +15,7 @@ from training.config import batch
 from training.config.schema import Config
 from training.core.messages import msg
 from training.core.units import plural
-from training.host.decisions import Decision
+from training.host.decisions import AS_ASKED, Decision
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.memory import gib
 
@@ -64,18 +64,15 @@ def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> 
     found, reason = _frugal(replace(load, sequences=size.value), config, room)
     blocks = Decision(
         found.blocks,
-        reason if config.activation_checkpointing == AUTO else msg("tasks.gpt.fit.as_asked"),
+        reason if config.activation_checkpointing == AUTO else AS_ASKED,
     )
-    chunks = Decision(
-        found.chunks, reason if config.loss_chunks == AUTO else msg("tasks.gpt.fit.as_asked")
-    )
+    chunks = Decision(found.chunks, reason if config.loss_chunks == AUTO else AS_ASKED)
     return MemoryPlan(found, size, blocks, chunks)
 
 
 def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None) -> Decision | None:
     if isinstance(config.device_batch_size, int):
-        # plan.training_plan compares this reason
-        return Decision(config.device_batch_size, "as asked")
+        return Decision(config.device_batch_size, AS_ASKED)
     sizes = batch.device_choices(config.max_seq_len, ranks, config.total_batch_size)
     if not sizes:
         return None

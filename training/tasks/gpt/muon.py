@@ -23,9 +23,9 @@ from training.tasks.optim import Group
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
-# Bytes of one rank's updates in one iteration. More would save launches on a GPU, but cost several
+# Bytes of all ranks' updates in one iteration. More would save launches on a GPU, but cost several
 # times this in temporary memory; a CPU launches nothing.
-BATCH_BYTES = {"cuda": 128 << 20, "cpu": 8 << 20}
+BATCH_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Muon(torch.optim.Optimizer):
         ]
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
-        one = alike[0].numel() * self.dtype.itemsize
-        count = self.ranks * max(1, BATCH_BYTES.get(alike[0].device.type, 8 << 20) // one)
+        each = self.ranks * alike[0].numel() * self.dtype.itemsize
+        count = self.ranks * max(1, BATCH_BYTES.get(alike[0].device.type, 16 << 20) // each)
         return (alike[at : at + count] for at in range(0, len(alike), count))
 
     def _bucket(self, matrices: list[Tensor]) -> _Bucket:
@@ -133,9 +133,10 @@ class Muon(torch.optim.Optimizer):
 
     def _updates(self, bucket: _Bucket, momentum: float) -> Tensor:
         """Updates of this rank's matrices, (own, rows, columns). Nesterov's momentum."""
+        if not len(bucket.momentum):  # this rank has none of this shape
+            return bucket.momentum.to(self.dtype)
         gradients = [m.grad for m in bucket.matrices[bucket.own] if m.grad is not None]
-        if not gradients:
-            return bucket.momentum.to(self.dtype)  # this rank has none of this shape
+        assert len(gradients) == len(bucket.momentum), "every matrix has a gradient"
         update = torch.stack(gradients)
         bucket.momentum.lerp_(update, 1 - momentum)
         update = update.lerp_(bucket.momentum, momentum).to(self.dtype)
@@ -170,6 +171,7 @@ class Muon(torch.optim.Optimizer):
             # The last rank's part is padded.
             for matrix, buffer in zip(bucket.matrices, every, strict=False):
                 state["state"][place[id(matrix)]] = {"momentum_buffer": buffer}
+            bucket.gathered = None
         state["state"] = dict(sorted(state["state"].items()))
         return state
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import http
 import http.client
+import itertools
 import json
 import socket
 from collections import Counter
@@ -84,12 +85,17 @@ def pending(folder: Path, rank: int) -> bool | None:
 def _entries(folder: Path, rank: int) -> list[Record]:
     """Raises one of UNREADABLE. An unexpected answer of another torch version is only missing
     evidence."""
-    answers = [_answer(folder, rank, handler) for handler in HANDLERS]
-    if all(answer is None for answer in answers):
-        raise ValueError("no flight recorder answered")
-    return [
-        entry for answer in answers if answer is not None for entry in answer.get("entries", [])
-    ]
+    answers: list[Record | None] = []
+    failed: Exception = ValueError("no flight recorder answered")
+    for handler in HANDLERS:
+        try:
+            answers.append(_answer(folder, rank, handler))
+        except UNREADABLE as error:  # NCCL's may hang while gloo's answers
+            failed = error
+    entries = [answer.get("entries", []) for answer in answers if answer is not None]
+    if not entries:
+        raise failed
+    return sorted(itertools.chain(*entries), key=lambda entry: entry.get("time_created_ns", 0))
 
 
 def _answer(folder: Path, rank: int, handler: str) -> Record | None:
