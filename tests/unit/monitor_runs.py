@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core import rundir
+from training.core.cells import cells
 from training.core.contracts.state import RunState
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir
@@ -194,7 +195,7 @@ def check_size(seen: RunState, width: int, height: int) -> None:
         lines = screen.screen(seen, View(width, height, colour, footer="q quit"))
         plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
         assert len(lines) == height and plain[-1] == term_text.cut("q quit", width)
-        assert max(map(term_text.cells, plain)) <= width
+        assert max(map(cells, plain)) <= width
         assert colour or plain == lines
 
 

@@ -13,7 +13,8 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made, dead_pid, old
 from training.cli import monitor
-from training.monitor import run_list, term_text
+from training.core.cells import cells
+from training.monitor import run_list
 from training.monitor.run_list import RunTable
 from training.monitor.screen import View
 
@@ -60,7 +61,7 @@ def test_the_table_fits(
 ) -> None:
     monkeypatch.setenv("DUET_LANG", "zh")
     chinese = run_list.screen(RunTable(runs).read(), View(width, height, footer="q 退出"))
-    assert len(chinese) == height and max(map(term_text.cells, chinese)) <= width
+    assert len(chinese) == height and max(map(cells, chinese)) <= width
     monkeypatch.setenv("DUET_LANG", "en")
     lines = run_list.screen(RunTable(runs).read(), View(width, height, footer="q quit"))
     assert len(lines) == height and max(map(len, lines)) <= width
@@ -101,7 +102,7 @@ def test_wide_letters_and_long_names(tmp_path: Path) -> None:
         Made(tmp_path / "experiments" / name).supervisor(dead_pid()).steps(40).summary()
     lines = run_list.screen(RunTable(tmp_path / "experiments").read(), View(80, 24))
     rows = [line for line in lines if "FINISHED" in line]
-    assert len({term_text.cells(row[: row.index("FINISHED")]) for row in rows}) == 1
+    assert len({cells(row[: row.index("FINISHED")]) for row in rows}) == 1
     assert any("031906" in row for row in rows) and any("032227" in row for row in rows)
 
 

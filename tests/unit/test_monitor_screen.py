@@ -13,6 +13,7 @@ import pytest
 from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import GIB, Made, check_size, look, text_of
 from training.core import rundir
+from training.core.cells import cells
 from training.core.messages import LANGUAGES
 from training.host.gpus import SLOWDOWNS
 from training.monitor import run_status, screen, state, term_text
@@ -212,7 +213,7 @@ def test_advice_is_complete_at_any_width(made: Made) -> None:
     )
     for width in (60, 80, 120, 160):
         shown = screen.screen(look(made.run), View(width, 40))
-        assert max(map(term_text.cells, shown)) <= width
+        assert max(map(cells, shown)) <= width
         assert " ".join(f"try: {advice}".split()) in " ".join(" ".join(shown).split())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from training.core import messages
+from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.diagnose.signatures import NONE
@@ -20,8 +21,7 @@ COLUMN = 11  # cells
 
 def row(label: str, text: str) -> str:
     """A label and its text in two columns, aligned for double-width characters too."""
-    cells = len(label) if label.isascii() else 2 * len(label)
-    return label + " " * max(1, COLUMN - cells) + text
+    return pad(label + " ", COLUMN) + text
 
 
 def in_logs(label: str) -> str:

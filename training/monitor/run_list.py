@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.core import metric_units, units
 from training.core import units as amounts
+from training.core.cells import pad
 from training.core.jsonl import dig, items, mtime, read_object, whole
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -16,7 +17,7 @@ from training.monitor.run_status import ENDED, state_word
 from training.monitor.screen import View, finish
 from training.monitor.sections import BADGES, loss
 from training.monitor.state import GPU_PATIENCE_S, SCHEMA_VERSION, RunWatch
-from training.monitor.term_text import Line, pad
+from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
     from training.core.contracts.state import GpuState, RunsState, RunState

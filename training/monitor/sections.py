@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from training.config.schema import FIELDS
 from training.core import metric_units, units
+from training.core.cells import cells
 from training.core.jsonl import Record, number
 from training.core.messages import msg
 from training.monitor import term_text
@@ -90,9 +91,9 @@ def _progress(state: RunState, width: int) -> Line:
         right += msg("monitor.screen.left", duration=units.duration(progress["eta_s"]))
         end, form = state["time_unix_s"] + progress["eta_s"], msg("monitor.screen.day_and_time")
         ends = msg("monitor.screen.ends", time=units.clock(end, form))
-        if term_text.cells(right + ends) + 7 <= width:
+        if cells(right + ends) + 7 <= width:
             right += ends
-    room = min(60 if width < 140 else 90, width - term_text.cells(right) - 2)
+    room = min(60 if width < 140 else 90, width - cells(right) - 2)
     shown: Line = (
         [(term_text.bar(percent / 100, room), "good"), ("  ", "")]
         if percent is not None and room >= 5
@@ -340,7 +341,7 @@ def places(state: RunState, width: int) -> list[Line]:
 
 
 def _path(label: str, path: str, width: int, age: str = "") -> Line:
-    room = width - term_text.cells(f"{label}  {age}")
+    room = width - cells(f"{label}  {age}")
     return [(f"{label}  ", "dim"), (age, ""), (place(path, room) if path else "", "dim")]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.core import units
+from training.core.cells import pad
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.monitor import host_stats, term_text
 from training.monitor.run_status import ENDED
 from training.monitor.sections import memory_word
-from training.monitor.term_text import Line, pad
+from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
     from training.core.contracts.state import (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
+
+from training.core.cells import cells
 
 # A line is a list of (text, style): its width is computed before colours are added.
 Line = list[tuple[str, str]]
@@ -34,16 +35,6 @@ def clean(text: str) -> str:
 
 def to_ascii(text: str) -> str:
     return text.translate(_ASCII).encode("ascii", "replace").decode()
-
-
-def cells(text: str) -> int:
-    """Terminal columns that the text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
 
 
 def cut(text: str, width: int) -> str:
@@ -102,12 +93,6 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
             rows[-1].append((word, style))
             room -= cells(word)
     return rows
-
-
-def pad(text: str, width: int, *, right: bool = False) -> str:
-    """The text in at least `width` cells; `right`: at the right edge."""
-    spaces = " " * (width - cells(text))
-    return spaces + text if right else text + spaces
 
 
 def width_of(line: Line) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-import unicodedata
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from training.core import heartbeat, metric_units, run_reader, rundir
+from training.core.cells import cells
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.units import plural
@@ -40,14 +40,9 @@ def banner(world: World, session: TrainState, wandb: str) -> str:
             steps_per_epoch=length.steps_per_epoch,
         ),
         msg("trainer.banner.wandb", wandb=wandb),
-        "─" * _cells(title),
+        "─" * cells(title),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _cells(text: str) -> int:
-    """Terminal columns that the text takes."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _hardware(device: torch.device) -> str:

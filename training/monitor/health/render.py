@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+from training.core.cells import cells, pad
 from training.core.messages import msg
 from training.monitor.health.check import BAD, OK, UNKNOWN, WARN
 from training.monitor.health.health import ANSWER_UNKNOWN, HAS_ENDED, NO, YES, HealthReport
 from training.monitor.health.run_checks import GIB
 from training.monitor.process_states import process_word
 from training.monitor.state import finite
-from training.monitor.term_text import STYLES, cells, clean, pad
+from training.monitor.term_text import STYLES, clean
 
 if TYPE_CHECKING:
     from training.core.contracts.state import HealthRecord, HealthRow

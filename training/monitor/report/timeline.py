@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core import units
+from training.core.cells import cells
 from training.core.jsonl import Record, number, text, whole
 from training.core.messages import msg
 from training.core.units import duration
@@ -15,7 +16,6 @@ from training.monitor.report import chart_types, charts
 from training.monitor.report.chart_types import Chart
 from training.monitor.report.curve import clock
 from training.monitor.report.run import Run
-from training.monitor.term_text import cells
 
 START, TRAINING, EVALUATION, LOST = "start", "training", "evaluation", "lost"  # kinds of bars
 LANES = 6  # more starts share one lane
