@@ -1,6 +1,7 @@
 # make check   lint, types and fast tests, three at a time (JOBS=8 for more): 7 minutes on two cores
 # make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 22 minutes on two cores
-# make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 90 minutes
+# make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 60 minutes on two cores
+# make gpu-path  the GPU's code paths on a null GPU, which computes nothing; installs torch's CUDA build (5 GB) into .tools/cuda
 # make slurm   all tests on a private SLURM; skipped where SLURM is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
@@ -18,7 +19,7 @@ SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test soak lint unit shell e2e slurm bench peers docs lock clean
+.PHONY: help env extras check test soak gpu-path lint unit shell e2e slurm bench peers docs lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -56,9 +57,15 @@ check: lint
 test: lint peers
 	$(PYTEST) -q -m 'not soak'
 
-# One line per test, since it takes long.
+# One line per test, since it takes long. Both parts run, also if the first fails.
 soak: env peers
-	$(PYTEST) -v -m soak
+	status=0; $(PYTEST) -v -m 'soak and not timed' || status=$$?; \
+	  $(PY) -m pytest -v -m 'soak and timed' || status=$$?; exit $$status
+
+# Beside .venv, which may have a CPU build. Three equals signs: two would take that one again.
+gpu-path: env
+	test -d .tools/cuda/torch || .venv/bin/python -m uv pip install --quiet --target .tools/cuda "torch===$$(sed -n 's/^torch==//p' requirements.lock)"
+	$(PY) -m pytest -v tests/null_gpu
 
 # Every figure in the documentation; about three hours on an idle machine.
 bench: env peers

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "PROJECT_TEST_TOKEN"
 GONE_WITHIN_S = 8.0
 
-# Tests that measure time would disturb each other: with several workers they share one.
+# Tests that measure time would disturb each other: with several workers they share one, and
+# `make soak` runs them alone.
 TIMED = (
     "tests/faults/",
     "tests/e2e/test_machines.py",
@@ -47,6 +48,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "timed" if nodeid.startswith(TIMED) else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(TIMED):
+            item.add_marker(pytest.mark.timed)
 
 
 # Tests compare English output on any machine; those of another language select it.

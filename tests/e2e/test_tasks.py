@@ -116,7 +116,8 @@ def test_hundreds_of_epochs(task: Callable[..., Launched], ranks: int, persisten
         num_workers=1,
         persistent_workers=persistent,
         log_every=1000,
-    ).ok()
+    )
+    assert run.wait(240) == 0, run.output[-2000:]  # restarts 800 workers, also on a busy machine
     assert run.summary["steps"] == 400 and run.steps[400]["epoch"] == 200
 
 

@@ -1,5 +1,5 @@
-"""Build the null GPU for a CUDA build of torch: `python build.py PYTHON FOLDER`, where PYTHON belongs to an environment
-with that torch. Needs gcc and nm."""
+"""Build the null GPU for a CUDA build of torch: `python build.py TORCH FOLDER`, where TORCH is the
+folder of its package. Needs gcc and nm."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ NAME = re.compile(r"(?:__)?(?:cuda[A-Z]|cublas|nccl)\w+")
 REGISTRATION = re.compile(r"__cuda(Pop|Push|Register|Unregister|Init)\w*")
 
 
-def build(python: str, folder: Path) -> None:
+def build(torch: Path, folder: Path) -> None:
     """Write libcuda.so.1 and libnvidia-ml.so.1 into `folder`. Raises CalledProcessError."""
-    torch = Path(_said(python, "-c", "import torch; print(torch.__path__[0])"))
     headers = next(torch.parent.glob("**/crt/host_defines.h")).parent.parent
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so.1"
@@ -61,4 +60,4 @@ def _run(*command: object) -> None:
 
 
 if __name__ == "__main__":
-    build(sys.argv[1], Path(sys.argv[2]))
+    build(Path(sys.argv[1]), Path(sys.argv[2]))

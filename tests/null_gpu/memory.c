@@ -98,6 +98,7 @@ int cudaMalloc(void **out, size_t bytes) {
   return add(*out, bytes, DEVICE), SUCCESS;
 }
 int cudaDeviceSynchronize(void);
+int cudaGetDevice(int *device);
 int cudaFree(void *start) {
   COUNT("cudaFree");
   cudaDeviceSynchronize(); /* as CUDA does: something queued may still use it */

@@ -87,23 +87,25 @@ class StepReport:
 
 @dataclass(frozen=True)
 class PendingReport:
-    """A step's figures on their way to the host. `values`: those of StepAllReduce and the norm."""
+    """A step's figures on their way to the host. `values`: those of StepAllReduce; `norm`: of the
+    gradients."""
 
     values: torch.Tensor
+    norm: torch.Tensor
     arrived: torch.cuda.Event | None  # on a GPU
 
     def read(self) -> StepReport:
         """Waits for the step on a GPU."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        *slots, preempted, interrupted, norm = self.values.tolist()
+        *slots, preempted, interrupted = self.values.tolist()
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
         shares = [
             RankStep(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory))
             for step, count, loss, checksum, compute_ms, memory in rows
         ]
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
-        return StepReport(shares, int(stop), norm)
+        return StepReport(shares, int(stop), float(self.norm))
 
 
 class StepAllReduce:
@@ -146,14 +148,15 @@ class StepAllReduce:
         """`norm`: of the gradients, a scalar; equal on all ranks, so it is not exchanged."""
         if self._work is not None:
             self._work.wait()
-        values = torch.cat([self._values, norm.detach().to(self._values).view(1)])
+        figures = self._values, norm.detach()
         if self.world.device.type != "cuda":
-            return PendingReport(values, None)
-        host = torch.empty_like(values, device="cpu", pin_memory=True)
-        host.copy_(values, non_blocking=True)
+            return PendingReport(*figures, None)
+        on_host = [torch.empty_like(f, device="cpu", pin_memory=True) for f in figures]
+        for host, figure in zip(on_host, figures, strict=True):
+            host.copy_(figure, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingReport(host, arrived)
+        return PendingReport(*on_host, arrived)
 
 
 class OwnTime:

@@ -1,0 +1,108 @@
+"""Two null GPUs for the tests of this folder: real runs on the CUDA build of torch. Skipped where
+that is not installed; `make gpu-path` installs it and runs them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.conftest import Launched, Launcher
+from tests.null_gpu.build import build
+
+CUDA_TORCH = ROOT / ".tools/cuda"  # its own folder: .venv has the build that users get here
+GIB = 1 << 30
+# DeviceState of null_gpu.h: fault, stalled, then a table of processes
+_STATE = struct.Struct("<ii")
+_STATE_SIZE = _STATE.size + 32 * 16
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.null_gpu)
+
+
+@dataclass
+class NullGpus:
+    """The environment of a program with null GPUs, and their state while it runs."""
+
+    environ: dict[str, str]
+    state: Path
+
+    def break_down(self, device: int, error: int) -> None:
+        """From now on every CUDA call on this device returns this error."""
+        self._write(device, 0, error)
+
+    def stall(self, device: int) -> None:
+        """Nothing that is queued on this device ends any more."""
+        self._write(device, 1, 1)
+
+    def _write(self, device: int, field: int, value: int) -> None:
+        with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+            struct.pack_into("<i", shared, device * _STATE_SIZE + 4 * field, value)
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (CUDA_TORCH / "torch").is_dir():
+        pytest.skip("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
+    for tool in ("gcc", "nm"):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool} on this machine")
+    folder = tmp_path_factory.mktemp("null_gpu")  # LD_PRELOAD splits at spaces
+    build(CUDA_TORCH / "torch", folder)
+    return folder
+
+
+@pytest.fixture
+def gpus(libraries: Path, tmp_path: Path) -> NullGpus:
+    state = tmp_path / "gpu_state"
+    environ = {
+        "TORCH_LOCAL_PATH": str(CUDA_TORCH),
+        "LD_PRELOAD": str(libraries / "libcuda.so.1"),
+        "LD_LIBRARY_PATH": str(libraries),
+        "TRITON_LIBCUDA_PATH": str(libraries),
+        "NULL_GPU_STATE": str(state),
+        "NULL_GPU_COUNT": "2",
+        "FAKE_NVML_COUNT": "2",
+        "NULL_GPU_GIB": "24",
+        "NULL_GPU_CAPABILITY": "8.9",
+        "FAKE_NVML_CAPABILITY": "8.9",
+        "NULL_GPU_NAME": "NVIDIA GeForce RTX 4090",
+        "FAKE_NVML_NAME": "NVIDIA GeForce RTX 4090",
+    }
+    return NullGpus(environ, state)
+
+
+@pytest.fixture
+def train(
+    gpus: NullGpus, project: Path, tmp_path: Path, token: str
+) -> Iterator[Callable[..., Launched]]:
+    """A training on two null GPUs; flags as in tests/e2e."""
+    launcher = Launcher(project, tmp_path, token)
+
+    def start(*, env: dict[str, str] | None = None, **flags: object) -> Launched:
+        text = tmp_path / "text.txt"
+        if not text.exists():
+            text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
+        values = {"device": "auto", "data": text, "compile": "false"} | flags
+        return launcher("./launch_train.sh", "2", env=gpus.environ | (env or {}), **values)
+
+    yield start
+    for launched in launcher.started:
+        if launched.process.poll() is None:
+            launched.process.kill()
+            launched.process.wait()
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
