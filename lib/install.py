@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from training.core import log as console
+from training.core.cells import cells
 from training.core.messages import msg
 from training.host.process import die_with_parent
-from training.monitor.term_text import cells
 
 LOG = "install.log"  # in .venv
 POLL_S, LOG_EVERY_S = 0.3, 15.0

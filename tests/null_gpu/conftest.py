@@ -95,7 +95,8 @@ def train(
         if not text.exists():
             text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
         values = {"device": "auto", "data": text, "compile": "false"} | flags
-        return launcher("./launch_train.sh", "2", env=gpus.environ | (env or {}), **values)
+        environ = gpus.environ | (env or {})
+        return launcher("./launch_train.sh", "2", env=environ, **values)  # type: ignore[arg-type]
 
     yield start
     for launched in launcher.started:

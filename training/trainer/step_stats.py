@@ -148,15 +148,19 @@ class StepAllReduce:
         """`norm`: of the gradients, a scalar; equal on all ranks, so it is not exchanged."""
         if self._work is not None:
             self._work.wait()
-        figures = self._values, norm.detach()
+        norm = norm.detach()
         if self.world.device.type != "cuda":
-            return PendingReport(*figures, None)
-        on_host = [torch.empty_like(f, device="cpu", pin_memory=True) for f in figures]
-        for host, figure in zip(on_host, figures, strict=True):
-            host.copy_(figure, non_blocking=True)
-        arrived = torch.cuda.Event()
+            return PendingReport(self._values, norm, None)
+        values, arrived = _pinned(self._values), torch.cuda.Event()
+        norm = _pinned(norm)
         arrived.record()
-        return PendingReport(*on_host, arrived)
+        return PendingReport(values, norm, arrived)
+
+
+def _pinned(figures: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, complete when the GPU has come that far."""
+    host = torch.empty_like(figures, device="cpu", pin_memory=True)
+    return host.copy_(figures, non_blocking=True)
 
 
 class OwnTime:

@@ -140,7 +140,7 @@ class CommunicationResult:
             if own != "lo"
             else []
         )
-        unmet = finding.kind == analysis.HANG or finding.stage == stages.MEETING
+        unmet = finding.kind == analysis.HANG or finding.stage == stages.RENDEZVOUS
         loopback = [msg("launcher.communication.fix.loopback")] if unmet else []
         return [*other, *loopback, f"TORCH_CPP_LOG_LEVEL=INFO {again}"]
 

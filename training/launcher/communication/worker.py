@@ -52,7 +52,7 @@ def _test(device: str, timeout_s: float) -> dict[str, object]:
     from training.inspector import distributed
     from training.launcher.communication import collectives
 
-    beat(stages.MEETING)
+    beat(stages.RENDEZVOUS)
     world = distributed.setup(device, timeout_s)  # as a rank of a real run does
     beat(stages.WARM_UP)
     collectives.warm_up(world)
