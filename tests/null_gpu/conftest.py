@@ -21,7 +21,8 @@ CUDA_TORCH = ROOT / ".tools/cuda"  # its own folder: .venv has the build that us
 GIB = 1 << 30
 # DeviceState of null_gpu.h: fault, stalled, then a table of processes
 _STATE = struct.Struct("<ii")
-_STATE_SIZE = _STATE.size + 32 * 16
+_USE = struct.Struct("<iiQ")  # pid, unused, bytes
+_STATE_SIZE = _STATE.size + 32 * _USE.size
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +46,12 @@ class NullGpus:
     def stall(self, device: int) -> None:
         """Nothing that is queued on this device ends any more."""
         self._write(device, 1, 1)
+
+    def occupy(self, device: int, gib: float) -> None:
+        """This process takes so much memory of the device."""
+        with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+            last = device * _STATE_SIZE + _STATE.size + 31 * _USE.size
+            _USE.pack_into(shared, last, os.getpid() if gib else 0, 0, int(gib * GIB))
 
     def _write(self, device: int, field: int, value: int) -> None:
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
@@ -94,7 +101,7 @@ def train(
         text = tmp_path / "text.txt"
         if not text.exists():
             text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
-        values = {"device": "auto", "data": text, "compile": "false"} | flags
+        values = {"device": "auto", "data": text, "compile": 0, "sample_tokens": 0} | flags
         environ = gpus.environ | (env or {})
         return launcher("./launch_train.sh", "2", env=environ, **values)  # type: ignore[arg-type]
 
@@ -103,7 +110,3 @@ def train(
         if launched.process.poll() is None:
             launched.process.kill()
             launched.process.wait()
-
-
-def cores() -> int:
-    return os.cpu_count() or 1

@@ -152,8 +152,7 @@ def test_the_second_failure_in_a_row_stops_the_run(
     (problem,) = caught.value.problems
     assert (caught.value.code, caught.value.cause.errno) == (Exit.RESOURCES, 28)
     assert (
-        "(steps 4 and 6)" in problem.what
-        and f"needs 5.0 MB; free in {tmp_path}: " in problem.what
+        "(steps 4 and 6)" in problem.what and f"needs 5.0 MB; free in {tmp_path}: " in problem.what
     )
     assert problem.fixes[0] == f"df -h {tmp_path}" and problem.fixes[-1].startswith(
         "./launch_train.sh 2 --resume=x "

@@ -106,10 +106,11 @@ class LanguageModel(Task):
         }
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """loss: nats per token; bpb: bits per byte."""
+        """loss: nats per token; bpb: bits per byte; NaN for data of separators alone."""
+        nats, tokens, text = sums["nats"], sums["tokens"], sums["bytes"]
         return {
-            "loss": sums["nats"] / sums["tokens"],
-            "bpb": sums["nats"] / math.log(2) / sums["bytes"],
+            "loss": nats / tokens if tokens else math.nan,
+            "bpb": nats / math.log(2) / text if text else math.nan,
         }
 
     def shown_loss(self, loss: float) -> str:

@@ -1,0 +1,66 @@
+"""Whole runs on two null GPUs: real CUDA build of torch, NCCL process group, shell and supervisor.
+Numbers are zeros, so losses mean nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from tests.conftest import wait_until
+from tests.e2e.conftest import Launched
+from tests.null_gpu.conftest import NullGpus
+from training.core.rundir import read_json, read_records
+
+Train = Callable[..., Launched]
+
+
+def test_evaluation_checkpoint_and_resume(train: Train) -> None:
+    run = train(eval_every=4, save_every=4, num_iterations=8, name="whole").ok()
+    plan = read_json(run.run.plan) or {}
+    assert plan["device"]["value"] == "cuda" and plan["precision"]["value"] == "bf16"
+    assert sorted(run.steps) == list(range(1, 9))
+    assert [r["step"] for r in read_records(run.run.metrics) if "eval_ms" in r] == [4, 8]
+    memory = run.steps[8]["memory_bytes"]
+    assert all(0 < used < 1 << 30 for used in memory), memory
+    resumed = train(resume="whole", num_iterations=12).ok()
+    assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
+
+
+def test_all_ranks_stop_after_the_same_step(train: Train) -> None:
+    run = train(num_iterations=100_000, log_every=100)
+    run.wait_for("Iter: 1,")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 75
+    step = run.summary["steps"]
+    assert step > 1 and max(run.steps) == step, "the steps in flight are recorded and saved"
+    assert (run.run.checkpoints / f"step_{step:08d}").is_dir()
+
+
+def test_out_of_memory_takes_a_smaller_batch(train: Train, gpus: NullGpus) -> None:
+    run = train(num_iterations=12)
+    wait_until(lambda: gpus.state.exists() and run.pids, 60, "the ranks")
+    for device in (0, 1):
+        gpus.occupy(device, 22.825)  # another program takes all but 3 MiB after the plan
+    run.wait_for("device_batch_size 4 → 2")
+    for device in (0, 1):
+        gpus.occupy(device, 0)
+    run.ok()
+    assert run.summary["steps"] == 12
+    (restart,) = [e for e in read_records(run.run.events) if e["event"] == "restart"]
+    assert restart["changes"] == {"device_batch_size": 2}
+
+
+def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
+    run = train(num_iterations=100_000, log_every=100, retries=0)
+    run.wait_for("Iter: 1,")
+    gpus.break_down(1, 999)
+    assert run.wait() == 4
+    assert (run.failure["cause"], run.failure["rank"]) == ("gpu_hardware", 1)
+
+
+def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> None:
+    run = train(num_iterations=100_000, log_every=100, hang_timeout=10, retries=0)
+    run.wait_for("Iter: 1,")
+    gpus.stall(1)
+    assert run.wait() == 5
+    assert run.failure["cause"] == "hang" and "waits in the GPU" in run.output
