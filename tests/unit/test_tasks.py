@@ -180,6 +180,10 @@ def test_an_existing_file_is_suggested(home: Path, line: str) -> None:
             "t.py:1: option 'task' of OPTIONS is the name of a common field",
         ),
         (
+            "OPTIONS = {'lang': 'de'}\nclass My(Task): model = train_data = loss = 0\n",
+            "t.py:1: option 'lang' of OPTIONS is the name of a common field",
+        ),
+        (
             "OPTIONS = {'config': 'x'}\nclass My(Task): model = train_data = loss = 0\n",
             "t.py:1: option 'config' of OPTIONS is the name of a common field",
         ),

@@ -29,8 +29,9 @@ ENTRY = {
 
 
 @contextmanager
-def answers(folder: Path, answer: Any, backend: str = "gloo") -> Iterator[Path]:
-    """A rank 0 with this answer of the recorder of this backend; the other one does not exist."""
+def answers(folder: Path, answer: Any, backend: str = "gloo", other: bytes = b"") -> Iterator[Path]:
+    """A rank 0 with this answer of the recorder of this backend; the other one does not exist, or
+    answers with `other`."""
     served = b"/handler/" + {"gloo": b"fr_trace_json", "nccl": b"dump_nccl_trace_json"}[backend]
 
     class Handler(socketserver.StreamRequestHandler):
@@ -41,6 +42,8 @@ def answers(folder: Path, answer: Any, backend: str = "gloo") -> Iterator[Path]:
             status, text = b"404 Not Found", b"Handler not found"
             if asked == served:
                 status, text = b"200 OK", json.dumps(answer).encode()
+            elif other:
+                status, text = b"200 OK", other
             self.wfile.write(
                 b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
             )
@@ -80,6 +83,15 @@ def test_the_calls_of_a_rank_on_nccl(tmp_path: Path) -> None:
     entry = ENTRY | {"profiling_name": "nccl:all_reduce", "retired": False}
     with answers(tmp_path, {"entries": [entry]}, "nccl") as folder:
         assert flight_recorder.read(folder, 0) == [Call("3", 4, "all_reduce", "float [7]")]
+
+
+def test_one_recorder_without_an_answer_does_not_hide_the_other(tmp_path: Path) -> None:
+    later = ENTRY | {"collective_seq_id": 5, "time_created_ns": 2}
+    entries = [later, ENTRY | {"time_created_ns": 1}]
+    for backend in ("gloo", "nccl"):
+        with answers(tmp_path, {"entries": entries}, backend, other=b"{half an answ") as folder:
+            called = flight_recorder.read(folder, 0)
+            assert called is not None and [call.number for call in called] == [4, 5], "by time"
 
 
 def test_a_rank_without_pending_collectives(tmp_path: Path) -> None:

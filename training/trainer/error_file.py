@@ -75,12 +75,16 @@ def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
         )
 
 
+def _of_library(file: str) -> bool:
+    """Also a torch outside of site-packages (TORCH_LOCAL_PATH)."""
+    torch = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "-")
+    return "site-packages" in file or file.startswith(("<", f"{torch}{os.sep}"))
+
+
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:
     disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")
-    ] or list(frames)
+    own = [f for f in frames if not _of_library(f.filename)] or list(frames)
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     beat = heartbeat.read(run.heartbeat(rank))
     return {

@@ -94,7 +94,7 @@ def explain(
             ERROR,
             error["guilty_rank"],
             error["where"],
-            f"{error['type']}: {one_line(error['message'])[:200]}",
+            f"{error['type']}: {_said(error['message'])[:200]}",
         )
     stack = stacks.from_faulthandler(run.ranks / f"rank{rank}.stacks")  # written on a crash
     frame = stacks.own(stack.main.frames) if stack and stack.main else None
@@ -126,3 +126,10 @@ def explain(
             msg("watchdog.exit.with_others", how=how, others=others) if others else how,
         )
     return RankExit(DIED, rank, where, exit_status.how(status))
+
+
+def _said(message: str) -> str:
+    """An exception's message in one line, without the hints that torch adds to every CUDA error."""
+    for hint in ("\nSearch for `", "\nCUDA kernel errors might be"):
+        message = message.partition(hint)[0]
+    return one_line(message)
