@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.e2e.conftest import Launched, Launcher
 from tests.null_gpu.build import build
+from tests.null_gpu.programs import CUDA_TORCH, environment
 
-CUDA_TORCH = ROOT / ".tools/cuda"  # its own folder: .venv has the build that users get here
 GIB = 1 << 30
 # DeviceState of null_gpu.h: fault, stalled, then a table of processes
 _STATE = struct.Struct("<ii")
@@ -73,21 +72,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gpus(libraries: Path, tmp_path: Path) -> NullGpus:
     state = tmp_path / "gpu_state"
-    environ = {
-        "TORCH_LOCAL_PATH": str(CUDA_TORCH),
-        "LD_PRELOAD": str(libraries / "libcuda.so.1"),
-        "LD_LIBRARY_PATH": str(libraries),
-        "TRITON_LIBCUDA_PATH": str(libraries),
-        "NULL_GPU_STATE": str(state),
-        "NULL_GPU_COUNT": "2",
-        "FAKE_NVML_COUNT": "2",
-        "NULL_GPU_GIB": "24",
-        "NULL_GPU_CAPABILITY": "8.9",
-        "FAKE_NVML_CAPABILITY": "8.9",
-        "NULL_GPU_NAME": "NVIDIA GeForce RTX 4090",
-        "FAKE_NVML_NAME": "NVIDIA GeForce RTX 4090",
-    }
-    return NullGpus(environ, state)
+    return NullGpus(environment(libraries, state), state)
 
 
 @pytest.fixture

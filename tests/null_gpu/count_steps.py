@@ -1,46 +1,49 @@
 """A rank that counts the CUDA calls of each of its steps: `count_steps.py OUT.json CONFIG ARGS…` with
-the null GPU preloaded; the variables of torchrun say which rank it is. Writes a list with one
-dictionary a step, call → count."""
+the null GPU preloaded; the variables of torchrun say which rank it is. Writes a list with a record
+for each step: calls of the optimizer, its host time, and calls of everything else."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.null_gpu import counters
 from training.cli import train
-from training.trainer import step_queue
-
-library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-
-
-def counts() -> dict[str, int]:
-    """Calls since the last reading."""
-    name, calls, found, number = ctypes.c_char_p(), ctypes.c_long(), dict[str, int](), 0
-    while library.null_gpu_count(number, ctypes.byref(name), ctypes.byref(calls)):
-        if calls.value and name.value:
-            found[name.value.decode()] = calls.value
-        number += 1
-    library.null_gpu_reset()
-    return found
+from training.tasks import optim
+from training.trainer import loop, step_queue
 
 
 def main(out: Path, args: list[str]) -> int:
-    steps: list[dict[str, int]] = []
+    steps: list[dict[str, Any]] = []
+    optimizer: dict[str, Any] = {}
+    before: dict[str, int] = {}
+    plain_step = optim.Optimizers.step
+
+    def step(self: optim.Optimizers) -> None:
+        before.update(counters.take())
+        begun = time.perf_counter()
+        plain_step(self)
+        optimizer["ms"] = 1000 * (time.perf_counter() - begun)
+        optimizer["calls"] = counters.take()
 
     class Counting(step_queue.StepQueue):
-        def read(self, *args: object, **flags: object) -> object:
-            done = super().read(*args, **flags)  # type: ignore[arg-type]
-            steps.append(counts())
+        def read(self, *args: Any, **flags: Any) -> Any:
+            done = super().read(*args, **flags)
+            after = counters.take()
+            other = {n: before.get(n, 0) + after.get(n, 0) for n in before | after}
+            record = {"optimizer": optimizer["calls"], "optimizer_ms": optimizer["ms"]}
+            steps.append(record | {"other": other})
+            before.clear()
             out.write_text(json.dumps(steps))
             return done
 
-    from training.trainer import loop
-
+    optim.Optimizers.step = step  # type: ignore[method-assign]
     loop.StepQueue = Counting  # type: ignore[misc]
     return train.main(args, os.environ)
 

@@ -37,7 +37,7 @@ def test_all_ranks_stop_after_the_same_step(train: Train) -> None:
 
 
 def test_out_of_memory_takes_a_smaller_batch(train: Train, gpus: NullGpus) -> None:
-    run = train(num_iterations=12)
+    run = train(num_iterations=12, retries=2)
     wait_until(lambda: gpus.state.exists() and run.pids, 60, "the ranks")
     for device in (0, 1):
         gpus.occupy(device, 22.825)  # another program takes all but 3 MiB after the plan

@@ -1,0 +1,111 @@
+"""What a training step asks of a GPU, counted on the null GPU (tests/null_gpu), which computes
+nothing: launches, waits and host time.
+
+    make gpu-path && python -m benchmarks.launches [--depths=2,12] [--ranks=1,2] [--compiled=0,1]
+
+A launch is a kernel, a matrix product, or a copy on the device. The bare loop has a few lines, the
+same model, torch.optim.Muon and AdamW. Host times are of this machine's cores; medians of the last
+steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tests.null_gpu import programs
+from tests.null_gpu.build import build
+from tests.null_gpu.counters import launches
+
+SEQUENCES, LENGTH, STEPS = 4, 256, 16
+FIRST = 12  # warm-up, and steps in which DDP's own logger waits
+LIMIT_S = 1800.0
+FLAGS = {
+    "max_seq_len": LENGTH,
+    "device_batch_size": SEQUENCES,
+    "num_iterations": STEPS,
+    "eval_every": 0,
+    "inspect_every": 0,
+    "sample_tokens": 0,
+    "data": "stdlib",
+    "report": "false",
+    "tensorboard": "false",
+    "use_dummy_wandb": "true",
+}
+
+
+def duet(environ: dict[str, str], depth: int, ranks: int, compiled: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        flags = FLAGS | {"depth": depth, "compile": compiled, "run_name": "counted"}
+        flags |= {"total_batch_size": SEQUENCES * LENGTH * ranks}
+        flags |= {"out_dir": folder / "runs", "log_dir": folder / "logs"}
+        return programs.counted(environ, folder, ranks, flags, LIMIT_S)[FIRST:-1]
+
+
+def bare(environ: dict[str, str], depth: int, compiled: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name, "steps.json")
+        program = programs.ROOT / "tests/null_gpu/bare_steps.py"
+        values = [depth, SEQUENCES, LENGTH, compiled]
+        subprocess.run(
+            [sys.executable, program, out, *map(str, values)],
+            env=os.environ | environ | {"PYTHONPATH": str(programs.CUDA_TORCH)},
+            check=True,
+            timeout=LIMIT_S,
+        )
+        steps: list[dict[str, Any]] = json.loads(out.read_text())
+        return steps[3:]
+
+
+def row(label: str, steps: list[dict[str, Any]]) -> str:
+    def median(values: list[float]) -> float:
+        return statistics.median(values)
+
+    other = median([launches(s["other"]) for s in steps])
+    optimizer = median([launches(s["optimizer"]) for s in steps])
+    waits = median([sum(n for name, n in s["other"].items() if "SYNC" in name) for s in steps])
+    ms = median([s["optimizer_ms"] for s in steps])
+    return f"| {label} | {other:.0f} | {optimizer:.0f} | {waits:.0f} | {ms:.1f} |"
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--depths", type=numbers, default=[2, 12])
+    parser.add_argument("--ranks", type=numbers, default=[1, 2])
+    parser.add_argument("--compiled", type=numbers, default=[0, 1])
+    args = parser.parse_args()
+    if not (programs.CUDA_TORCH / "torch").is_dir():
+        sys.exit("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
+    with tempfile.TemporaryDirectory() as name:
+        libraries = Path(name)
+        build(programs.CUDA_TORCH / "torch", libraries)
+        environ = programs.environment(libraries, libraries / "state")
+        rows = []
+        todo = [(d, c) for d in args.depths for c in args.compiled]
+        for depth, compiled in tqdm(todo, unit="model", disable=None):
+            kind = f"depth {depth}, {'compiled' if compiled else 'eager'}"
+            for ranks in args.ranks:
+                label = f"{kind}: Duet, {ranks} rank{'s' * (ranks > 1)}"
+                rows.append(row(label, duet(environ, depth, ranks, compiled)))
+            rows.append(row(f"{kind}: bare loop, 1 rank", bare(environ, depth, compiled)))
+    print("| step | launches without the optimizer | optimizer | waits | optimizer, host ms |")
+    print("|---|---|---|---|---|")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
