@@ -1,5 +1,5 @@
 """A rank that counts the CUDA calls of each of its steps: `count_steps.py OUT.json CONFIG ARGS…` with
-the null GPU preloaded; the variables of torchrun say which rank it is. Writes a list with a record
+the null GPU preloaded; it is the rank in the variables of torchrun. Writes a list with a record
 for each step: calls of the optimizer, its host time, and calls of everything else."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(out: Path, args: list[str]) -> int:
             return done
 
     optim.Optimizers.step = step  # type: ignore[method-assign]
-    loop.StepQueue = Counting  # type: ignore[misc]
+    loop.StepQueue = Counting  # type: ignore[attr-defined]
     return train.main(args, os.environ)
 
 

@@ -130,6 +130,12 @@ def test_compile() -> None:
     }
 
 
+def test_a_gpu_without_a_compiler_trains_eagerly() -> None:
+    found = decisions.compiled(config(), "cuda", ["gcc", "Python.h"])
+    assert found.value is False and "needs gcc, Python.h" in found.reason
+    assert decisions.compiled(config(compile="1"), "cuda", ["gcc"]).value is True, "then refused"
+
+
 def test_a_static_graph_is_used_only_where_it_works() -> None:
     assert decisions.static_graph(config(), 1).value is False
     assert decisions.static_graph(config(use_static_graph=True), 1).record() == {

@@ -3,6 +3,7 @@ restarts. training/tasks/gpt/memory_fit.py decides what fits into memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +93,12 @@ def cpu_flags() -> set[str]:
     return set(line.partition(":")[2].split())
 
 
-def compiled(config: Config, on: str) -> Decision:
+def compiled(config: Config, on: str, missing: Iterable[str] = ()) -> Decision:
+    """`missing`: what torch.compile needs and this machine lacks."""
     if config.compile != "auto":
         return Decision(config.compile == "1", AS_ASKED)
+    if on == "cuda" and (lacks := ", ".join(missing)):
+        return Decision(False, msg("host.decision.compile_lacks", lacks=lacks))
     if on == "cuda":
         return Decision(True, msg("host.decision.compile_gpu"))
     return Decision(False, msg("host.decision.compile_cpu"))

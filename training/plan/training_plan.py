@@ -10,7 +10,7 @@ from training.core import log, units
 from training.core.errors import NothingToDo
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
-from training.host import decisions, env_vars, gpus, torch_build
+from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.placement import LOCAL, RANK
 from training.plan import builder, preflight, resume_checks
 from training.plan.request import Request, read
@@ -38,7 +38,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(config, request.gpu_ranks, machine, torch)
     precision = decisions.precision(config, device.value, request.gpu_ranks, machine)
-    compiled = decisions.compiled(config, device.value)
+    missing = toolchain.missing(device.value)
+    compiled = decisions.compiled(config, device.value, missing)
     room = decisions.budget(
         device.value, request.gpu_ranks if device.value == "cuda" else local, machine
     )
@@ -48,7 +49,8 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     static_graph = decisions.static_graph(config, split.accumulation)
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
-    checks += preflight.compile_works(torch, device.value, request) if compiled.value else []
+    if compiled.value:
+        checks += preflight.compile_works(torch, device.value, missing, request)
     builder.refuse_errors(request, checks)
 
     if own_gpu and device.value == "cuda":

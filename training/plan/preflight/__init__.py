@@ -12,19 +12,17 @@ from training import tasks
 from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
+from training.plan.preflight.gpu_checks import compile_works, gpus, torch_fits
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
 from training.plan.preflight.startup_checks import (
-    compile_works,
     cpu,
     folder,
-    gpus,
     host_memory,
     not_running,
     open_files,
     port,
     ram_beside_gpus,
     shared_memory,
-    torch_fits,
 )
 from training.plan.request import LaunchRequest, Request
 from training.tasks.memory import Estimate, StepNeeds

@@ -3,207 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from training.core import rundir, units
 from training.core.messages import msg
 from training.host import cgroups, env_vars, ports
-from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
-from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
 from training.plan.request import LaunchRequest
 from training.tasks import memory
 from training.tasks.memory import StepNeeds
 
-RECOMMENDED_GPU_BYTES = 20 * 10**9  # what the original configs were made for
 WORKER_SHM_BYTES = 64 << 20
 NCCL_SHM_BYTES = 256 << 20  # without peer-to-peer copies; containers get 64 MiB by default
 RANK_FILES, WORKER_FILES = 256, 32
-# a few cores: two of them compute the quickstart's 1.5e13 operations in a minute
-CPU_FLOPS, PATIENCE_S = (
-    1e11,
-    600,
-)
 RANK_RAM_BYTES = 2 << 30  # torch with CUDA, an estimate
-
-
-def on_cpu(request: LaunchRequest, step: StepNeeds | None) -> list[str]:
-    """The command of the same run on the CPU; [] if it would take hours."""
-    flops = step.flops(request.config.num_iterations) if step else None
-    if flops is not None and (not flops or flops / CPU_FLOPS > PATIENCE_S):
-        return []
-    return [request.command(device="cpu")]
-
-
-def gpus(
-    machine: GpuInventory,
-    estimate: memory.Estimate,
-    request: LaunchRequest,
-    smaller: list[str],
-    step: StepNeeds | None = None,
-) -> Iterable[Check]:
-    """Enough GPUs, each with memory for the estimate, and the processes on them. `smaller`:
-    commands of runs that fit."""
-    have, ranks = len(machine.gpus), request.gpu_ranks
-    if have < ranks:
-        parts = [msg("plan.gpus.whole")] if "MIG-" in machine.reason else []
-        fixes = [*parts, *([request.command_with(have)] if have else [])]
-        anywhere = msg("plan.gpus.anywhere")
-        fixes += [
-            *on_cpu(request, step),
-            f"./train_dual_gpu.sh configs/dual_gpu/quickstart.py   # {anywhere}",
-        ]
-        yield Check(
-            "GPUs",
-            ERROR,
-            msg(
-                "plan.gpus.too_few",
-                needed=units.plural(ranks, "GPU is", "GPUs are"),
-                have=have,
-                reason=machine.reason,
-            ),
-            fixes,
-        )
-        return
-    yield Check(
-        "GPUs",
-        OK,
-        msg(
-            "plan.gpus.visible",
-            have=have,
-            ranks=ranks,
-            driver=machine.driver or "-",
-            cuda=machine.cuda or "-",
-        ),
-    )
-    for gpu in machine.gpus[:ranks]:
-        yield from _gpu(gpu, estimate, smaller)
-
-
-def _gpu(gpu: Gpu, estimate: memory.Estimate, smaller: list[str]) -> Iterable[Check]:
-    name = f"GPU {gpu.index}"
-    shown = msg(
-        "plan.gpus.memory",
-        name=gpu.name,
-        free=memory.gib(gpu.free_bytes),
-        total=memory.gib(gpu.total_bytes),
-    )
-    others = [p for p in gpu.processes if p.pid not in (os.getpid(), os.getppid())]
-    listed = [
-        msg(
-            "plan.gpus.process",
-            pid=p.pid,
-            user=p.user,
-            used=memory.gib(p.used_bytes),
-            command=p.command,
-        )
-        for p in others
-    ]
-    occupied = msg("plan.gpus.occupied", processes=", ".join(listed)) if others else ""
-    yours = [msg("plan.gpus.if_yours", command=p.command[:40]) for p in others]
-    kill = [f"kill {p.pid}   # {text}" for p, text in zip(others, yours, strict=True)]
-    if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
-        why = (
-            msg("plan.gpus.prohibited")
-            if gpu.compute_mode == PROHIBITED
-            else msg("plan.gpus.exclusive", occupied=occupied)
-        )
-        fixes = [*(kill if others else []), f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"]
-        yield Check(
-            name,
-            ERROR,
-            msg("plan.gpus.compute_mode", shown=shown, mode=gpu.compute_mode, why=why),
-            fixes,
-        )
-    elif gpu.free_bytes is None:
-        yield Check(
-            name, WARNING, msg("plan.gpus.free_unknown", shown=shown, occupied=occupied), kill
-        )
-    elif gpu.free_bytes < estimate.needed:
-        fixes = [*smaller, *kill] or [
-            msg("plan.gpus.with_free", needed=memory.gib(estimate.needed))
-        ]
-        yield Check(
-            name,
-            ERROR,
-            msg(
-                "plan.gpus.needs",
-                shown=shown,
-                needed=memory.gib(estimate.needed),
-                occupied=occupied,
-            ),
-            fixes,
-        )
-    elif gpu.free_bytes < estimate.tight:
-        yield Check(
-            name,
-            WARNING,
-            msg(
-                "plan.gpus.tight", shown=shown, tight=memory.gib(estimate.tight), occupied=occupied
-            ),
-            kill,
-        )
-    elif others:
-        yield Check(name, WARNING, f"{shown}{occupied}", kill)
-    else:
-        small = gpu.total_bytes is not None and gpu.total_bytes < RECOMMENDED_GPU_BYTES
-        text = msg("plan.gpus.recommended", shown=shown)
-        yield Check(name, OK, text if small else shown)
-    if gpu.mig:
-        text = msg("plan.gpus.mig")
-        yield Check(f"{name} parts", WARNING, text, [f"sudo nvidia-smi -i {gpu.index} -mig 0"])
-
-
-def torch_fits(
-    machine: GpuInventory,
-    torch: TorchBuild | None,
-    request: LaunchRequest,
-    step: StepNeeds | None = None,
-) -> Iterable[Check]:
-    """The installed torch can use these GPUs: built for CUDA, and for a version that the driver
-    supports."""
-    if torch is None or not machine.gpus:
-        return
-    name = f"torch {torch.version}"
-    if torch.cuda is None:
-        fixes = [
-            *on_cpu(request, step),
-            msg("plan.torch.install_cuda"),
-        ]
-        yield Check("torch", ERROR, msg("plan.torch.cpu_only", name=name), fixes)
-    elif machine.cuda and int(machine.cuda.split(".")[0]) < int(torch.cuda.split(".")[0]):
-        text = msg(
-            "plan.torch.newer_cuda",
-            name=name,
-            cuda=torch.cuda,
-            driver=machine.driver,
-            supported=machine.cuda,
-        )
-        yield Check(
-            "torch",
-            ERROR,
-            text,
-            [
-                msg("plan.torch.update_driver"),
-                msg("plan.torch.install_older", cuda=machine.cuda.split(".")[0]),
-            ],
-        )
-    else:
-        yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
-
-
-def compile_works(torch: TorchBuild | None, device: str, request: LaunchRequest) -> list[Check]:
-    """torch.compile for CPUs builds a shell command without quoting the path of torch."""
-    if device != "cpu" or torch is None or not re.search(r"[\s'\"]", torch.folder):
-        return []
-    text = msg("plan.torch.folder_quoted", folder=torch.folder)
-    return [Check("compile", ERROR, text, [request.command(compile=0)])]
 
 
 def not_running(run: rundir.RunDir) -> list[Check]:
