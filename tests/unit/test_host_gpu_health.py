@@ -14,7 +14,7 @@ from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host.gpus import Gpu, slowdowns
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import gpu_health
+from training.plan.preflight import gpu_health, torch_kernels
 from training.plan.preflight.gpu_state import Pair, State
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -249,7 +249,7 @@ def test_unknown_facts_are_omitted() -> None:
     ],
 )
 def test_which_kernels_run_where(capability: tuple[int, int], built: str, works: bool) -> None:
-    assert gpu_health.runs(capability, built.split()) is works
+    assert torch_kernels.runs(capability, built.split()) is works
 
 
 @pytest.mark.parametrize(
@@ -264,35 +264,31 @@ def test_which_kernels_run_where(capability: tuple[int, int], built: str, works:
 )
 def test_architectures_of_a_torch_build(content: bytes, built: list[str], tmp_path: Path) -> None:
     (tmp_path / "lib").write_bytes(content)
-    assert gpu_health.architectures(tmp_path / "lib") == built
+    assert torch_kernels.architectures(tmp_path / "lib") == built
 
 
 def test_unknown_architectures_are_not_reported(tmp_path: Path) -> None:
-    assert gpu_health.architectures(tmp_path / "not there") == []
+    assert torch_kernels.architectures(tmp_path / "not there") == []
     card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, (9, 0))
     request = ask(QUICKSTART, script=SIMPLE)
     for torch in (None, TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0", "13.0", str(tmp_path))):
-        assert list(gpu_health.kernels([card], torch, request)) == []
+        assert list(torch_kernels.kernels([card], torch, request)) == []
 
 
 def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:
     variables = nvidia(CAPABILITY="7.0")
     package = fake_torch(tmp_path) / "torch"
     (package / "lib").mkdir()
-    (package / gpu_health.LIBRARY).write_bytes(b"x\0sm_80 sm_90\0")
+    (package / torch_kernels.LIBRARY).write_bytes(b"x\0sm_80 sm_90\0")
     variables["PYTHONPATH"] = f"{package.parent}:{ROOT}"
     code = (
-        "import os; from training.plan import preflight, training_plan;"
-        f"request, made, checks = training_plan.make('{SIMPLE}', ['{QUICKSTART}', '--check', "
-        f"'--device=cuda'], os.environ);"
-        "print([(c.status, c.text, c.fixes) for c in checks if c.name == 'torch kernels'], "
-        "preflight.worst(checks))"
+        "import os\nfrom training.core.errors import UserError\n"
+        "from training.plan import training_plan\n"
+        f"try:\n training_plan.make('{SIMPLE}', ['{QUICKSTART}', '--device=cuda'], os.environ)\n"
+        "except UserError as refused:\n"
+        " for p in refused.problems: print(p.what, p.fixes)"
     )
     done = python("-c", code, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
-    assert (
-        "('error', 'GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only'"
-        in done.stdout
-    )
-    assert f"'./{SIMPLE} {QUICKSTART} --check --device=cpu'" in done.stdout
-    assert done.stdout.endswith(" error\n")
+    text = "GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only"
+    assert text in done.stdout and f"'./{SIMPLE} {QUICKSTART} --device=cpu'" in done.stdout

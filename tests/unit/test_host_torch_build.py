@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import each
 from tests.unit.conftest import ROOT, fake_torch, python
 from training.host import toolchain, torch_build
 from training.host.torch_build import TorchBuild
@@ -37,23 +36,6 @@ def test_no_torch_or_no_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "path", [str(tmp_path / "torch for 13.0")])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert torch_build.installed() is None
-
-
-@each(
-    ("version", "cuda", "expected"),
-    [
-        ("2.13.0+cu130", "13.0", ((7, 5), 12)),
-        ("2.9.1+cu128", "12.8", ((7, 0), 12)),
-        ("2.11.0+cu128", "12.8", ((7, 5), 12)),
-        ("2.13.0+cu126", "12.6", ((5, 0), 9)),
-        ("2.13.0+cpu", None, None),
-        ("2.10.0a0+gitabc", "13.0", None),
-    ],
-)
-def test_gpus_that_an_official_build_has_code_for(
-    version: str, cuda: str | None, expected: object
-) -> None:
-    assert TorchBuild(version, cuda).capabilities == expected
 
 
 def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

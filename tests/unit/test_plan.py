@@ -72,16 +72,6 @@ def make(
     return planner.make(script, list(args), started | (env or {}))
 
 
-def test_a_torch_without_code_for_the_gpu_is_refused(
-    machine: Callable[..., None], in_project: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(31, 31)  # compute capability 12.0
-    old = TorchBuild("2.13.0+cu126", "12.6")
-    monkeypatch.setattr(planner.torch_build, "installed", lambda: old)
-    problems = lacking(BALANCED)
-    assert [p.fixes for p in problems] == [["install a torch built for CUDA 12.8"]]
-
-
 def test_compile_without_a_compiler_is_refused_only_if_asked_for(
     machine: Callable[..., None], in_project: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,19 +18,6 @@ class TorchBuild:
     cuda: str | None
     folder: str = ""  # installation folder
 
-    @property
-    def capabilities(self) -> tuple[tuple[int, int], int] | None:
-        """(oldest compute capability, newest major version) with code in the official builds, by
-        the support matrix in pytorch's RELEASE.md; None: another build."""
-        official = re.fullmatch(r"(\d+)\.(\d+)\.\d+\+cu\d+", self.version)
-        if not official or self.cuda is None:
-            return None
-        release = int(official[1]), int(official[2])
-        cuda = tuple(int(part) for part in self.cuda.split(".")[:2])
-        if cuda < (12, 8):
-            return (5, 0), 9
-        return ((7, 0) if cuda < (13, 0) and release < (2, 11) else (7, 5)), 12
-
 
 def installed() -> TorchBuild | None:
     """None without torch or without its version.py."""

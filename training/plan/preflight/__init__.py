@@ -24,6 +24,7 @@ from training.plan.preflight.startup_checks import (
     ram_beside_gpus,
     shared_memory,
 )
+from training.plan.preflight.torch_kernels import kernels
 from training.plan.request import LaunchRequest, Request
 from training.tasks.memory import Estimate, StepNeeds
 
@@ -83,6 +84,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         checks += [
             *gpus(facts.machine, estimate, request, smaller, step),
             *torch_fits(facts.machine, facts.torch, request, step),
+            *kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request),
         ]
         checks.append(ram_beside_gpus(estimate, step, ranks))
     elif step:
@@ -117,7 +119,6 @@ def only_in_check(facts: PreflightContext) -> list[Check]:
         from training.plan.preflight import gpu_health
 
         checks += gpu_health.checks(facts.machine.gpus[: request.gpu_ranks])
-        checks += gpu_health.kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request)
     checks += [host_checks.host_name(several), host_checks.clock()]
     if isinstance(request, Request):
         checks += (

@@ -181,30 +181,8 @@ def torch_fits(
                 msg("plan.torch.install_older", cuda=machine.cuda.split(".")[0]),
             ],
         )
-    elif without := [g for g in machine.gpus[: request.gpu_ranks] if not _has_code(torch, g)]:
-        yield from _no_code(torch, without[0])
     else:
         yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
-
-
-def _has_code(torch: TorchBuild, gpu: Gpu) -> bool:
-    if torch.capabilities is None or gpu.capability is None:
-        return True
-    oldest, newest = torch.capabilities
-    return oldest <= gpu.capability and gpu.capability[0] <= newest
-
-
-def _no_code(torch: TorchBuild, gpu: Gpu) -> Iterable[Check]:
-    """Its first kernel would fail: 'no kernel image is available for execution on the device'."""
-    assert gpu.capability is not None
-    text = msg(
-        "plan.torch.no_code",
-        version=torch.version,
-        gpu=gpu.name,
-        capability=".".join(map(str, gpu.capability)),
-    )
-    cuda = "12.6" if gpu.capability[0] < 9 else "12.8"
-    yield Check("torch", ERROR, text, [msg("plan.torch.install_older", cuda=cuda)])
 
 
 def compile_works(

@@ -1,24 +1,16 @@
-"""Checks of GPU hardware, links, and kernels in the installed torch."""
+"""Checks of GPU hardware and links."""
 
 from __future__ import annotations
 
-import mmap
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from training.core.messages import msg
 from training.core.units import plural
 from training.host.gpus import SLOWDOWNS, Gpu
-from training.host.torch_build import TorchBuild
 from training.plan.preflight import gpu_state
 from training.plan.preflight.gpu_state import Pair, State
-from training.plan.preflight.report import ERROR, OK, WARNING, Check
-from training.plan.request import LaunchRequest
+from training.plan.preflight.report import OK, WARNING, Check
 
-# The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
-ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
-LIBRARY = "lib/libtorch_python.so"
 HEAT = {SLOWDOWNS[0x20], SLOWDOWNS[0x40]}
 
 
@@ -97,65 +89,3 @@ def links(states: Sequence[State], pairs: Sequence[Pair]) -> Check:
         OK,
         "; ".join(shown) + (msg("plan.gpu.nvlinks_up", links=", ".join(up)) if up else ""),
     )
-
-
-def kernels(
-    gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest
-) -> Iterable[Check]:
-    """The installed torch has kernels for these GPUs; no check where that is unknown without
-    importing it."""
-    built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
-    if torch is None or not built:
-        return
-    for gpu in gpus:
-        if gpu.capability is None or runs(gpu.capability, built):
-            continue
-        needed = "sm_{}{}".format(*gpu.capability)
-        text = msg(
-            "plan.gpu.needs_kernels",
-            index=gpu.index,
-            name=gpu.name,
-            needed=needed,
-            version=torch.version,
-            built=" ".join(built),
-        )
-        fixes = [
-            msg("plan.gpu.install_kernels"),
-            request.command(device="cpu"),
-        ]
-        yield Check("torch kernels", ERROR, text, fixes)
-        return
-    yield Check("torch kernels", OK, msg("plan.gpu.kernels", built=" ".join(built)))
-
-
-def architectures(library: Path) -> list[str]:
-    """The architectures that torch was built for, read from its library; [] if unknown."""
-    try:
-        with (
-            library.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            at = -1
-            while (at := content.find(b"sm_", at + 1)) >= 0:
-                found = ARCHITECTURES.match(content, at)
-                if found and found[0].endswith(b"\0"):
-                    return found[0].rstrip(b"\0 ").decode().split(" ")
-    except (OSError, ValueError):  # no such file; an empty file cannot be mapped
-        pass
-    return []
-
-
-def runs(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """sm_XY runs on the same major version from its minor version on; compute_XY is compiled at run
-    time for any later version."""
-    return any(_fits(capability, *name.split("_", 1)) for name in built)
-
-
-def _fits(capability: tuple[int, int], kind: str, number: str) -> bool:
-    digits = number.rstrip("af")
-    its = int(digits[:-1]), int(digits[-1])
-    if number.endswith("a"):  # for this version only
-        return its == capability
-    if its[0] == capability[0] and its[1] <= capability[1]:
-        return True
-    return kind == "compute" and not number.endswith("f") and its <= capability
