@@ -42,7 +42,7 @@ def test_a_full_disk_in_the_middle_is_a_warning(inject: Inject) -> None:
         text.startswith("checkpoint of step 4 was not saved: [Errno 28] No space left on device; ")
         and text in ended.run.output
     )
-    assert f"{ended.run.run.checkpoints} needs " in text and "df -h " in text
+    assert f"free in {ended.run.run.checkpoints}: " in text and "df -h " in text
     assert [e["step"] for e in ended.of("checkpoint")] == [8, 12]
 
 

@@ -161,14 +161,21 @@ def spins():
     while True:
         turns += 1
 
-def first(n): return sum(i for i in range(n))
+# as many as make it improbable that every look finds the same one
+def first(n): return max(range(n))
 def second(n): return max(range(n))
-def third(n): return sorted(range(n))[0]
+def third(n): return max(range(n))
+def fourth(n): return max(range(n))
+def fifth(n): return max(range(n))
+def sixth(n): return max(range(n))
+def seventh(n): return max(range(n))
+def eighth(n): return max(range(n))
 
 def works():
     ready()
     while True:
-        first(3000); second(3000); third(3000)
+        for part in (first, second, third, fourth, fifth, sixth, seventh, eighth):
+            part(3000)
 
 def computes_in_c():
     import hashlib

@@ -89,7 +89,9 @@ def test_one_recorder_without_an_answer_does_not_hide_the_other(tmp_path: Path) 
     later = ENTRY | {"collective_seq_id": 5, "time_created_ns": 2}
     entries = [later, ENTRY | {"time_created_ns": 1}]
     for backend in ("gloo", "nccl"):
-        with answers(tmp_path, {"entries": entries}, backend, other=b"{half an answ") as folder:
+        place = tmp_path / backend
+        place.mkdir()
+        with answers(place, {"entries": entries}, backend, other=b"{half an answ") as folder:
             called = flight_recorder.read(folder, 0)
             assert called is not None and [call.number for call in called] == [4, 5], "by time"
 
