@@ -14,6 +14,7 @@ monitor's GPUs are those of tests/fake_nvml, with the pids of the run's ranks.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from html import escape
@@ -32,6 +33,7 @@ COLOURS = {
 }
 COLOURS |= {"cyan": "#76d7e0", "magenta": "#d2a8ff", "white": "#ffffff", "black": "#7a828e"}
 CELL_W, CELL_H, PAD = 7.8, 17, 14
+QUIET_S = 0.3
 
 
 def capture(columns: int, rows: int, argv: list[str], until: str = "") -> pyte.Screen:
@@ -46,6 +48,9 @@ def capture(columns: int, rows: int, argv: list[str], until: str = "") -> pyte.S
             stream.feed(child.read_nonblocking(65536, timeout=600))
         except pexpect.EOF:
             return screen
+    with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):  # the rest of this frame
+        while True:
+            stream.feed(child.read_nonblocking(65536, timeout=QUIET_S))
     child.close(force=True)
     return screen
 
