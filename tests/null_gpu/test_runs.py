@@ -47,7 +47,7 @@ def test_out_of_memory_takes_a_smaller_batch(train: Train, gpus: NullGpus) -> No
     run.ok()
     assert run.summary["steps"] == 12
     (restart,) = [e for e in read_records(run.run.events) if e["event"] == "restart"]
-    assert restart["changes"] == {"device_batch_size": 2}
+    assert restart["changes"] == {"device_batch_size": [4, 2]}
 
 
 def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
@@ -63,4 +63,5 @@ def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> No
     run.wait_for("Iter: 1,")
     gpus.stall(1)
     assert run.wait() == 5
-    assert run.failure["cause"] == "hang" and "waits in the GPU" in run.output
+    # Which GPU is stuck is not known: all ranks wait for the same collective.
+    assert (run.failure["cause"], run.failure["rank"]) == ("hang", None)
