@@ -1,5 +1,5 @@
-# make check   lint, types and fast tests, three at a time (JOBS=8 for more): 7 minutes on two cores
-# make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 22 minutes on two cores
+# make check   lint, types and fast tests, three at a time (JOBS=8 for more): 8 minutes on two cores
+# make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 24 minutes on two cores
 # make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 60 minutes on two cores
 # make gpu-path  the GPU's code paths on a null GPU, which computes nothing; installs torch's CUDA build (5 GB) into .tools/cuda
 # make slurm   all tests on a private SLURM; skipped where SLURM is not installed
@@ -46,16 +46,16 @@ lint: env
 
 # A part of `make check`.
 unit shell e2e: env
-	$(PYTEST) -q -m 'not slow and not soak' tests/$@
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu' tests/$@
 
 slurm: env
 	$(PYTEST) -q tests/slurm
 
 check: lint
-	$(PYTEST) -q -m 'not slow and not soak'
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu'
 
 test: lint peers
-	$(PYTEST) -q -m 'not soak'
+	$(PYTEST) -q -m 'not soak and not null_gpu'
 
 # One line per test, since it takes long. Both parts run, also if the first fails.
 soak: env peers

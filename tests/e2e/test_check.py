@@ -25,6 +25,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 # One way to start per test for every change; all of them in `make soak`.
 @pytest.mark.parametrize(
     "way",

@@ -429,6 +429,7 @@ def test_the_command_fails_with_evidence_and_a_fix(start: Start, place: Path) ->
     assert not left(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
 )

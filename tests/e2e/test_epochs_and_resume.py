@@ -30,6 +30,7 @@ def small_text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_many_epochs_with_workers_and_a_slow_progress_bar(
     launch: Launch, small_text: Path, persistent: bool

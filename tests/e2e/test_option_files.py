@@ -82,6 +82,7 @@ def options(video: Path, tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.slow
 def test_two_ranks_train(launch: Launch, options: Callable[..., Path], tmp_path: Path) -> None:
     flags = [
         f"--{name}={value}"

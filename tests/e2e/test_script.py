@@ -370,6 +370,7 @@ def test_all_errors_of_a_command_line_are_reported_together(launch: Launch, tmp_
     assert other.wait() == 2 and "--script is for launch_train.sh" in other.output
 
 
+@pytest.mark.slow
 def test_a_script_runs_in_the_active_environment(script: Script, tmp_path: Path) -> None:
     fake = tmp_path / "env/bin"
     fake.mkdir(parents=True)

@@ -54,6 +54,7 @@ def test_pip_installs_where_uv_fails(by_uv: User, tmp_path: Path) -> None:
     assert names(by_uv) == set(wheels.PACKAGES)
 
 
+@pytest.mark.slow
 def test_kill_9_of_uv(by_uv: User, index: Path, token: str) -> None:
     """pip does not continue in its place."""
     with wheels.Index(index, gated="wandb") as slow:
