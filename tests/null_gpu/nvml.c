@@ -1,8 +1,10 @@
 /* The fake NVML with memory and processes as the null GPU has them (NULL_GPU_STATE), and what torch asks besides. */
 #define nvmlDeviceGetMemoryInfo fixed_memory
+#define nvmlDeviceGetUUID fixed_uuid
 #define nvmlDeviceGetComputeRunningProcesses_v3 fixed_processes
 #include "../fake_nvml/fake_nvml.c"
 #undef nvmlDeviceGetMemoryInfo
+#undef nvmlDeviceGetUUID
 #undef nvmlDeviceGetComputeRunningProcesses_v3
 
 #include "null_gpu.h"
@@ -28,6 +30,12 @@ static DeviceState *shared(unsigned device) {
 }
 static bool lives(const ProcessUse *use) { return use->pid && !(kill(use->pid, 0) && errno == ESRCH); }
 enum { GPU_IS_LOST = 15 };
+
+/* A lost GPU has no identity any more, so the driver's list lacks it. */
+int nvmlDeviceGetUUID(Device *d, char *out, unsigned length) {
+  DeviceState *state = shared(d->index);
+  return state && state->fault ? GPU_IS_LOST : fixed_uuid(d, out, length);
+}
 
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *out) {
   DeviceState *state = shared(d->index);
