@@ -38,6 +38,15 @@ class Lap:
         return self.data + sum(begin.elapsed_time(end) for begin, end in self.segments) / 1000
 
 
+def moment(cuda: bool) -> Any:
+    """Now: seconds, or an event that the GPU reaches when it has done its work so far."""
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 class Clock:
     """Call `forward()`, `gradients()` and `step()` at these events; `medians()` from any thread."""
 
@@ -52,21 +61,14 @@ class Clock:
         self._laps: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self.count = 0
 
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def forward(self) -> None:
         if self._begun is None and not self._segments and self._last is not None:
             self._data = time.perf_counter() - self._last
-        self._begun = self._now()
+        self._begun = moment(self._cuda)
 
     def gradients(self) -> None:
         if self._begun is not None:
-            now = self._now()
+            now = moment(self._cuda)
             self._segments.append((self._begun, now) if self._cuda else now - self._begun)
             self._begun = None
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from collections import deque
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from training.core.errors import Exit
 from training.inspector.distributed import World
+from training.inspector.step_timer import moment
 
 STOP_SIGNALS = {
     signal.SIGINT: Exit.INTERRUPTED,
@@ -176,11 +176,11 @@ class OwnTime:
 
     def begin(self) -> None:
         """Before the data of a micro-batch are read."""
-        self._begun = self._now()
+        self._begun = moment(self._cuda)
 
     def end(self) -> None:
         """After its forward pass."""
-        self._parts.append((self._begun, self._now()))
+        self._parts.append((self._begun, moment(self._cuda)))
 
     def step_ms(self) -> float:
         """Milliseconds of the newest step known; begins a new step."""
@@ -191,13 +191,6 @@ class OwnTime:
         while self._queued and all(end.query() for _, end in self._queued[0]):
             self._ms = sum(begin.elapsed_time(end) for begin, end in self._queued.popleft())
         return self._ms
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 class MemoryUse:
