@@ -16,6 +16,7 @@ from training.cli import doctor
 from training.config import flags
 from training.core import redact
 from training.core.errors import Exit
+from training.host import cgroups
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check
 from training.plan.request import Request
@@ -219,7 +220,9 @@ def test_json_requires_check() -> None:
         assert problem.fixes == ["--check --json"]
 
 
-def test_explain_is_a_dry_run(home: Path) -> None:
+def test_explain_is_a_dry_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the plan shows the free memory, which other processes change between two plans
+    monkeypatch.setattr(cgroups, "available_memory", lambda: 12 * GIB)
     asked = ["--device=cpu", "--depth=1"]
     environ = {"NCCL_TIMEOUT": "1800", "WANDB_API_KEY": "k" * 40}
     shown = [
