@@ -156,6 +156,7 @@ def test_too_little_data_is_rejected_without_a_traceback(
     )
 
 
+@pytest.mark.slow
 def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., Launched]) -> None:
     """Not only for gpt: the memory of the step is measured, the batch is chosen by it, and the
     fault is injected."""

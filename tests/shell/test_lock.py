@@ -179,7 +179,7 @@ def test_every_optional_package_is_one_that_the_program_asks_for() -> None:
     }
 
 
-@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize("tool", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
 def test_pip_and_uv_read_the_lock(tool: str, tmp_path: Path) -> None:
     """As constraints, without fetching anything: a package that is not in the lock is missing,
     another version of one is a conflict."""

@@ -16,6 +16,8 @@ from tests.conftest import ROOT
 from training.host.gpus import VISIBLE, Gpu, GpuInventory, visible
 from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
+from training.tasks import measurement
+from training.tasks.measurement import Answer
 
 GIB = 1 << 30
 
@@ -34,6 +36,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(planner.gpus, "inventory", look)
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
+    monkeypatch.setattr(measurement, "ask", lambda question: Answer(None, "not in this test"))
     monkeypatch.chdir(ROOT)
 
 
