@@ -47,6 +47,7 @@ def test_two_ranks_on_gpus() -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_NCCL_ENABLE_TIMING": "1",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
 

@@ -137,6 +137,23 @@ def test_of_waiting_ranks_the_one_with_the_fewest_calls() -> None:
     assert found.rank == 1 and found.how == "waits in all_reduce, which the others have left"
 
 
+def test_the_gpu_for_which_the_others_wait() -> None:
+    """All hosts have queued the same calls and wait for their own GPU."""
+
+    def ranks(*started: bool) -> list[RankSnapshot]:
+        done = Call("0", 7, "all_reduce", "float [4]", open=False)
+        return [
+            rank(r, "backward", seen(USER), calls=[done, Call("0", 8, "all_reduce", "", started=s)])
+            for r, s in enumerate(started)
+        ]
+
+    found = culprit.find_culprit(ranks(True, False, True))
+    assert (found.kind, found.rank, found.where) == ("hang", 1, None)
+    assert "collective 8" in found.how and set(found.waiting) == {0, 2}
+    for none in ((True, True), (False, False), (True, False, False)):
+        assert culprit.find_culprit(ranks(*none)).rank is None
+
+
 def test_different_collectives_are_a_desync() -> None:
     common = Call("0", 1, "broadcast", "long [6]")
     three = [Call("0", 2, op, "float [4]") for op in ("all_reduce", "all_reduce", "all_gather")]

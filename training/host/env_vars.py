@@ -89,6 +89,8 @@ def choose(
         wanted.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID", msg("host.variable.device_order")))
         if interface:
             wanted.append(("NCCL_SOCKET_IFNAME", *interface))
+        if ranks > 1:
+            wanted.append(("TORCH_NCCL_ENABLE_TIMING", "1", msg("host.variable.timing")))
         if "PYTORCH_CUDA_ALLOC_CONF" not in environ:  # the older name wins if both are set
             wanted.append(
                 (

@@ -1,9 +1,11 @@
 """Which rank do the others wait for? Decided from snapshots, in this order: a stopped process,
-different collectives, the rank behind, the rank that is not where ranks wait for each other.
-Without evidence no rank is blamed."""
+different collectives, the GPU that has not reached the collective in which the others wait, the
+rank behind, the rank that is not where ranks wait for each other. Without evidence no rank is
+blamed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.core import phases
@@ -48,6 +50,13 @@ def find_culprit(everything: list[RankSnapshot]) -> HangFinding:
     if different:
         odd = next((e for e in everything if e.rank == different.rank), None)
         return _finding(DESYNC, odd, everything, str(different))
+    stuck = flight_recorder.not_started(calls) if len(calls) == len(everything) else None
+    if stuck:
+        rank, call = stuck
+        slow = next(e for e in everything if e.rank == rank)
+        how = msg("watchdog.gpu_stuck", call=call, number=call.number)
+        # The line at which its host waits for it is not the cause.
+        return replace(_finding(HANG, slow, everything, how), where=None)
     last = behind(everything)
     guilty = _alone([e for e in last if _busy_elsewhere(e)]) or _fewest_calls(everything, calls)
     if guilty is None:

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -151,7 +151,7 @@ class RanksWatch:
 
         return ScriptFigures(self.run.ranks).read() is not None
 
-    def _compared(self, found: HangFinding, numbers: Iterable[int]) -> HangFinding:
+    def _compared(self, found: HangFinding, numbers: Collection[int]) -> HangFinding:
         """Refine the finding by the collectives that the ranks of the script have called."""
         calls = {
             rank: called
@@ -160,6 +160,12 @@ class RanksWatch:
         }
         different = flight_recorder.mismatch(calls) if found.kind in (HANG, UNEVEN) else None
         if different is None:
+            stuck = flight_recorder.not_started(calls) if len(calls) == len(numbers) else None
+            if stuck and found.kind == HANG and found.rank is None:
+                rank, call = stuck
+                how = msg("watchdog.gpu_stuck", call=call, number=call.number)
+                waiting = {r: place for r, place in found.waiting.items() if r != rank}
+                return replace(found, rank=rank, waiting=waiting, how=how)
             return found
         if found.kind == UNEVEN:
             return replace(found, how=f"{found.how}; {different}")

@@ -45,6 +45,7 @@ class Call:
     operation: str  # all_reduce
     shapes: str  # float32 [3, 5]
     open: bool = True  # not completed yet
+    started: bool = False  # by the GPU, not only queued (TORCH_NCCL_ENABLE_TIMING=1); never on gloo
 
     def __str__(self) -> str:
         return (
@@ -124,7 +125,12 @@ def _call(entry: Mapping[str, Any]) -> Call:
     # By its name, which all ranks share: the description is 'undefined' for every new_group().
     number = int(entry.get("collective_seq_id", 0))
     return Call(
-        str(group[0]), number, operation.lower(), shapes, open=not entry.get("retired", False)
+        str(group[0]),
+        number,
+        operation.lower(),
+        shapes,
+        open=not entry.get("retired", False),
+        started=entry.get("state") == "started",
     )
 
 
@@ -163,6 +169,24 @@ def mismatch(calls: Mapping[int, Sequence[Call]]) -> Mismatch | None:
         if others:
             odd = [rank for rank in at if texts[rank] != common]
             return Mismatch(odd[0] if votes > len(at) / 2 and len(odd) == 1 else None, key[1], at)
+    return None
+
+
+def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
+    """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
+    that collective."""
+    waiting = {
+        rank: {(c.group, c.number) for c in own if c.open and c.started}
+        for rank, own in calls.items()
+    }
+    for rank, own in calls.items():
+        others = [reached for other, reached in waiting.items() if other != rank]
+        if not others:
+            return None
+        for call in own:
+            key = (call.group, call.number)
+            if call.open and not call.started and all(key in reached for reached in others):
+                return rank, call
     return None
 
 
