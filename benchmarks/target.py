@@ -1,23 +1,26 @@
 """Time to a target validation loss: Duet's default training against a plain GPT-2 of equal size
-with tuned AdamW.
+with tuned AdamW, or against nanochat's model and optimizer.
 
     python -m benchmarks.target [--steps=600] [--rates=1e-3,2e-3,3e-3,6e-3]
                                 [--budgets=150,200,250,300,400] [--seeds=1,2]
                                 [--precision=bf16|fp32] [--json=FILE]
+    NANOCHAT_DIR=DIR python -m benchmarks.target --baseline=nanochat [--rates=1,4,8,16] …
 
-Both have depth 4 and width 256 (3.2 million weights), the same corpus (sources of the standard
+All have depth 4 and width 256 (3.2 million weights), the same corpus (sources of the standard
 library, byte tokens), the same 4096 tokens of context 256 in the same order at each step, the same
-precision, one process with one thread. The baseline (benchmarks/contenders/gpt2.py) trains `steps`
-steps; its learning rate is the best of `rates` at the first seed. The target is its final
-validation loss, in bits per byte. Duet trains complete runs of 150, 200 … steps, each with its own
-schedule, until one ends at or below the target. Seconds are of the training steps, including the
-first one, without evaluation.
+precision, one process with one thread. The baseline (benchmarks/contenders) trains `steps` steps;
+its learning rate is the best of `rates` at the first seed (nanochat's: factors of its own rates).
+The target is its final validation loss, in bits per byte. Duet trains complete runs of 150, 200 …
+steps, each with its own schedule, until one ends at or below the target. Seconds are the number of
+steps times their median, without evaluation and compilation.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,11 +32,14 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.common import ROOT, environment, prepared, train_command
+from benchmarks.contenders import nanochat
 from training.core.rundir import RunDir, read_records
 
 DEPTH, SEQ_LEN, BATCH = 4, 256, 16
 EVAL_TOKENS = 131072
 POLL_S = 2.0
+LABELS = {"gpt2": "GPT-2, AdamW {:g}", "nanochat": "nanochat, rates × {:g}"}
+RATES = {"gpt2": "1e-3,2e-3,3e-3,6e-3", "nanochat": "1,4,8,16"}
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Curve:
 
     @property
     def seconds(self) -> float:
-        return sum(self.step_ms) / 1000
+        return len(self.step_ms) * statistics.median(self.step_ms) / 1000
 
     @property
     def final(self) -> float:
@@ -102,8 +108,11 @@ def follow(argv: list[str], records: Path, name: str, seed: int, steps: int) -> 
 
 
 class Contest:
-    def __init__(self, folder: Path, precision: str, eval_every: int) -> None:
-        self.folder, self.precision, self.eval_every = folder, precision, eval_every
+    """`baseline`: a module of benchmarks.contenders."""
+
+    def __init__(self, baseline: str, folder: Path, precision: str, eval_every: int) -> None:
+        self.name, self.folder = baseline, folder
+        self.precision, self.eval_every = precision, eval_every
         self.data = prepared()
         self.curves: list[Curve] = []
 
@@ -129,8 +138,8 @@ class Contest:
             "eval_tokens": EVAL_TOKENS,
             "out": str(out),
         }
-        argv = [sys.executable, "-m", "benchmarks.contenders.gpt2", json.dumps(run)]
-        return self._kept(follow(argv, out, f"GPT-2, AdamW {rate:g}", seed, steps))
+        argv = [sys.executable, "-m", f"benchmarks.contenders.{self.name}", json.dumps(run)]
+        return self._kept(follow(argv, out, LABELS[self.name].format(rate), seed, steps))
 
     def duet(self, seed: int, steps: int) -> Curve:
         flags: dict[str, Any] = {
@@ -177,8 +186,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=600, help="of the baseline")
+    parser.add_argument("--baseline", default="gpt2", choices=LABELS)
     parser.add_argument(
-        "--rates", default="1e-3,2e-3,3e-3,6e-3", help="peak learning rates to try for the baseline"
+        "--rates", help="peak learning rates to try for GPT-2, factors of nanochat's own"
     )
     parser.add_argument(
         "--budgets", default="150,200,250,300,400", help="steps of Duet's runs, tried in this order"
@@ -194,10 +204,19 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write all curves to this file")
     wanted = parser.parse_args()
-    seeds, rates = numbers(wanted.seeds), [float(rate) for rate in wanted.rates.split(",")]
+    seeds = numbers(wanted.seeds)
+    rates = [float(rate) for rate in (wanted.rates or RATES[wanted.baseline]).split(",")]
+    if (
+        wanted.baseline == "nanochat"
+        and not Path(os.environ.get(nanochat.DIR, ""), "nanochat/gpt.py").is_file()
+    ):
+        sys.exit(
+            f"{nanochat.DIR} is {os.environ.get(nanochat.DIR, '')!r}; it must be a checkout of "
+            "https://github.com/karpathy/nanochat"
+        )
 
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(Path(folder), wanted.precision, wanted.eval_every)
+        contest = Contest(wanted.baseline, Path(folder), wanted.precision, wanted.eval_every)
         print(f"{'run':<22}{'seed':>5}{'steps':>7}{'seconds':>9}{'ms/step':>9}{'val bpb':>10}")
         tried = {rate: contest.baseline(seeds[0], wanted.steps, rate) for rate in rates}
         best = min(tried, key=lambda rate: tried[rate].final)
@@ -215,7 +234,7 @@ def main() -> None:
         if len(rates) > 1 and best in (min(rates), max(rates))
         else ""
     )
-    print(f"\nbaseline: peak learning rate {best:g}{edge}, {wanted.precision}")
+    print(f"\nbaseline: {LABELS[wanted.baseline].format(best)}{edge}, {wanted.precision}")
     print(
         f"{'seed':>4}{'target bpb':>12}{'baseline':>19}{'Duet':>19}"
         f"{'ratio of steps':>16}{'of seconds':>12}"

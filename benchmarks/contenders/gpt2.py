@@ -4,8 +4,7 @@ python -m benchmarks.contenders.gpt2 RUN        RUN: the fields of Run in JSON
 
 Model as GPT-2 (LayerNorm, GELU, learned positions, tied embedding, biases, initial weights of 0.02,
 heads of 64), recipe as GPT-3: AdamW with betas 0.9 and 0.95, decay 0.1 of the matrices, 5 %
-warm-up, cosine to 10 %, clipping at 1.0. Batches, their order and the validation are the same as in
-Duet's training. Writes records with the keys of metrics.jsonl.
+warm-up, cosine to 10 %, clipping at 1.0.
 """
 
 from __future__ import annotations
@@ -13,40 +12,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.data.permutation import EpochPermutation
-from training.data.token_dataset import TokenDataset
+from benchmarks.contenders.loop import IGNORED, Contender, Run, train
 
 HEAD_DIM = 64
 STD = 0.02
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 0.1, 1.0
 WARMUP, FINAL = 0.05, 0.1
-
-
-@dataclass(frozen=True)
-class Run:
-    depth: int
-    seq_len: int
-    batch: int  # sequences
-    steps: int
-    rate: float  # peak
-    seed: int
-    bf16: bool
-    vocab: int
-    bos: int  # a separator is not a byte and not validated
-    train: str
-    val: str
-    eval_every: int
-    eval_tokens: int
-    out: str  # records
 
 
 class Block(nn.Module):
@@ -87,7 +64,7 @@ class GPT2(nn.Module):
             x = block(x)
         logits = F.linear(self.norm(x), self.embedding.weight).float()
         return F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
         )
 
 
@@ -100,21 +77,6 @@ def share(step: int, steps: int) -> float:
     return FINAL + (1 - FINAL) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-@torch.no_grad()
-def bits_per_byte(model: GPT2, data: TokenDataset, run: Run) -> float:
-    nats, count = 0.0, 0
-    model.eval()
-    sequences = range(min(len(data), run.eval_tokens // run.seq_len))
-    for start in range(0, len(sequences), run.batch):
-        inputs, targets = data.batch(sequences[start : start + run.batch])
-        targets = targets.masked_fill(targets == run.bos, -1)
-        with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
-            nats += model(inputs, targets, reduction="sum").item()
-        count += int((targets != -1).sum())
-    model.train()
-    return nats / math.log(2) / count
-
-
 def optimizer(model: GPT2, rate: float) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
@@ -123,41 +85,23 @@ def optimizer(model: GPT2, rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
-def train(run: Run) -> None:
-    torch.manual_seed(run.seed)
-    train_data, val_data = (
-        TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val)
-    )
-    order = EpochPermutation(len(train_data), run.seed, 0)
+def make(run: Run) -> Contender:
     model = GPT2(run.depth, 64 * run.depth, run.vocab, run.seq_len)
     adamw = optimizer(model, run.rate)
-    with open(run.out, "w", encoding="utf-8", buffering=1) as records:
-        for step in range(run.steps):
-            started = time.perf_counter()
-            for group in adamw.param_groups:
-                group["lr"] = run.rate * share(step, run.steps)
-            inputs, targets = train_data.batch(
-                order.indices(step * run.batch, (step + 1) * run.batch)
-            )
-            with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
-                loss = model(inputs, targets)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            adamw.step()
-            adamw.zero_grad()
-            record = {
-                "step": step + 1,
-                "loss": loss.item(),
-                "step_ms": 1000 * (time.perf_counter() - started),
-            }
-            records.write(json.dumps(record) + "\n")
-            if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
-                records.write(
-                    json.dumps({"step": step + 1, "val_bpb": bits_per_byte(model, val_data, run)})
-                    + "\n"
-                )
+
+    def loss(inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
+            return model(inputs, targets, reduction)  # type: ignore[no-any-return]
+
+    def update(step: int) -> None:
+        for group in adamw.param_groups:
+            group["lr"] = run.rate * share(step, run.steps)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        adamw.step()
+        adamw.zero_grad()
+
+    return Contender(model, loss, update)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    train(Run(**json.loads(sys.argv[1])))
+    train(Run(**json.loads(sys.argv[1])), make)

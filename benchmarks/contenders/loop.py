@@ -1,0 +1,89 @@
+"""Training of a model that is not Duet's, for benchmarks: the same batches in the same order and
+the same validation as in Duet's training. Writes records with the keys of metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from training.data.permutation import EpochPermutation
+from training.data.token_dataset import TokenDataset
+
+IGNORED = -1  # a target that is not counted
+
+
+@dataclass(frozen=True)
+class Run:
+    depth: int
+    seq_len: int
+    batch: int  # sequences
+    steps: int
+    rate: float  # of the contender: peak, or a factor of its own rates
+    seed: int
+    bf16: bool
+    vocab: int
+    bos: int  # a separator is not a byte and not validated
+    train: str
+    val: str
+    eval_every: int
+    eval_tokens: int
+    out: str  # records
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`loss(inputs, targets, reduction)`: reduction is mean or sum; `update(step)`: one optimizer
+    step with the learning rate of this step (0-based), after which the gradients are gone."""
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor, str], Tensor]
+    update: Callable[[int], None]
+
+
+def train(run: Run, make: Callable[[Run], Contender]) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(run.seed)
+    train_data, val_data = (
+        TokenDataset([Path(shard)], run.seq_len) for shard in (run.train, run.val)
+    )
+    order = EpochPermutation(len(train_data), run.seed, 0)
+    contender = make(run)
+    with open(run.out, "w", encoding="utf-8", buffering=1) as records:
+        for step in range(run.steps):
+            started = time.perf_counter()
+            inputs, targets = train_data.batch(
+                order.indices(step * run.batch, (step + 1) * run.batch)
+            )
+            loss = contender.loss(inputs, targets, "mean")
+            loss.backward()
+            contender.update(step)
+            record = {
+                "step": step + 1,
+                "loss": loss.item(),
+                "step_ms": 1000 * (time.perf_counter() - started),
+            }
+            records.write(json.dumps(record) + "\n")
+            if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
+                found = {"step": step + 1, "val_bpb": bits_per_byte(contender, val_data, run)}
+                records.write(json.dumps(found) + "\n")
+
+
+@torch.no_grad()
+def bits_per_byte(contender: Contender, data: TokenDataset, run: Run) -> float:
+    nats, count = 0.0, 0
+    contender.model.eval()
+    sequences = range(min(len(data), run.eval_tokens // run.seq_len))
+    for start in range(0, len(sequences), run.batch):
+        inputs, targets = data.batch(sequences[start : start + run.batch])
+        targets = targets.masked_fill(targets == run.bos, IGNORED)
+        nats += contender.loss(inputs, targets, "sum").item()
+        count += int((targets != IGNORED).sum())
+    contender.model.train()
+    return nats / math.log(2) / count
