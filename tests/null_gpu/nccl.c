@@ -16,6 +16,10 @@ typedef struct {
 } UniqueId;
 typedef struct {
   int arrived, generation, joined;
+  struct {
+    int kind;
+    size_t bytes;
+  } called[RANKS];
   char data[RANKS][EXCHANGED];
 } Room;
 typedef struct {
@@ -101,13 +105,25 @@ static void reduce(const Op *op, const Comm *comm, const Room *room) {
   }
 }
 
+/* Ranks that call different operations wait for ever, as they usually do on GPUs. */
+static bool same(Comm *comm) {
+  for (int r = 1; r < comm->ranks; r++)
+    if (comm->room->called[r].kind != comm->room->called[0].kind || comm->room->called[r].bytes != comm->room->called[0].bytes) {
+      while (!ended(comm)) usleep(1000);
+      return false;
+    }
+  return true;
+}
+
 static void do_collective(const Op *op) {
   Comm *comm = op->owner;
   Room *room = comm->room;
   bool exchanged = op->bytes <= EXCHANGED && op->kind != OTHER;
   if (ended(comm)) return;
   if (exchanged && (op->kind != BROADCAST || comm->rank == op->root)) memcpy(room->data[comm->rank], op->from, op->bytes);
-  if (!met(comm)) return;
+  room->called[comm->rank].kind = op->kind;
+  room->called[comm->rank].bytes = op->bytes;
+  if (!met(comm) || !same(comm)) return;
   if (exchanged && op->kind == ALL_REDUCE) reduce(op, comm, room);
   if (exchanged && op->kind == BROADCAST) memcpy(op->to, room->data[op->root], op->bytes);
   for (int r = 0; exchanged && op->kind == ALL_GATHER && r < comm->ranks; r++)

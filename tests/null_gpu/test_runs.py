@@ -6,6 +6,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+import pytest
+
 from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
@@ -56,6 +58,26 @@ def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
     gpus.break_down(1, 999)
     assert run.wait() == 4
     assert (run.failure["cause"], run.failure["rank"]) == ("gpu_hardware", 1)
+
+
+def test_different_collectives_are_named(train: Train) -> None:
+    run = train(
+        num_iterations=100_000, log_every=100, hang_timeout=10, retries=0, inject="desync@step=5"
+    )
+    assert run.wait() == 5
+    # Two ranks have no majority, so none is the odd one.
+    assert (run.failure["kind"], run.failure["rank"]) == ("desync", None)
+
+
+@pytest.mark.timeout(900)  # compiled three times: for training, evaluation and the restart
+def test_a_compiled_run_recovers(train: Train) -> None:
+    run = train(compile=1, num_iterations=6, eval_every=3, save_every=2, inject="kill@step=5")
+    assert run.wait(840) == 0, run.output[-3000:]
+    assert run.summary["steps"] == 6
+    events = read_records(run.run.events)
+    assert [e["event"] for e in events if e["event"] == "restart"] == ["restart"]
+    plan = read_json(run.run.plan) or {}
+    assert plan["compile"]["value"] is True
 
 
 def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> None:

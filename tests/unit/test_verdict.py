@@ -468,7 +468,7 @@ def finding(kind: str = HANG, rank: int | None = 1) -> HangFinding:
 
 
 CARD = """\
-  Cause      hang: is stuck at model.py:12, for 3.2 s
+  Cause      hang: rank 1 is stuck at model.py:12, for 3.2 s
   Who        rank 1, in step 7: forward
   Where      model.py:12
   Others     rank 0: step 7: backward, waits in backward
@@ -493,7 +493,7 @@ def test_failure_record_and_card_of_a_hang(run: RunDir) -> None:
         "victim": False,
     }
     assert {name: record[name] for name in expected} == expected
-    assert record["summary"] == "is stuck at model.py:12, for 3.2 s"
+    assert record["summary"] == "rank 1 is stuck at model.py:12, for 3.2 s"
     text = card.of_run(record)
     assert text.partition("  Try")[0] == CARD and "  Stacks     /runs/hangs/1\n" in text
 

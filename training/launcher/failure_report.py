@@ -215,12 +215,18 @@ def _what(
         return "config_error", ERROR, msg("launcher.failure.rejected")
     if outcome.elsewhere and outcome.here is None:
         return "peer_died", DIED, msg("launcher.failure.elsewhere")
-    if outcome.finding:
-        return (
-            "hang",
-            outcome.finding.kind,
-            msg("launcher.failure.hang", how=outcome.finding.how, since_s=outcome.finding.since_s),
+    if found := outcome.finding:
+        text = (
+            msg("launcher.failure.hang", how=found.how, since_s=found.since_s)
+            if found.rank is None
+            else msg(
+                "launcher.failure.hang_of_rank",
+                rank=found.rank,
+                how=found.how,
+                since_s=found.since_s,
+            )
         )
+        return "hang", found.kind, text
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
     if lost := causes.lost_gpus(plan):
