@@ -110,7 +110,8 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         if work is not None:
             work.wait()
-        torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
+        if group["weight_decay"]:
+            torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
             bucket.matrices,
             updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
