@@ -42,7 +42,7 @@ def train(
         OwnTime(session.world.device),
         heartbeat.current,
     )
-    watch = Stopwatch(session.batch.total_tokens)
+    watch = Stopwatch(session.batch.total_tokens, session.world.device)
     queue = StepQueue(session, watch)
     code = Exit.DONE
     # Objects that exist now live to the end: exclude them from the collection at an epoch's start
