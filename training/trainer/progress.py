@@ -64,9 +64,7 @@ class Progress:
         )
         self._bar: tqdm[Any] | None = None
         self._start = position.used // session.batches.step_sequences
-        self._end = self._start + min(
-            session.steps_left(position), session.length.total_steps - position.step
-        )
+        self._end = self._start + session.steps_to_train(position)
 
     def __enter__(self) -> Progress:
         if self.recorder:
