@@ -34,6 +34,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(planner.gpus, "inventory", look)
     monkeypatch.setattr(planner.torch_build, "installed", lambda: TorchBuild("2.99.0", "13.0"))
     monkeypatch.setattr(planner.env_vars, "cpu_count", lambda: 8)
+    monkeypatch.setattr(planner.toolchain, "missing", lambda device, environ: {})
     monkeypatch.chdir(ROOT)
 
 

@@ -3,7 +3,6 @@ Triton and Inductor take the value of CC or CXX as one program, without argument
 
 from __future__ import annotations
 
-import os
 import shutil
 import sysconfig
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 _COMPILERS = {"cuda": ("CC", ("gcc", "clang"), "gcc"), "cpu": ("CXX", ("g++",), "g++")}
 
 
-def missing(device: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def missing(device: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What is missing on this machine → the Debian package that has it."""
     variable, usual, package = _COMPILERS[device]
     asked = environ.get(variable)
