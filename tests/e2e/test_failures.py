@@ -33,6 +33,7 @@ def test_exception_in_one_rank_is_named_with_file_and_line(launch: Launch) -> No
 
 
 @pytest.mark.soak
+@pytest.mark.timed
 def test_a_rank_that_is_killed_from_outside_is_named(launch: Launch) -> None:
     run = launch(*RUN, num_iterations=100000)
     run.wait_for("Iter: 3,")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,31 @@ from tests.null_gpu.conftest import NullGpus
 from training.core.rundir import read_json, read_records
 
 Train = Callable[..., Launched]
+# A batch that is partly on the CPU, and data that fails where a training of three steps ends.
+TASK = """
+from torch import nn, zeros
+from training.tasks.base import Task
+
+class Data:
+    read = 0
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        Data.read += 1
+        assert Data.read <= 3 * 4, "a batch that no step needs"
+        return zeros(8), index
+
+class Partly(Task):
+    def model(self):
+        return nn.Linear(8, 1)
+    def train_data(self):
+        return Data()
+    def arrive(self, batch):
+        return batch[0].to(self.device), batch[1]
+    def loss(self, model, batch):
+        assert batch[0].is_cuda and not batch[1].is_cuda
+        return model(batch[0]).mean()
+"""
 
 
 def test_evaluation_checkpoint_and_resume(train: Train) -> None:
@@ -26,6 +52,14 @@ def test_evaluation_checkpoint_and_resume(train: Train) -> None:
     assert all(0 < used < 1 << 30 for used in memory), memory
     resumed = train(resume="whole", num_iterations=12).ok()
     assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
+
+
+def test_a_task_that_keeps_tensors_on_the_cpu(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "partly.py").write_text(TASK)
+    flags = {"data": None, "sample_tokens": None, "tiny": False, "num_workers": 0}
+    own = {"device_batch_size": 4, "num_iterations": 3, "report": False, "tensorboard": False}
+    run = train(task=tmp_path / "partly.py", eval_every=0, **flags | own).ok()
+    assert run.summary["steps"] == 3
 
 
 def test_all_ranks_stop_after_the_same_step(train: Train) -> None:

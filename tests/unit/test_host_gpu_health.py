@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,6 +274,18 @@ def test_unknown_architectures_are_not_reported(tmp_path: Path) -> None:
     request = ask(QUICKSTART, script=SIMPLE)
     for torch in (None, TorchBuild("2.13.0", "13.0"), TorchBuild("2.13.0", "13.0", str(tmp_path))):
         assert list(torch_kernels.kernels([card], torch, request)) == []
+
+
+def test_a_run_of_hours_is_not_offered_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / torch_kernels.LIBRARY).write_bytes(b"x\0sm_80 sm_90\0")
+    card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, (7, 0))
+    torch, request = TorchBuild("2.13.0", "13.0", str(tmp_path)), ask(QUICKSTART, script=SIMPLE)
+    for flops, offered in ((1e13, 1), (1e18, 0)):
+        step: Any = SimpleNamespace(flops=lambda steps, flops=flops: flops)
+        (check,) = torch_kernels.kernels([card], torch, request, step)
+        assert check.status == "error"
+        assert sum("--device=cpu" in fix for fix in check.fixes) == offered
 
 
 def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:

@@ -39,14 +39,16 @@ def test_no_torch_or_no_version_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "clang"
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
+    for name in ("clang", "clang++"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "Python.h").write_text("")
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
     here = {"PATH": str(tmp_path)}
     assert toolchain.missing("cuda", here) == {}
-    assert toolchain.missing("cuda", here | {"CC": "no-such-cc -O1"}) == {"no-such-cc": "gcc"}
-    assert toolchain.missing("cpu", here) == {"g++": "g++"}
+    assert toolchain.missing("cuda", here | {"CC": "no-such-cc"}) == {"no-such-cc": "gcc"}
+    assert toolchain.missing("cuda", here | {"CC": "clang -O1"}) == {"clang -O1": "gcc"}
+    assert toolchain.missing("cpu", here) == {"g++": "g++"}, "torch tries no other one"
+    assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
     assert toolchain.missing("cuda", here) == {"Python.h": "python3-dev"}

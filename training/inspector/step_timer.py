@@ -35,7 +35,7 @@ class Lap:
         """Own time in seconds; None: not complete."""
         if not all(end.query() for _, end in self.segments):
             return None
-        return self.data + sum(begin.elapsed_time(end) for begin, end in self.segments) / 1000
+        return self.data + sum(elapsed_s(begin, end) for begin, end in self.segments)
 
 
 def moment(cuda: bool) -> Any:
@@ -45,6 +45,13 @@ def moment(cuda: bool) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def elapsed_s(begin: Any, end: Any) -> float:
+    """Seconds between two moments; events must have been reached."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    return float(begin.elapsed_time(end)) / 1000
 
 
 class Clock:
@@ -69,7 +76,7 @@ class Clock:
     def gradients(self) -> None:
         if self._begun is not None:
             now = moment(self._cuda)
-            self._segments.append((self._begun, now) if self._cuda else now - self._begun)
+            self._segments.append((self._begun, now) if self._cuda else elapsed_s(self._begun, now))
             self._begun = None
 
     def step(self) -> None:

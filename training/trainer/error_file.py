@@ -77,8 +77,9 @@ def note(run: rundir.RunDir, rank: int, error: RunStopped) -> None:
 
 def _of_library(file: str) -> bool:
     """Also a torch outside of site-packages (TORCH_LOCAL_PATH)."""
-    torch = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "-")
-    return "site-packages" in file or file.startswith(("<", f"{torch}{os.sep}"))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # None: not imported yet
+    folders = [os.path.join(os.path.dirname(torch), "")] if torch else []
+    return "site-packages" in file or file.startswith(("<", *folders))
 
 
 def _facts(run: rundir.RunDir, rank: int, error: BaseException) -> RankErrorRecord:

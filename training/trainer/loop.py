@@ -12,6 +12,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def train(
         OwnTime(session.world.device),
         heartbeat.current,
     )
-    watch = Stopwatch(session.batch.total_tokens)
+    watch = Stopwatch(session.batch.total_tokens, session.world.device)
     queue = StepQueue(session, watch)
     code = Exit.DONE
     # Objects that exist now live to the end: exclude them from the collection at an epoch's start
@@ -128,7 +129,10 @@ def begin_epoch(session: TrainState, position: TrainProgress) -> Iterator[Any]:
     batches = session.batches.epoch(position.epoch, position.used)
     barrier("before iteration", session.barrier_s)
     device = session.world.device
-    return ahead(batches, session.task.arrive, device) if device.type == "cuda" else batches
+    if device.type != "cuda":
+        return batches
+    needed = session.steps_to_train(position) * session.batch.accumulation
+    return ahead(islice(batches, needed), session.task.arrive, device)
 
 
 def forward_backward(

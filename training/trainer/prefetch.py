@@ -8,27 +8,24 @@ from typing import Any
 
 import torch
 
-from training.tasks.base import mapped
-
 
 def ahead(
     batches: Iterator[Any], arrive: Callable[[Any], Any], device: torch.device
 ) -> Iterator[Any]:
-    """Every batch as `arrive` returns it on `device`, a GPU."""
+    """Every batch as `arrive` returns it for `device`, a GPU."""
     copies = torch.cuda.Stream(device)
 
     def copied() -> Any:
         one = next(batches, None)
         if one is None:
             return None
+        # It may take the memory of an earlier batch, which queued work may still read.
+        copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             return arrive(one)
 
     coming = copied()
     while coming is not None:
-        using = torch.cuda.current_stream(device)
-        using.wait_stream(copies)
-        # Its memory belongs to the other stream, which must not reuse it before this one is done.
-        mapped(coming, lambda tensor: tensor.record_stream(using))  # noqa: B023 – called at once
+        torch.cuda.current_stream(device).wait_stream(copies)
         batch, coming = coming, copied()
         yield batch

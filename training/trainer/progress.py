@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from training.core import log, units
+from training.inspector.step_timer import elapsed_s, moment
 from training.trainer import flops
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
@@ -21,20 +22,21 @@ from training.trainer.train_state import TrainState
 
 
 class Stopwatch:
-    """Time of a step, without evaluation and checkpoint."""
+    """Time of a step, without evaluation and checkpoint. On a GPU it is that of the GPU: the host
+    may read the figures of two steps at once."""
 
-    def __init__(self, units: int) -> None:
-        self.units = units
-        self._last = time.perf_counter()
+    def __init__(self, units: int, device: torch.device) -> None:
+        self.units, self._cuda = units, device.type == "cuda"
+        self._last = moment(self._cuda)
 
     def restart(self) -> None:
-        self._last = time.perf_counter()
+        self._last = moment(self._cuda)
 
-    def lap(self) -> tuple[float, float]:
-        """(milliseconds of the step, units per second of all ranks)."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        return seconds * 1000, self.units / seconds
+    def lap(self, end: Any) -> tuple[float, float]:
+        """(milliseconds of the step, units per second of all ranks); `end`: the moment at which the
+        step ended, which has been reached."""
+        took_s, self._last = elapsed_s(self._last, end), end
+        return took_s * 1000, self.units / took_s
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
@@ -62,9 +64,7 @@ class Progress:
         )
         self._bar: tqdm[Any] | None = None
         self._start = position.used // session.batches.step_sequences
-        self._end = self._start + min(
-            session.steps_left(position), session.length.total_steps - position.step
-        )
+        self._end = self._start + session.steps_to_train(position)
 
     def __enter__(self) -> Progress:
         if self.recorder:

@@ -50,6 +50,7 @@ class StepQueue:
             report = step.report.read()
             heartbeat.current.beat("record")
             sanity_checks.check_step(self._session, report, step.begun)
-            progress.step(step.position, report, step.rate, self._watch.lap())
+            lap = self._watch.lap(step.report.arrived)
+            progress.step(step.position, report, step.rate, lap)
             code = code or Exit(report.stop)
         return code

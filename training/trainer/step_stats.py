@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from training.core.errors import Exit
 from training.inspector.distributed import World
-from training.inspector.step_timer import moment
+from training.inspector.step_timer import elapsed_s, moment
 
 STOP_SIGNALS = {
     signal.SIGINT: Exit.INTERRUPTED,
@@ -88,15 +88,15 @@ class StepReport:
 @dataclass(frozen=True)
 class PendingReport:
     """A step's figures on their way to the host. `values`: those of StepAllReduce; `norm`: of the
-    gradients."""
+    gradients; `arrived`: the moment at which the host has them."""
 
     values: torch.Tensor
     norm: torch.Tensor
-    arrived: torch.cuda.Event | None  # on a GPU
+    arrived: Any
 
     def read(self) -> StepReport:
         """Waits for the step on a GPU."""
-        if self.arrived is not None:
+        if isinstance(self.arrived, torch.cuda.Event):
             self.arrived.synchronize()
         *slots, preempted, interrupted = self.values.tolist()
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
@@ -150,11 +150,9 @@ class StepAllReduce:
             self._work.wait()
         norm = norm.detach()
         if self.world.device.type != "cuda":
-            return PendingReport(self._values, norm, None)
-        values, arrived = _pinned(self._values), torch.cuda.Event()
-        norm = _pinned(norm)
-        arrived.record()
-        return PendingReport(values, norm, arrived)
+            return PendingReport(self._values, norm, moment(cuda=False))
+        values, norm = _pinned(self._values), _pinned(norm)
+        return PendingReport(values, norm, moment(cuda=True))
 
 
 def _pinned(figures: torch.Tensor) -> torch.Tensor:
@@ -186,10 +184,10 @@ class OwnTime:
         """Milliseconds of the newest step known; begins a new step."""
         parts, self._parts = self._parts, []
         if not self._cuda:
-            return 1000 * sum(end - begin for begin, end in parts)
+            return 1000 * sum(elapsed_s(begin, end) for begin, end in parts)
         self._queued.append(parts)
         while self._queued and all(end.query() for _, end in self._queued[0]):
-            self._ms = sum(begin.elapsed_time(end) for begin, end in self._queued.popleft())
+            self._ms = 1000 * sum(elapsed_s(begin, end) for begin, end in self._queued.popleft())
         return self._ms
 
 

@@ -70,6 +70,10 @@ class TrainState:
         """Whole steps until the end of this epoch."""
         return max(0, len(self.batches.dataset) - position.used) // self.batches.step_sequences
 
+    def steps_to_train(self, position: checkpoint.TrainProgress) -> int:
+        """Steps until the end of this epoch or of the training."""
+        return min(self.steps_left(position), self.length.total_steps - position.step)
+
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged only in the last micro-batch of a step."""
         return (

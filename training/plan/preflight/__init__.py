@@ -84,7 +84,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
         checks += [
             *gpus(facts.machine, estimate, request, smaller, step),
             *torch_fits(facts.machine, facts.torch, request, step),
-            *kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request),
+            *kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request, step),
         ]
         checks.append(ram_beside_gpus(estimate, step, ranks))
     elif step:

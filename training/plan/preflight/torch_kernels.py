@@ -10,8 +10,10 @@ from pathlib import Path
 from training.core.messages import msg
 from training.host.gpus import Gpu
 from training.host.torch_build import TorchBuild
+from training.plan.preflight.gpu_checks import on_cpu
 from training.plan.preflight.report import ERROR, OK, Check
 from training.plan.request import LaunchRequest
+from training.tasks.memory import StepNeeds
 
 # The result of torch.cuda.get_arch_list() is a string in this library: 'sm_80 sm_90 compute_90'.
 ARCHITECTURES = re.compile(rb"(?:\b(?:sm|compute)_\d{2,3}[af]?(?: |\0)){1,40}")
@@ -19,7 +21,10 @@ LIBRARY = "lib/libtorch_python.so"  # 32 MB, read in 20 ms
 
 
 def kernels(
-    gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest
+    gpus: Sequence[Gpu],
+    torch: TorchBuild | None,
+    request: LaunchRequest,
+    step: StepNeeds | None = None,
 ) -> Iterable[Check]:
     """The installed torch has kernels for these GPUs; no check where that is unknown without
     importing it."""
@@ -38,10 +43,7 @@ def kernels(
             version=torch.version,
             built=" ".join(built),
         )
-        fixes = [
-            msg("plan.gpu.install_kernels"),
-            request.command(device="cpu"),
-        ]
+        fixes = [msg("plan.gpu.install_kernels"), *on_cpu(request, step)]
         yield Check("torch kernels", ERROR, text, fixes)
         return
     yield Check("torch kernels", OK, msg("plan.gpu.kernels", built=" ".join(built)))

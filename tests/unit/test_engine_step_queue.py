@@ -1,0 +1,65 @@
+"""Steps whose figures are read later than they end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from training.core.errors import Exit
+from training.trainer.checkpoint import TrainProgress
+from training.trainer.progress import Stopwatch
+from training.trainer.step_queue import QueuedStep, StepQueue
+from training.trainer.step_stats import NO_CHECKSUM, RankStep, StepReport
+
+STEP_S = 0.25
+
+
+class Report:
+    """Figures of step `number`, which arrived `STEP_S` after those of the step before."""
+
+    def __init__(self, number: int, begun: float, stop: Exit) -> None:
+        self.number, self.stop = number, stop
+        self.arrived = begun + number * STEP_S
+
+    def read(self) -> StepReport:
+        return StepReport([RankStep(self.number, 4, 2.5, NO_CHECKSUM)], self.stop, 1.0)
+
+
+class Recorded(list[tuple[int, float]]):
+    """The step numbers and milliseconds that reach the display."""
+
+    def step(self, position: TrainProgress, report: Any, rate: float, lap: tuple[Any, Any]) -> None:
+        self.append((position.step, round(lap[0])))
+
+
+def queue(device: str, *steps: int, stops: int = 0) -> StepQueue:
+    """These steps queued on this device; step `stops` carries a stop request."""
+    watch = Stopwatch(1, torch.device("cpu"))
+    made = StepQueue(SimpleNamespace(world=SimpleNamespace(device=torch.device(device))), watch)  # type: ignore[arg-type]
+    for number in steps:
+        stop = Exit.PREEMPTED if number == stops else Exit.DONE
+        report: Any = Report(number, watch._last, stop)
+        made.add(QueuedStep(TrainProgress(number - 1), TrainProgress(number), 0.1, report))
+    return made
+
+
+def test_steps_that_are_read_at_once_have_their_own_times() -> None:
+    steps, seen = queue("cuda", 1, 2), Recorded()
+    assert steps.read(seen, everything=True) == Exit.DONE  # type: ignore[arg-type]
+    assert seen == [(1, 1000 * STEP_S), (2, 1000 * STEP_S)]
+
+
+def test_a_gpu_is_read_one_step_later_and_a_stop_reads_everything() -> None:
+    seen = Recorded()
+    assert queue("cuda", 1).read(seen, everything=False) == Exit.DONE  # type: ignore[arg-type]
+    assert not seen
+    assert queue("cuda", 1, 2).read(seen, everything=False) == Exit.DONE  # type: ignore[arg-type]
+    assert [step for step, _ in seen] == [1]
+    seen.clear()
+    stopped = queue("cuda", 1, 2, stops=1).read(seen, everything=False)  # type: ignore[arg-type]
+    assert stopped == Exit.PREEMPTED and [step for step, _ in seen] == [1, 2]
+    seen.clear()
+    assert queue("cpu", 1).read(seen, everything=False) == Exit.DONE  # type: ignore[arg-type]
+    assert [step for step, _ in seen] == [1]
