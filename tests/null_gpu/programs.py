@@ -71,7 +71,8 @@ def counted(
             for program in programs:
                 program.kill()
                 program.wait()
-    if any(codes):
-        raise RuntimeError((folder / "0.txt").read_text()[-3000:])
+    for rank, code in enumerate(codes):
+        if code:
+            raise RuntimeError((folder / f"{rank}.txt").read_text()[-3000:])
     steps: list[dict[str, Any]] = json.loads((folder / "0.json").read_text())
     return steps
