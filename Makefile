@@ -64,7 +64,8 @@ soak: env peers
 
 # Beside .venv, which may have a CPU build. Three equals signs: two would take that one again.
 gpu-path: env
-	test -d .tools/cuda/torch || .venv/bin/python -m uv pip install --quiet --target .tools/cuda "torch===$$(sed -n 's/^torch==//p' requirements.lock)"
+	version=$$(sed -n 's/^torch==//p' requirements.lock); test -f .tools/cuda/torch-$$version.dist-info/RECORD || \
+	  $(PY) -m uv pip install --quiet --target .tools/cuda "torch===$$version"
 	$(PY) -m pytest -v tests/null_gpu
 
 # Every figure in the documentation; about three hours on an idle machine.

@@ -91,7 +91,10 @@ def _entries(folder: Path, rank: int) -> list[Record]:
     for handler in HANDLERS:
         try:
             answers.append(_answer(folder, rank, handler))
-        except UNREADABLE as error:  # NCCL's may hang while gloo's answers
+        except TimeoutError as error:  # of a stopped rank; NCCL's, the last, may also hang alone
+            failed = error
+            break
+        except UNREADABLE as error:
             failed = error
     entries = [answer.get("entries", []) for answer in answers if answer is not None]
     if not entries:
