@@ -51,6 +51,7 @@ class TrainState:
     validation: BatchDataset | None
     autocast: torch.autocast
     bf16: bool  # whether autocast is on
+    compiled: bool
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
@@ -165,6 +166,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         validation=task.rows("val"),
         autocast=autocast,
         bf16=bf16,
+        compiled=plan["compile"]["value"],
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
