@@ -86,7 +86,8 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
             *torch_fits(facts.machine, facts.torch, request, step),
             *kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request),
         ]
-        checks.append(ram_beside_gpus(estimate, step, ranks))
+        resumes = request.resume_from is not None
+        checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
     checks.append(cpu(facts.workers, ranks, request.command_with))
