@@ -336,3 +336,22 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    # Another build of torch, known before gigabytes of one without kernels are installed.
+    bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": ""}  # no torch, packages of PyPI
+    index = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 ./train_dual_gpu.sh"
+    for variables, why, fix in (
+        ({"CAPABILITY": "7.0"}, "GPU 0 (Fake GPU 0) needs kernels for sm_70", index),
+        (
+            {"CAPABILITY": "8.9", "CUDA": 12040},
+            "driver 580.65.06 supports CUDA up to 12.4",
+            index,
+        ),
+        ({"CUDA": 12080}, "driver 580.65.06 supports CUDA up to 12.8", "update the NVIDIA driver"),
+        ({"CAPABILITY": "7.0", "CUDA": 11080}, "GPU 0", "update the NVIDIA driver"),
+    ):
+        done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, **variables) | bare))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert why in done.stderr and fix in done.stderr, done.stderr
+    own = bare | {"PIP_INDEX_URL": "https://packages.example/simple"}
+    done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, CAPABILITY="7.0") | own))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

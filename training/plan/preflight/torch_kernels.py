@@ -19,10 +19,10 @@ LIBRARY = "lib/libtorch_python.so"  # 32 MB, read in 20 ms
 
 
 def kernels(
-    gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest
+    gpus: Sequence[Gpu], torch: TorchBuild | None, request: LaunchRequest, other: Sequence[str] = ()
 ) -> Iterable[Check]:
     """The installed torch has kernels for these GPUs; no check where that is unknown without
-    importing it."""
+    importing it. `other`: commands that install another build (torch_wheels)."""
     built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
     if torch is None or not built:
         return
@@ -38,10 +38,7 @@ def kernels(
             version=torch.version,
             built=" ".join(built),
         )
-        fixes = [
-            msg("plan.gpu.install_kernels"),
-            request.command(device="cpu"),
-        ]
+        fixes = [*(other or [msg("plan.gpu.install_kernels")]), request.command(device="cpu")]
         yield Check("torch kernels", ERROR, text, fixes)
         return
     yield Check("torch kernels", OK, msg("plan.gpu.kernels", built=" ".join(built)))
