@@ -101,8 +101,18 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t"""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
 def _counted(environ: Mapping[str, str]) -> GpuInventory:
-    """The GPUs before pynvml is installed: UUID, name and compute capability."""
+    """The GPUs before pynvml is installed: UUID, name, memory and compute capability."""
     nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
     if nvml.nvmlInitWithFlags(0) != 0:
         return GpuInventory((), msg("host.gpus.driver_silent"))
@@ -115,13 +125,15 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
             major, minor = ctypes.c_int(), ctypes.c_int()
             capability = nvml.nvmlDeviceGetCudaComputeCapability
             known = capability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+            memory = _Memory()
+            told = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
             every.append(
                 Gpu(
                     index,
                     uuid.value.decode() or "-",
                     name or "-",
-                    None,
-                    None,
+                    memory.total if told else None,
+                    memory.free if told else None,
                     None,
                     None,
                     None,
