@@ -32,6 +32,7 @@ OLDEST_TORCH = (2, 9)
 STAMP = "duet.stamp"  # in .venv, written last: its sources (see venv::_stamp)
 HOME = "duet.home"  # in .venv: the project it belongs to
 FILES = "duet.files"  # in .venv: files that must not be missing or empty (see venv::is_whole)
+WITH_CUDA_BYTES = 4_800_000_000  # of .venv with PyPI's torch and its CUDA libraries, measured
 OK, UNUSABLE, RESOURCES, INTERRUPTED = 0, 1, 3, 130  # see class Exit in training/core/errors.py
 
 
@@ -288,6 +289,8 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
             msg("lib.environment.system_torch", version=dotted(version), python=sys.executable)
         )
         with_torch, options = False, ["--system-site-packages"]
+    if with_torch and (problem := _too_large(venv)):
+        return problem
     if shutil.which("uv") or install.outer_pip():
         options.append("--without-pip")
 
@@ -309,6 +312,32 @@ def _build(root: Path, with_torch: bool, lock: int) -> str:
         "".join(f"{name}\n" for name in install.essential(venv)), encoding="utf-8"
     )
     log.success(msg("lib.environment.ready", folder=root / ".venv", seconds=steps.seconds()))
+    return ""
+
+
+def _too_large(venv: Path) -> str:
+    """Refuses a disk without room for the environment; only a warning where packages come from
+    other sources than PyPI, which may have a CPU build, or on another platform."""
+    import platform
+
+    import install
+
+    from training.core import log, units
+
+    there = next(folder for folder in (venv, *venv.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free >= WITH_CUDA_BYTES:
+        return ""
+    text = msg(
+        "lib.environment.disk",
+        folder=there,
+        free=units.size(free),
+        needed=units.size(WITH_CUDA_BYTES),
+    )
+    text += "\n" + msg("lib.environment.disk_try", folder=shlex.quote(str(ROOT / ".venv")))
+    if platform.machine() == "x86_64" and not install.other_sources(os.environ):
+        return text
+    log.warning(text)
     return ""
 
 

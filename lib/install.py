@@ -28,6 +28,7 @@ from training.host.process import die_with_parent
 LOG = "install.log"  # in .venv
 POLL_S, LOG_EVERY_S = 0.3, 15.0
 SHOWN_LINES = 6
+SOURCES = ("INDEX", "INDEX_URL", "FIND_LINKS")  # ends of variables of pip and uv
 KILLED = 128  # exit statuses above are 128 + signal
 PIP_QUIET = ("--no-compile", "--disable-pip-version-check", "--progress-bar=off")
 # Imports of a training start, in two parts of equal work; importing compiles to bytecode.
@@ -278,13 +279,16 @@ def has_pip(venv: Path) -> bool:
     return outer_pip() is not None or any(venv.glob("lib/python3.*/site-packages/pip/__main__.py"))
 
 
+def other_sources(environ: Mapping[str, str]) -> bool:
+    """Whether packages may come from elsewhere than PyPI."""
+    own = [name for name, value in environ.items() if value and name.startswith("UV_")]
+    return bool(uv_sources(environ)) or any(name.endswith(SOURCES) for name in own)
+
+
 def uv_sources(environ: Mapping[str, str]) -> list[str]:
     """pip's package sources as uv options, since uv does not read pip's settings; [] where uv has
     its own."""
-    if any(
-        name.startswith("UV_") and name.endswith(("INDEX", "INDEX_URL", "FIND_LINKS"))
-        for name in environ
-    ):
+    if any(name.startswith("UV_") and name.endswith(SOURCES) for name in environ):
         return []
     found: dict[str, str] = {}
     home, config = Path.home(), Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

@@ -137,6 +137,23 @@ def test_an_error_of_the_task_is_reported_with_its_line(
     assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
+def test_an_operator_without_a_deterministic_variant_is_named(
+    task: Callable[..., Launched], tmp_path: Path
+) -> None:
+    own = tmp_path / "my_task.py"
+    undecided = "torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))"
+    own.write_text(
+        EXAMPLE.read_text().replace(
+            "points, label = batch\n", f"points, label = batch\n        {undecided}\n", 1
+        )
+    )
+    run = task(task=own, num_iterations=3, deterministic=True)
+    assert run.wait() == 4
+    assert run.failure["cause"] == "config_error" and "put_" in run.failure["summary"]
+    assert any("--deterministic" in line for line in run.failure["advice"])
+
+
 @pytest.mark.soak
 def test_a_rank_without_samples_is_named(task: Callable[..., Launched]) -> None:
     run = task(num_iterations=8, inject="empty@rank=1,step=3")

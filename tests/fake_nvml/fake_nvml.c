@@ -57,7 +57,7 @@ const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" :
 int nvmlInitWithFlags(unsigned flags) { return (void)flags, number("FAKE_NVML_INIT", OK); }
 int nvmlShutdown(void) { return OK; }
 int nvmlSystemGetDriverVersion(char *out, unsigned length) { return snprintf(out, length, "580.65.06"), OK; }
-int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = 13000, OK; }
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = number("FAKE_NVML_CUDA", 13000), OK; }
 int nvmlDeviceGetCount_v2(unsigned *out) { return *out = number("FAKE_NVML_COUNT", 2), OK; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) {

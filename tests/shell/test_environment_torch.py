@@ -3,7 +3,9 @@ locked."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -157,3 +159,27 @@ def test_the_real_torch_as_a_local_build(on_this_machine: User, tmp_path: Path) 
     done = user.run("bash", "-c", code, TORCH_LOCAL_PATH=str(local))
     assert done.out == f"{local}/torch/__init__.py\n", done.err
     assert not list(user.venv.glob("lib/python3*/site-packages/torch"))
+
+
+def test_a_disk_without_room_for_torch_with_cuda(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Refused before the download if packages come from PyPI; other sources may have a CPU build."""
+    monkeypatch.syspath_prepend(str(ROOT / "lib"))
+    for name in [n for n in os.environ if n.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    environment = importlib.import_module("environment")
+    venv = tmp_path / "not there yet" / ".venv"
+
+    def problem(gigabytes: float) -> str:
+        free = shutil._ntuple_diskusage(10**13, 0, int(gigabytes * 10**9))
+        monkeypatch.setattr(shutil, "disk_usage", lambda there: free)
+        return str(environment._too_large(venv))
+
+    assert problem(4.9) == ""
+    assert "3.5 GB free" in problem(3.5) and "about 4.8 GB" in problem(3.5)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/simple")
+    assert problem(3.5) == "" and "3.5 GB free" in capfd.readouterr().err

@@ -16,7 +16,7 @@ SURFACE = """
     task depth max_seq_len dropout device_batch_size total_batch_size activation_checkpointing loss_chunks num_iterations
     num_epochs eval_every eval_tokens log_every sample_tokens optimizer matrix_lr embedding_lr unembedding_lr
     weight_decay grad_clip warmup_ratio warmdown_ratio final_lr_frac data text_field encoding tokenizer vocab_size num_workers
-    persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed
+    persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed deterministic
     run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
     wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout libuv
     debug inject

@@ -49,6 +49,7 @@ def session(count: int, size: int, rank: int = 0, ranks: int = 1, **config: Any)
         config=task.config,
         task=task,
         autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
+        compiled=False,
     )
 
 

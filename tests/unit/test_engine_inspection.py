@@ -140,7 +140,6 @@ def test_the_checksum_depends_on_the_position_of_a_value(
 ) -> None:
     """The same values in other places have the same plain sum."""
     monkeypatch.setattr(checksum, "PIECE", 1000)  # so that a matrix has several pieces
-    checksum._factors.cache_clear()
     model, other = gpt(), gpt()
     weight = other.blocks[0].up.weight
     with torch.no_grad():
@@ -162,12 +161,19 @@ def test_the_checksum_depends_on_the_position_of_a_value(
                 old.view(-1)[5001],
                 old.view(-1)[1],
             )
-    found, expected = checksum.checksums(other).tolist(), checksum.checksums(model).tolist()
-    checksum._factors.cache_clear()
     names = [name for name, _ in model.named_parameters()]
-    assert [name for name, a, b in zip(names, found, expected, strict=True) if a != b] == [
+    assert different(names, checksum.checksums(other), checksum.checksums(model)) == [
         "blocks.0.up.weight"
     ]
+    # A GPU's passes: a matrix in several of them, and with others in one.
+    for values in (2048, 1 << 20):
+        monkeypatch.setattr(checksum, "PASS", values)
+        sums = [checksum._by_passes(list(one.parameters())) for one in (other, model)]
+        assert different(names, *(total >> 16 for total in sums)) == ["blocks.0.up.weight"]
+
+
+def different(names: list[str], some: torch.Tensor, others: torch.Tensor) -> list[str]:
+    return [n for n, a, b in zip(names, some.tolist(), others.tolist(), strict=True) if a != b]
 
 
 def test_the_exchange_of_a_single_rank() -> None:

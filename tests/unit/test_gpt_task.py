@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,7 @@ def session_of(
         config=task.config,
         task=task,
         autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
+        compiled=False,
     )
 
 
@@ -144,3 +146,47 @@ def test_a_long_evaluation_is_not_a_hang(tmp_path: Path, monkeypatch: pytest.Mon
     score(gpt(), corpus(tmp_path, list(range(97))), batch=4)
     beat = heartbeat.read(tmp_path / "beat.bin")
     assert beat and beat.beats == 1 + 3 and beat.phase == "evaluation"
+
+
+def test_a_compiled_model_is_validated_in_one_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 sequences in batches of 4, as in training: with gradients on, and the same score."""
+    data = corpus(tmp_path, torch.randint(0, 256, (11 * 8 + 1,)).tolist())
+    model = gpt()
+    seen: list[tuple[torch.Size, bool]] = []
+    plain = model.forward
+
+    def forward(inputs: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        seen.append((inputs.shape, torch.is_grad_enabled()))
+        return plain(inputs, *args, **named)
+
+    monkeypatch.setattr(model, "forward", forward)
+    made = session_of(model, data)
+    eager = evaluate(made)
+    assert seen == [((4, 8), False), ((4, 8), False), ((3, 8), False)]
+    seen.clear()
+    made.compiled = True
+    assert evaluate(made) == eager
+    assert seen == [((4, 8), True)] * 3
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.slow  # 7 s: imports the compiler
+def test_a_validation_compiles_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = corpus(tmp_path, torch.randint(0, 256, (11 * 8 + 1,)).tolist())
+    model = gpt()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=keep))
+    model.compile_parts()
+    model(*task_of(data).val_data().batch([0, 1, 2, 3])).backward()
+    assert len(graphs) == 2, "a block, the loss"
+    made = session_of(model, data)
+    made.compiled = True
+    evaluate(made)
+    assert len(graphs) == 2

@@ -13,9 +13,9 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
-from training.host.gpus import Gpu, slowdowns
+from training.host.gpus import Gpu, GpuInventory, slowdowns
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import gpu_health, torch_kernels
+from training.plan.preflight import gpu_health, torch_kernels, torch_wheels
 from training.plan.preflight.gpu_state import Pair, State
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -288,6 +288,39 @@ def test_a_run_of_hours_is_not_offered_on_the_cpu(tmp_path: Path) -> None:
         assert sum("--device=cpu" in fix for fix in check.fixes) == offered
 
 
+@each(
+    ("capability", "cuda", "version", "exists"),
+    [
+        ((7, 0), "13.0", "2.13.0+cu130", True),
+        ((7, 0), None, "2.13.0", True),
+        ((8, 9), "12.4", "2.13.0+cu130", True),
+        ((7, 0), "11.8", "2.13.0", False),
+        ((12, 0), "12.8", "2.13.0", False),
+        ((7, 0), "13.0", "2.15.0", False),
+        ((7, 0), "13.0", "unknown", False),
+        (None, "13.0", "2.13.0", False),
+    ],
+)
+def test_the_build_for_older_gpus_and_drivers(
+    capability: tuple[int, int] | None, cuda: str | None, version: str, exists: bool
+) -> None:
+    card = Gpu(0, "GPU-0", "Card", None, None, None, None, None, capability)
+    machine = GpuInventory((card, card), "", "550.1", cuda)
+    found = torch_wheels.older(machine, version, ask(QUICKSTART, script=SIMPLE))
+    assert bool(found) is exists
+    assert all("torch==2.13.0 " in one or "rm -r " in one for one in found)
+
+
+def test_the_pinned_build_is_the_one_in_the_tables() -> None:
+    """Where `make gpu-path` has installed it."""
+    folder = ROOT / ".tools/cuda/torch"
+    if not folder.is_dir():
+        pytest.skip("no CUDA build of torch in .tools/cuda")
+    built = tuple(torch_kernels.architectures(folder / torch_kernels.LIBRARY))
+    assert built == torch_wheels.PINNED_KERNELS
+    assert f"'{torch_wheels.PINNED_CUDA}'" in (folder / "version.py").read_text()
+
+
 def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:
     variables = nvidia(CAPABILITY="7.0")
     package = fake_torch(tmp_path) / "torch"
@@ -304,4 +337,6 @@ def test_missing_kernels_are_an_error(nvidia: Nvidia, tmp_path: Path) -> None:
     done = python("-c", code, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
     text = "GPU 0 (Fake GPU 0) needs sm_70; torch 2.99.0 has kernels for sm_80 sm_90 only"
+    wheel = "-m pip install torch==2.99.0 --index-url=https://download.pytorch.org/whl/cu126"
+    assert wheel not in done.stdout, "there is none for this version"
     assert text in done.stdout and f"'./{SIMPLE} {QUICKSTART} --device=cpu'" in done.stdout

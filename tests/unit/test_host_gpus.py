@@ -15,6 +15,7 @@ import pytest
 
 from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, clean_environment, python
+from training.host import packages
 from training.host.gpus import Gpu, GpuInventory, visible
 from training.tasks.gpt import memory
 
@@ -336,3 +337,42 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     assert done.returncode == 3 and "2 GPUs are needed, 1 visible" in done.stderr
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-S", *plan, "--check", cwd=ROOT, **nvidia(COUNT=2))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2, FREE_GIB=3))
+    assert done.returncode == 3 and "3.0 GiB free of 32.0 GiB" in done.stderr
+    # Another build of torch, known before gigabytes of one without kernels are installed.
+    bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": ""}  # no torch, packages of PyPI
+    index = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 ./train_dual_gpu.sh"
+    for variables, why, fix in (
+        ({"CAPABILITY": "7.0"}, "GPU 0 (Fake GPU 0) needs kernels for sm_70", index),
+        ({"CUDA": 12080}, "driver 580.65.06 supports CUDA up to 12.8", "update the NVIDIA driver"),
+    ):
+        done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, **variables) | bare))
+        assert (done.returncode, done.stdout) == (0, "")
+        assert why in done.stderr and fix in done.stderr, done.stderr
+    own = bare | {"PIP_INDEX_URL": "https://packages.example/simple"}
+    done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, CAPABILITY="7.0") | own))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "flag"),
+    [("nvidia-ml-py", "--check"), ("psutil", "--num_iterations=1"), ("tqdm", "--check")],
+)
+def test_a_rank_started_by_hand_names_a_missing_package(
+    package: str, flag: str, nvidia: Nvidia, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {packages.REQUIRED[package]!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    variables = nvidia(COUNT=2)
+    variables["PYTHONPATH"] = f"{tmp_path}:{variables['PYTHONPATH']}"
+    done = python("train.py", QUICKSTART, flag, cwd=ROOT, **variables)
+    assert done.returncode == 3, done.stderr
+    assert f"lacks {package}\n" in done.stderr and "Traceback" not in done.stderr

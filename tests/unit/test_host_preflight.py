@@ -23,6 +23,7 @@ from training.plan import preflight
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, OK, WARNING, Check, folder, startup_checks
 from training.tasks.gpt import memory
+from training.tasks.gpt.step import GptStep
 
 Usage = namedtuple("Usage", "total used free")
 GIB = 1 << 30
@@ -208,14 +209,36 @@ def test_memory_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = memory.Estimate(GIB, 0, 2 * GIB, 0, 0, 0, 0, 0)
     monkeypatch.setattr(startup_checks.cgroups, "available_memory", lambda: 8 * GIB)
     monkeypatch.setattr(startup_checks.cgroups, "says_who", lambda: " (limited)")
-    assert startup_checks.ram_beside_gpus(estimate, None, 2) == Check(
+    assert startup_checks.ram_beside_gpus(estimate, None, 2, resumes=False) == Check(
         "host memory", OK, "8.0 GiB free, about 7.0 GiB needed beside the GPUs"
     )
-    tight = startup_checks.ram_beside_gpus(estimate, None, 3)
+    tight = startup_checks.ram_beside_gpus(estimate, None, 3, resumes=False)
     assert (tight.status, tight.text) == (
         WARNING,
         "8.0 GiB free, about 9.0 GiB needed beside the GPUs (limited)",
     )
+
+
+def test_memory_beside_gpus_includes_pinned_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Width 768: matrices of 2.25 and 6 MiB are copied to 4 and 8 MiB; Muon's state of the other
+    rank is received and copied. To resume, both ranks read the checkpoint."""
+    load = memory.StepWorkload(12, 8, 1536, 320, bf16=True, compiled=True, ranks=2)
+    step, mib = GptStep(load), 1 << 20
+    blocks, table = 12 * (4 * 4 + 3 * 8) * mib, mib
+    other = 12 * (4 * 2.25 + 3 * 6) * mib / 2
+    assert step.saving == blocks * 1.5 + 6 * table + 2 * other
+    whole = step.estimate.parameters + step.estimate.optimizer + step.elsewhere
+    assert step.saving > 1.3 * whole
+    seen = []
+    for free in (4 * GIB + step.saving, 4 * GIB + 2 * whole):
+        for short in (0, 1):
+            monkeypatch.setattr(
+                startup_checks.cgroups, "available_memory", lambda free=free - short: free
+            )
+            for resumes in (False, True):
+                found = startup_checks.ram_beside_gpus(step.estimate, step, 2, resumes=resumes)
+                seen.append(found.status)
+    assert seen == [OK, WARNING, WARNING, WARNING, OK, OK, OK, WARNING]
 
 
 def test_a_control_group_with_too_little_memory_is_an_error(

@@ -52,6 +52,22 @@ def test_two_ranks_on_gpus() -> None:
     }
 
 
+def test_a_run_that_repeats_bit_for_bit_sets_its_variables_before_cuda_starts() -> None:
+    def found(device: str, environ: dict[str, str]) -> dict[str, str]:
+        chosen = choose(
+            environ, device=device, ranks=2, local_ranks=2, debug=False, deterministic=True
+        )
+        return {v.name: v.value for v in chosen}
+
+    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+    assert ours.items() <= found("cuda", {}).items()
+    assert (
+        not ours.keys() & found("cpu", {}).keys() and not ours.keys() & names(device="cuda").keys()
+    )
+    kept = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    assert (ours | kept).items() <= found("cuda", kept).items()
+
+
 def test_several_machines_do_not_use_loopback() -> None:
     found = names(device="cuda", ranks=4, local=2)
     assert "GLOO_SOCKET_IFNAME" not in found

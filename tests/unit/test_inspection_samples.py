@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from training.inspector import checksum, sample_tracker
@@ -151,6 +152,7 @@ def test_fingerprints_distinguish_datasets() -> None:
     assert len({*parts, *subsets, *tensors, sample_tracker.fingerprint(Files(names))}) == 7
 
 
+DTYPES = [torch.float32, torch.bfloat16]
 TYPES = [
     torch.float32,
     torch.float64,
@@ -173,3 +175,30 @@ def test_checksums_of_every_type_detect_a_change(dtype: torch.dtype) -> None:
     assert same[0] == checksum.of_tensors([turned]).tolist()[0]
     assert checksum.of_tensors([other]).tolist()[0] != same[0] and same[3] == 0
     assert all(0 <= number < 1 << checksum.BITS for number in same)
+    passes = checksum._by_passes([values, turned, values[::2], torch.ones(0)]).tolist()
+    assert passes[0] == checksum._by_passes([turned]).tolist()[0] and passes[3] == 0
+    assert passes[0] != checksum._by_passes([other]).tolist()[0]
+
+
+@pytest.mark.slow  # 2 s: imports the shapes of all operations
+def test_a_gpus_checksum_takes_few_kernels_of_bounded_size() -> None:
+    """Of 200 small tensors and one of 20 M values; on the meta device only shapes exist."""
+    seen: list[int] = []
+
+    class Kernels(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            found = func(*args, **(kwargs or {}))
+            views = ("detach", "view", "slice", "alias", "empty")
+            if not any(word in func.name() for word in views):
+                first = found if isinstance(found, torch.Tensor) else None
+                seen.append(0 if first is None else first.nbytes)
+            return found
+
+    small = [torch.empty(64, 3 + i % 5, dtype=DTYPES[i % 2], device="meta") for i in range(200)]
+    tensors = [*small, torch.empty(20 << 20, device="meta")]
+    checksum.of_tensors(tensors)  # copies factors to the device
+    with Kernels():
+        checksum.of_tensors(tensors)
+    assert len(seen) <= 40 and max(seen) <= 8 * checksum.PASS

@@ -97,6 +97,8 @@ def test_every_byte_of_a_small_model_is_counted(sized: str) -> None:
     assert load.optimizer == 8 * WEIGHTS + 4 * 4, (
         "two moments, and the step count of each of four tensors"
     )
+    stored = load.parameters + load.optimizer
+    assert stored <= load.pinned < 2 * stored and SampleStep(load).saving == load.pinned
     # One sample: its 64 numbers and target, two layers of 256 forward; slightly more where both
     # directions meet in the backward pass.
     kept = 4 * (64 + 1 + 256 + 256)

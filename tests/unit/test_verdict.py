@@ -524,6 +524,17 @@ def test_advice_for_out_of_memory_has_the_values_of_the_plan(run: RunDir) -> Non
     assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
 
 
+def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:
+    """Not only the general one of its cause, which is about a rejected configuration."""
+    text = "put_ does not have a deterministic implementation, but you set 'torch.use_…(True)'."
+    report_error(run, 1, "RuntimeError", text)
+    record = failed(run)
+    assert verdict(record) == ("config_error", "error", 1)
+    assert [word in " ".join(record["advice"]) for word in ("put_", "--deterministic")] == [
+        True
+    ] * 2
+
+
 def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
     record = failed(run, -9)
     assert "Evidence" not in card.of_run(record) and "Stacks" not in card.of_run(record)

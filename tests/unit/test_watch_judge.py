@@ -3,6 +3,7 @@ places."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from training.core import phases
 from training.core.heartbeat import Heartbeat, HeartbeatRecord, kind
 from training.core.phase_timeouts import COMPILE_S, FIRST_STEP_S, OWN, START_S, PhaseTimeouts
+from training.core.rundir import RunDir
 from training.watchdog import culprit
-from training.watchdog.probes import flight_recorder
+from training.watchdog.probes import flight_recorder, snapshot
 from training.watchdog.probes.flight_recorder import Call
 from training.watchdog.probes.snapshot import ProcessActivity, RankSnapshot
 from training.watchdog.probes.stacks import Frame, Stack, Thread
@@ -193,6 +195,30 @@ def test_kind_and_text_of_a_guilty_rank(process: ProcessActivity, kind_: str, ho
     )
     assert (found.kind, found.rank, found.how) == (kind_, 0, how)
     assert found.sentence().startswith(f"{kind_.upper()} rank 0")
+
+
+def test_the_suspects_stack_is_taken_first_and_missing_ones_are_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 is behind; the time is enough for half of the stacks in each look."""
+    behind = {0: 20, 1: 20, 2: 19}
+    beats = [beat(r, "reduce" if r != 2 else "forward", step) for r, step in behind.items()]
+    pids = {rank: 1 << 30 | rank << 8 for rank in behind}
+    orders: list[list[int]] = []
+
+    def dump(wanted: Iterable[int], seconds: float) -> dict[int, Stack | str]:
+        orders.append(list(wanted))
+        stack = Stack(1, "py-spy", (Thread("MainThread", True, False, False, BACKWARD),))
+        return dict.fromkeys(orders[-1][: len(orders[-1]) // 2 + 1], stack)
+
+    monkeypatch.setattr(snapshot.stacks, "dump", dump)
+    monkeypatch.setattr(snapshot.procfs, "workers", lambda pid: [pid + 1, pid + 2])
+    found = snapshot.gather(RunDir(tmp_path), beats, pids)
+    ranks, workers = [pids[2], pids[0], pids[1]], [pids[r] + n for r in (2, 0, 1) for n in (1, 2)]
+    assert orders[0] == [*ranks, *workers]
+    assert orders[1] == [*workers[2:], *ranks, *workers[:2]]
+    assert [e.rank for e in found] == [0, 1, 2]
+    assert all(one.threads for e in found for one in (e.process, *e.workers))
 
 
 def test_a_stuck_worker_is_the_place_of_its_rank() -> None:

@@ -118,6 +118,34 @@ if __name__ == "__main__":
     assert workers == sorted([forked, spawned])
 
 
+@pytest.mark.slow  # 5 s: a real pool imports torch twice
+def test_the_compilers_of_a_rank_load_no_data(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os, time
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+if __name__ == "__main__":
+    os.setsid()  # as a rank
+    pool = SubprocPool(2)
+    forked = {pool.submit(os.getpid).result() for _ in range(8)}
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    worker.start()
+    print("ready", worker.pid, pool.process.pid, *forked, flush=True)
+    time.sleep(1000)
+"""
+    token = "DUET_TEST_COMPILERS"
+    mine = {process.TOKEN: token}
+    with targets.running(tmp_path, program, env=mine) as (pid, _, logged):
+        worker, *pool = map(int, logged[1:])
+        assert set(pool) <= set(procfs.family(pid))
+        assert procfs.workers(pid) == [worker]
+        assert pool[0] in process.marked(token)
+        os.kill(pid, signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: not {pid, worker} & process.marked(token).keys(), 20, "both have ended")
+        assert process.sweep(token) == {}, "no warning about the pool"
+        wait_until(lambda: not process.marked(token), 20, "the pool has been ended")
+
+
 def test_a_polling_process_goes_to_sleep_repeatedly(tmp_path: Path) -> None:
     with targets.running(tmp_path, targets.LOCK) as (pid, _, _):
         targets.asleep(pid, "futex")

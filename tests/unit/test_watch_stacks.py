@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -187,6 +188,32 @@ def test_an_unresponsive_py_spy_is_killed_and_its_stop_is_undone(
         assert stacks.dump([pid], 1.0) == {pid: f"process {pid}: py-spy did not answer in time"}
         assert time.monotonic() - begin < 5
         targets.asleep(pid, "futex")
+
+
+def test_no_more_dumps_at_once_than_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first processes are read first; all together would share the cores until the limit."""
+    monkeypatch.setattr(stacks.env_vars, "cpu_count", lambda: 2)
+    running, most, order = set[int](), 0, list[int]()
+    lock = threading.Lock()
+
+    def dump(program: str, pid: int, end: float) -> str:
+        nonlocal most
+        with lock:
+            running.add(pid)
+            order.append(pid)
+            most = max(most, len(running))
+        time.sleep(0.005)
+        with lock:
+            running.discard(pid)
+        return ""
+
+    monkeypatch.setattr(stacks, "_dump", dump)
+    assert list(stacks.dump(range(40, 80))) == list(range(40, 80))
+    assert most <= stacks.AT_LEAST and set(order[:4]) == {40, 41, 42, 43}
+    monkeypatch.setattr(stacks.env_vars, "cpu_count", lambda: 64)
+    most = 0
+    stacks.dump(range(40, 80))
+    assert stacks.AT_LEAST < most <= stacks.AT_ONCE
 
 
 def test_faulthandlers_last_dump(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ def draft(
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
     request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
     place = request.place
+    if not request.dry_run:
+        program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
     if request.dry_run or request.check:
         return plan_command.show(request, plan, checks) if place.rank == 0 else 0
-    program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)
     if place.kind == NODE:
         writer.become_launcher(writer.write(plan, checks, request, rendezvous.ask), environ)
     if place.world_size > 1:

@@ -31,6 +31,7 @@ from training.launcher import rendezvous
 from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.option_help import option_lines
+from training.plan.preflight import torch_wheels
 from training.plan.request import LaunchRequest, read
 from training.plan.training_plan import build, describe
 
@@ -96,6 +97,9 @@ def _script(
 def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
     """The run directory for the shell, or the plan for the user."""
     if not request.installed:  # everything else needs the packages
+        for check in checks:
+            if check.name == torch_wheels.NAME:
+                log.warning("\n".join([check.text, *(f"    {fix}" for fix in check.fixes)]))
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks)

@@ -319,6 +319,12 @@ class Config:
         choices=("auto", "1", "0"),
         env="TORCH_COMPILE",
     )
+    deterministic: bool = option(
+        False,
+        "compute",
+        "repeat a run bit for bit on GPUs too; slower, and operators without a deterministic "
+        "variant end the run",
+    )
     seed: int = option(1337, "compute", "initial weights and data order", low=0, high=(1 << 63) - 1)
 
     run_name: str = option("", "run", "name of the run directory; empty: config name and time")

@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from training.diagnose import card, progress_marks, signatures, traceback
+from training.diagnose import card, patterns, progress_marks, signatures, traceback
 from training.diagnose.log_line import LogLine, decoded, said_by, split, time_of
-from training.diagnose.patterns import compiled
 from training.diagnose.scan import LogSpan, Places, recognised
 from training.diagnose.signatures import ROOT, WEAK, Signature
 from training.diagnose.source import COLOUR, LogSource
@@ -206,12 +205,8 @@ def _hit(analysis: LogAnalysis, line: LogLine, key: str) -> SignatureMatch | Non
     for text in (line.text, line.raw):
         data = text.encode("utf-8", "replace")
         for pattern in signature.patterns:
-            if found := compiled(pattern).search(data):
-                groups = {
-                    _text(name): _text(value)
-                    for name, value in found.groupdict().items()
-                    if value is not None
-                }
+            if found := patterns.compiled(pattern).search(data):
+                groups = patterns.groups(found)
                 thrown = _thrown(analysis.tracebacks, analysis.lines, line)
                 own = int(groups["rank"]) if groups.get("rank", "").isdigit() else None
                 rank = own if own is not None else line.rank
@@ -363,7 +358,3 @@ def _line(segment: bytes, number: int, offset: int) -> LogLine:
     raw = decoded(COLOUR.sub(b"", segment) if b"\x1b" in segment else segment)
     text, rank = split(raw.removeprefix("\ufeff"))
     return LogLine(number, text, rank, raw, offset)
-
-
-def _text(data: bytes | str) -> str:
-    return data if isinstance(data, str) else data.decode("utf-8", "replace")

@@ -27,6 +27,17 @@ def compiled(pattern: str) -> Any:
     return re2.compile(pattern.encode(), _options(latin=pattern.isascii()))
 
 
+def groups(found: Any) -> dict[str, str]:
+    """The values that a match has captured; RE2 has names in bytes, too."""
+    return {
+        _text(name): _text(value) for name, value in found.groupdict().items() if value is not None
+    }
+
+
+def _text(data: bytes | str) -> str:
+    return data if isinstance(data, str) else data.decode("utf-8", "replace")
+
+
 def _options(latin: bool) -> Any:
     chosen = re2.Options()
     chosen.encoding = re2.Options.Encoding.LATIN1 if latin else re2.Options.Encoding.UTF8

@@ -65,6 +65,7 @@ def choose(
     debug: bool,
     rendezvous: str = "",
     libuv: str = "auto",
+    deterministic: bool = False,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
     `ranks` are on this machine; `rendezvous`: rendezvous address of several machines."""
@@ -99,6 +100,12 @@ def choose(
                     msg("host.variable.segments"),
                 )
             )
+        if deterministic:
+            # read when CUDA starts, and when the compiler is imported
+            wanted += [
+                ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", msg("host.variable.same_products")),
+                ("TORCHINDUCTOR_DETERMINISTIC", "1", msg("host.variable.same_kernels")),
+            ]
         home = environ.get("CUDA_HOME") or _cuda_home()
         if home:
             wanted.append(("CUDA_HOME", home, msg("host.variable.extensions")))

@@ -92,7 +92,7 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     try:
         driver = ask(pynvml.nvmlSystemGetDriverVersion)
         version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        cuda = f"{version // 1000}.{version % 1000 // 10}" if version else None
+        cuda = _cuda_version(version)
         count = ask(pynvml.nvmlDeviceGetCount) or 0
         every = [gpu for gpu in (_read(pynvml, index) for index in range(count)) if gpu]
     finally:
@@ -101,8 +101,18 @@ def inventory(environ: Mapping[str, str] = os.environ) -> GpuInventory:
     return GpuInventory(tuple(chosen), reason, driver, cuda)
 
 
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t"""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
 def _counted(environ: Mapping[str, str]) -> GpuInventory:
-    """Count and UUIDs of the GPUs, before pynvml is installed."""
+    """The GPUs before pynvml is installed: UUID, name, memory and compute capability."""
     nvml, count, every = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint(), list[Gpu]()
     if nvml.nvmlInitWithFlags(0) != 0:
         return GpuInventory((), msg("host.gpus.driver_silent"))
@@ -111,10 +121,42 @@ def _counted(environ: Mapping[str, str]) -> GpuInventory:
         handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
             nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
-            every.append(Gpu(index, uuid.value.decode() or "-", "-", None, None, None, None, None))
+            name = _text(nvml.nvmlDeviceGetName, handle)
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            capability = nvml.nvmlDeviceGetCudaComputeCapability
+            known = capability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+            memory = _Memory()
+            told = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+            every.append(
+                Gpu(
+                    index,
+                    uuid.value.decode() or "-",
+                    name or "-",
+                    memory.total if told else None,
+                    memory.free if told else None,
+                    None,
+                    None,
+                    None,
+                    capability=(major.value, minor.value) if known else None,
+                )
+            )
+    driver, version = _text(nvml.nvmlSystemGetDriverVersion), ctypes.c_int()
+    nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version))
     nvml.nvmlShutdown()
     chosen, reason = visible(every, environ.get(VISIBLE))
-    return GpuInventory(tuple(chosen), reason)
+    cuda = _cuda_version(version.value)
+    return GpuInventory(tuple(chosen), reason, driver or None, cuda)
+
+
+def _text(query: Callable[..., int], *of: Any) -> str:
+    """A text of NVML without pynvml; '' if it is not reported."""
+    text = ctypes.create_string_buffer(96)
+    query(*of, text, len(text))
+    return text.value.decode("utf-8", "replace")
+
+
+def _cuda_version(number: int | None) -> str | None:
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
 def visible(every: list[Gpu], selection: str | None) -> tuple[list[Gpu], str]:

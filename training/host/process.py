@@ -26,10 +26,13 @@ KEEPERS = (
     "torch_shm_manager",
     "/wandb/bin/",
 )
+# Pools of torch.compile below a rank: idle when everything is compiled.
+COMPILERS = ("/torch/_inductor/compile_worker/", "/torch/_inductor/__autotune_main__.py")
 # They may outlive a rank by a moment without a warning.
 HELPERS = (
     *KEEPERS,
     "multiprocessing.forkserver",
+    *COMPILERS,
 )
 TIDYING_S = 2.0
 LOOK_S = 0.02

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,19 +14,17 @@ from .messages import msg
 
 BITS = 48  # exact in a float64
 PIECE = 1 << 16  # values multiplied at once, so that the result stays in the cache
-ON_GPU = 4  # factor on a GPU, where every piece is a kernel launch
+# On a GPU, where each operation is a kernel launch, many rows of many tensors are one operation:
+ROW = 1 << 10  # values multiplied by the same factors
+PASS = 1 << 23  # values copied together, whole rows: 32 MiB and a product of 64 MiB for float32
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _piece(device: torch.device) -> int:
-    return PIECE if device.type == "cpu" else PIECE * ON_GPU
-
-
 @functools.cache
-def _factors(device: torch.device) -> torch.Tensor:
-    """A random odd 64-bit number for each position in a piece, equal on every rank."""
+def _factors(device: torch.device, count: int) -> torch.Tensor:
+    """A random odd 64-bit number for each position, equal on every rank."""
     numbers = torch.randint(
-        -(1 << 63), (1 << 63) - 1, (_piece(device),), generator=torch.Generator().manual_seed(0)
+        -(1 << 63), (1 << 63) - 1, (count,), generator=torch.Generator().manual_seed(0)
     )
     return (numbers | 1).to(device)
 
@@ -37,16 +36,70 @@ def of_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
     Each value is multiplied by a factor for its position, modulo 2^64; the result is the upper bits
     of the sum. Different weights collide with a probability of about 2^-48, or 2^-32 if only signs
-    differ.
+    differ. Integers have the same sum in any order. CPU and GPU give different numbers.
     """
-    numbers, pieces = [], 0
+    listed = list(tensors)
+    on_cpu = not listed or listed[0].device.type == "cpu"
+    totals = torch.stack(_by_pieces(listed)) if on_cpu else _by_passes(listed)
+    return (totals >> 64 - BITS) & ((1 << BITS) - 1)
+
+
+def _by_pieces(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sum of each tensor, on a CPU."""
+    totals, pieces = [], 0
     for tensor in tensors:
         total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for piece in _words(tensor).split(_piece(tensor.device)):
+        for piece in _words(tensor).split(PIECE):
             pieces += 1
-            total += (piece * _factors(piece.device)[: len(piece)]).sum() * (2 * pieces + 1)
-        numbers.append((total >> 64 - BITS) & ((1 << BITS) - 1))
-    return torch.stack(numbers)
+            total += (piece * _factors(piece.device, PIECE)[: len(piece)]).sum() * (2 * pieces + 1)
+        totals.append(total)
+    return totals
+
+
+def _by_passes(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The sums of all tensors, on a GPU: about eight kernels per pass, with which models of many
+    small tensors and of large ones take the same few."""
+    device, before = tensors[0].device, 0
+    totals = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for numbers, pieces in _passes(tensors):
+        rows = [-(-len(piece) // ROW) for piece in pieces]
+        starts = [0, *itertools.accumulate(rows)]
+        words = torch.zeros((starts[-1], ROW), dtype=pieces[0].dtype, device=device)
+        flat = words.view(-1)
+        places = [
+            flat[start * ROW : start * ROW + len(piece)]
+            for start, piece in zip(starts, pieces, strict=False)
+        ]
+        torch._foreach_copy_(places, pieces)
+        sums = (words * _factors(device, ROW)).sum(1)
+        sums *= torch.arange(2 * before + 1, 2 * (before + starts[-1]) + 1, 2, device=device)
+        totals.index_add_(0, _owners(device, tuple(numbers), tuple(rows)), sums)
+        before += starts[-1]
+    return totals
+
+
+def _passes(tensors: list[torch.Tensor]) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
+    """Pieces of at most PASS values of one type, and the numbers of their tensors. Each piece
+    starts a row."""
+    numbers, pieces, room = list[int](), list[torch.Tensor](), PASS
+    for number in sorted(range(len(tensors)), key=lambda n: tensors[n].element_size()):
+        words = _words(tensors[number])
+        while len(words):
+            if pieces and (not room or pieces[0].dtype != words.dtype):
+                yield numbers, pieces
+                numbers, pieces, room = [], [], PASS
+            numbers.append(number)
+            pieces.append(words[:room])
+            words = words[room:]
+            room -= -(-len(pieces[-1]) // ROW) * ROW
+    if pieces:
+        yield numbers, pieces
+
+
+@functools.cache
+def _owners(device: torch.device, numbers: tuple[int, ...], rows: tuple[int, ...]) -> torch.Tensor:
+    """The tensor's number for each row, copied to a GPU only once: the copy waits for it."""
+    return torch.tensor(numbers).repeat_interleave(torch.tensor(rows)).to(device)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,7 @@ def start(
         debug=config.debug,
         rendezvous=place.master_addr,
         libuv=config.libuv,
+        deterministic=config.deterministic,
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None

@@ -138,6 +138,7 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
             compiled=msg("plan.word.on") if plan["compile"]["value"] else msg("plan.word.off"),
             compile_reason=plan["compile"]["reason"],
         ),
+        *_deterministic(plan),
         msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
         _length(plan) + data,
         *decided.text,
@@ -156,6 +157,13 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
 
 def _device(plan: Plan) -> str:
     return msg("plan.text.device", value=plan["device"]["value"], reason=plan["device"]["reason"])
+
+
+def _deterministic(plan: Plan) -> list[str]:
+    if not plan["config"]["deterministic"]:
+        return []
+    on_gpu = plan["device"]["value"] == "cuda"
+    return [msg("plan.text.deterministic") if on_gpu else msg("plan.text.deterministic_cpu")]
 
 
 def _recovery(plan: Plan) -> list[str]:

@@ -119,6 +119,11 @@ class Task(ABC):
             "": torch.tensor(float(self.count(batch)))
         }
 
+    def fill(self, rows: Any, size: int) -> Any | None:
+        """Validation rows extended to `size` samples by ones that change no score, so that a
+        compiled model is validated by its graph of training; None: there are no such samples."""
+        return None
+
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Convert the total sums to the recorded values, named val_NAME."""
         return {name: value / sums[""] for name, value in sums.items() if name}

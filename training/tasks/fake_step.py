@@ -24,7 +24,7 @@ from training import tasks
 from training.core.messages import msg
 from training.tasks import base, fake_memory
 from training.tasks.measurement import Question
-from training.tasks.memory import Unavailable
+from training.tasks.memory import Unavailable, pinned
 from training.tasks.optim import Optimizers
 from training.tasks.sample_memory import SampleLoad, SampleStep
 
@@ -48,6 +48,7 @@ class Height:
     gradients: int
     optimizer: int
     peak: int
+    pinned: int  # of a checkpoint's copy
 
     @property
     def rest(self) -> int:
@@ -93,6 +94,7 @@ class FakeTraining:
             cuda=asked.cuda,
             ranks=asked.ranks,
             total=asked.total,
+            pinned=here.pinned,
         )
 
     def fits(self, size: int) -> bool:
@@ -108,6 +110,7 @@ class FakeTraining:
             cuda=asked.cuda,
             ranks=asked.ranks,
             total=asked.total,
+            pinned=here.pinned,
         )
         return asked.room is None or SampleStep(load).estimate.needed <= asked.room
 
@@ -133,6 +136,7 @@ class FakeTraining:
                 _bytes(_gradients(model)),
                 _bytes(_state(optimizer)),
                 peak,
+                sum(pinned(one.nbytes) for one in [*_stored(model), *_state(optimizer)]),
             )
 
     def _model(self, mode: Any) -> nn.Module:
@@ -166,6 +170,10 @@ class FakeTraining:
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def _stored(model: nn.Module) -> list[torch.Tensor]:
+    return [value for value in model.state_dict().values() if isinstance(value, torch.Tensor)]
 
 
 def _state(optimizer: Optimizers) -> list[torch.Tensor]:

@@ -74,6 +74,12 @@ class StepNeeds(ABC):
         """Bytes of optimizer state held by other ranks."""
         return 0
 
+    @property
+    def saving(self) -> int:
+        """Bytes of host memory on rank 0 of a GPU training that saves a checkpoint: the copy, and
+        what it has gathered from other ranks."""
+        return self.estimate.parameters + self.estimate.optimizer + 2 * self.elsewhere
+
     @abstractmethod
     def resized(self, sequences: int) -> StepNeeds:
         """The same step with another micro-batch."""
@@ -94,6 +100,11 @@ class StepNeeds(ABC):
         """The estimate compared with fake tensors, using torch; None if fake tensors gave the
         estimate. Raises Unavailable."""
         return None
+
+
+def pinned(size: int) -> int:
+    """Bytes of pinned memory for a tensor: torch rounds up to a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def with_margin(total: int) -> int:

@@ -31,6 +31,7 @@ class SampleLoad:
     cuda: bool
     ranks: int
     total: int = 0  # samples per optimizer step, all ranks; 0: one micro-batch each
+    pinned: int = 0  # copy of a checkpoint of a GPU training; 0: measured by an earlier version
 
     @property
     def accumulates(self) -> bool:
@@ -102,6 +103,10 @@ class SampleStep(StepNeeds):
             context=CONTEXT if load.cuda else 0,
             saved=0 if load.cuda else load.parameters + load.optimizer,
         )
+
+    @property
+    def saving(self) -> int:
+        return self.load.pinned or super().saving
 
     @property
     def source(self) -> str:

@@ -39,13 +39,16 @@ def evaluate(session: TrainState) -> Scores | None:
         # A rank without samples measures the first one with weight zero, so that all ranks sum the
         # same figures.
         indices = mine[start : start + size] or range(1)
-        batch = task.arrive(data.rows(indices, 0))
-        with session.autocast:
+        rows = data.rows(indices, 0)
+        # Another shape, or no gradients, is another graph to compile: minutes on a GPU.
+        full = task.fill(rows, size) if session.compiled else None
+        batch = task.arrive(rows if full is None else full)
+        with session.autocast, torch.set_grad_enabled(full is not None):
             found = task.measure(session.raw, batch)
         for name, value in found.items():
             sums[name] = sums.get(
                 name, torch.zeros((), dtype=torch.float64, device=world.device)
-            ) + value * bool(mine)
+            ) + value.detach() * bool(mine)
     session.raw.train()
     total = torch.stack(list(sums.values()))
     if world.world_size > 1:

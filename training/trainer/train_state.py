@@ -51,6 +51,7 @@ class TrainState:
     validation: BatchDataset | None
     autocast: torch.autocast
     bf16: bool  # whether autocast is on
+    compiled: bool
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
@@ -97,6 +98,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     """Build everything on this rank. All ranks use the same seed; DDP copies rank 0's weights
     anyway."""
     config, batch = task.config, Batch(**plan["batch"])
+    if config.deterministic:
+        _repeatable()
     torch.manual_seed(config.seed)
     raw = task.model().to(world.device)
     optimizer = task.optimizers(raw)
@@ -169,10 +172,20 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         validation=task.rows("val"),
         autocast=autocast,
         bf16=bf16,
+        compiled=plan["compile"]["value"],
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
     )
+
+
+def _repeatable() -> None:
+    """Select algorithms that give the same bits in every run on the same GPUs; torch raises
+    RuntimeError for an operator without one. The variables that belong to it are set in the plan
+    (training.host.env_vars)."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def _load(

@@ -30,6 +30,10 @@ PEER_GRACE_S = 0.3  # after the first failure: others may have failed before and
 STACK_S = 1.0  # for the stacks of ranks that hang
 KILL_S = 5.0  # a process blocked in a driver cannot be killed
 POLL_S = 0.02
+# The limit of the start of Python and the import of torch, which a busy machine slows down; only
+# then the limit of the test begins.
+START_FACTOR = 3
+READY_S = 0.1  # between looks at the ranks that start
 MEETING_FACTOR = 10  # the launcher's limit is shorter, so that hanging ranks are seen to hang
 KEPT_LINES = 30  # of a rank's output
 
@@ -129,7 +133,7 @@ class _Trial:
         begin = time.monotonic()
         try:
             self._start()
-            self._watch(begin + self.outcome.limit_s)
+            self._watch(begin)
         finally:
             self._end()
         self._read()
@@ -181,13 +185,18 @@ class _Trial:
                 preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
             )
 
-    def _watch(self, limit: float) -> None:
+    def _watch(self, begin: float) -> None:
         """Wait until all have exited; a failure, a signal or the limit ends the wait sooner."""
-        end = limit
+        ready, end = False, begin + START_FACTOR * self.outcome.limit_s
+        limit = end
         while self._alive and not self._arrived:
+            if not ready and end == limit and self._ready():
+                ready, end = True, time.monotonic() + self.outcome.limit_s
+                limit = end
             left = end - time.monotonic()
+            pause = left if ready else min(left, READY_S)
             # also past the limit: this process may have been stopped itself
-            for key, _ in self._selector.select(max(0.0, left)):
+            for key, _ in self._selector.select(max(0.0, pause)):
                 if key.fd == self._wakeup:
                     os.read(self._wakeup, 64)
                 else:
@@ -199,8 +208,15 @@ class _Trial:
                 break
         if self._alive and not self._arrived and not self._failed():
             self.outcome.timed_out = True
+            if not ready:
+                self.outcome.limit_s *= START_FACTOR
             self._note_stages()
             self._take_stacks()
+
+    def _ready(self) -> bool:
+        """Have all ranks imported torch?"""
+        beats = [heartbeat.read(self.files.heartbeat(r)) for r in range(self.outcome.ranks)]
+        return all(beat is not None and beat.phase not in stages.STARTING for beat in beats)
 
     def _reap(self, pidfd: int) -> None:
         rank = self._alive.pop(pidfd)

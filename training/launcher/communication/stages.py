@@ -7,15 +7,13 @@ from pathlib import Path
 
 from training.core.messages import msg
 
-LIMIT_S = (
-    # of one attempt, from the start of the ranks to the exit of the last, import of torch included
-    20.0
-)
+LIMIT_S = 20.0  # of one attempt, from the last rank's import of torch to the exit of the last
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 # A rank is in one of these; two sizes of each collective are between the warm-up and the
 # measurement.
 START, IMPORT, RENDEZVOUS, WARM_UP = "start of Python", "import of torch", "rendezvous", "warm-up"
+STARTING = (START, IMPORT, "")  # "": before its first stage
 MEASUREMENT, END, EXIT = "measurement", "end of the test", "exit"
 
 

@@ -6,12 +6,14 @@ matter.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from training import tasks
 from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
+from training.plan.preflight import torch_wheels
 from training.plan.preflight.gpu_checks import compile_works, gpus, torch_fits
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
 from training.plan.preflight.startup_checks import (
@@ -81,12 +83,17 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     )
     checks: list[Check] = []
     if facts.device == "cuda":
+        cards = facts.machine.gpus[: request.gpu_ranks]
+        torch = facts.torch
+        other = torch_wheels.older(facts.machine, torch.version, request) if torch else []
         checks += [
             *gpus(facts.machine, estimate, request, smaller, step),
-            *torch_fits(facts.machine, facts.torch, request, step),
-            *kernels(facts.machine.gpus[: request.gpu_ranks], facts.torch, request, step),
+            *torch_fits(facts.machine, facts.torch, request, step, other),
+            *kernels(cards, facts.torch, request, step, other),
+            *torch_wheels.before_install(facts.machine, facts.torch, request, os.environ),
         ]
-        checks.append(ram_beside_gpus(estimate, step, ranks))
+        resumes = request.resume_from is not None
+        checks.append(ram_beside_gpus(estimate, step, ranks, resumes=resumes))
     elif step:
         checks.append(host_memory(room, estimate, request, smaller))
     checks.append(cpu(facts.workers, ranks, request.command_with))

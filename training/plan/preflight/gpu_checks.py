@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from training.core import units
 from training.core.messages import msg
@@ -152,9 +152,10 @@ def torch_fits(
     torch: TorchBuild | None,
     request: LaunchRequest,
     step: StepNeeds | None = None,
+    other: Sequence[str] = (),
 ) -> Iterable[Check]:
     """The installed torch can use these GPUs: built for CUDA, and for a version that the driver
-    supports."""
+    supports. `other`: commands that install another build (torch_wheels)."""
     if torch is None or not machine.gpus:
         return
     name = f"torch {torch.version}"
@@ -178,7 +179,7 @@ def torch_fits(
             text,
             [
                 msg("plan.torch.update_driver"),
-                msg("plan.torch.install_older", cuda=machine.cuda.split(".")[0]),
+                *(other or [msg("plan.torch.install_older", cuda=machine.cuda.split(".")[0])]),
             ],
         )
     else:

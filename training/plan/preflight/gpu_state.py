@@ -59,9 +59,11 @@ class Pair:
 
 def read_state(gpus: Sequence[Gpu]) -> tuple[list[State], list[Pair]]:
     """The state of these GPUs and of the links between them; empty if the driver does not
-    respond."""
-    import pynvml
-
+    respond, and before the installation."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return [], []
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # reported by gpus.inventory()

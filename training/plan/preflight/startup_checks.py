@@ -187,11 +187,15 @@ def open_files(num_workers: int, ranks: int) -> Check:
     return Check("open files", WARNING, msg("plan.files.too_few", most=most, needed=needed), [fix])
 
 
-def ram_beside_gpus(estimate: memory.Estimate, step: StepNeeds | None, ranks: int) -> Check:
-    """Host memory for training on GPUs: torch, and rank 0's copy of a checkpoint during a save."""
+def ram_beside_gpus(
+    estimate: memory.Estimate, step: StepNeeds | None, ranks: int, *, resumes: bool
+) -> Check:
+    """Host memory for training on GPUs: torch, and rank 0's copy of a checkpoint during a save. To
+    resume, each rank first reads a whole checkpoint."""
     free = cgroups.available_memory()
-    copy = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
-    needed = ranks * RANK_RAM_BYTES + copy
+    whole = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
+    copies = max(step.saving if step else whole, ranks * whole if resumes else 0)
+    needed = ranks * RANK_RAM_BYTES + copies
     if free < needed:
         text = msg(
             "plan.memory.beside_limit",

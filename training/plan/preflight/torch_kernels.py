@@ -25,9 +25,10 @@ def kernels(
     torch: TorchBuild | None,
     request: LaunchRequest,
     step: StepNeeds | None = None,
+    other: Sequence[str] = (),
 ) -> Iterable[Check]:
     """The installed torch has kernels for these GPUs; no check where that is unknown without
-    importing it."""
+    importing it. `other`: commands that install another build (torch_wheels)."""
     built = architectures(Path(torch.folder) / LIBRARY) if torch and torch.folder else []
     if torch is None or not built:
         return
@@ -43,7 +44,7 @@ def kernels(
             version=torch.version,
             built=" ".join(built),
         )
-        fixes = [msg("plan.gpu.install_kernels"), *on_cpu(request, step)]
+        fixes = [*(other or [msg("plan.gpu.install_kernels")]), *on_cpu(request, step)]
         yield Check("torch kernels", ERROR, text, fixes)
         return
     yield Check("torch kernels", OK, msg("plan.gpu.kernels", built=" ".join(built)))

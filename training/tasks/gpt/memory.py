@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from training.core.messages import msg
 from training.tasks.gpt.model_dims import ModelDims
-from training.tasks.memory import CONTEXT, gib, with_ample_margin, with_margin
+from training.tasks.memory import CONTEXT, gib, pinned, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import MemoryRecord
@@ -84,6 +84,15 @@ class StepWorkload:
         """Bytes of Muon's state held by other ranks."""
         whole = 4 * self.depth * self.shape.block_weights if self.muon else 0
         return whole - whole // self.ranks
+
+    @property
+    def saving(self) -> int:
+        """As StepNeeds.saving: tensors of the GPU are copied to pinned memory."""
+        square, tall = pinned(4 * self.width**2), pinned(4 * self.width * self.shape.inner)
+        blocks, table = self.depth * (4 * square + 3 * tall), pinned(4 * self.vocab * self.width)
+        # weights and state; of Muon's only this rank's share, and the others' as it was received
+        own = blocks + blocks // self.ranks if self.muon else 3 * blocks
+        return own + 6 * table + 2 * self.elsewhere
 
     @property
     def extra_time(self) -> float:

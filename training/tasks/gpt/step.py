@@ -38,6 +38,10 @@ class GptStep(StepNeeds):
     def elsewhere(self) -> int:
         return self.load.elsewhere
 
+    @property
+    def saving(self) -> int:
+        return self.load.saving
+
     def resized(self, sequences: int) -> GptStep:
         return GptStep(replace(self.load, sequences=sequences))
 

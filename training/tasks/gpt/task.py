@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from training.config.schema import Config
@@ -104,6 +105,10 @@ class LanguageModel(Task):
             "tokens": (targets != -1).sum().double(),
             "bytes": told.sum().double(),
         }
+
+    def fill(self, rows: torch.Tensor, size: int) -> torch.Tensor:
+        """Rows of separators have nothing to predict."""
+        return F.pad(rows, (0, 0, 0, size - len(rows)), value=self.tokenizer.bos)
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """loss: nats per token; bpb: bits per byte; NaN for data of separators alone."""

@@ -9,9 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.host.process import COMPILERS
+
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Python helper processes, which are always idle.
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# Python helper processes, which load no data.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", *COMPILERS)
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def open_files(pid: int) -> set[str]:
 
 
 def is_python(pid: int, parents_command: str = "") -> bool:
-    """Does it run Python other than a helper of multiprocessing?"""
+    """Does it run Python other than a helper of multiprocessing or torch.compile?"""
     words = command(pid)
     if not words or any(helper in words for helper in _HELPERS):
         return False

@@ -117,7 +117,9 @@ def gather(
         )
         for beat, called in zip(there, calls, strict=True)
     ]
-    processes = [seen for e in everything for seen in (e.process, *e.workers)]
+    # The ranks before their workers, and those behind first: time may be short.
+    suspects = sorted(everything, key=lambda e: phases.place(e.beat))
+    processes = [e.process for e in suspects] + [w for e in suspects for w in e.workers]
     _dump(processes)
     first, began = {s.pid: procfs.read_process(s.pid) for s in processes}, time.monotonic()
     for _ in range(LOOKS):
@@ -139,7 +141,8 @@ def gather(
 
 
 def _dump(processes: list[ProcessActivity]) -> None:
-    found = stacks.dump((seen.pid for seen in processes), DUMP_S)
+    missing = sorted(processes, key=lambda seen: bool(seen.threads))  # in the look before
+    found = stacks.dump((seen.pid for seen in missing), DUMP_S)
     for seen in processes:
         seen.stacks.append(found.get(seen.pid, msg("watchdog.snapshot.none")))
 

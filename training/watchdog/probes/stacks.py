@@ -22,10 +22,12 @@ from pathlib import Path
 
 from training.core.jsonl import Record
 from training.core.messages import msg
-from training.host import packages
+from training.host import env_vars, packages
 from training.watchdog.probes import procfs
 
-AT_ONCE = 16  # concurrent dumps
+AT_ONCE = 16  # concurrent dumps on as many cores
+# At least: a process that cannot be read takes all of its time.
+AT_LEAST = 4
 TRIES = 3  # reading a changing stack may fail
 _HEADER = re.compile(
     r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
@@ -131,8 +133,8 @@ class _Complaint(str):
 
 
 def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
-    """Stacks of these processes, taken at the same time; a text is the reason for none. Takes at
-    most `seconds`."""
+    """Stacks of these processes; a text is the reason for none. Takes at most `seconds`: the first
+    ones are read first, no more at once than cores, or none of many would end in time."""
     wanted = list(dict.fromkeys(pids))
     program = packages.program("py-spy")
     if program is None:
@@ -143,7 +145,8 @@ def dump(pids: Iterable[int], seconds: float = 5.0) -> dict[int, Stack | str]:
     if not wanted:
         return {}
     end = time.monotonic() + seconds
-    with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
+    at_once = min(AT_ONCE, max(AT_LEAST, env_vars.cpu_count()), len(wanted))
+    with ThreadPoolExecutor(at_once) as pool:
         return dict(
             zip(wanted, pool.map(lambda pid: _dump(program, pid, end), wanted), strict=True)
         )

@@ -1,0 +1,93 @@
+"""Published builds of torch for these GPUs and this driver. Standard library only: also used before
+anything is installed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from training.core.messages import msg
+from training.core.project import ROOT
+from training.host import packages
+from training.host.gpus import Gpu, GpuInventory
+from training.host.torch_build import TorchBuild
+from training.plan.preflight.report import WARNING, Check
+from training.plan.preflight.torch_kernels import runs
+from training.plan.request import LaunchRequest
+
+NAME = "torch build"
+# PyPI's build of the version in requirements.lock, which .venv gets on a machine with GPUs.
+PINNED_CUDA = "13.0"
+PINNED_KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+# The only other build since 2.12, for older GPUs and drivers; 2.14 is the last version that has it
+# (pytorch#178665, pytorch#190385).
+OLDER_CUDA, OLDER_INDEX = "12.6", "https://download.pytorch.org/whl/cu126"
+OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+OLDER_VERSIONS = (2, 6), (2, 14)
+
+
+def older(machine: GpuInventory, version: str, request: LaunchRequest) -> list[str]:
+    """The command that installs the build for older GPUs and drivers; [] if there is none for this
+    version (such as 2.13.0+cu130), or if the GPUs or the driver cannot use it."""
+    number = re.match(r"(\d+)\.(\d+)[.\d]*", version)
+    first, last = OLDER_VERSIONS
+    if not number or not first <= (int(number[1]), int(number[2])) <= last:
+        return []
+    gpus = machine.gpus[: request.gpu_ranks]
+    if not all(gpu.capability and runs(gpu.capability, OLDER_KERNELS) for gpu in gpus):
+        return []
+    if machine.cuda and _major(machine.cuda) < _major(OLDER_CUDA):
+        return []
+    if request.installed and sys.prefix != str(ROOT / ".venv"):
+        pip = [sys.executable, "-m", "pip", "install", f"torch=={number[0]}"]
+        return [shlex.join([*pip, f"--index-url={OLDER_INDEX}"])]
+    again = f"PIP_EXTRA_INDEX_URL={OLDER_INDEX} {request.command()}"
+    return [f"rm -r {shlex.quote(str(ROOT / '.venv'))}; {again}" if request.installed else again]
+
+
+def before_install(
+    machine: GpuInventory,
+    torch: TorchBuild | None,
+    request: LaunchRequest,
+    environ: Mapping[str, str],
+) -> Iterable[Check]:
+    """Whether the torch that is about to be installed can use these GPUs. No check where the user
+    has chosen other sources of packages."""
+    gpus = machine.gpus[: request.gpu_ranks]
+    if request.installed or torch or not gpus or _other_sources(environ):
+        return
+    version = next(pin for pin in packages.locked("run") if pin.startswith("torch=="))[7:]
+    why = _too_old(gpus) or _driver(machine)
+    if why:
+        text = msg("plan.torch.will_not_work", version=version, cuda=PINNED_CUDA, why=why)
+        fixes = older(machine, version, request) or [msg("plan.torch.update_driver")]
+        yield Check(NAME, WARNING, text, fixes)
+
+
+def _too_old(gpus: Sequence[Gpu]) -> str:
+    """The first GPU for which there are no kernels; ''."""
+    for gpu in gpus:
+        if gpu.capability and not runs(gpu.capability, PINNED_KERNELS):
+            needed = "sm_{}{}".format(*gpu.capability)
+            return msg("plan.torch.no_kernels", index=gpu.index, name=gpu.name, needed=needed)
+    return ""
+
+
+def _driver(machine: GpuInventory) -> str:
+    """The driver, if it is too old; ''."""
+    if machine.cuda is None or _major(machine.cuda) >= _major(PINNED_CUDA):
+        return ""
+    return msg("plan.torch.old_driver", driver=machine.driver, supported=machine.cuda)
+
+
+def _major(cuda: str) -> int:
+    return int(cuda.partition(".")[0])
+
+
+def _other_sources(environ: Mapping[str, str]) -> bool:
+    kinds, ends = ("PIP_", "UV_"), ("INDEX", "INDEX_URL", "FIND_LINKS")
+    return any(
+        value and name.startswith(kinds) and name.endswith(ends) for name, value in environ.items()
+    )
