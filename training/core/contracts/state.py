@@ -63,6 +63,8 @@ class LogTraining(EvaluationState):
     loss_is_finite: bool | None
     lr: float | None
     grad_norm: float | None
+    loss_scale: NotRequired[float | None]  # of fp16; this and the next: not of a log
+    skipped_steps: NotRequired[int | None]
     unit: str | None
     tokens: NotRequired[int | None]
     samples: NotRequired[int | None]
