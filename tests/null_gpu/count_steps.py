@@ -25,10 +25,10 @@ def main(out: Path, args: list[str]) -> int:
     before: dict[str, int] = {}
     plain_step = optim.Optimizers.step
 
-    def step(self: optim.Optimizers) -> None:
+    def step(self: optim.Optimizers, *overflow: Any) -> None:
         before.update(counters.take())
         begun = time.perf_counter()
-        plain_step(self)
+        plain_step(self, *overflow)
         optimizer["ms"] = 1000 * (time.perf_counter() - begun)
         optimizer["calls"] = counters.take()
 
