@@ -43,7 +43,7 @@ def main(out: Path, args: list[str]) -> int:
             out.write_text(json.dumps(steps))
             return done
 
-    optim.Optimizers.step = step  # type: ignore[method-assign]
+    optim.Optimizers.step = step  # type: ignore[method-assign,assignment]
     loop.StepQueue = Counting  # type: ignore[attr-defined]
     return train.main(args, os.environ)
 

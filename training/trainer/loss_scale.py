@@ -54,9 +54,7 @@ class LossScale:
     def update(self, overflow: torch.Tensor) -> None:
         """After a step. `overflow`: 1.0 if a rank's gradients were not finite, on all ranks the
         same."""
-        torch._amp_update_scale_(
-            self.scale, self._good_steps, overflow, GROWTH, BACKOFF, INTERVAL
-        )
+        torch._amp_update_scale_(self.scale, self._good_steps, overflow, GROWTH, BACKOFF, INTERVAL)
         self.scale.clamp_(min=MINIMUM)
 
     def count(self, report: StepReport) -> None:

@@ -39,8 +39,8 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic in 16 bits;
-    None: unknown, or another precision."""
+    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic, in bf16
+    or fp16; None: unknown, or fp32."""
     if session.world.device.type != "cuda" or session.precision == "fp32":
         return None
     peak, cost = (
@@ -127,10 +127,10 @@ class Progress:
             or position.step % self.session.config.log_every == 0
             or position.step == self.session.length.total_steps
         ):
+            shown = "-" if loss is None else self.session.task.shown_loss(loss)
             self._line(
                 position,
-                f"Loss: {'-' if loss is None else self.session.task.shown_loss(loss)}, LR: {rate:.2e}, "
-                f"{units.amount(speed).replace(',', '')} {unit}/s",
+                f"Loss: {shown}, LR: {rate:.2e}, {units.amount(speed).replace(',', '')} {unit}/s",
             )
 
     def evaluation(self, position: TrainProgress, result: tuple[Scores | None, float]) -> None:

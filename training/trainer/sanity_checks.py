@@ -197,9 +197,7 @@ def _check_overflow(session: TrainState, report: StepReport, position: TrainProg
     if scale.stuck < PATIENCE:
         if session.world.rank == 0:
             following = max(report.scale * BACKOFF, MINIMUM)
-            log.info(
-                msg("trainer.sanity.skipped", step=step, scale=report.scale, next=following)
-            )
+            log.info(msg("trainer.sanity.skipped", step=step, scale=report.scale, next=following))
         return
     text = msg("trainer.sanity.overflow", count=scale.stuck, scale=report.scale, step=step)
     guilty = [rank for rank, s in enumerate(report.shares) if not math.isfinite(s.loss)]

@@ -63,8 +63,6 @@ class LogTraining(EvaluationState):
     loss_is_finite: bool | None
     lr: float | None
     grad_norm: float | None
-    loss_scale: NotRequired[float | None]  # of fp16; this and the next: not of a log
-    skipped_steps: NotRequired[int | None]
     unit: str | None
     tokens: NotRequired[int | None]
     samples: NotRequired[int | None]
@@ -81,6 +79,8 @@ class LogTraining(EvaluationState):
 
 class TrainingState(LogTraining):
     last_step_unix_s: float | None
+    loss_scale: float | None  # of fp16; this and the next: None of a log
+    skipped_steps: int | None
 
 
 class CurveState(TypedDict):
