@@ -25,10 +25,10 @@ def main(out: Path, args: list[str]) -> int:
     before: dict[str, int] = {}
     plain_step = optim.Optimizers.step
 
-    def step(self: optim.Optimizers) -> None:
+    def step(self: optim.Optimizers, *overflow: Any) -> None:
         before.update(counters.take())
         begun = time.perf_counter()
-        plain_step(self)
+        plain_step(self, *overflow)
         optimizer["ms"] = 1000 * (time.perf_counter() - begun)
         optimizer["calls"] = counters.take()
 
@@ -43,7 +43,7 @@ def main(out: Path, args: list[str]) -> int:
             out.write_text(json.dumps(steps))
             return done
 
-    optim.Optimizers.step = step  # type: ignore[method-assign]
+    optim.Optimizers.step = step  # type: ignore[method-assign,assignment]
     loop.StepQueue = Counting  # type: ignore[attr-defined]
     return train.main(args, os.environ)
 

@@ -62,6 +62,24 @@ def test_a_task_that_keeps_tensors_on_the_cpu(train: Train, tmp_path: Path) -> N
     assert run.summary["steps"] == 3
 
 
+def test_gpus_without_bf16_train_in_fp16(train: Train) -> None:
+    turing = {
+        **{"NULL_GPU_NAME": "Tesla T4", "FAKE_NVML_NAME": "Tesla T4", "NULL_GPU_GIB": "16"},
+        **{"NULL_GPU_CAPABILITY": "7.5", "FAKE_NVML_CAPABILITY": "7.5"},
+    }
+    run = train(eval_every=4, save_every=4, num_iterations=8, name="turing", env=turing).ok()
+    plan = read_json(run.run.plan) or {}
+    assert plan["precision"]["value"] == "fp16" and "Tesla T4" in plan["precision"]["reason"]
+    assert plan["tf32"]["value"] is False
+    assert sorted(run.steps) == list(range(1, 9))
+    step = run.steps[8]
+    assert (step["loss_scale"], step["skipped_steps"]) == (65536.0, 0)
+    assert run.summary["skipped_steps"] == 0
+    resumed = train(resume="turing", num_iterations=12, env=turing).ok()
+    assert resumed.summary["steps"] == 12 and resumed.summary["begun_at"] == 8
+    assert resumed.steps[12]["loss_scale"] == 65536.0
+
+
 def test_all_ranks_stop_after_the_same_step(train: Train) -> None:
     run = train(num_iterations=100_000, log_every=100)
     run.wait_for("Iter: 1,")

@@ -29,13 +29,14 @@ FLAGS = {
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "precision"), [(1, "bf16"), (2, "bf16"), (2, "fp16")])
 def test_a_step_waits_only_for_the_step_before(
-    gpus: NullGpus, tmp_path: Path, token: str, ranks: int
+    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, precision: str
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
     flags = FLAGS | {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
+    flags["precision"] = precision
     steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, flags, LIMIT_S)
     assert len(steps) == STEPS
     for step in steps[DDP_LOGS:-1]:
@@ -43,4 +44,6 @@ def test_a_step_waits_only_for_the_step_before(
         assert waits == {"SYNC event": 1}, "its figures, read while the GPU has this step to do"
         assert not any(name.startswith("SYNC") for name in step["optimizer"])
         # Two shapes of matrices with two and eight of them: batches, not matrices, are launched.
-        assert counters.launches(step["optimizer"]) <= 120
+        # Those of fp16 may do nothing.
+        limit = 120 if precision == "bf16" else 140
+        assert counters.launches(step["optimizer"]) <= limit

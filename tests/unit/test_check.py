@@ -70,7 +70,7 @@ def test_the_verdict(
 def test_both_figures_are_shown() -> None:
     text = "\n".join(doctor.memory(GptStep(LOAD), 8 * GIB).lines())
     assert (
-        "formula (eager, bf16" in text
+        "formula (eager, 16-bit" in text
         and "fake tensors (the same step)" in text
         and "× the formula" in text
     )

@@ -83,7 +83,7 @@ def test_other_gpus_have_no_known_peak(name: str) -> None:
 def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelDims(12, 8192, 1536)
 
-    def session(device: str, bf16: bool = True) -> Any:
+    def session(device: str, precision: str = "bf16") -> Any:
         task, raw = (
             SimpleNamespace(flops=lambda model: flops_per_token(model.shape)),
             SimpleNamespace(shape=shape),
@@ -92,7 +92,7 @@ def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch)
             world=World(0, 0, 2, torch.device(device), "nccl", "-"),
             raw=raw,
             task=task,
-            bf16=bf16,
+            precision=precision,
         )
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
@@ -103,7 +103,12 @@ def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch)
     )
     assert _speed_at_peak(session("cuda:0")) == pytest.approx(2 * 312e12 / flops_per_token(shape))
     assert _speed_at_peak(session("cpu")) is None
-    assert _speed_at_peak(session("cuda:0", bf16=False)) is None, "fp32 has another peak"
+    assert _speed_at_peak(session("cuda:0", "fp32")) is None, "fp32 has another peak"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
+    assert _speed_at_peak(session("cuda:0", "fp16")) == pytest.approx(
+        2 * 125e12 / flops_per_token(shape)
+    )
+    assert _speed_at_peak(session("cuda:0")) is None, "it emulates bf16"
     unknown = session("cuda:0")
     unknown.task.flops = lambda model: None
     assert _speed_at_peak(unknown) is None

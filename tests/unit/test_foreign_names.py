@@ -113,8 +113,8 @@ def test_every_target_is_a_field() -> None:
         ("--n_layer=6", "--depth=6"),
         ("--resume_from_checkpoint=out/checkpoint-5", "--resume=latest"),
         ("--resume_from_checkpoint=experiments/earlier/checkpoints/step_5", "--resume=earlier"),
-        ("--fp16", "--precision=bf16"),
-        ("--fp16=true", "--precision=bf16"),
+        ("--fp16", "--precision=fp16"),
+        ("--fp16=true", "--precision=fp16"),
         ("--gradient_accumulation_steps=4", "--total_batch_size=1024"),
         ("--batch_size=16", "--device_batch_size=16 --total_batch_size=1024"),
         ("--global_batch_size=16", "--total_batch_size=512"),
@@ -177,7 +177,7 @@ def test_all_flags_are_corrected_in_one_command(small: str, shell: Shell) -> Non
 def test_a_value_of_another_tool(small: str, shell: Shell) -> None:
     for typed, name, value in (
         ("--precision=bf16-mixed", "precision", "bf16"),
-        ("--precision=16", "precision", "bf16"),
+        ("--precision=16", "precision", "fp16"),
         ("--precision=32-true", "precision", "fp32"),
         ("--device=gpu", "device", "cuda"),
         ("--device=cuda:1", "device", "cuda"),
@@ -195,11 +195,11 @@ def test_a_value_of_another_tool(small: str, shell: Shell) -> None:
 
 def test_a_value_in_a_file(home: Path, write: Write) -> None:
     write("a.txt", "some text")
-    assert only(wrong(write("c.py", "precision = 'fp16'\ndata = 'a.txt'\n"))).fixes == [
+    assert only(wrong(write("c.py", "precision = 'bfloat16'\ndata = 'a.txt'\n"))).fixes == [
         "precision = 'bf16'   # c.py:1"
     ]
     assert only(wrong(write("c.json", '{"precision": "16-mixed", "data": "a.txt"}'))).fixes == [
-        '"precision": "bf16"   in c.json: \'precision\''
+        '"precision": "fp16"   in c.json: \'precision\''
     ]
     assert only(wrong(env={"DUET_DEVICE": "gpu"})).fixes == ["export DUET_DEVICE=cuda"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,8 +87,10 @@ def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         decisions.precision(config(), "cuda", 2, machine(32, 32, capability=None)).value == "bf16"
     )
-    old = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=(7, 5)))
-    assert old.record() == {"value": "fp32", "reason": "Card 0 has no bf16"}
+    for capability, value in (((7, 5), "fp16"), ((7, 0), "fp16"), ((6, 1), "fp32")):
+        old = decisions.precision(config(), "cuda", 2, machine(32, 32, capability=capability))
+        shown = "Card 0 (compute capability {}.{})".format(*capability)
+        assert (old.value, shown in old.reason) == (value, True)
     monkeypatch.setattr(decisions, "cpu_flags", lambda: {"avx2", "amx_bf16", "avx512_bf16"})
     fast = decisions.precision(config(), "cpu", 2, machine())
     assert fast.record() == {
@@ -103,7 +106,36 @@ def test_unused_gpus_are_ignored() -> None:
         (*machine(32).gpus, *machine(32, capability=(7, 5)).gpus), "2 on this machine"
     )
     assert decisions.precision(config(), "cuda", 1, mixed).value == "bf16"
-    assert decisions.precision(config(), "cuda", 2, mixed).value == "fp32"
+    assert decisions.precision(config(), "cuda", 2, mixed).value == "fp16"
+
+
+def test_the_weakest_gpu_decides() -> None:
+    new, turing, pascal = (machine(32, capability=c).gpus[0] for c in ((8, 9), (7, 5), (6, 1)))
+    gtx = replace(turing, name="NVIDIA GeForce GTX 1660 Ti")
+    for gpus, value in (
+        ((new, turing), "fp16"),
+        ((turing, new), "fp16"),
+        ((turing, pascal), "fp32"),
+        ((pascal, new), "fp32"),
+        ((new, gtx), "fp32"),
+    ):
+        assert decisions.precision(config(), "cuda", 2, GpuInventory(gpus, "")).value == value
+
+
+def test_fp32_products() -> None:
+    new, old = machine(32, 32), machine(32, 32, capability=(7, 5))
+    bf16, fp32 = decisions.Decision("bf16", ""), decisions.Decision("fp32", "")
+    for chosen, on, inventory, environ, value in (
+        (bf16, "cuda", new, {}, True),
+        (bf16, "cuda", old, {}, False),
+        (fp32, "cuda", new, {}, False),
+        (fp32, "cuda", new, {decisions.TF32_VARIABLE: "1"}, True),
+        (fp32, "cuda", new, {decisions.TF32_VARIABLE: "0"}, False),
+        (bf16, "cpu", new, {decisions.TF32_VARIABLE: "1"}, False),
+    ):
+        found = decisions.tf32(chosen, on, 2, inventory, environ)
+        assert found.value is value and found.reason
+    assert decisions.cudnn_benchmark("cuda").value is False
 
 
 def test_cpu_flags_are_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,15 @@ def test_settings_of_one_machine_may_differ() -> None:
     ]
 
 
+def test_machines_whose_gpus_decide_another_precision_differ() -> None:
+    ours, theirs = (
+        rendezvous.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
+        for node, value in ((0, "bf16"), (1, "fp16"))
+    )
+    (text,) = rendezvous.differences(theirs, ours, 1)
+    assert text == "precision is 'fp16' on node 1, but 'bf16' on node 0"
+
+
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     out: list[Any] = []
 

@@ -48,14 +48,15 @@ class Foreign:
     sized: bool = False  # the translation depends on Sizes, which other flags may change
 
 
-_BF16 = {"precision": "bf16"}
-_NO_FP16 = msg("config.foreign.no_fp16")
-_FP16 = ("fp16", "float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16", "amp")
+_BF16, _FP16 = {"precision": "bf16"}, {"precision": "fp16"}
 # Values of Duet fields as spelled by other tools, in lower case.
 VALUES: dict[str, dict[str, str]] = {
     "precision": {
         **dict.fromkeys(("bfloat16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"), "bf16"),
-        **dict.fromkeys(_FP16, "bf16"),
+        **dict.fromkeys(
+            ("float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16"), "fp16"
+        ),
+        "amp": "auto",
         **dict.fromkeys(
             ("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"
         ),
@@ -87,12 +88,10 @@ VALUES: dict[str, dict[str, str]] = {
     "resume": dict.fromkeys((*TRUE, "last", "newest", "auto"), "latest"),
     "retries": dict.fromkeys(("none", "no", "never", "off"), "0"),
 }
-# (field, Duet value) → note for these words.
-VALUE_NOTES = {("precision", "bf16"): dict.fromkeys(_FP16, _NO_FP16)}
 _PRECISION = words(
     {
         w: {"precision": v}
-        for w, v in (VALUES["precision"] | {"bf16": "bf16", "fp32": "fp32"}).items()
+        for w, v in (VALUES["precision"] | {n: n for n in ("bf16", "fp16", "fp32")}).items()
     }
 )
 _DDP = msg("config.foreign.ddp")
@@ -436,7 +435,7 @@ ROWS = (
         _DDP,
     ),
     # Device and precision
-    _row("fp16", HF, "precision", switch(_BF16, {"precision": "auto"}), note=_NO_FP16),
+    _row("fp16", HF, "precision", switch(_FP16, {"precision": "auto"})),
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
     _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
@@ -447,7 +446,6 @@ ROWS = (
         "precision",
         _PRECISION,
         "bf16",
-        _NO_FP16,
     ),
     _row(
         "accelerator device_type",

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from training.config.convert import as_text, convert
-from training.config.foreign_names import NAMES, VALUE_NOTES, VALUES, Foreign, row_of
+from training.config.foreign_names import NAMES, VALUES, Foreign, row_of
 from training.config.schema import FIELDS, Config, Known, describe, kind
 from training.config.translate import RANKS, Changes, Sizes, none
 from training.core.messages import msg
@@ -130,8 +130,7 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
     if kind(field, fields) in ("int", "float") and not meta["choices"]:
         found += _numbers(text, fields[field].metadata, kind(field, fields))
     fitting = [v for v in dict.fromkeys(found) if fits(field, v, fields)]
-    note = VALUE_NOTES.get((field, fitting[0]), {}).get(word, "") if fitting else ""
-    return fitting[:2], note
+    return fitting[:2], ""
 
 
 def _numbers(text: str, meta: Any, wanted: str) -> list[str]:

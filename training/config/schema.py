@@ -309,8 +309,8 @@ class Config:
     precision: str = option(
         "auto",
         "compute",
-        "auto: bf16 if the hardware supports it",
-        choices=("auto", "bf16", "fp32"),
+        "auto: bf16 if the hardware supports it, fp16 on GPUs before Ampere; fp16: GPUs only",
+        choices=("auto", "bf16", "fp16", "fp32"),
     )
     compile: str = option(
         "auto",

@@ -144,7 +144,7 @@ def _training(run: RunDir, plan: Plan) -> dict[str, object]:
         found["no_workers_command"] = command(num_workers=0)
     if not config.get("find_unused_parameters", True):
         found["unused_command"] = command(find_unused_parameters="true")
-    if "precision" in plan and plan["precision"]["value"] == "bf16":
+    if "precision" in plan and plan["precision"]["value"] != "fp32":
         found["fp32_command"] = command(precision="fp32")
     size = smaller(now, batch["seq_len"], batch["world_size"], total)
     if size is None:

@@ -1,9 +1,9 @@
-"""Automatic decisions of the plan, each with its reason: device, precision, compile, launcher,
+"""Automatic decisions of the plan, each with its reason: device, arithmetic, compile, launcher,
 restarts. training/tasks/gpt/memory_fit.py decides what fits into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.core.units import plural
 from training.host import cgroups
-from training.host.gpus import GpuInventory
+from training.host.gpus import Gpu, GpuInventory
 from training.host.placement import RANK, Topology
 from training.host.torch_build import TorchBuild
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import DecisionRecord
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
+TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
 # The script for which --retries=auto restarts, and the number of restarts.
 RECOVERS, RETRIES = (
     "train_dual_gpu_enhanced.sh",
@@ -60,23 +61,57 @@ def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild 
 
 
 def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Decision:
+    """The weakest GPU of the ranks decides: all ranks compute alike."""
     if config.precision != "auto":
         return Decision(config.precision, AS_ASKED)
     if on == "cuda":
-        old = [
-            g.name
-            for g in machine.gpus[:ranks]
-            if g.capability is not None and g.capability < (8, 0)
-        ]
-        return (
-            Decision("fp32", msg("host.decision.no_bf16", name=old[0]))
-            if old
-            else Decision("bf16", msg("host.decision.gpu_bf16"))
-        )
+        gpus = machine.gpus[:ranks]
+        neither = [gpu for gpu in gpus if not _has_fp16(gpu)]
+        for gpu in neither or [gpu for gpu in gpus if not has_bf16(gpu)]:
+            name, capability = gpu.name, "{}.{}".format(*gpu.capability or ("?", "?"))
+            if neither:
+                text = msg("host.decision.no_half", name=name, capability=capability)
+                return Decision("fp32", text)
+            text = msg("host.decision.gpu_fp16", name=name, capability=capability)
+            return Decision("fp16", text)
+        return Decision("bf16", msg("host.decision.gpu_bf16"))
     flags = cpu_bf16()
     if flags:
         return Decision("bf16", msg("host.decision.cpu_bf16", flags=", ".join(sorted(flags))))
     return Decision("fp32", msg("host.decision.cpu_no_bf16"))
+
+
+def has_bf16(gpu: Gpu) -> bool:
+    return gpu.capability is None or gpu.capability >= (8, 0)
+
+
+def _has_fp16(gpu: Gpu) -> bool:
+    """Whether it has tensor cores, that is at least those for fp16. The GTX 16xx have the
+    capability of the RTX 20xx, but no tensor cores."""
+    return gpu.capability is None or (gpu.capability >= (7, 0) and "GTX 16" not in gpu.name)
+
+
+def tf32(
+    chosen: Decision, on: str, ranks: int, machine: GpuInventory, environ: Mapping[str, str]
+) -> Decision:
+    """Whether products that stay in fp32 may round their factors to TF32; `chosen`: precision."""
+    if on == "cpu":
+        return Decision(False, msg("host.decision.tf32_cpu"))
+    for gpu in machine.gpus[:ranks]:
+        if not has_bf16(gpu):  # both came with compute capability 8.0
+            return Decision(False, msg("host.decision.no_tf32", name=gpu.name))
+    if environ.get(TF32_VARIABLE) == "1":
+        return Decision(True, f"{TF32_VARIABLE}=1")
+    if chosen.value == "fp32":
+        return Decision(False, msg("host.decision.tf32_fp32"))
+    return Decision(True, msg("host.decision.tf32_half", precision=chosen.value))
+
+
+def cudnn_benchmark(on: str) -> Decision:
+    """Whether cuDNN times its convolution algorithms at every new shape."""
+    if on == "cpu":
+        return Decision(False, msg("host.decision.tf32_cpu"))
+    return Decision(False, msg("host.decision.cudnn_benchmark"))
 
 
 def cpu_bf16() -> set[str]:

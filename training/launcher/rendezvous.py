@@ -46,6 +46,8 @@ def facts(plan: Plan) -> Message:
     }
     script = {"script": plan["script"]["args"]} if is_script(plan) else {}
     counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
+    if "precision" in plan:  # the decision, which depends on the machine's GPUs
+        own["precision"] = plan["precision"]["value"]
     return own | script | counts | {"torch": plan["torch"]}
 
 

@@ -248,6 +248,19 @@ OF_A_RUN = [
         _run("training", "grad_norm"),
     ),
     Metric(
+        "duet_loss_scale",
+        (),
+        "Loss scale of the last step; only with fp16.",
+        _run("training", "loss_scale"),
+    ),
+    Metric(
+        "duet_skipped_steps_total",
+        (),
+        "Steps that changed nothing, since a gradient was not finite; only with fp16.",
+        _run("training", "skipped_steps"),
+        "counter",
+    ),
+    Metric(
         "duet_tokens_total",
         (),
         "Tokens trained on; constant while a restarted run repeats steps.",

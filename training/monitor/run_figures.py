@@ -78,6 +78,8 @@ def training(run: rundir.RunDir, history: History, since: float) -> TrainingStat
         "eval_best_step": evaluation["eval_best_step"],
         "lr": number(last.get("lr")),
         "grad_norm": number(last.get("grad_norm")),
+        "loss_scale": number(last.get("loss_scale")),
+        "skipped_steps": whole(last.get("skipped_steps")),
         "unit": unit,
         "tokens": count if tokens else None,
         "samples": None if tokens else count,

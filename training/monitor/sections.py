@@ -221,6 +221,10 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
         items.append(
             [(name, "dim"), (units.decimal(value_of, ".3g"), "")] if value_of is not None else []
         )
+    if (scale := training.get("loss_scale")) is not None:
+        items.append([(msg("monitor.screen.loss_scale"), "dim"), (f"{scale:g}", "")])
+    if skipped := training.get("skipped_steps"):
+        items.append([(f"{skipped}", ""), (msg("monitor.screen.skipped"), "dim")])
     items.append(
         [(units.count(count), ""), (f" {term_text.clean(str(unit))}", "dim")]
         if count is not None

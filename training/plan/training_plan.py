@@ -49,6 +49,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     static_graph = decisions.static_graph(config, split.accumulation)
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
+    checks += preflight.precision_works(precision.value, machine, device.value, request)
     if compiled.value:
         checks += preflight.compile_works(torch, device.value, missing, request)
     builder.refuse_errors(request, checks)
@@ -67,6 +68,10 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "config": request.values()
         | {"device_batch_size": split.device_sequences, "total_batch_size": split.total_tokens},
         "precision": precision.record(),
+        "tf32": decisions.tf32(
+            precision, device.value, request.gpu_ranks, machine, environ
+        ).record(),
+        "cudnn_benchmark": decisions.cudnn_benchmark(device.value).record(),
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
         "batch": split.record(),
@@ -135,9 +140,10 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
             "plan.text.precision",
             precision=plan["precision"]["value"],
             precision_reason=plan["precision"]["reason"],
-            compiled=msg("plan.word.on") if plan["compile"]["value"] else msg("plan.word.off"),
+            compiled=_switch(plan["compile"]["value"]),
             compile_reason=plan["compile"]["reason"],
         ),
+        *_math(plan),
         *_deterministic(plan),
         msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
         _length(plan) + data,
@@ -153,6 +159,25 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
             )
         )
     return lines
+
+
+def _math(plan: Plan) -> list[str]:
+    """The settings of fp32 products, which only a GPU has."""
+    if plan["device"]["value"] == "cpu":
+        return []
+    tf32, benchmark = plan["tf32"], plan["cudnn_benchmark"]
+    text = msg(
+        "plan.text.math",
+        tf32=_switch(tf32["value"]),
+        tf32_reason=tf32["reason"],
+        benchmark=_switch(benchmark["value"]),
+        benchmark_reason=benchmark["reason"],
+    )
+    return [text]
+
+
+def _switch(value: bool) -> str:
+    return msg("plan.word.on") if value else msg("plan.word.off")
 
 
 def _device(plan: Plan) -> str:

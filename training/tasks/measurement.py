@@ -39,7 +39,7 @@ class Question:
     room: int | None
     ranks: int
     total: int  # samples per optimizer step; 0: one micro-batch per rank
-    bf16: bool
+    bf16: bool  # or fp16
     cuda: bool
 
 

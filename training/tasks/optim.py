@@ -6,11 +6,14 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from training.config.schema import Config
 
 MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS
 MOMENTUM_STEPS = 300
+
+ON_DEVICE = "_step_supports_amp_scaling"  # torch's attribute of such optimizers
 
 Group = dict[str, Any]  # torch parameter group
 
@@ -38,9 +41,25 @@ class Optimizers:
                 group["momentum"] = MOMENTUM[0] + (MOMENTUM[1] - MOMENTUM[0]) * done
         return float(self.param_groups[0]["lr"])
 
-    def step(self) -> None:
+    def skip_on_device(self) -> None:
+        """Before the first step or load: Adam and AdamW step in one kernel, which can skip, unless
+        the task has chosen another way."""
         for part in self.parts:
-            part.step()
+            if type(part) in (torch.optim.Adam, torch.optim.AdamW) and all(
+                group["fused"] is group["foreach"] is None and not group["differentiable"]
+                for group in part.param_groups
+            ):
+                for group in part.param_groups:
+                    group["fused"] = True
+                setattr(part, ON_DEVICE, True)
+
+    def step(self, overflow: Tensor | None = None) -> None:
+        """Change nothing, neither weights nor state, if `overflow` is 1.0."""
+        for part in self.parts:
+            if overflow is None:
+                part.step()
+            else:
+                _step_unless(overflow, part)
 
     def zero_grad(self) -> None:
         for part in self.parts:
@@ -59,15 +78,30 @@ class Optimizers:
 
     def load_state_dict(self, states: list[Group]) -> None:
         """Load moments only: rates and decay come from the configuration, which a resumed run may
-        have changed."""
+        have changed, and whether a step is one kernel from the precision."""
         for part, state in zip(self.parts, states, strict=True):
             settings = [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in part.param_groups
             ]
-            part.load_state_dict(state)
-            for group, own in zip(part.param_groups, settings, strict=True):
-                group.update(own)
+            groups = zip(state["param_groups"], settings, strict=True)
+            part.load_state_dict({**state, "param_groups": [old | own for old, own in groups]})
+
+
+def _step_unless(overflow: Tensor, part: torch.optim.Optimizer) -> None:
+    """torch's contract with optimizers that skip on the device (torch.amp.GradScaler.step): they
+    read `found_inf`. For any other one the host reads it, which waits for the GPU."""
+    # The first step of a fused SGD with momentum would leave its state uninitialised.
+    if not getattr(part, ON_DEVICE, False) or isinstance(part, torch.optim.SGD):
+        if not overflow.item():
+            part.step()
+        return
+    own: Any = part
+    own.grad_scale, own.found_inf = None, overflow
+    try:
+        part.step()
+    finally:
+        del own.grad_scale, own.found_inf
 
 
 def _interned(value: Any) -> Any:

@@ -49,8 +49,9 @@ class Situation:
     room: int | None
 
     @property
-    def bf16(self) -> bool:
-        return bool(self.precision.value == "bf16")
+    def half(self) -> bool:
+        """Whether activations have 16 bits."""
+        return self.precision.value in ("bf16", "fp16")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class SampleLoad:
     optimizer: int
     fixed: int  # further bytes at the peak, independent of the micro-batch
     per_sample: int  # and per sample
-    bf16: bool
+    bf16: bool  # or fp16, which takes as much
     cuda: bool
     ranks: int
     total: int = 0  # samples per optimizer step, all ranks; 0: one micro-batch each
@@ -110,7 +110,7 @@ class SampleStep(StepNeeds):
 
     @property
     def source(self) -> str:
-        precision = "bf16" if self.load.bf16 else "fp32"
+        precision = "16-bit" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)
 
     def resized(self, sequences: int) -> SampleStep:

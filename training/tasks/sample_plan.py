@@ -43,7 +43,7 @@ def decide(request: PlanRequest, machine: Situation, task: TaskRecord) -> Decide
         machine.room,
         request.ranks,
         total,
-        machine.bf16,
+        machine.half,
         machine.device == "cuda",
     )
     if auto and machine.room is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import TYPE_CHECKING, cast
@@ -70,9 +71,10 @@ def write_summary(
         (steps if "loss" in record else evals)[record["step"]] = (
             record  # after a resume the last record counts
         )
-    first, last = steps[min(steps)], steps[max(steps)]
-    begin, end = metric_units.ends([record["loss"] for _, record in sorted(steps.items())])
-    recent = [r for _, r in sorted(steps.items())][1:] or [first]  # the first step includes warm-up
+    losses = [r["loss"] for _, r in sorted(steps.items()) if r["loss"] is not None]
+    begin, end = metric_units.ends(losses) if losses else (math.nan, math.nan)
+    recent = [r for _, r in sorted(steps.items())]
+    recent = recent[1:] or recent  # the first step includes warm-up
     text, unit = sample(session) if code == Exit.DONE else None, session.task.unit
     summary: SummaryRecord = {
         "status": "done" if code == Exit.DONE else "stopped",
@@ -82,8 +84,8 @@ def write_summary(
         "begun_at": session.position.step,
         "steps": position.step,
         "parameters": session.parameters,
-        "loss_first": first["loss"],
-        "loss_last": last["loss"],
+        "loss_first": losses[0] if losses else math.nan,
+        "loss_last": losses[-1] if losses else math.nan,
         "loss_begin": begin,
         "loss_end": end,
         "bytes_per_token": (run_reader.read_data(session.run.data) or {}).get("bytes_per_token"),
@@ -98,6 +100,8 @@ def write_summary(
         "checkpoint": f"step_{position.step:08d}",
         "sample": text,
     }
+    if session.loss_scale:
+        summary["skipped_steps"] = session.loss_scale.skipped
     speed = f"{unit}{metric_units.PER_S}"
     named: Figures = {
         unit: position.tokens,

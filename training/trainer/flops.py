@@ -9,7 +9,7 @@ import re
 # B200 and B300 (HGX), GB200, GB10, H100, H200, H20, GH200, A100, A800, A40, A30, A10, L40S, L40,
 # L4, RTX A6000, RTX A5000, RTX 6000 Ada; whitepapers GA102 (30xx), Ada (40xx) and RTX Blackwell
 # (50xx, PRO). Names not listed here (laptop GPUs, GPU slices) have another peak or no published
-# one; V100, T4 and the 20xx have no bf16.
+# one. fp16 has the same peak.
 PEAKS = {
     r"GB200": 2500.0,
     r"B[23]00( SXM6 AC)?": 2250.0,
@@ -44,9 +44,19 @@ PEAKS = {
 }
 
 
-def peak(name: str) -> float | None:
-    """Operations per second of a GPU with this name; None if unknown."""
-    name = name.removeprefix("NVIDIA ")
+# In fp16, of GPUs without bf16; data sheets of V100 and T4.
+FP16_PEAKS = {
+    r"Tesla V100-SXM2-\d+GB": 125.0,
+    r"Tesla V100-PCIE-\d+GB": 112.0,
+    r"Tesla T4": 65.0,
+}
+
+
+def peak(name: str, precision: str = "bf16") -> float | None:
+    """Operations per second of a GPU with this name in bf16 or fp16; None if unknown."""
+    name, known = name.removeprefix("NVIDIA "), PEAKS
+    if precision == "fp16":
+        known = PEAKS | FP16_PEAKS
     return next(
-        (value * 1e12 for pattern, value in PEAKS.items() if re.fullmatch(pattern, name)), None
+        (value * 1e12 for pattern, value in known.items() if re.fullmatch(pattern, name)), None
     )

@@ -67,13 +67,14 @@ def train(
                 checksum = (
                     checksum_of(session.raw) if inspected(config.inspect_every, number) else None
                 )
-                exchange.start(number, work, checksum, stop.code)
+                scale = session.loss_scale
+                overflow = scale.unscale(session.weights) if scale else None
+                exchange.start(number, work, checksum, stop.code, overflow)
                 norm = clip(session)
                 pulse.beat("optimizer")
-                session.optimizer.step()
-                session.optimizer.zero_grad()
+                used = update(session, exchange)
                 position = after(session, begun)
-                queue.add(QueuedStep(begun, position, rate, exchange.finish(norm)))
+                queue.add(QueuedStep(begun, position, rate, exchange.finish(norm, used)))
 
                 done = number == total
                 evaluates = config.eval_every > 0 and (done or due(config.eval_every, number))
@@ -157,7 +158,7 @@ def forward_backward(
             own.end()
             pulse.beat("backward")
             loss = loss / steps if steps > 1 else loss
-            loss.backward()
+            (session.loss_scale.scaled(loss) if session.loss_scale else loss).backward()
         total = total + loss.detach() if micro else loss.detach()
     return LocalStep(total, sequences, own.step_ms())
 
@@ -166,6 +167,20 @@ def clip(session: TrainState) -> torch.Tensor:
     """Clip gradients. Returns their global norm before clipping."""
     limit = session.config.grad_clip or float("inf")
     return torch.nn.utils.clip_grad_norm_(session.weights, limit)
+
+
+def update(session: TrainState, exchange: StepAllReduce) -> torch.Tensor | None:
+    """Step the optimizer. With fp16 it changes nothing if any rank's gradients are not finite;
+    returns the loss scale of the step."""
+    if session.loss_scale is None:
+        session.optimizer.step()
+        session.optimizer.zero_grad()
+        return None
+    overflow, used = exchange.overflow(), session.loss_scale.scale.clone()
+    session.optimizer.step(overflow)
+    session.optimizer.zero_grad()
+    session.loss_scale.update(overflow)
+    return used
 
 
 def validate(session: TrainState) -> tuple[Scores | None, float]:

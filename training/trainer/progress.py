@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -40,12 +41,12 @@ class Stopwatch:
 
 
 def _speed_at_peak(session: TrainState) -> float | None:
-    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic in bf16;
-    None: unknown, or another precision."""
-    if session.world.device.type != "cuda" or not session.bf16:
+    """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic, in bf16
+    or fp16; None: unknown, or fp32."""
+    if session.world.device.type != "cuda" or session.precision == "fp32":
         return None
     peak, cost = (
-        flops.peak(torch.cuda.get_device_name(session.world.device)),
+        flops.peak(torch.cuda.get_device_name(session.world.device), session.precision),
         session.task.flops(session.raw),
     )
     return session.world.world_size * peak / cost if peak and cost else None
@@ -98,14 +99,16 @@ class Progress:
     ) -> None:
         if not self.recorder:
             return
-        (milliseconds, speed), loss = lap, report.loss
+        (milliseconds, speed), loss = lap, report.loss if math.isfinite(report.loss) else None
         record = {
             "step": position.step,
             "epoch": position.epoch + 1,
             "loss": loss,
             "lr": rate,
-            "grad_norm": report.norm,
+            "grad_norm": None if report.skipped else report.norm,
         }
+        if scale := self.session.loss_scale:
+            record |= {"loss_scale": report.scale, "skipped_steps": scale.skipped}
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
         ranks = {
@@ -116,17 +119,18 @@ class Progress:
             {**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks}
         )
         if self._bar is not None:
-            self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)
+            if loss is not None:
+                self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)
             self._bar.update()
         if (
             position.step == 1
             or position.step % self.session.config.log_every == 0
             or position.step == self.session.length.total_steps
         ):
+            shown = "-" if loss is None else self.session.task.shown_loss(loss)
             self._line(
                 position,
-                f"Loss: {self.session.task.shown_loss(loss)}, LR: {rate:.2e}, "
-                f"{units.amount(speed).replace(',', '')} {unit}/s",
+                f"Loss: {shown}, LR: {rate:.2e}, {units.amount(speed).replace(',', '')} {unit}/s",
             )
 
     def evaluation(self, position: TrainProgress, result: tuple[Scores | None, float]) -> None:

@@ -18,6 +18,7 @@ from training.core.messages import msg
 from training.data.permutation import digest
 from training.inspector.checksum import checksums
 from training.inspector.distributed import exchange_texts
+from training.trainer.loss_scale import BACKOFF, MINIMUM, PATIENCE
 from training.trainer.step_stats import NO_CHECKSUM, StepReport
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class SanityCheckError(RuntimeError):
 
 
 class NotFinite(SanityCheckError):
-    """A loss is NaN or infinite."""
+    """A loss or gradient is NaN or infinite, with fp16 in many steps in a row."""
 
 
 class EmptyBatch(SanityCheckError):
@@ -158,13 +159,15 @@ def check_step(session: TrainState, report: StepReport, position: TrainProgress)
                 ),
                 rank,
             )
-        if not math.isfinite(share.loss):
+        if not math.isfinite(share.loss) and not report.skipped:
             raise NotFinite(
                 f"loss is {share.loss} on rank {rank} at step {step} "
                 f"({_samples(session, position, rank)})",
                 rank,
             )
-    if not math.isfinite(report.norm):
+    if report.skipped:
+        _check_overflow(session, report, position)
+    elif not math.isfinite(report.norm):
         raise NotFinite(
             f"the gradient norm is {report.norm} at step {step}, while every rank's loss is finite",
             None,
@@ -185,6 +188,25 @@ def check_step(session: TrainState, report: StepReport, position: TrainProgress)
                     checksum=int(report.shares[0].checksum),
                 )
             )
+
+
+def _check_overflow(session: TrainState, report: StepReport, position: TrainProgress) -> None:
+    """A step of fp16 was skipped. Raises NotFinite if a smaller loss scale did not help."""
+    scale, step = session.loss_scale, position.step + 1
+    assert scale and report.scale is not None
+    if scale.stuck < PATIENCE:
+        if session.world.rank == 0:
+            following = max(report.scale * BACKOFF, MINIMUM)
+            log.info(msg("trainer.sanity.skipped", step=step, scale=report.scale, next=following))
+        return
+    text = msg("trainer.sanity.overflow", count=scale.stuck, scale=report.scale, step=step)
+    guilty = [rank for rank, s in enumerate(report.shares) if not math.isfinite(s.loss)]
+    if guilty:
+        loss, place = report.shares[guilty[0]].loss, _samples(session, position, guilty[0])
+        text = msg(
+            "trainer.sanity.overflow_loss", text=text, loss=loss, rank=guilty[0], samples=place
+        )
+    raise NotFinite(text, guilty[0] if guilty else None)
 
 
 def _samples(session: TrainState, position: TrainProgress, rank: int) -> str:

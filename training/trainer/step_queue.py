@@ -49,6 +49,8 @@ class StepQueue:
             step = self._steps.popleft()
             report = step.report.read()
             heartbeat.current.beat("record")
+            if self._session.loss_scale:
+                self._session.loss_scale.count(report)
             sanity_checks.check_step(self._session, report, step.begun)
             lap = self._watch.lap(step.report.arrived)
             progress.step(step.position, report, step.rate, lap)

@@ -24,7 +24,7 @@ STOP_SIGNALS = {
     signal.SIGUSR1: Exit.PREEMPTED,
 }
 NO_CHECKSUM = NO_MEMORY = -1.0
-SLOTS = 6  # numbers of each rank in the reduction: those of RankStep
+SLOTS = 7  # numbers of each rank in the reduction: those of RankStep
 # Reading the peak of GPU memory from torch takes some ten microseconds, reading the resident set
 # from the kernel two.
 GPU_MEMORY_EVERY = 10  # steps
@@ -69,16 +69,23 @@ class RankStep:
         # bytes: peak allocated by torch on its GPU, or the resident set; None: unknown
         None
     )
+    overflow: bool = False  # of fp16: its gradients were not finite
 
 
 @dataclass(frozen=True)
 class StepReport:
     """Result of a step, known to all ranks: every rank's share, the exit code of a stop request
-    (0: none), and the norm of the gradients before clipping."""
+    (0: none), the norm of the gradients before clipping, and the loss scale of fp16."""
 
     shares: list[RankStep]
     stop: int
     norm: float = 0.0
+    scale: float | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed neither weights nor optimizer state."""
+        return any(s.overflow for s in self.shares)
 
     @property
     def loss(self) -> float:
@@ -88,10 +95,11 @@ class StepReport:
 @dataclass(frozen=True)
 class PendingReport:
     """A step's figures on their way to the host. `values`: those of StepAllReduce; `norm`: of the
-    gradients; `arrived`: the moment at which the host has them."""
+    gradients; `scale`: of fp16; `arrived`: the moment at which the host has them."""
 
     values: torch.Tensor
     norm: torch.Tensor
+    scale: torch.Tensor | None
     arrived: Any
 
     def read(self) -> StepReport:
@@ -101,11 +109,15 @@ class PendingReport:
         *slots, preempted, interrupted = self.values.tolist()
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
         shares = [
-            RankStep(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory))
-            for step, count, loss, checksum, compute_ms, memory in rows
+            RankStep(
+                *(_whole(step), _whole(count), loss, checksum, compute_ms, _memory(memory)),
+                overflow=overflow > 0,
+            )
+            for step, count, loss, checksum, compute_ms, memory, overflow in rows
         ]
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
-        return StepReport(shares, int(stop), float(self.norm))
+        scale = None if self.scale is None else float(self.scale)
+        return StepReport(shares, int(stop), float(self.norm), scale)
 
 
 class StepAllReduce:
@@ -124,12 +136,20 @@ class StepAllReduce:
             SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device
         )
 
-    def start(self, step: int, work: LocalStep, checksum: torch.Tensor | None, stop: int) -> None:
+    def start(
+        self,
+        step: int,
+        work: LocalStep,
+        checksum: torch.Tensor | None,
+        stop: int,
+        overflow: torch.Tensor | None = None,
+    ) -> None:
+        """`overflow`: 1.0 if this rank's gradients are not finite; None: not checked."""
         facts = [0.0] * len(self._values)
         at = SLOTS * self.world.rank
         facts[at : at + SLOTS] = (
             *(float(step), float(work.sequences), 0.0, NO_CHECKSUM),
-            *(work.compute_ms, self._memory.now()),
+            *(work.compute_ms, self._memory.now(), 0.0),
         )
         facts[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
         # One copy from pinned memory and no assignment of a number to a GPU's tensor: each of those
@@ -141,18 +161,33 @@ class StepAllReduce:
         self._values[at + 2].copy_(work.loss, non_blocking=True)
         if checksum is not None:
             self._values[at + 3].copy_(checksum, non_blocking=True)
+        if overflow is not None:
+            self._values[at + 6].copy_(overflow, non_blocking=True)
         if self.world.world_size > 1:
             self._work = dist.all_reduce(self._values, async_op=True)
 
-    def finish(self, norm: torch.Tensor) -> PendingReport:
-        """`norm`: of the gradients, a scalar; equal on all ranks, so it is not exchanged."""
-        if self._work is not None:
-            self._work.wait()
+    def overflow(self) -> torch.Tensor:
+        """1.0 if the gradients of any rank are not finite, else 0.0; on the device. DDP has spread
+        most of them, but not those of weights that it was told to ignore."""
+        self._wait()
+        return (self._values[6:-2:SLOTS].sum() > 0).float()
+
+    def finish(self, norm: torch.Tensor, scale: torch.Tensor | None = None) -> PendingReport:
+        """`norm`: of the gradients, a scalar; equal on all ranks as the scale, so that neither is
+        exchanged."""
+        self._wait()
         norm = norm.detach()
         if self.world.device.type != "cuda":
-            return PendingReport(self._values, norm, moment(cuda=False))
+            return PendingReport(self._values, norm, scale, moment(cuda=False))
         values, norm = _pinned(self._values), _pinned(norm)
-        return PendingReport(values, norm, moment(cuda=True))
+        scale = None if scale is None else _pinned(scale)
+        return PendingReport(values, norm, scale, moment(cuda=True))
+
+    def _wait(self) -> None:
+        """On a GPU the stream waits, not the host."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
 
 
 def _pinned(figures: torch.Tensor) -> torch.Tensor:

@@ -66,9 +66,10 @@ def trained(s: SummaryRecord, plan: Plan) -> str:
         if name
         else f"{amount} {unit}"
     )
+    steps, skipped = units.plural(s["steps"], "step"), s.get("skipped_steps")
     return msg(
         "trainer.summary.done",
-        steps=units.plural(s["steps"], "step"),
+        steps=msg("trainer.summary.skipped", steps=steps, skipped=skipped) if skipped else steps,
         data=data,
         when=_when(s),
         ranks=plan["ranks"],

@@ -25,6 +25,7 @@ from training.tasks import optim
 from training.tasks.base import Task
 from training.trainer import checkpoint
 from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
+from training.trainer.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -50,8 +51,9 @@ class TrainState:
     batches: Batches
     validation: BatchDataset | None
     autocast: torch.autocast
-    bf16: bool  # whether autocast is on
+    precision: str  # bf16, fp16 or fp32
     compiled: bool
+    loss_scale: LossScale | None  # of fp16
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
@@ -90,7 +92,12 @@ class TrainState:
         heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
             return
-        state = {"model": self.raw.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state: checkpoint.TensorTree = {
+            "model": self.raw.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        if self.loss_scale:
+            state["loss_scale"] = self.loss_scale.state_dict()
         self.saver.save(position, state, self.facts, required=required)
 
 
@@ -101,8 +108,13 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     if config.deterministic:
         _repeatable()
     torch.manual_seed(config.seed)
+    precision = plan["precision"]["value"]
+    math_modes(plan, world.device)
     raw = task.model().to(world.device)
     optimizer = task.optimizers(raw)
+    scale = LossScale(world.device) if precision == "fp16" else None
+    if scale:
+        optimizer.skip_on_device()
     facts: ManifestRecord = {
         "shape": {},
         "data": {},
@@ -122,6 +134,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
         _load(raw, optimizer, loaded)
+        if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
+            scale.load_state_dict(loaded.state["loss_scale"])
         _report_resume(loaded, run, world)
     train = task.rows("train")
     assert train is not None
@@ -153,8 +167,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         arrive=as_it_is if world.device.type == "cuda" else task.arrive,
     )
     model = _wrap(raw, task, plan, world)
-    bf16 = plan["precision"]["value"] == "bf16"
-    autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
+    half = torch.float16 if precision == "fp16" else torch.bfloat16
+    autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
     if world.world_size > 2:
         _settle_buckets(model, task, autocast, optimizer, train, batch)
     return TrainState(
@@ -171,8 +185,9 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         batches=batches,
         validation=task.rows("val"),
         autocast=autocast,
-        bf16=bf16,
+        precision=precision,
         compiled=plan["compile"]["value"],
+        loss_scale=scale,
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
@@ -185,7 +200,17 @@ def _repeatable() -> None:
     (training.host.env_vars)."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+
+
+def math_modes(plan: Plan, device: torch.device) -> None:
+    """The settings of torch that the plan has decided for fp32 products on GPUs; a CPU has its own,
+    which stay."""
+    if device.type != "cuda":
+        return
+    fast = plan["tf32"]["value"]
+    torch.set_float32_matmul_precision("high" if fast else "highest")
+    torch.backends.cudnn.allow_tf32 = fast
+    torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
 
 
 def _load(

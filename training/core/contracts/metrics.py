@@ -18,9 +18,12 @@ class StepRecord(TypedDict):
     time: float  # unix s
     step: int  # from 1
     epoch: int  # from 1
-    loss: float  # mean over the batches of all ranks; nats per token of gpt
+    # mean over the batches of all ranks; nats per token of gpt; None: not finite in a skipped step
+    loss: float | None
     lr: float  # of the first parameter group
-    grad_norm: float  # before clipping
+    grad_norm: float | None  # before clipping; None: of a skipped step
+    loss_scale: NotRequired[float]  # with which the step was computed; this and the next: fp16
+    skipped_steps: NotRequired[int]  # since step 1, over all starts
     tokens: NotRequired[int]  # since step 1, over all starts; this or samples
     samples: NotRequired[int]
     tokens_per_s: NotRequired[float]  # all ranks together

@@ -205,7 +205,9 @@ class PlanStart(RanksPlan):
     script: NotRequired[ScriptRecord]  # only in the plan of a script
     login_file: NotRequired[str | None]  # option file with the W&B key
     task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
-    precision: NotRequired[TextDecision]  # bf16, fp32
+    precision: NotRequired[TextDecision]  # bf16, fp16, fp32
+    tf32: NotRequired[SwitchDecision]  # this and the next: missing in plans of early 0.1
+    cudnn_benchmark: NotRequired[SwitchDecision]
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
     batch: NotRequired[BatchRecord]

@@ -70,6 +70,7 @@ class SummaryRecord(TypedDict):
     step_ms: float  # median
     mfu: float | None  # median, 0 to 1
     memory_bytes: int | None  # maximum over ranks
+    skipped_steps: NotRequired[int]  # of fp16
     checkpoint: str  # folder
     sample: str | None  # generated text
     restarts: NotRequired[list[RestartFacts]]
@@ -84,6 +85,14 @@ class ScriptSummary(TypedDict):
     ranks: int
     seconds: float
     exit_code: int
+
+
+class LossScaleRecord(TypedDict):
+    """Loss scale of fp16 in the state of a checkpoint; missing with other precisions."""
+
+    scale: float
+    good_steps: int  # since it was changed
+    skipped: int  # steps of the run
 
 
 class ManifestRecord(TypedDict, total=False):

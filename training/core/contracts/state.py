@@ -79,6 +79,8 @@ class LogTraining(EvaluationState):
 
 class TrainingState(LogTraining):
     last_step_unix_s: float | None
+    loss_scale: float | None  # of fp16; this and the next: None of a log
+    skipped_steps: int | None
 
 
 class CurveState(TypedDict):

@@ -51,7 +51,12 @@ class LogMetrics:
         )
 
     def training(self) -> TrainingState:
-        return {**self.tally.training(), "last_step_unix_s": self._last_step}
+        return {
+            **self.tally.training(),
+            "last_step_unix_s": self._last_step,
+            "loss_scale": None,
+            "skipped_steps": None,
+        }
 
     def loss_curve(self, points: int) -> CurveState:
         over, curve = self.tally.curve(points)

@@ -20,9 +20,12 @@ RANKS = 8  # curves of ranks in one chart, at most
 PARTS = 8  # kinds of phases in one bar, including "other"
 BARS = 64  # ranks, at most
 OTHER = "other"
-KNOWN = ("step_ms", "lr", "grad_norm", "mfu", "val_loss", "val_bpb")  # metrics with a title
+KNOWN = (
+    *("step_ms", "lr", "grad_norm", "mfu", "loss_scale", "skipped_steps"),
+    *("val_loss", "val_bpb"),
+)  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
-LOG = ("grad_norm", "step_ms")
+LOG = ("grad_norm", "step_ms", "loss_scale")
 
 
 def _titles() -> dict[str, tuple[str, str]]:
@@ -32,6 +35,8 @@ def _titles() -> dict[str, tuple[str, str]]:
         "lr": (msg("monitor.report.metric.learning_rate"), ""),
         "grad_norm": (msg("monitor.report.metric.grad_norm"), ""),
         "mfu": (msg("monitor.report.metric.mfu"), msg("monitor.report.metric.share_of_peak")),
+        "loss_scale": (msg("monitor.report.metric.loss_scale"), ""),
+        "skipped_steps": (msg("monitor.report.metric.skipped_steps"), ""),
         "val_loss": (msg("monitor.report.metric.val_loss"), ""),
         "val_bpb": (msg("monitor.report.metric.validation"), "bits/byte"),
     }
@@ -163,7 +168,7 @@ def small(run: Run) -> list[Chart | None]:
         title, unit = titled(key)
         series = (
             [Series(title, 1, LINE, curve.points)]
-            if key == "lr"
+            if key in ("lr", "loss_scale", "skipped_steps")
             else charts.raw_and_smooth(title, curve, 1, ends=False)
         )
         form, log = FORMS.get(key, ""), key in LOG

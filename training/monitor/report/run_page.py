@@ -78,6 +78,7 @@ def _head(run: Run) -> Html:
     ranks, device = facts["ranks"], text(facts["device"])
     data = metric_units.data(run.plan)
     count = plural(ranks, "rank") if ranks else ""
+    skipped = run.state["training"].get("skipped_steps")
     words = [
         None
         if not ranks
@@ -96,6 +97,7 @@ def _head(run: Run) -> Html:
         _lasted(run, elapsed) if elapsed is not None else None,
         msg("monitor.report.run.starts", starts=run.starts) if run.starts > 1 else None,
         plural(facts["restarts"], "restart") if facts["restarts"] else None,
+        msg("monitor.report.run.skipped", steps=plural(skipped, "step")) if skipped else None,
     ]
     now = clock(run.state["time_unix_s"], sections.FULL_TIME)
     reason = None if run.failure and facts["state"] == FAILED else facts["reason"]

@@ -250,7 +250,7 @@ def facts(run: Run) -> dict[str, str]:
     ):
         if plan.get(key) is not None:
             out[name] = str(plan[key])
-    for key in ("device", "precision", "compile", "launcher", "retries"):
+    for key in ("device", "precision", "tf32", "compile", "launcher", "retries"):
         if (value := value_of(plan, key)) is not None:
             out[key] = (
                 f"{plain(value)}: {reason}"

@@ -34,7 +34,7 @@ class StepWorkload:
     sequences: int  # sequences of a micro-batch of one rank
     seq_len: int
     vocab: int  # rows of the embedding, padding included
-    bf16: bool
+    bf16: bool  # or fp16, which takes as much
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW

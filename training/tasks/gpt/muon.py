@@ -47,9 +47,12 @@ class _Bucket:
 
 
 class Muon(torch.optim.Optimizer):
-    """`dtype`: of the iteration and of the exchanged updates. With a process group the constructor,
+    """`dtype`: of the iteration and of the exchanged updates. `found_inf` as an attribute during a
+    step: 1.0 skips it (training.tasks.optim). With a process group the constructor,
     step() and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's
     and does not depend on the number of ranks."""
+
+    _step_supports_amp_scaling = True  # name of torch
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Muon(torch.optim.Optimizer):
             list(matrices), {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         )
         self.dtype = dtype
+        self._skip: Tensor | None = None  # whether this step changes nothing, on the device
         shared = dist.is_available() and dist.is_initialized()
         self.ranks = dist.get_world_size() if shared else 1
         self.rank = dist.get_rank() if shared else 0
@@ -96,6 +100,8 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        found: Tensor | None = getattr(self, "found_inf", None)
+        self._skip = None if found is None else found > 0
         sent: tuple[_Bucket, Tensor, dist.Work | None] | None = None
         for bucket in self.buckets:
             following = (bucket, *self._exchange(bucket, self.param_groups[0]["momentum"]))
@@ -110,8 +116,12 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         if work is not None:
             work.wait()
+        keep: float | Tensor = 1 - group["lr"] * group["weight_decay"]
+        if self._skip is not None:
+            keep = torch.full((), keep, device=updates.device).masked_fill_(self._skip, 1)
+            updates = updates.masked_fill(self._skip, 0)
         if group["weight_decay"]:
-            torch._foreach_mul_(bucket.matrices, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_mul_(bucket.matrices, keep)
         torch._foreach_add_(
             bucket.matrices,
             updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
@@ -139,8 +149,15 @@ class Muon(torch.optim.Optimizer):
         gradients = [m.grad for m in bucket.matrices[bucket.own] if m.grad is not None]
         assert len(gradients) == len(bucket.momentum), "every matrix has a gradient"
         update = torch.stack(gradients)
-        bucket.momentum.lerp_(update, 1 - momentum)
-        update = update.lerp_(bucket.momentum, momentum).to(self.dtype)
+        if self._skip is None:
+            bucket.momentum.lerp_(update, 1 - momentum)
+        else:
+            moved = bucket.momentum.lerp(update, 1 - momentum)
+            torch.where(self._skip, bucket.momentum, moved, out=bucket.momentum)
+        update = update.lerp_(bucket.momentum, momentum)
+        if self.dtype == torch.float16:  # in which gradients may be zero
+            update = update / _norms(update)
+        update = update.to(self.dtype)
         if update.is_cuda:
             return orthogonal(update)
         for one in update:  # one at a time stays in a CPU's cache
@@ -193,6 +210,10 @@ class Muon(torch.optim.Optimizer):
         return {id(m): i for i, m in enumerate(self.param_groups[0]["params"])}
 
 
+def _norms(matrices: Tensor) -> Tensor:
+    return matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+
+
 def orthogonal(matrices: Tensor) -> Tensor:
     """Approximate nearest orthogonal matrices of (…, rows, columns), by a quintic Newton-Schulz
     iteration."""
@@ -200,7 +221,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     add_product = torch.addmm if matrices.dim() == 2 else torch.baddbmm
     tall = matrices.shape[-2] > matrices.shape[-1]
     out = matrices.mT if tall else matrices
-    out = out / out.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
+    out = out / _norms(out)
     for _ in range(STEPS):
         gram = out @ out.mT
         gram = add_product(gram, gram, gram, beta=b, alpha=c)

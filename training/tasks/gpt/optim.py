@@ -38,15 +38,13 @@ def build(model: GPT, config: Config) -> Optimizers:
     ]
     first: list[torch.optim.Optimizer] = []
     if config.optimizer == "muon":
-        # Without bf16 matrix instructions a CPU emulates them, ten times as slowly.
-        emulated = matrices[0].device.type == "cpu" and not decisions.cpu_bf16()
         first.append(
             Muon(
                 matrices,
                 lr=rate,
                 weight_decay=config.weight_decay,
                 momentum=MOMENTUM[1],
-                dtype=torch.float32 if emulated else torch.bfloat16,
+                dtype=_products(matrices[0].device),
             )
         )
     else:
@@ -54,3 +52,12 @@ def build(model: GPT, config: Config) -> Optimizers:
             0, {"params": matrices, "lr": rate * scale, "weight_decay": config.weight_decay}
         )
     return Optimizers([*first, torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, fused=True)])
+
+
+def _products(device: torch.device) -> torch.dtype:
+    """The type in which Muon multiplies: without matrix units for bf16 it is emulated, on a CPU ten
+    times as slowly as fp32."""
+    if device.type == "cpu":
+        return torch.bfloat16 if decisions.cpu_bf16() else torch.float32
+    major, _ = torch.cuda.get_device_capability(device)
+    return torch.bfloat16 if major >= 8 else torch.float16 if major == 7 else torch.float32

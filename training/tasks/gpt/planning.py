@@ -39,7 +39,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         0,
         config.max_seq_len,
         vocab,
-        bf16=machine.bf16,
+        bf16=machine.half,
         compiled=machine.compiled.value,
         cuda=machine.device == "cuda",
         muon=config.optimizer == "muon",

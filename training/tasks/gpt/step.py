@@ -31,7 +31,7 @@ class GptStep(StepNeeds):
         return msg(
             "tasks.gpt.step.source",
             mode="compiled" if self.load.compiled else "eager",
-            precision="bf16" if self.load.bf16 else "fp32",
+            precision="16-bit" if self.load.bf16 else "fp32",
         )
 
     @property
