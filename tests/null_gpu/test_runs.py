@@ -65,3 +65,13 @@ def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> No
     assert run.wait() == 5
     # Which GPU is stuck is not known: all ranks wait for the same collective.
     assert (run.failure["cause"], run.failure["rank"]) == ("hang", None)
+
+
+def test_a_profile_without_the_gpu_s_activity_is_a_warning(train: Train) -> None:
+    run = train(num_iterations=16, profile=2).ok()
+    assert run.summary["steps"] == 16
+    for rank in (0, 1):
+        digest = read_json(run.run.profile_digest(rank)) or {}
+        assert (digest["timeline"], digest["first_step"], digest["last_step"]) == ("host", 11, 12)
+    warnings = [e for e in read_records(run.run.events) if e["event"] == "warning"]
+    assert [e["code"] for e in warnings] == ["warning.profile"] * 2

@@ -435,6 +435,15 @@ class Config:
         "launch",
         "debug output of NCCL and torch.distributed; DUET_DEBUG=1 traces the shell too",
     )
+    profile: int = option(
+        0,
+        "launch",
+        "profile this many steps after 10 warm-up steps with torch.profiler: a Chrome trace of "
+        "every rank in the run directory, a digest in the report; 0: none",
+        unit="steps",
+        low=0,
+        high=1000,
+    )
     inject: str = option(
         "",
         "launch",

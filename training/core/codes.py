@@ -174,6 +174,7 @@ WARNINGS = {
     "warning.inspector": "a finding of DDPInspector; see `kind`",
     "warning.machine_overloaded": "a rank is waiting for a CPU core",
     "warning.no_heartbeat": "the heartbeat of a rank is overdue, but its process is still working",
+    "warning.profile": "a rank could not be profiled, or only in part; the training continues",
     "warning.rank_missing": "ranks are waiting for one that has not arrived",
     "warning.still_reading": "a rank is overdue and still reading from disk",
     "warning.thread_exception": "an exception in a thread of a rank that continues to run",
