@@ -103,6 +103,10 @@ class RunDir:
     def profile_digest(self, rank: int) -> Path:
         return self.profile / f"rank{rank}.json"
 
+    def memory_snapshot(self, rank: int) -> Path:
+        """The memory of a rank's GPU when it was exhausted. A restart keeps it."""
+        return self.ranks / f"rank{rank}.memory.pickle"
+
     @overload
     def event(self, kind: Literal["start"], /, **facts: Unpack[events.StartFacts]) -> None: ...
     @overload
