@@ -184,6 +184,13 @@ int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
   return supported();
 }
 
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
+  memset(out, 0, sizeof *out);
+  out->bus = 0x3a + d->index;
+  return snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus), supported();
+}
+
 #ifndef OLD_DRIVER
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *out) { return reasons(d, out); }
 

@@ -37,6 +37,7 @@ _UNITS = {
     "this process": msg("config.unit.this_process"),
     "machines": msg("config.unit.machines"),
     "this machine": msg("config.unit.this_machine"),
+    "node of all ranks": msg("config.unit.node_of_all_ranks"),
     "all machines": msg("config.unit.all_machines"),
     "TCP port": msg("config.unit.TCP_port"),
     "frames": msg("config.unit.frames"),
@@ -421,6 +422,16 @@ class Config:
         "how long machines wait for each other; missing ones are reported after 5 s",
         unit="seconds",
         low=1,
+    )
+    numa: int | str = option(
+        "auto",
+        "launch",
+        "bind each rank to the cores and the memory of a NUMA node; auto: of its GPU, on machines "
+        "with several nodes",
+        unit="node of all ranks",
+        low=0,
+        high=1023,
+        words=("auto", "off"),
     )
     libuv: str = option(
         "auto",

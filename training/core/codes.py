@@ -79,6 +79,7 @@ PROBLEMS = {
     "nodes.no_master_addr": "several machines without the address of the first",
     "nodes.node_rank": "node_rank is not below nnodes",
     "nodes.refused": "the first machine rejected this one",
+    "numa.node": "the NUMA node has no core that this process may use",
     "output.closed": "standard output is closed",
     "output.exists": "the output file already exists",
     "output.is_folder": "the output path is a folder",

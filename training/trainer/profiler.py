@@ -73,7 +73,7 @@ class StepProfiler:
         heartbeat.current.beat(PHASE)
         try:
             part()
-        # The profiler is no part of the training, and what it raises depends on driver and version.
+        # Whatever it raises, which depends on driver and version: the training continues.
         except Exception as error:
             self._over = True
             self._marks.end()
