@@ -20,7 +20,10 @@ RANKS = 8  # curves of ranks in one chart, at most
 PARTS = 8  # kinds of phases in one bar, including "other"
 BARS = 64  # ranks, at most
 OTHER = "other"
-KNOWN = ("step_ms", "lr", "grad_norm", "mfu", "val_loss", "val_bpb")  # metrics with a title
+KNOWN = (
+    *("step_ms", "lr", "grad_norm", "mfu", "joules_per_unit", "power_w"),
+    *("val_loss", "val_bpb"),
+)  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
 LOG = ("grad_norm", "step_ms")
 
@@ -32,6 +35,8 @@ def _titles() -> dict[str, tuple[str, str]]:
         "lr": (msg("monitor.report.metric.learning_rate"), ""),
         "grad_norm": (msg("monitor.report.metric.grad_norm"), ""),
         "mfu": (msg("monitor.report.metric.mfu"), msg("monitor.report.metric.share_of_peak")),
+        "joules_per_unit": (msg("monitor.report.metric.energy"), "J"),
+        "power_w": (msg("monitor.report.metric.power"), "W"),
         "val_loss": (msg("monitor.report.metric.val_loss"), ""),
         "val_bpb": (msg("monitor.report.metric.validation"), "bits/byte"),
     }
@@ -155,7 +160,7 @@ def small(run: Run) -> list[Chart | None]:
         if key != metric_units.PLAIN and not metric_units.of_the_input(key, metrics.scores):
             out.append(_score(key, metrics))
     out.append(memory(run))
-    first = (run.counted + metric_units.PER_S, "step_ms", "lr", "grad_norm", "mfu")
+    first = (run.counted + metric_units.PER_S, *KNOWN)
     others = sorted(key for key in metrics.curves if key not in (*first, "loss"))
     for key in (*first, *others):
         if (curve := metrics.curves.get(key)) is None:
