@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import sys
@@ -198,3 +199,20 @@ def test_a_failing_rank_0_closes_its_trackers(launch: Launch, tmp_path: Path) ->
     number = (read_json(run.run.wandb_id) or {})["id"]
     parts = list(run.run.wandb.glob("offline-run-*"))
     assert len(parts) == 2 and all(part.name.endswith(f"-{number}") for part in parts)
+
+
+@pytest.mark.slow
+def test_a_profiled_run_has_traces_and_the_same_losses(launch: Launch) -> None:
+    plain = launch(*RUN, name="plain").ok()
+    run = launch(*RUN, name="profiled", profile=2, report=True).ok()
+    assert run.losses == plain.losses, "the profiler only watches"
+    assert not plain.run.profile.exists()
+    for rank in (0, 1):
+        digest = read_json(run.run.profile_digest(rank)) or {}
+        assert (digest["first_step"], digest["last_step"]) == (11, 12)
+        assert sum(digest["shares"].values()) == pytest.approx(1, abs=0.01)
+        assert min(digest["shares"][part] for part in ("forward", "backward", "optimizer")) > 0
+        trace = json.loads(gzip.decompress(run.run.trace(rank).read_bytes()))["traceEvents"]
+        assert sum(e["name"] == "duet: backward" for e in trace) == 2
+    page = run.run.report.read_text()
+    assert 'id="profile"' in page and "aten::" in page

@@ -12,6 +12,7 @@
  *
  * What the monitor shows; a list has a value for each GPU, the last one holds for the rest:
  * FAKE_NVML_USE=97,100  %      FAKE_NVML_TEMPERATURE=71,64  °C      FAKE_NVML_POWER=431,70  W      FAKE_NVML_POWER_LIMIT=575  W
+ * FAKE_NVML_ENERGY=431,70  W, in the counter of energy, which older cards lack
  * FAKE_NVML_FAN=40  %          FAKE_NVML_NAME=NVIDIA GeForce RTX 5090
  * FAKE_NVML_PROCESSES=4711:21.5,4712:0.5;4713:20     pid and GiB of processes: on GPU 0; on GPU 1; …
  *
@@ -29,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 typedef struct { unsigned index; } Device;
@@ -93,6 +95,15 @@ int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned *out) {
 
 int nvmlDeviceGetPowerUsage(Device *d, unsigned *milliwatt) {
   *milliwatt = getenv("FAKE_NVML_POWER") ? 1000u * listed("FAKE_NVML_POWER", d->index, "0") : 75500 + d->index;
+  return supported();
+}
+
+/* Millijoules of FAKE_NVML_ENERGY watts since the machine was started. */
+int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *millijoule) {
+  struct timespec now;
+  if (!getenv("FAKE_NVML_ENERGY")) return NOT_SUPPORTED; /* cards before Volta */
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  *millijoule = listed("FAKE_NVML_ENERGY", d->index, "0") * (now.tv_sec * 1000ull + now.tv_nsec / 1000000);
   return supported();
 }
 
@@ -182,6 +193,13 @@ int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
   if (what == 2) *out = listed("FAKE_NVML_NVLINKS", a->index, "-1") > 0 && listed("FAKE_NVML_NVLINKS", b->index, "-1") > 0 ? 0 : 5;
   else *out = number("FAKE_NVML_P2P", 0);
   return supported();
+}
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
+  memset(out, 0, sizeof *out);
+  out->bus = 0x3a + d->index;
+  return snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus), supported();
 }
 
 #ifndef OLD_DRIVER

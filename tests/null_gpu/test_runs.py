@@ -3,6 +3,7 @@ Numbers are zeros, so losses mean nothing."""
 
 from __future__ import annotations
 
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_out_of_memory_takes_a_smaller_batch(train: Train, gpus: NullGpus) -> No
     assert run.summary["steps"] == 12
     (restart,) = [e for e in read_records(run.run.events) if e["event"] == "restart"]
     assert restart["changes"] == {"device_batch_size": [4, 2]}
+    kept = [path for rank in (0, 1) if (path := run.run.memory_snapshot(rank)).exists()]
+    assert kept, "of the ranks that failed, also after the restart"
+
+
+def test_the_memory_of_an_exhausted_gpu_is_kept(train: Train, gpus: NullGpus) -> None:
+    run = train(num_iterations=100_000, log_every=100, retries=0, inject="oom@rank=1,step=3")
+    assert run.wait() == 4
+    assert (run.failure["cause"], run.failure["rank"]) == ("gpu_oom", 1)
+    memory = run.failure["memory"]
+    assert memory["file"] == str(run.run.memory_snapshot(1))
+    assert memory["file"] in run.output, "the card names it"
+    assert memory["reserved_bytes"] >= memory["allocated_bytes"] > 20 << 30
+    assert 0 < memory["requested_bytes"] <= 20 << 20, "a segment for the last, small piece"
+    assert memory["largest"][0] == {"bytes": 1 << 34, "count": 1}
+    snapshot = pickle.loads(run.run.memory_snapshot(1).read_bytes())
+    assert sum(s["total_size"] for s in snapshot["segments"]) == memory["reserved_bytes"]
 
 
 def test_a_lost_gpu_is_named(train: Train, gpus: NullGpus) -> None:
@@ -138,3 +155,13 @@ def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> No
     gpus.stall(1)
     assert run.wait() == 5
     assert (run.failure["cause"], run.failure["rank"]) == ("hang", 1)
+
+
+def test_a_profile_without_the_gpu_s_activity_is_a_warning(train: Train) -> None:
+    run = train(num_iterations=16, profile=2).ok()
+    assert run.summary["steps"] == 16
+    for rank in (0, 1):
+        digest = read_json(run.run.profile_digest(rank)) or {}
+        assert (digest["timeline"], digest["first_step"], digest["last_step"]) == ("host", 11, 12)
+    warnings = [e for e in read_records(run.run.events) if e["event"] == "warning"]
+    assert [e["code"] for e in warnings] == ["warning.profile"] * 2

@@ -1,9 +1,10 @@
-"""Error file of a rank: the place of an error, and the exception of torch where a data-loader
-worker was killed, complete."""
+"""Error file of a rank: the place of an error, the exception of torch where a data-loader worker
+was killed, complete, and the memory of an exhausted GPU."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from training.core.rundir import RunDir
-from training.trainer import error_file
+from training.core.rundir import RunDir, read_json
+from training.diagnose import card
+from training.trainer import error_file, memory_snapshot
 
 KILLED = "DataLoader worker (pid 7) is killed by signal: Killed."
 
@@ -72,3 +74,52 @@ def test_the_place_is_the_last_one_outside_of_libraries(
             library["fail"]()
         found = error_file._facts(RunDir(tmp_path), 0, caught.value)
         assert found["where"].startswith(f"{__file__}:") and found["code"] == 'library["fail"]()'
+
+
+def block(size: int, state: str) -> dict[str, object]:
+    return {"size": size, "state": state, "address": 0, "frames": []}
+
+
+SNAPSHOT = {
+    "segments": [
+        {
+            "device": 1,
+            "total_size": 60 << 20,
+            "blocks": [
+                *[block(12 << 20, "active_allocated") for _ in range(3)],
+                block(20 << 20, "active_allocated"),
+                block(4 << 20, "inactive"),
+            ],
+        },
+        {"device": 1, "total_size": 2 << 20, "blocks": [block(512, "active_pending_free")]},
+        {"device": 0, "total_size": 99 << 20, "blocks": [block(99 << 20, "inactive")]},
+    ]
+}
+
+
+def test_the_memory_of_an_exhausted_gpu_is_kept_with_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+    run = RunDir(tmp_path)
+    run.create()
+    monkeypatch.setenv("DUET_SUPERVISED", "1")
+    monkeypatch.setattr(memory_snapshot, "_seen", None)
+    error_file.record(run, 1, OutOfMemoryError("of another GPU library"))
+    assert "memory" not in (read_json(run.rank_error(1)) or {})
+    monkeypatch.setattr(memory_snapshot, "_seen", (1, 8 << 20, SNAPSHOT))
+    error_file.record(run, 1, ValueError("raised after an exhausted GPU that was handled"))
+    assert "memory" not in (read_json(run.rank_error(1)) or {})
+    assert not run.memory_snapshot(1).exists()
+    error_file.record(run, 1, OutOfMemoryError("CUDA out of memory"))
+    memory = (read_json(run.rank_error(1)) or {})["memory"]
+    assert memory == {
+        "file": str(run.memory_snapshot(1)),
+        "requested_bytes": 8 << 20,
+        "allocated_bytes": (56 << 20) + 512,
+        "reserved_bytes": 62 << 20,
+        "largest_free_bytes": 4 << 20,
+        "largest": [{"bytes": 12 << 20, "count": 3}, {"bytes": 20 << 20, "count": 1}],
+    }
+    assert pickle.loads(run.memory_snapshot(1).read_bytes()) == SNAPSHOT
+    assert any(memory["file"] in line for line in card._memory(memory))

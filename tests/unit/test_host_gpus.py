@@ -64,6 +64,29 @@ def test_two_gpus_with_all_facts(nvidia: Nvidia) -> None:
     assert tuple(first.processes) == ()
 
 
+def test_the_emptiest_gpus_are_used_and_those_of_the_user_respected(nvidia: Nvidia) -> None:
+    four = {"COUNT": 4, "FREE_GIB": "5,31,31,31", "USE": "0,90,0,0"}
+    found = dry_run(nvidia(**four), QUICKSTART).stdout
+    assert "CUDA_VISIBLE_DEVICES=2,3   set here" in found
+    assert "GPU 2 (31.0 GiB free, 0 % busy), GPU 3" in found
+    own = dry_run(nvidia(**four, CUDA_VISIBLE_DEVICES="0,1,2"), QUICKSTART).stdout
+    assert "2,3" not in own and "CUDA_VISIBLE_DEVICES=0,1,2" in own
+
+
+def test_the_numa_node_of_a_gpu_is_the_kernel_s(nvidia: Nvidia, tmp_path: Path) -> None:
+    for bus, node in (("0000:3a:00.0", 1), ("0000:3b:00.0", -1)):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "numa_node").write_text(f"{node}\n")
+    code = (
+        "import sys; from pathlib import Path; from training.host import gpus;"
+        "gpus.PCI_DEVICES = Path(sys.argv[1]);"
+        "print([gpu.numa_node for gpu in gpus.inventory().gpus])"
+    )
+    assert python("-c", code, str(tmp_path), **nvidia(COUNT=3)).stdout == "[1, None, None]\n"
+    unsupported = python("-c", code, str(tmp_path), **nvidia(COUNT=1, NOT_SUPPORTED=1))
+    assert unsupported.stdout == "[None]\n"
+
+
 @each(
     ("selection", "indices"),
     [

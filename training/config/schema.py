@@ -37,6 +37,7 @@ _UNITS = {
     "this process": msg("config.unit.this_process"),
     "machines": msg("config.unit.machines"),
     "this machine": msg("config.unit.this_machine"),
+    "node of all ranks": msg("config.unit.node_of_all_ranks"),
     "all machines": msg("config.unit.all_machines"),
     "TCP port": msg("config.unit.TCP_port"),
     "frames": msg("config.unit.frames"),
@@ -428,6 +429,16 @@ class Config:
         unit="seconds",
         low=1,
     )
+    numa: int | str = option(
+        "auto",
+        "launch",
+        "bind each rank to the cores and the memory of a NUMA node; auto: of its GPU, on machines "
+        "with several nodes",
+        unit="node of all ranks",
+        low=0,
+        high=1023,
+        words=("auto", "off"),
+    )
     libuv: str = option(
         "auto",
         "launch",
@@ -440,6 +451,15 @@ class Config:
         False,
         "launch",
         "debug output of NCCL and torch.distributed; DUET_DEBUG=1 traces the shell too",
+    )
+    profile: int = option(
+        0,
+        "launch",
+        "profile this many steps after 10 warm-up steps with torch.profiler: a Chrome trace of "
+        "every rank in the run directory, a digest in the report; 0: none",
+        unit="steps",
+        low=0,
+        high=1000,
     )
     inject: str = option(
         "",

@@ -63,6 +63,11 @@ def speed(facts: Mapping[str, Any]) -> float | None:
     return number(facts.get((counted(facts) or TOKENS) + PER_S))
 
 
+def one(unit: str | None) -> str:
+    """One of the units, in a quotient: J/token."""
+    return (unit or TOKENS).removesuffix("s")
+
+
 def as_samples(unit: str | None) -> str:
     """'tokens' or 'samples'; a task's own word counts as samples."""
     return TOKENS if unit in (None, TOKENS) else "samples"

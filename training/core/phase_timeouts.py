@@ -23,6 +23,7 @@ OWN = {
     "gather state": 600.0,
     "checkpoint": 600.0,
     "sample": 300.0,
+    "profile": 300.0,  # writes and reads a trace of many megabytes
     "closing trackers": 60.0,
 }
 

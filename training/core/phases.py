@@ -21,6 +21,7 @@ BETWEEN = (
     "epoch #: creating data iterator",
     "barrier: before iteration",
     "progress bar",
+    "profile",
     "barrier: end of training",
     "sample",
     "closing trackers",
@@ -44,6 +45,7 @@ LONG = (
     "checkpoint",
     "gather state",
     "sample",
+    "profile",
     "preparing data",
     "creating data iterator",
 )

@@ -56,6 +56,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         # images of the model's output, shown in the report
         self.samples = self.path / "samples"
+        self.profile = self.path / "profile"  # traces of --profile
         self.tensorboard = self.path / "tb_logger"
         self.wandb = self.path / "wandb"
         self.wandb_id = self.path / "wandb.json"  # the W&B run that every start continues
@@ -94,6 +95,17 @@ class RunDir:
     def rank_error(self, rank: int) -> Path:
         """The error file of a failed rank (training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
+
+    def trace(self, rank: int) -> Path:
+        """The Chrome trace of a profiled rank (training.trainer.profiler)."""
+        return self.profile / f"rank{rank}.trace.json.gz"
+
+    def profile_digest(self, rank: int) -> Path:
+        return self.profile / f"rank{rank}.json"
+
+    def memory_snapshot(self, rank: int) -> Path:
+        """The memory of a rank's GPU when it was exhausted. A restart keeps it."""
+        return self.ranks / f"rank{rank}.memory.pickle"
 
     @overload
     def event(self, kind: Literal["start"], /, **facts: Unpack[events.StartFacts]) -> None: ...

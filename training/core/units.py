@@ -84,6 +84,11 @@ def milliseconds(value: float | None) -> str:
     )
 
 
+def joules(value: float) -> str:
+    """'0.0123 J', '4.5 kJ'."""
+    return f"{value / 1000:.3g} kJ" if value >= 1000 else f"{value:.3g} J"
+
+
 def gib(value: float | None) -> str:
     """The number of GiB without the unit."""
     return (

@@ -10,10 +10,11 @@ from training.core import messages
 from training.core.cells import pad
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
+from training.core.units import size
 from training.diagnose.signatures import NONE
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import DiagnosisRecord, FailureRecord
+    from training.core.contracts.verdict import DiagnosisRecord, FailureRecord, MemoryRecord
 
 WIDTH = 160
 COLUMN = 11  # cells
@@ -50,6 +51,7 @@ def of_run(record: FailureRecord) -> str:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))
     if record["evidence"]:
         lines += [msg("diagnose.card.evidence"), *_quoted(record["evidence"])]
+    lines += _memory(record.get("memory"))
     lines += _advice(record["advice"])
     if record["stacks"]:
         lines.append(row(msg("diagnose.card.stacks"), record["stacks"]))
@@ -88,6 +90,25 @@ def draw(record: DiagnosisRecord) -> str:
 
 def _rank(rank: int | None) -> str:
     return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
+
+
+def _memory(memory: MemoryRecord | None) -> list[str]:
+    """The state of an exhausted GPU, and its snapshot."""
+    if not memory:
+        return []
+    state = msg(
+        "diagnose.card.memory_state",
+        allocated=size(memory["allocated_bytes"]),
+        reserved=size(memory["reserved_bytes"]),
+        free=size(memory["largest_free_bytes"]),
+    )
+    if memory["largest"]:
+        each = (f"{block['count']} × {size(block['bytes'])}" for block in memory["largest"])
+        state += msg("diagnose.card.memory_largest", largest=", ".join(each))
+    lines = [row(msg("diagnose.card.memory"), state)]
+    if file := memory.get("file"):
+        lines.append(row("", msg("diagnose.card.memory_file", file=file)))
+    return lines
 
 
 def _quoted(lines: Sequence[str]) -> list[str]:

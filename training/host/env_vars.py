@@ -66,22 +66,21 @@ def choose(
     rendezvous: str = "",
     libuv: str = "auto",
     deterministic: bool = False,
+    node_threads: int | None = None,
 ) -> list[Variable]:
     """The variables of the ranks, and others in the environment that affect them. `local_ranks` of
-    `ranks` are on this machine; `rendezvous`: rendezvous address of several machines."""
+    `ranks` are on this machine; `rendezvous`: rendezvous address of several machines;
+    `node_threads`: cores for a rank that is bound to a NUMA node."""
     interface = _interface(ranks == local_ranks, rendezvous) if ranks > 1 else None
     wanted: list[tuple[str, str, str]] = [
         ("PYTHONUNBUFFERED", "1", msg("host.variable.unbuffered"))
     ]
     if ranks > 1:
         threads = max(1, cpu_count() // local_ranks)
-        wanted.append(
-            (
-                "OMP_NUM_THREADS",
-                str(threads),
-                msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks),
-            )
-        )
+        why = msg("host.variable.threads", cores=cpu_count(), local_ranks=local_ranks)
+        if node_threads is not None and node_threads < threads:
+            threads, why = node_threads, msg("host.variable.node_threads")
+        wanted.append(("OMP_NUM_THREADS", str(threads), why))
     if interface:
         wanted.append(("GLOO_SOCKET_IFNAME", *interface))
     if libuv != "auto":

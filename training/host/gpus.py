@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from training.core.messages import msg
@@ -31,6 +32,7 @@ SLOWDOWNS = {
 }
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Gpu:
     power_limit_w: float | None = None
     fan_percent: int | None = None
     slowdowns: tuple[str, ...] | None = None  # current ones of SLOWDOWNS
+    numa_node: int | None = None
 
     def record(self) -> GpuRecord:
         return cast("GpuRecord", asdict(self))
@@ -219,7 +222,23 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
         power_limit_w=limit / 1000 if limit is not None else None,
         fan_percent=ask(pynvml.nvmlDeviceGetFanSpeed, handle),
         slowdowns=_slowdowns(pynvml, handle),
+        numa_node=_numa_node(pynvml, handle),
     )
+
+
+def _numa_node(pynvml: Any, handle: Any) -> int | None:
+    """The node that the kernel reports; virtual machines often have none (-1)."""
+    facts = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    if facts is None:
+        return None
+    bus = facts.busId.decode() if isinstance(facts.busId, bytes) else str(facts.busId)
+    # NVML writes eight digits for the domain, the kernel four.
+    domain, _, rest = bus.lower().partition(":")
+    try:
+        node = int((PCI_DEVICES / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
 
 
 def _slowdowns(pynvml: Any, handle: Any) -> tuple[str, ...] | None:

@@ -52,7 +52,12 @@ class ChildProcesses:
             ]
         else:
             children = spawn.start_ranks(
-                state.team, command, self._token, ours=ours, terminal=os.isatty(2)
+                state.team,
+                command,
+                self._token,
+                ours=ours,
+                terminal=os.isatty(2),
+                bound=state.plan.get("numa"),
             )
         state.team.close()
         for child in children:

@@ -167,6 +167,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     }
     if lost:
         record["node"] = lost.node
+    elif own and "memory" in own:
+        record["memory"] = own["memory"]
     event = logged.event if logged else None
     groups = event.hit.groups if event and event.hit else {}
     return {

@@ -15,11 +15,16 @@ import sys
 import termios
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.config.resolve import INTERNAL
 from training.core import rundir
-from training.host import process, topology
+from training.core.messages import msg
+from training.host import numa, process, topology
 from training.launcher.local_ranks import LocalRanks
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import BindingRecord, NumaRecord
 
 # Files that a rank writes for one attempt. Its log is kept and appended to.
 PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
@@ -73,17 +78,27 @@ def clean_environment(ours: bool) -> dict[str, str]:
 
 
 def start_ranks(
-    team: LocalRanks, command: list[str], token: str, *, ours: bool, terminal: bool
+    team: LocalRanks,
+    command: list[str],
+    token: str,
+    *,
+    ours: bool,
+    terminal: bool,
+    bound: NumaRecord | None = None,
 ) -> list[Child]:
     """Start this machine's ranks. With `terminal`, the first one gets a pseudo-terminal, for
-    progress bars."""
+    progress bars. `bound`: their NUMA nodes."""
     children = []
     for rank in team.ranks:
         env = clean_environment(ours) | team.variables(rank) | {process.TOKEN: token}
         inherited: tuple[int, ...] = ()
         if rank == 0 and team.store:
             env["DUET_STORE_FD"], inherited = str(team.store.fileno()), (team.store.fileno(),)
-        children.append(_start(command, env, rank, terminal and rank == 0, inherited))
+        binding = bound["value"][rank - team.ranks.start] if bound else None
+        memory = bool(bound and bound["memory"])
+        children.append(
+            _start(command, env, rank, terminal and rank == 0, inherited, binding, memory)
+        )
     return children
 
 
@@ -125,6 +140,8 @@ def _start(
     rank: int | None,
     terminal: bool,
     inherited: tuple[int, ...],
+    binding: BindingRecord | None = None,
+    memory: bool = False,
 ) -> Child:
     if terminal:
         reader, writer = pty.openpty()
@@ -144,15 +161,21 @@ def _start(
             start_new_session=True,
             pass_fds=inherited,
             # The supervisor has one thread, so code between fork and exec is safe.
-            preexec_fn=functools.partial(_in_child, os.getpid()),  # noqa: PLW1509
+            preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
         )
     finally:
         os.close(writer)
     return Child(rank, popen, reader, os.pidfd_open(popen.pid))
 
 
-def _in_child(parent: int) -> None:
+def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
+    if binding:
+        try:
+            numa.bind(binding["cores"], binding["node"], memory=memory)
+        except OSError as error:  # cores taken away since the plan: slower, not wrong
+            text = msg("launcher.numa.unbound", node=binding["node"], error=error)
+            os.write(2, f"{text}\n".encode())
     process.allow_tracing()  # kept across exec: stacks of any program can be read
 
 

@@ -86,6 +86,7 @@ def training(run: rundir.RunDir, history: History, since: float) -> TrainingStat
         "tokens_per_s": speed if tokens else None,
         "samples_per_s": None if tokens else speed,
         "mfu": median(history.of_last_steps("mfu")),
+        "joules_per_unit": median(history.of_last_steps("joules_per_unit")),
         "memory_bytes": max(
             (m for m in history.of_ranks("memory_bytes") if m is not None), default=None
         ),

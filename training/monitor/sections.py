@@ -214,6 +214,12 @@ def numbers(state: RunState, width: int, rows: int) -> list[Line]:
         if training["mfu"] is not None
         else []
     )
+    energy = training.get("joules_per_unit")
+    items.append(
+        [(units.joules(energy), ""), (f"/{metric_units.one(unit)}", "dim")]
+        if energy is not None
+        else []
+    )
     for name, value_of in (
         ("lr ", training["lr"]),
         (msg("monitor.screen.grad_norm"), training["grad_norm"]),

@@ -14,8 +14,9 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
-from training.host import decisions, env_vars, p2p_cache, packages
-from training.host.gpus import GpuInventory
+from training.host import decisions, env_vars, numa, p2p_cache, packages
+from training.host.gpu_choice import GpuChoice
+from training.host.gpus import VISIBLE, GpuInventory
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
 from training.plan import preflight
@@ -45,6 +46,8 @@ def start(
         if config.retries not in ("auto", retries.value)
         else []
     )
+    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
+    bound = numa.choose(config.numa, launcher.value, device.value, used, local)
     chosen = env_vars.choose(
         environ,
         device=device.value,
@@ -54,8 +57,8 @@ def start(
         rendezvous=place.master_addr,
         libuv=config.libuv,
         deterministic=config.deterministic,
+        node_threads=bound.threads,
     )
-    used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
     chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
@@ -71,6 +74,7 @@ def start(
         "ranks": ranks,
         "local_ranks": local,
         "launcher": launcher.record(),
+        "numa": bound.record(),
         "retries": retries.record(),
         "device": device.record(),
         "gpus": [g.record() for g in used],
@@ -91,8 +95,21 @@ def start(
             msg("plan.text.ranks", ranks=counted, launcher=by, reason=why)
             if local == ranks
             else msg("plan.text.ranks_here", ranks=counted, local=local, launcher=by, reason=why),
+            *([bound.sentence()] if device.value == "cuda" or config.numa != numa.AUTO else []),
         ],
     }, [check] if check else []
+
+
+def set_gpus(begun: PlanStart, choice: GpuChoice) -> None:
+    """The ranks see the GPUs that were chosen, if there is a choice."""
+    others = [v for v in begun["variables"] if v["name"] != VISIBLE]
+    if choice.visible is None:
+        return
+    chosen = env_vars.Variable(VISIBLE, choice.visible, choice.why, env_vars.HERE)
+    begun["variables"] = [
+        *others,
+        *([chosen.record()] if begun["device"]["value"] == "cuda" else []),
+    ]
 
 
 def _not_installed(request: LaunchRequest) -> list[str]:

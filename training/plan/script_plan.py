@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from training.core.messages import msg
 from training.host import decisions, gpus, torch_build
+from training.host.gpu_choice import emptiest_gpus
 from training.plan import builder, preflight
 from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED
@@ -29,6 +30,8 @@ def build(
         if config.device != "cpu"
         else gpus.GpuInventory((), decisions.AS_ASKED)
     )
+    gpu_choice = emptiest_gpus(machine, local, environ, hide=False)
+    machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
         decisions.device(config, local, machine, torch)
@@ -38,6 +41,7 @@ def build(
     if config.device == "cuda":
         device = decisions.Decision("cuda", decisions.AS_ASKED)
     begun, checks = builder.start(request, machine, torch, device, environ)
+    builder.set_gpus(begun, gpu_choice)
     if machine.gpus and device.value != "cuda":
         text = msg("plan.script.too_few_gpus", gpus=len(machine.gpus), ranks=local)
         checks.append(

@@ -11,7 +11,7 @@ USED = (
     *(
         name
         for name, field in FIELDS.items()
-        if field.metadata["group"] == "launch" and name != "inject"
+        if field.metadata["group"] == "launch" and name not in ("inject", "profile")
     ),
     *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
 )

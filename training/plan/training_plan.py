@@ -11,6 +11,7 @@ from training.core.errors import NothingToDo
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
+from training.host.gpu_choice import GpuChoice, emptiest_gpus
 from training.host.placement import LOCAL, RANK
 from training.plan import builder, preflight, resume_checks
 from training.plan.request import Request, read
@@ -34,6 +35,11 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         else gpus.GpuInventory((), msg("plan.device.not_asked"))
     )
     torch = torch_build.installed()
+    own_why = msg("plan.device.gpu_ids", config_file=request.config_file)
+    gpu_choice = GpuChoice(machine, own_gpu, own_why if own_gpu else "")
+    if not own_gpu and place.kind != RANK:
+        gpu_choice = emptiest_gpus(machine, request.gpu_ranks, environ, hide=True)
+        machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     if place.kind == RANK and len(machine.gpus) == 1:
         request.gpu_ranks = 1  # each rank sees a GPU of its own (srun --gpus-per-task=1)
     device = decisions.device(config, request.gpu_ranks, machine, torch)
@@ -54,12 +60,7 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         checks += preflight.compile_works(torch, device.value, missing, request)
     builder.refuse_errors(request, checks)
 
-    if own_gpu and device.value == "cuda":
-        why = msg("plan.device.gpu_ids", config_file=request.config_file)
-        begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
-        begun["variables"].append(
-            env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
-        )
+    builder.set_gpus(begun, gpu_choice)
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),

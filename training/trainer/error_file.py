@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.core import heartbeat, rundir
 from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
+from training.trainer import memory_snapshot
 
 if TYPE_CHECKING:
     from training.core.contracts.verdict import RankErrorRecord
@@ -39,6 +40,8 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
     try:
+        if memory := memory_snapshot.keep(run, rank, error):
+            facts["memory"] = memory
         rundir.write_json(run.rank_error(rank), facts)
         if "DUET_SUPERVISED" in os.environ:
             with run.rank_log(rank).open("a") as log:

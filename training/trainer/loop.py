@@ -22,7 +22,7 @@ from training.core.errors import Exit
 from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
-from training.trainer import sanity_checks
+from training.trainer import profiler, sanity_checks
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import PHASE, Scores, evaluate
 from training.trainer.metrics_writer import MetricsWriter
@@ -45,7 +45,7 @@ def train(
     )
     watch = Stopwatch(session.batch.total_tokens, session.world.device)
     queue = StepQueue(session, watch)
-    code = Exit.DONE
+    profiled, code = profiler.planned(session), Exit.DONE
     # Objects that exist now live to the end: exclude them from the collection at an epoch's start
     # (0.1 s for modules and classes).
     gc.collect()
@@ -58,6 +58,8 @@ def train(
         with Progress(session, recorder, position) as progress:
             while position.step < total and session.steps_left(position) and code == Exit.DONE:
                 begun, number = position, position.step + 1
+                if profiled and profiled.begin(number):
+                    watch.restart()
                 pulse.step = number
                 rate = session.optimizer.schedule(
                     position.step, session.task.rate(position.step, total)
@@ -94,6 +96,8 @@ def train(
                     watch.restart()
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
+    if profiled:
+        profiled.close()
     return position, code
 
 

@@ -16,6 +16,7 @@ from training.core.messages import msg
 from training.host import packages
 from training.host.wandb_login import wandb_mode
 from training.trainer import tracking
+from training.trainer.power import PowerMeter
 from training.trainer.tracking import End, Tracker, Trackers
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class MetricsWriter:
         if mode != "disabled":
             makers["W&B"] = lambda first: tracking.WandB(run, config, mode, shown, key)
         self.wandb = f"{mode} ({reason})"
+        self.power: PowerMeter | None = None  # of the GPUs; None: unknown
         self._trackers = Trackers(makers)
         _current = self
 
@@ -92,6 +94,8 @@ class MetricsWriter:
         global _current
         _current = None
         self.flush()
+        if self.power:
+            self.power.close()
         os.close(self._file)
         self._trackers.close(end, limit_s, starting_s)
 

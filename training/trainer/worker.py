@@ -17,7 +17,7 @@ from training.core import heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host import allocator, process
-from training.trainer import flight_recorder_server
+from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -84,6 +84,8 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
     started = time.time()
     if world.device.type == "cpu":
         allocator.keep_freed_memory()
+    else:
+        memory_snapshot.watch(stacks=bool(plan["config"].get("debug")))
     error_file.reserve()
     data = _data(run, plan, world)
     if ending:
@@ -99,6 +101,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
             plan["config"] | tasks.task_of(plan)["options"],
             metrics_writer.login(plan),
         )
+        recorder.power = power.meter(plan, plan["local_ranks"], world.world_size)
         log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
             log.warning(

@@ -94,6 +94,7 @@ class GpuRecord(TypedDict):
     power_limit_w: float | None
     fan_percent: int | None  # 0 to 100
     slowdowns: Sequence[str] | None  # abnormal reasons for low clocks
+    numa_node: NotRequired[int | None]  # missing in early 0.1
 
 
 class VariableRecord(TypedDict):
@@ -168,6 +169,21 @@ class ScriptRecord(TypedDict):
     python_reason: str
 
 
+class BindingRecord(TypedDict):
+    """A rank that runs on the cores of one NUMA node."""
+
+    node: int
+    cores: list[int]  # logical ones that the launch may use
+
+
+class NumaRecord(TypedDict):
+    """training.host.numa.NumaPlan."""
+
+    value: list[BindingRecord | None]  # of each rank of this machine; None: not bound
+    memory: bool  # bound ranks prefer the memory of their node
+    reason: str
+
+
 class RanksPlan(TypedDict):
     """The part of a plan that the communication test needs."""
 
@@ -193,6 +209,7 @@ class PlanStart(RanksPlan):
     place: PlaceRecord
     ranks: int  # on all machines, from 1
     launcher: TextDecision  # spawn, torchrun, env
+    numa: NotRequired[NumaRecord]  # missing in early 0.1
     retries: NumberDecision  # restarts in a row without progress, from 0
     master_port: int  # 0: any free one
     resume: bool

@@ -95,6 +95,42 @@ class LossScaleRecord(TypedDict):
     skipped: int  # steps of the run
 
 
+class ProfileEntry(TypedDict):
+    """A kernel of a GPU, or an operator without those that it calls."""
+
+    name: str
+    count: float  # in a step
+    ms: float  # in a step
+    share: float  # of the step; kernels may run at the same time
+
+
+class ProfileWait(TypedDict):
+    """A call in which the host waits for its GPU; without a GPU, a collective."""
+
+    name: str
+    operator: str  # that makes the call; ''
+    part: str  # as in `shares`
+    count: float  # in a step
+    ms: float  # in a step
+
+
+class ProfileRecord(TypedDict):
+    """profile/rank<r>.json: the digest of a trace (training.trainer.profile_digest)."""
+
+    rank: int
+    device: str  # cuda, cpu
+    timeline: str  # gpu; host: of the rank, because no work of a GPU was recorded
+    first_step: int
+    last_step: int
+    step_ms: float  # mean, with the profiler on
+    # data, forward, backward, optimizer, communication, other, and idle of a GPU: their sum is 1
+    shares: dict[str, float]
+    overlapped: float  # share of the step with communication beside other work
+    longest: list[ProfileEntry]
+    waits: list[ProfileWait]
+    trace: str  # file beside this one
+
+
 class ManifestRecord(TypedDict, total=False):
     """manifest.json of a checkpoint: position, model, data and checksums."""
 

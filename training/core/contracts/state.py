@@ -70,6 +70,7 @@ class LogTraining(EvaluationState):
     samples_per_s: NotRequired[float | None]
     tokens_per_s_of: NotRequired[Literal["device", "run"] | None]  # of a log
     mfu: float | None  # 0 to 1
+    joules_per_unit: float | None  # of all GPUs, for a token or sample; None in a log
     memory_bytes: float | None  # maximum over ranks
     step_ms_median: float | None
     step_ms_p95: float | None

@@ -34,6 +34,22 @@ class ReportedError(ChainedError):
     before: NotRequired[list[ChainedError]]  # only in a script
 
 
+class BlockRecord(TypedDict):
+    bytes: int  # of one
+    count: int
+
+
+class MemoryRecord(TypedDict):
+    """The memory of a GPU when an allocation failed (training.trainer.memory_snapshot)."""
+
+    file: NotRequired[str]  # the whole snapshot, for pytorch.org/memory_viz
+    requested_bytes: NotRequired[int]
+    allocated_bytes: int
+    reserved_bytes: int  # including free parts
+    largest_free_bytes: int  # in one piece
+    largest: list[BlockRecord]  # by total size
+
+
 class RankErrorRecord(ReportedError):
     """ranks/rank<r>.error.json: the exception that ended a rank, written by the rank itself
     (training.trainer.error_file, lib/run_script.py). `type` is SystemExit if a script called
@@ -48,6 +64,7 @@ class RankErrorRecord(ReportedError):
     disk_full: bool
     traceback: list[str]
     stopped: NotRequired[str]  # message of a run that stopped itself
+    memory: NotRequired[MemoryRecord]  # the GPU had none left
 
 
 class EndedRecord(TypedDict):
@@ -87,6 +104,7 @@ class FailureRecord(EndRecord):
     log: str
     torn_down: bool  # a script had finished its work
     time: float  # unix s
+    memory: NotRequired[MemoryRecord]  # the GPU of `rank` had none left
     advice: NotRequired[list[str]]  # derived from the other fields
 
 

@@ -324,6 +324,7 @@ class LogAggregator:
             if self.source in PER_DEVICE
             else "run",
             "mfu": self._kept.get("mfu"),
+            "joules_per_unit": None,
             "memory_bytes": self._kept.get("memory_bytes"),
             "step_ms_median": median(times),
             # Rates of a bar are already smoothed.

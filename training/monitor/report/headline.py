@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.core import metric_units
+from training.core import metric_units, units
 from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
@@ -14,6 +14,14 @@ def lasted(seconds: float) -> str:
     """Duration as in the monitor, with its unit."""
     shown = duration(seconds)
     return shown if shown.endswith("h") else f"{shown} {'h' if shown.count(':') > 1 else 'min'}"
+
+
+def _with_energy(note: str, run: Run) -> str:
+    joules = run.metrics.median("joules_per_unit")
+    if joules is None:
+        return note
+    energy = f"{units.joules(joules)}/{metric_units.one(run.counted)}"
+    return msg("monitor.report.headline.with_energy", note=note, energy=energy)
 
 
 def figures(run: Run) -> list[tuple[str, object, object]]:
@@ -59,7 +67,9 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
             (
                 msg("monitor.report.metric.speed"),
                 count(speed),
-                msg("monitor.report.headline.per_second_median", unit=run.counted),
+                _with_energy(
+                    msg("monitor.report.headline.per_second_median", unit=run.counted), run
+                ),
             )
         )
     if step:

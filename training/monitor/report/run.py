@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.core.contracts.state import RunState
 
 EVENTS = 5000  # at most, the newest
+PROFILES = 64  # ranks, at most
 PICTURES, PICTURE_BYTES, PICTURES_BYTES = 24, 2 << 20, 8 << 20
 RANK_FILE = re.compile(r"rank(\d+)\.bin")
 
@@ -53,6 +54,7 @@ class Run:
     events: list[Record]
     durations: dict[int, dict[str, float]]  # rank → kind of phase → seconds, approximate
     pictures: list[Picture]
+    profiles: list[Record]  # profile/rank<r>.json, by rank
     pauses: list[tuple[float, float]]  # from the end of a start to the next one, unix s
 
     @property
@@ -147,6 +149,7 @@ def read_run(folder: rundir.RunDir) -> Run:
         known,
         _durations(folder.heartbeats),
         _pictures(folder.samples),
+        _profiles(folder),
         pauses,
     )
 
@@ -171,6 +174,12 @@ def _durations(folder: Path) -> dict[int, dict[str, float]]:
         if any(seconds.values()):
             out[rank] = seconds
     return out
+
+
+def _profiles(folder: rundir.RunDir) -> list[Record]:
+    """The digests of the profiled ranks, from rank 0 on."""
+    found = (read_object(folder.profile_digest(rank)) for rank in range(PROFILES))
+    return [masked_values(digest) for digest in found if digest]
 
 
 def _pictures(folder: Path) -> list[Picture]:

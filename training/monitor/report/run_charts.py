@@ -22,6 +22,7 @@ BARS = 64  # ranks, at most
 OTHER = "other"
 KNOWN = (
     *("step_ms", "lr", "grad_norm", "mfu", "loss_scale", "skipped_steps"),
+    *("joules_per_unit", "power_w"),
     *("val_loss", "val_bpb"),
 )  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
@@ -37,6 +38,8 @@ def _titles() -> dict[str, tuple[str, str]]:
         "mfu": (msg("monitor.report.metric.mfu"), msg("monitor.report.metric.share_of_peak")),
         "loss_scale": (msg("monitor.report.metric.loss_scale"), ""),
         "skipped_steps": (msg("monitor.report.metric.skipped_steps"), ""),
+        "joules_per_unit": (msg("monitor.report.metric.energy"), "J"),
+        "power_w": (msg("monitor.report.metric.power"), "W"),
         "val_loss": (msg("monitor.report.metric.val_loss"), ""),
         "val_bpb": (msg("monitor.report.metric.validation"), "bits/byte"),
     }
@@ -160,7 +163,7 @@ def small(run: Run) -> list[Chart | None]:
         if key != metric_units.PLAIN and not metric_units.of_the_input(key, metrics.scores):
             out.append(_score(key, metrics))
     out.append(memory(run))
-    first = (run.counted + metric_units.PER_S, "step_ms", "lr", "grad_norm", "mfu")
+    first = (run.counted + metric_units.PER_S, *KNOWN)
     others = sorted(key for key in metrics.curves if key not in (*first, "loss"))
     for key in (*first, *others):
         if (curve := metrics.curves.get(key)) is None:

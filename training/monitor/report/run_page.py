@@ -10,7 +10,14 @@ from training.core.jsonl import text
 from training.core.messages import msg
 from training.core.units import clock, plural
 from training.monitor.alerts import MEASURED_STEPS, SLOW_RANK
-from training.monitor.report import curve, headline, run_charts, sections, timeline
+from training.monitor.report import (
+    curve,
+    headline,
+    profile_section,
+    run_charts,
+    sections,
+    timeline,
+)
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, state_name, tiles
 from training.monitor.report.run import Run, value_of
@@ -42,6 +49,12 @@ def page(run: Run) -> ReportPage:
         _balance(run),
         out.figures([run_charts.balance(run), run_charts.phases(run)]),
         short=msg("monitor.report.title.balance_short"),
+    )
+    out.add(
+        "profile",
+        msg("monitor.report.title.profile"),
+        out.figures([profile_section.shares_chart(run)]),
+        profile_section.tables(run),
     )
     out.add("samples", msg("monitor.report.title.samples"), sections.samples(run))
     out.add("configuration", msg("monitor.report.title.configuration"), sections.configuration(run))

@@ -39,6 +39,8 @@ AXES = (
     *metric_units.COUNTED,
 )
 
+MEDIANS = ("step_ms", "joules_per_unit")
+
 
 class Metrics:
     """Content of a metrics.jsonl, or of `records` in its place. `curves`: key → curve; `by_rank`:
@@ -122,7 +124,7 @@ class Metrics:
                 for curve, column in zip(curves, columns, strict=False):
                     add_stretch(curve, group, list(column))
                 continue
-            if key == "step_ms" or key.endswith(metric_units.PER_S):
+            if key in MEDIANS or key.endswith(metric_units.PER_S):
                 self._values[key].extend(
                     v for v in values if isinstance(v, float) and math.isfinite(v)
                 )
@@ -148,7 +150,8 @@ class Metrics:
             curve.marks = in_order(curve.marks, self.origin)[:MARKS]
 
     def median(self, key: str) -> float | None:
-        """Median of a speed or of step_ms over all steps but the first, as in summary.json."""
+        """Median of a speed or of one of MEDIANS over all steps but the first, as in
+        summary.json."""
         return statistics.median(self._values[key]) if self._values.get(key) else None
 
     @property

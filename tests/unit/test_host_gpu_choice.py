@@ -1,0 +1,77 @@
+"""Which GPUs are used if more are visible than the launch has ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cases import each
+from training.host.gpu_choice import emptiest, emptiest_gpus
+from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory, GpuProcess
+
+GIB = 1 << 30
+
+
+def gpu(index: int, free: float | None, use: int | None = 0, **facts: Any) -> Gpu:
+    bytes_ = None if free is None else int(free * GIB)
+    return Gpu(index, f"GPU-{index}", "-", 80 * GIB, bytes_, use, None, None, **facts)
+
+
+BUSY = (GpuProcess(1, GIB),)
+
+
+@each(
+    ("every", "chosen"),
+    [
+        ([gpu(0, 79), gpu(1, 79), gpu(2, 79)], [0, 1]),
+        ([gpu(0, 78.4), gpu(1, 79.1), gpu(2, 79.3)], [0, 1]),  # a display on the first one
+        ([gpu(0, 10), gpu(1, 79), gpu(2, 79)], [1, 2]),
+        ([gpu(0, 10), gpu(1, 79), gpu(2, 40)], [1, 2]),
+        ([gpu(0, 79, 95), gpu(1, 79, 3), gpu(2, 79, 0)], [1, 2]),
+        ([gpu(0, 79, 5), gpu(1, 79, None), gpu(2, 79, 0)], [0, 1]),
+        ([gpu(0, 79, 95), gpu(1, 40, 0), gpu(2, 79, 0)], [0, 2]),  # memory comes first
+        ([gpu(0, 79, compute_mode=PROHIBITED), gpu(1, 5), gpu(2, 5)], [1, 2]),
+        ([gpu(0, 79, compute_mode=EXCLUSIVE, processes=BUSY), gpu(1, 5), gpu(2, 5)], [1, 2]),
+        ([gpu(0, 79, compute_mode=EXCLUSIVE), gpu(1, 5), gpu(2, 5)], [0, 1]),
+    ],
+)
+def test_memory_then_utilisation_then_order(every: list[Gpu], chosen: list[int]) -> None:
+    assert [found.index for found in emptiest(every, 2)] == chosen
+
+
+EVERY = (gpu(0, 5), gpu(1, 79), gpu(2, 30), gpu(3, 79))
+
+
+def test_the_others_are_hidden_or_follow() -> None:
+    machine = GpuInventory(EVERY, "4 on this machine", "580", "13.0")
+    hidden = emptiest_gpus(machine, 2, {}, hide=True)
+    assert hidden.visible == "1,3" and hidden.environ({})[VISIBLE] == "1,3"
+    assert [g.index for g in hidden.machine.gpus] == [1, 3]
+    assert hidden.machine.reason == hidden.why and "79" in hidden.why
+    follow = emptiest_gpus(machine, 2, {}, hide=False)
+    assert follow.visible == "1,3,0,2", "a script may use more than one GPU in a rank"
+    assert follow.machine.driver == "580"
+
+
+@pytest.mark.parametrize(
+    ("environ", "every", "ranks"),
+    [
+        ({VISIBLE: "0,2,3"}, EVERY, 2),
+        ({VISIBLE: ""}, EVERY, 2),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, EVERY, 2),
+        ({}, EVERY, 4),
+        ({}, EVERY, 5),
+        ({}, (), 1),
+        ({}, (*EVERY, gpu(4, None)), 2),
+        ({}, (*EVERY, gpu(4, 79, mig=True)), 2),
+        ({}, EVERY[1:], 1),
+    ],
+)
+def test_otherwise_nothing_is_changed(
+    environ: dict[str, str], every: tuple[Gpu, ...], ranks: int
+) -> None:
+    machine = GpuInventory(every, "-")
+    choice = emptiest_gpus(machine, ranks, environ, hide=True)
+    assert (choice.machine, choice.visible) == (machine, None)
+    assert choice.environ(environ) is environ

@@ -1,0 +1,126 @@
+"""NUMA nodes: the cores of a rank by the node of its GPU, and the binding itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.core.errors import UserError
+from training.host import numa
+from training.host.gpus import Gpu
+from training.launcher import spawn
+
+
+def gpu(index: int, node: int | None) -> Gpu:
+    return Gpu(index, f"GPU-{index}", "-", 1, 1, 0, None, None, numa_node=node)
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two nodes of four cores and one of memory only; this process may not use core 7."""
+    for node, cores in ((0, "0-3"), (1, "4-7"), (2, "")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}/cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(numa, "NODES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.setattr(numa, "prefer_memory", lambda node: True)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_each_rank_gets_the_allowed_cores_of_its_gpu_s_node() -> None:
+    found = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 0)], 2)
+    assert found.bindings == (
+        {"node": 1, "cores": [4, 5, 6]},
+        {"node": 0, "cores": [0, 1, 2, 3]},
+    )
+    assert (found.memory, found.threads) == (True, 3)
+    assert "4-6" in found.sentence()
+    shared = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 1)], 2)
+    assert shared.threads == 1, "two ranks share three cores"
+    half = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, None)], 2)
+    assert half.bindings == ({"node": 1, "cores": [4, 5, 6]}, None)
+    assert half.threads is None
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize(
+    ("asked", "launcher", "device", "nodes"),
+    [
+        ("off", "spawn", "cuda", (0, 1)),
+        ("auto", "torchrun", "cuda", (0, 1)),
+        ("auto", "env", "cuda", (0, 1)),
+        ("auto", "spawn", "cpu", ()),
+        ("auto", "spawn", "cuda", (None, None)),
+        ("auto", "spawn", "cuda", (2, 2)),  # has no cores
+    ],
+)
+def test_otherwise_no_rank_is_bound(
+    asked: str, launcher: str, device: str, nodes: tuple[int | None, ...]
+) -> None:
+    gpus = [gpu(i, node) for i, node in enumerate(nodes)]
+    found = numa.choose(asked, launcher, device, gpus, 2)
+    assert (found.bindings, found.threads) == ((None, None), None)
+    assert found.reason
+
+
+def test_one_node_is_never_divided(two_nodes: Path) -> None:
+    for node in (1, 2):
+        (two_nodes / f"node{node}/cpulist").unlink()
+    found = numa.choose("auto", "spawn", "cuda", [gpu(0, 0), gpu(1, 0)], 2)
+    assert found.bindings == (None, None)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_node_can_be_given() -> None:
+    found = numa.choose(0, "spawn", "cpu", [], 2)
+    assert found.bindings == ({"node": 0, "cores": [0, 1, 2, 3]},) * 2
+    assert found.threads == 2
+    for node in (2, 5):
+        with pytest.raises(UserError) as error:
+            numa.choose(node, "spawn", "cpu", [], 2)
+        assert error.value.problems[0].code == "numa.node"
+        assert "--numa=0" in error.value.problems[0].fixes
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0-1", {0, 1})]
+)
+def test_lists_of_the_kernel(text: str, found: set[int]) -> None:
+    assert numa.numbers(text) == found
+    assert numa.spans(sorted(found)) == text
+
+
+READ = (
+    "import os; print(sorted(os.sched_getaffinity(0)));"
+    "print(open('/proc/self/numa_maps').readline().split()[1])"
+)
+
+
+def run(binding: object, memory: bool) -> list[str]:
+    child = spawn._start(
+        [sys.executable, "-I", "-S", "-c", READ], dict(os.environ), 0, False, (), binding, memory
+    )
+    with os.fdopen(child.output) as output:
+        lines = output.read().splitlines()
+    os.close(child.pidfd)
+    assert child.popen.wait() == 0
+    return lines
+
+
+def test_a_rank_is_bound_before_its_program_starts() -> None:
+    own = sorted(os.sched_getaffinity(0))
+    assert run(None, False) == [str(own), "default"]
+    memory = numa.prefer_memory(None)
+    cores, policy = run({"node": 0, "cores": own[-1:]}, memory)
+    assert cores == str(own[-1:])
+    assert policy == ("prefer:0" if memory else "default")
+    assert sorted(os.sched_getaffinity(0)) == own, "the launcher is not"
+
+
+def test_a_core_that_was_taken_away_does_not_stop_the_rank() -> None:
+    text, cores, _ = run({"node": 1, "cores": [1023]}, False)
+    assert "NUMA" in text and cores == str(sorted(os.sched_getaffinity(0)))

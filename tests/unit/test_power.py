@@ -1,0 +1,88 @@
+"""Power of the GPUs and joules per token, from the driver to report and monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import python
+from tests.unit.report_runs import planned, trained
+from training.core import metric_units, units
+from training.monitor import sections, state
+from training.monitor.report import headline
+from training.monitor.report.run import read_run
+from training.trainer import power
+
+Nvidia = Callable[..., dict[str, Any]]
+READ = """
+import time
+from training.trainer import power
+power.EVERY_S = 0.2
+meter = power.PowerMeter([0, 1])
+end = time.monotonic() + 10
+while not meter._at and time.monotonic() < end and meter.thread.is_alive():
+    time.sleep(0.01)
+print(meter.watts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "watts"),
+    [
+        ({"ENERGY": "300,200", "POWER": "1,1"}, 500),  # the counter is more exact
+        ({"POWER": "431,70"}, 501),
+        ({"NOT_SUPPORTED": 1}, None),
+        ({"COUNT": 1, "POWER": "431"}, None),  # the other GPU is lost
+    ],
+)
+def test_power_of_all_gpus(nvidia: Nvidia, driver: dict[str, Any], watts: float | None) -> None:
+    done = python("-c", READ, **nvidia(**driver))
+    assert done.stderr == ""
+    found = None if done.stdout == "None\n" else float(done.stdout)
+    assert found == (None if watts is None else pytest.approx(watts, rel=0.02))
+
+
+def test_without_a_driver_the_power_is_unknown() -> None:
+    meter = power.PowerMeter([0])
+    meter.thread.join(10)
+    assert not meter.thread.is_alive() and meter.watts is None
+
+
+@pytest.mark.parametrize(
+    ("device", "local", "world"), [("cpu", 2, 2), ("cuda", 2, 4), ("cuda", 1, 1)]
+)
+def test_only_a_complete_figure_is_measured(device: str, local: int, world: int) -> None:
+    plan: Any = {"device": {"value": device}, "gpus": [{"index": 0}, {"index": 1}]}
+    assert power.meter(plan, local, world) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_report_and_monitor_show_it_where_it_is_known(tmp_path: Path, known: bool) -> None:
+    made = trained(planned(tmp_path / "run"), 60)
+    if known:
+        for step in range(61, 121):
+            made.step(step, 2.0, joules_per_unit=0.0123, power_w=500.0)
+    shown = " ".join(str(note) for _, _, note in headline.figures(read_run(made.run)))
+    assert ("J/token" in shown) == known and ("0.0123" in shown) == known
+    curve = read_run(made.run).metrics.curves.get("power_w")
+    assert (curve is not None) == known and not (curve and curve.marks)
+    seen = state.RunWatch(made.run).read(patience_s=0.0)
+    assert seen["training"]["joules_per_unit"] == (0.0123 if known else None)
+    screen = "".join(str(line) for line in sections.numbers(seen, 200, 20))
+    assert ("0.0123 J" in screen) == known
+
+
+def test_units() -> None:
+    assert [units.joules(value) for value in (0.012345, 3.0, 45_600)] == [
+        "0.0123 J",
+        "3 J",
+        "45.6 kJ",
+    ]
+    assert [metric_units.one(unit) for unit in ("tokens", "clips", None)] == [
+        "token",
+        "clip",
+        "token",
+    ]

@@ -1,0 +1,223 @@
+"""The digest of a trace, and a profiler that fails."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training.core import heartbeat, rundir
+from training.monitor.report import profile_section
+from training.trainer import profile_digest, profiler
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object) -> Any:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def mark(name: str, ts: float, dur: float) -> Any:
+    return event("user_annotation", name, ts, dur)
+
+
+HOST = [
+    mark("ProfilerStep#2", 0, 1000),
+    mark("duet: fetch", 0, 100),
+    mark("duet: forward", 100, 300),
+    mark("duet: backward", 400, 400),
+    mark("duet: optimizer", 800, 150),
+    event("cpu_op", "aten::linear", 100, 200),
+    event("cpu_op", "aten::addmm", 110, 150),
+    event("cpu_op", "aten::mm", 400, 100),
+    # From 450 on, beside the operator; from 500 to 780 the rank waits.
+    event("user_annotation", "gloo:all_reduce", 450, 330, tid=2),
+    event("user_annotation", "gloo:all_reduce", 800, 20, tid=2),  # too short for a wait
+]
+
+
+def test_the_host_s_time_is_divided_by_phases_and_waits() -> None:
+    found = profile_digest.digest(HOST, 1, "cpu", 12, "rank1.trace.json.gz")
+    assert (found["timeline"], found["first_step"], found["last_step"]) == ("host", 12, 12)
+    assert found["step_ms"] == 1
+    assert found["shares"] == {
+        "data": 0.1,
+        "forward": 0.3,
+        "backward": 0.12,
+        "optimizer": 0.15,
+        "communication": 0.28,
+        "other": 0.05,
+    }
+    assert found["overlapped"] == 0.07
+    own = {entry["name"]: entry["ms"] for entry in found["longest"]}
+    assert own == {"aten::addmm": 0.15, "aten::mm": 0.1, "aten::linear": 0.05}
+    (wait,) = found["waits"]
+    assert (wait["name"], wait["part"], wait["ms"]) == ("communication", "backward", 0.28)
+
+
+GPU = [
+    # The host launches a step in 300 µs, then waits for the GPU.
+    mark("ProfilerStep#2", 0, 900),
+    mark("duet: forward", 0, 100),
+    mark("duet: backward", 100, 100),
+    mark("duet: optimizer", 200, 700),
+    event("cpu_op", "aten::item", 290, 600),
+    event("cpu_op", "aten::_local_scalar_dense", 295, 590),
+    event("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=1),
+    event("cuda_runtime", "cudaLaunchKernel", 110, 5, tid=9, correlation=2),  # autograd's thread
+    event("cuda_runtime", "cudaLaunchKernel", 120, 5, correlation=3),
+    event("cuda_runtime", "cudaLaunchKernel", 210, 5, correlation=4),
+    event("cuda_runtime", "cudaMemcpyAsync", 220, 5, correlation=5),
+    event("cuda_runtime", "cudaStreamSynchronize", 300, 580),
+    event("kernel", "gemm", 100, 200, tid=7, correlation=1),
+    event("kernel", "gemm", 300, 300, tid=7, correlation=2),
+    event("kernel", "ncclDevKernel_AllReduce_Sum_f32", 500, 200, tid=8, correlation=3),
+    event("kernel", "adam", 700, 100, tid=7, correlation=4),
+    event("gpu_memcpy", "Memcpy DtoH", 900, 100, tid=7, correlation=5),
+]
+
+
+def test_the_gpu_s_time_is_divided_by_the_phase_that_launched_it() -> None:
+    found = profile_digest.digest(GPU, 0, "cuda", 5, "rank0.trace.json.gz")
+    assert (found["timeline"], found["step_ms"]) == ("gpu", 1)
+    assert found["shares"] == {
+        "data": 0,
+        "forward": 0.2,
+        "backward": 0.3,
+        "optimizer": 0.2,
+        "communication": 0.1,  # alone, from 600 to 700
+        "other": 0,
+        "idle": 0.2,
+    }
+    assert found["overlapped"] == 0.1
+    assert next((e["name"], e["count"], e["ms"]) for e in found["longest"]) == ("gemm", 2, 0.5)
+    (wait,) = found["waits"]
+    assert (wait["name"], wait["operator"]) == (
+        "cudaStreamSynchronize",
+        "aten::_local_scalar_dense",
+    )
+    assert (wait["part"], wait["ms"]) == ("optimizer", 0.58)
+
+
+def test_a_copy_that_is_not_asynchronous_is_a_wait() -> None:
+    calls = ["cudaMemcpy", "cudaMemcpyAsync", "cudaStreamWaitEvent", "cuCtxSynchronize"]
+    events = [event("cuda_runtime", name, 820 + i, 1) for i, name in enumerate(calls)]
+    found = profile_digest.digest([*GPU[:4], GPU[12], *events], 0, "cuda", 5, "")
+    assert sorted(wait["name"] for wait in found["waits"]) == ["cuCtxSynchronize", "cudaMemcpy"]
+
+
+def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": HOST[5:]}).encode()))
+    with pytest.raises(ValueError, match="no step"):
+        profile_digest.of_trace(trace, 0, "cpu", 1)
+
+
+def session(folder: Path, profile: int, total: int) -> Any:
+    run = rundir.RunDir(folder)
+    run.create()
+    return SimpleNamespace(
+        config=SimpleNamespace(profile=profile),
+        run=run,
+        world=SimpleNamespace(rank=0, device=torch.device("cpu")),
+        length=SimpleNamespace(total_steps=total),
+        position=SimpleNamespace(step=0),
+    )
+
+
+def codes(run: rundir.RunDir) -> list[str]:
+    return [e["code"] for e in rundir.read_records(run.events) if e["event"] == "warning"]
+
+
+@pytest.fixture
+def pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> heartbeat.Heartbeat:
+    made = heartbeat.Heartbeat(tmp_path / "rank0.bin", 0)
+    monkeypatch.setattr(heartbeat, "current", made)
+    return made
+
+
+def work(pulse: heartbeat.Heartbeat, profiled: profiler.StepProfiler, steps: int) -> list[int]:
+    """The steps before which the profiler was at work."""
+    busy = []
+    for step in range(1, steps + 1):
+        if profiled.begin(step):
+            busy.append(step)
+        for phase in heartbeat.STEP_PHASES:
+            pulse.beat(phase)
+            torch.ones(8, 8) @ torch.ones(8, 8)
+    profiled.close()
+    return busy
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "profiled", "busy"),
+    [
+        pytest.param(3, 20, (11, 13), [9, 10, 11, 12, 13, 14], marks=pytest.mark.slow),
+        (3, 5, (3, 5), [1, 2, 3, 4, 5]),
+        pytest.param(9, 4, (2, 4), [1, 2, 3, 4], marks=pytest.mark.slow),
+    ],
+)
+def test_steps_after_the_warm_up_are_profiled(
+    tmp_path: Path,
+    pulse: heartbeat.Heartbeat,
+    steps: int,
+    total: int,
+    profiled: tuple[int, int],
+    busy: list[int],
+) -> None:
+    state = session(tmp_path / "run", steps, total)
+    planned = profiler.planned(state)
+    assert planned
+    assert work(pulse, planned, total) == busy
+    digest = rundir.read_json(state.run.profile_digest(0)) or {}
+    assert (digest["first_step"], digest["last_step"]) == profiled
+    assert sum(digest["shares"].values()) == pytest.approx(1, abs=0.01)
+    assert digest["shares"]["forward"] > 0
+    assert "aten::mm" in [entry["name"] for entry in digest["longest"]]
+    assert codes(state.run) == []
+    assert "beat" not in vars(pulse), "the heartbeat is as before"
+
+
+def test_without_the_flag_there_is_no_profiler(tmp_path: Path) -> None:
+    assert profiler.planned(session(tmp_path, 0, 100)) is None
+
+
+def test_too_few_steps_for_a_profile_are_reported(tmp_path: Path) -> None:
+    state = session(tmp_path, 2, 1)
+    assert profiler.planned(state) is None
+    assert codes(state.run) == ["warning.profile"]
+
+
+@pytest.mark.parametrize("part", ["start", "step", "export_chrome_trace"])
+def test_a_profiler_that_fails_does_not_end_the_training(
+    tmp_path: Path, pulse: heartbeat.Heartbeat, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
+
+    monkeypatch.setattr(torch.profiler.profile, part, fails)
+    state = session(tmp_path / "run", 2, 20)
+    planned = profiler.planned(state)
+    assert planned
+    work(pulse, planned, 20)
+    (warning,) = [e for e in rundir.read_records(state.run.events) if e["event"] == "warning"]
+    assert warning["code"] == "warning.profile" and "CUPTI_ERROR" in warning["text"]
+    assert not state.run.profile_digest(0).exists()
+    assert "beat" not in vars(pulse)
+
+
+def test_the_report_shows_each_rank_and_survives_a_damaged_digest(tmp_path: Path) -> None:
+    gpu = dict(profile_digest.digest(GPU, 0, "cuda", 5, ""))
+    run: Any = SimpleNamespace(
+        profiles=[gpu, {"rank": 1, "shares": 3, "longest": [None], "waits": {}}],
+        folder=rundir.RunDir(tmp_path),
+    )
+    chart = profile_section.shares_chart(run)
+    assert chart and sum(chart.columns["y"]) == pytest.approx(1.0)
+    page = profile_section.tables(run)
+    assert page and "gemm" in page and "cudaStreamSynchronize" in page
+    run.profiles = []
+    assert profile_section.shares_chart(run) is None and profile_section.tables(run) is None

@@ -1,0 +1,72 @@
+"""Choice of the GPUs of a launch where more are visible than it has ranks: the emptiest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from training.core.messages import msg
+from training.core.units import gib
+from training.host.gpus import EXCLUSIVE, PROHIBITED, VISIBLE, Gpu, GpuInventory
+
+# Smaller differences do not count: of idle GPUs the first ones are used.
+NOISE_BYTES, NOISE_PERCENT = 1 << 30, 10
+ORDER, PCI = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # the order of NVML's indices
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """`machine`: with the chosen GPUs first; `visible`: CUDA_VISIBLE_DEVICES of the ranks, None: as
+    it is, with `why`."""
+
+    machine: GpuInventory
+    visible: str | None = None
+    why: str = ""
+
+    def environ(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return environ if self.visible is None else {**environ, VISIBLE: self.visible}
+
+
+def emptiest_gpus(
+    machine: GpuInventory, ranks: int, environ: Mapping[str, str], *, hide: bool
+) -> GpuChoice:
+    """The `ranks` emptiest GPUs; those that the user has selected stay as they are. `hide`: the
+    others become invisible, else they follow in the list."""
+    every = machine.gpus
+    known = all(gpu.free_bytes is not None and not gpu.mig for gpu in every)
+    if VISIBLE in environ or environ.get(ORDER, PCI) != PCI or not known or len(every) <= ranks:
+        return GpuChoice(machine)
+    chosen = emptiest(every, ranks)
+    rest = [gpu for gpu in every if gpu not in chosen]
+    if chosen == list(every[:ranks]):
+        return GpuChoice(machine)
+    shown = msg("host.gpus.comma").join(map(_described, chosen))
+    passed = msg("host.gpus.comma").join(map(_described, every[:ranks]))
+    why = msg("host.gpus.emptiest", count=len(every), chosen=shown, first=passed)
+    used = chosen if hide else [*chosen, *rest]
+    visible = ",".join(str(gpu.index) for gpu in used)
+    return GpuChoice(replace(machine, gpus=tuple(used), reason=why), visible, why)
+
+
+def emptiest(every: Sequence[Gpu], count: int) -> list[Gpu]:
+    """In PCI order: by free memory, then by utilisation. A GPU that another process has for itself
+    comes last."""
+    left, chosen = list(every), list[Gpu]()
+    while len(chosen) < count:
+        usable = [gpu for gpu in left if not _closed(gpu)] or left
+        most = max(gpu.free_bytes or 0 for gpu in usable)
+        free = [gpu for gpu in usable if (gpu.free_bytes or 0) > most - NOISE_BYTES]
+        least = min(gpu.use_percent or 0 for gpu in free)
+        idle = [gpu for gpu in free if (gpu.use_percent or 0) < least + NOISE_PERCENT]
+        chosen.append(idle[0])
+        left.remove(idle[0])
+    return sorted(chosen, key=lambda gpu: gpu.index)
+
+
+def _closed(gpu: Gpu) -> bool:
+    return gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and bool(gpu.processes))
+
+
+def _described(gpu: Gpu) -> str:
+    use = "-" if gpu.use_percent is None else gpu.use_percent
+    return msg("host.gpus.described", index=gpu.index, free=gib(gpu.free_bytes), use=use)

@@ -1,0 +1,169 @@
+"""NUMA nodes of this machine: cores of a node, node of a GPU, and the binding of a rank to the node
+of its GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.host.gpus import Gpu
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import BindingRecord, NumaRecord
+
+NODES = Path("/sys/devices/system/node")
+AUTO, OFF = "auto", "off"
+SPAWN = "spawn"  # the launcher that binds its ranks
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # number of the system call
+DEFAULT_POLICY, PREFERRED = 0, 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class NumaPlan:
+    """The binding of each rank of this machine, None: not bound; `memory`: allocations prefer the
+    node too."""
+
+    bindings: tuple[BindingRecord | None, ...]
+    memory: bool
+    reason: str
+
+    def record(self) -> NumaRecord:
+        return {"value": list(self.bindings), "memory": self.memory, "reason": self.reason}
+
+    @property
+    def threads(self) -> int | None:
+        """Cores for each rank if the ranks of a node share its cores; None: not all are bound."""
+        bound = [binding for binding in self.bindings if binding]
+        if not bound or len(bound) < len(self.bindings):
+            return None
+        ranks = Counter(binding["node"] for binding in bound)
+        return max(1, min(len(b["cores"]) // ranks[b["node"]] for b in bound))
+
+    def sentence(self) -> str:
+        bound = [
+            msg("host.numa.rank", rank=rank, node=b["node"], cores=spans(b["cores"]))
+            for rank, b in enumerate(self.bindings)
+            if b
+        ]
+        what = msg("host.numa.comma").join(bound) or msg("host.numa.none")
+        return msg("host.numa.sentence", what=what, reason=self.reason)
+
+
+def choose(
+    asked: int | str, launcher: str, device: str, gpus: Sequence[Gpu], ranks: int
+) -> NumaPlan:
+    """`asked`: --numa; `gpus`: of the ranks of this machine, in their order. Raises UserError for a
+    node without cores for this process."""
+    unbound = (None,) * ranks
+    if asked == OFF:
+        return NumaPlan(unbound, False, msg("host.decision.as_asked"))
+    if launcher != SPAWN:
+        return NumaPlan(unbound, False, msg("host.numa.other_launcher", launcher=launcher))
+    nodes = allowed(cores_of_nodes())
+    if isinstance(asked, int):
+        if not nodes.get(asked):
+            raise UserError(_no_such_node(asked, nodes))
+        one: BindingRecord = {"node": asked, "cores": sorted(nodes[asked])}
+        return _bound((one,) * ranks, msg("host.decision.as_asked"))
+    if device != "cuda":
+        return NumaPlan(unbound, False, msg("host.numa.no_gpu"))
+    if len(nodes) < 2:
+        return NumaPlan(unbound, False, msg("host.numa.one_node"))
+    bindings = tuple(_of_gpu(gpu, nodes) for gpu in gpus[:ranks])
+    if not any(bindings):
+        return NumaPlan(unbound, False, msg("host.numa.unknown"))
+    return _bound(bindings + unbound[len(bindings) :], msg("host.numa.of_the_gpu"))
+
+
+def _of_gpu(gpu: Gpu, nodes: Mapping[int, set[int]]) -> BindingRecord | None:
+    cores = nodes.get(-1 if gpu.numa_node is None else gpu.numa_node)
+    return {"node": gpu.numa_node or 0, "cores": sorted(cores)} if cores else None
+
+
+def _bound(bindings: tuple[BindingRecord | None, ...], reason: str) -> NumaPlan:
+    memory = prefer_memory(None)
+    also = msg("host.numa.memory") if memory else msg("host.numa.no_memory_policy")
+    return NumaPlan(bindings, memory, msg("host.numa.with_memory", reason=reason, memory=also))
+
+
+def _no_such_node(asked: int, nodes: Mapping[int, set[int]]) -> Problem:
+    known = sorted(node for node, cores in nodes.items() if cores)
+    return Problem(
+        "numa.node",
+        msg("host.numa.no_cores", node=asked),
+        msg("host.numa.nodes", nodes=", ".join(map(str, known)) or "-"),
+        ["--numa=auto", *(f"--numa={node}" for node in known[:1])],
+        "numa",
+    )
+
+
+def cores_of_nodes() -> dict[int, set[int]]:
+    """Node → its cores; {} where the kernel reports no nodes. A node may have memory only."""
+    out = {}
+    for folder in NODES.glob("node[0-9]*"):
+        try:
+            out[int(folder.name.removeprefix("node"))] = numbers(
+                (folder / "cpulist").read_text().strip()
+            )
+        except (OSError, ValueError):  # taken offline meanwhile
+            continue
+    return out
+
+
+def allowed(nodes: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """The same with the cores that this process may use (cpuset of the control group, taskset)."""
+    own = os.sched_getaffinity(0)
+    return {node: cores & own for node, cores in sorted(nodes.items())}
+
+
+def bind(cores: Sequence[int], node: int, *, memory: bool) -> None:
+    """Bind this process and the children that it will have to these cores; with `memory`, they
+    allocate on this node while it has some. Raises OSError."""
+    os.sched_setaffinity(0, cores)
+    if memory and not prefer_memory(node):
+        raise OSError(ctypes.get_errno(), "set_mempolicy")
+
+
+def prefer_memory(node: int | None) -> bool:
+    """Whether the kernel has accepted the policy; None: the default one. Containers without
+    CAP_SYS_NICE may not set any."""
+    number = SET_MEMPOLICY.get(platform.machine())
+    if number is None:
+        return False
+    if node is None:
+        return _libc.syscall(number, DEFAULT_POLICY, None, ctypes.c_ulong(0)) == 0
+    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = (ctypes.c_ulong * (node // bits + 1))()
+    mask[node // bits] = 1 << node % bits
+    # The kernel reads one bit less than this number.
+    most = ctypes.c_ulong(bits * len(mask) + 1)
+    return _libc.syscall(number, PREFERRED, ctypes.byref(mask), most) == 0
+
+
+def numbers(text: str) -> set[int]:
+    """'0-3,8' → {0, 1, 2, 3, 8}. Raises ValueError."""
+    out: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        out.update(range(int(first), int(last or first) + 1))
+    return out
+
+
+def spans(found: Sequence[int]) -> str:
+    """The reverse of `numbers`: [0, 1, 2, 8] → '0-2,8'."""
+    out: list[list[int]] = []
+    for number in sorted(found):
+        if out and number == out[-1][-1] + 1:
+            out[-1][1:] = [number]
+        else:
+            out.append([number])
+    return ",".join("-".join(map(str, span)) for span in out)
