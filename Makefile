@@ -47,16 +47,16 @@ lint: env
 
 # A part of `make check`.
 unit shell e2e: env
-	$(PYTEST) -q -m 'not slow and not soak and not null_gpu' tests/$@
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu and not gpu' tests/$@
 
 slurm: env
 	$(PYTEST) -q tests/slurm
 
 check: lint
-	$(PYTEST) -q -m 'not slow and not soak and not null_gpu'
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu and not gpu'
 
 test: lint peers
-	$(PYTEST) -q -m 'not soak and not null_gpu'
+	$(PYTEST) -q -m 'not soak and not null_gpu and not gpu'
 
 # One line per test, since it takes long. Both parts run, also if the first fails.
 soak: env peers

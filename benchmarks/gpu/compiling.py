@@ -20,7 +20,7 @@ def run(bench: Bench) -> dict[str, Any]:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "t")}
     flags: dict[str, Any] = {"total_batch_size": 8 * 1536, "num_iterations": 4}
     flags |= {**TINY, "total_batch_size": 128} if bench.smoke else {}
-    starts = {}
+    starts: dict[str, dict[str, float]] = {}
     for name, switch in {COLD: 1, WARM: 1, OFF: 0}.items():
         one = train(
             bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, compile=switch, **flags

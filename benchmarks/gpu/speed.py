@@ -60,7 +60,8 @@ def _duet(bench: Bench, config: str, name: str, steps: int) -> Run:
     values = {name: value for name, (value, _) in loader.load(path)[0].items()}
     values |= TINY if bench.smoke else {}
     total = int(values["device_batch_size"]) * int(values["max_seq_len"])  # one rank's share
-    flags = {**(TINY if bench.smoke else {}), "total_batch_size": total, "num_iterations": steps}
+    flags: dict[str, Any] = {"total_batch_size": total, "num_iterations": steps}
+    flags |= TINY if bench.smoke else {}
     one = train(bench, name, str(path), **flags)
     if does_not_fit(one):
         raise Skipped(f"the plan refuses this configuration on this machine:\n{one.output}")

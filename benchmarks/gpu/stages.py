@@ -84,6 +84,11 @@ class Session:
     smoke: bool
     nanochat: Path | None
 
+    @property
+    def meant(self) -> bool:
+        """Whether the checks count: a device that computes nothing, or tiny sizes, meet no goal."""
+        return not (self.smoke or self.machine.null_gpu)
+
     def key(self, stage: Stage) -> Record:
         """What a stage's figures belong to; with another key it is measured again."""
         gpus = [gpu["name"] for gpu in self.machine.gpus]

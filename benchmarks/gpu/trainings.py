@@ -87,7 +87,7 @@ class Run:
         shutil.rmtree(self.folder.path, ignore_errors=True)
 
 
-def shape(bench: Bench, real: Mapping[str, object]) -> dict[str, object]:
+def shape(bench: Bench, real: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a model, tiny in a smoke run."""
     return {**real, **TINY} if bench.smoke else dict(real)
 
