@@ -22,9 +22,8 @@ def run(bench: Bench) -> dict[str, Any]:
     flags |= {**TINY, "total_batch_size": 128} if bench.smoke else {}
     starts: dict[str, dict[str, float]] = {}
     for name, switch in {COLD: 1, WARM: 1, OFF: 0}.items():
-        one = train(
-            bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, compile=switch, **flags
-        ).ok()
+        flags["compile"] = switch
+        one = train(bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, **flags).ok()
         starts[name] = {"first_step_s": one.first_step_s, "step_ms": one.steps[0]["step_ms"]}
         one.remove()
     shutil.rmtree(cache, ignore_errors=True)

@@ -14,6 +14,7 @@ def run(bench: Bench) -> dict[str, Any]:
     """The restart with a smaller batch, and the time that it has cost."""
     model = {"depth": 1, "max_seq_len": 32, "total_batch_size": 256} if bench.smoke else {}
     flags: dict[str, Any] = MODEL | model | {"num_iterations": 20, "save_every": 5, "retries": 2}
+    flags["compile"] = 0  # a smaller batch would be compiled again
     one = launch(bench, "oom", 1, inject="oom@rank=0,step=12,above=4", **flags).ok()
     restarts = [e for e in one.events if e["event"] == "restart"]
     recovered = [e["seconds"] for e in one.events if e["event"] == "recovered"]

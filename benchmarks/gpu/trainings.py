@@ -23,7 +23,7 @@ from training.core.rundir import RunDir, read_json, read_records
 
 WARM_UP = 10  # steps that are not counted
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TINY = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4}
+TINY = {"depth": 1, "max_seq_len": 32, "device_batch_size": 4, "compile": 0}
 QUIET = {
     "eval_every": 0,
     "save_every": 0,
