@@ -11,10 +11,20 @@ from typing import Any
 
 from benchmarks.gpu import draw
 from benchmarks.gpu.speed import CONFIGS
-from training.core.units import gib
+from training.tasks.memory import gib
 
 CSS = Path(__file__).with_name("page.css")
-PICTURED = ("curves", "loops", "load", "memory", "tests", "rows", "notes")  # not in the plain table
+# Not in the plain table.
+SHOWN_ELSEWHERE = (
+    "curves",
+    "relative_difference",
+    "loops",
+    "load",
+    "memory",
+    "tests",
+    "rows",
+    "notes",
+)
 
 
 def html(result: Mapping[str, Any]) -> str:
@@ -38,7 +48,7 @@ def _banners(result: Mapping[str, Any]) -> Iterator[str]:
             "stages run; no figure on it means anything.</p>"
         )
     if result["smoke"]:
-        yield '<p class="banner">Smoke run with tiny sizes: its figures are no measurement.</p>'
+        yield '<p class="banner">Smoke run with tiny sizes: its figures mean nothing.</p>'
 
 
 def _facts(result: Mapping[str, Any]) -> str:
@@ -106,7 +116,7 @@ def _stage(record: Mapping[str, Any]) -> Iterator[str]:
     figures = record["figures"]
     if figures.get("curves"):
         yield draw.lines(figures["curves"], "step")
-    yield _table(dict(_flat({k: v for k, v in figures.items() if k not in PICTURED})))
+    yield _table(dict(_flat({k: v for k, v in figures.items() if k not in SHOWN_ELSEWHERE})))
     yield _grid(figures.get("loops", {}))
     yield _grid(figures.get("rows", {}))
     yield _grid({test["name"]: _of_test(test) for test in figures.get("tests", [])})
@@ -130,9 +140,10 @@ def _flat(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 
 def _words(name: str) -> str:
+    name = name.replace("_per_s", " per second") if name.endswith("_per_s") else name
     for unit in ("_ms", "_s", "_bytes"):
         name = name.removesuffix(unit)
-    return name.replace("_per", " per second").replace("_", " ")
+    return name.replace("_", " ")
 
 
 def _text(name: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.speed import BARE, CONFIGS, DUET, NANOCHAT
-from training.core.units import gib
+from training.tasks.memory import gib
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NONE = (
@@ -24,7 +24,9 @@ def results(folder: Path = RESULTS) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["smoke"] or result["machine"]["null_gpu"]:
-            raise ValueError(f"{path.name} is a smoke run or from a null GPU: no measurement")
+            raise ValueError(
+                f"{path.name} is a smoke run or from a null GPU: its figures mean nothing"
+            )
         found.append(result)
     return found
 

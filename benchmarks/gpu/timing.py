@@ -48,7 +48,7 @@ def profiler() -> Any:
 
 
 def calls(profile: Any, steps: int) -> dict[str, float] | None:
-    """Launches and waits of a step; None if this machine lets nobody trace CUDA."""
+    """Launches and waits of a step; None if CUDA cannot be traced on this machine."""
     found: Counter[str] = Counter()
     for event in profile.events():
         if event.name.startswith(LAUNCHES):

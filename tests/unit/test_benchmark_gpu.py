@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, correctness, machine, page, stages, table, timing, trainings
-from training.core.units import gib
+from training.tasks.memory import gib
 
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": [9, 0]}
 

@@ -1,3 +1,3 @@
-"""Stands in for a missing psutil: found, but not importable."""
+"""In place of a missing psutil: found, but not importable."""
 
 raise ModuleNotFoundError("psutil is not installed (benchmarks/gpu/stand_ins)", name="psutil")

@@ -1,3 +1,3 @@
-"""Stands in for a missing pynvml: found, but not importable."""
+"""In place of a missing pynvml: found, but not importable."""
 
 raise ModuleNotFoundError("pynvml is not installed (benchmarks/gpu/stand_ins)", name="pynvml")

@@ -1,4 +1,4 @@
-"""Stands in for a missing tqdm: a progress bar that is never drawn."""
+"""In place of a missing tqdm: a progress bar that is never drawn."""
 
 from __future__ import annotations
 
