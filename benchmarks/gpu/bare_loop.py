@@ -35,7 +35,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     weights = list(model.parameters())
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
             loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)

@@ -47,7 +47,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
             loss = compiled(inputs, targets)
         loss.backward()
         for one in optimizers:

@@ -26,7 +26,7 @@ def run(bench: Bench) -> dict[str, Any]:
     """Bytes without the CUDA context, for each way that fits into the GPU."""
     base = replace(BASE, depth=1, sequences=2, seq_len=32) if bench.smoke else BASE
     rows, notes = {}, []
-    for compiled in (False, True):
+    for compiled in bench.size((False, True), (False,)):
         for name, change in list(WAYS.items())[: bench.size(len(WAYS), 1)]:
             title = f"{name}, {'compiled' if compiled else 'eager'}"
             load = replace(base, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
