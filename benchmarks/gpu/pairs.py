@@ -20,8 +20,9 @@ def _step_ms(bench: Bench, name: str, ranks: int, **env: str) -> float:
     flags = {**TINY, "total_batch_size": 128 * ranks} if bench.smoke else {}
     flags = {"total_batch_size": TOKENS * ranks, "num_iterations": steps, **flags}
     one = train(bench, name, str(ROOT / CONFIG), ranks=ranks, env=env, **flags).ok()
+    found = one.step_ms()
     one.remove()
-    return one.step_ms()
+    return found
 
 
 def scaling(bench: Bench) -> dict[str, Any]:
