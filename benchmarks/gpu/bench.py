@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.machine import ROOT, Machine
-from training.host import process
+from training.host import process, topology
 
 POLL_S = 0.05
 STAND_INS = Path(__file__).with_name("stand_ins")
-PRIVATE = ("DUET_", "WANDB_", "PET_", "TORCHELASTIC_")  # of an outer launch or a user's profile
+PRIVATE = ("DUET_", "WANDB_")  # flags in the user's profile
 SHOWN = 1500  # characters of a failed program's output
 
 
@@ -68,7 +68,8 @@ class Bench:
     def environment(self, **more: str) -> dict[str, str]:
         """Without variables of an outer launch; modules that this Python lacks are replaced by
         stand-ins (stand_ins/README)."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+        outside = topology.clean(os.environ)
+        env = {k: v for k, v in outside.items() if not k.startswith(PRIVATE)}
         lacking = [n for n in self.machine.missing if (STAND_INS / f"{n}.py").exists()]
         if lacking:
             folder = self.cache / "stand_ins"

@@ -96,7 +96,7 @@ def _overview(machine: Mapping[str, Any], stages: Mapping[str, Any]) -> Iterator
         name: {"estimate": row["estimate_bytes"], "peak": row["peak_bytes"]}
         for name, row in rows.items()
     }
-    yield draw.bars(sizes, gib)
+    yield draw.bars(sizes, lambda size: gib(int(size)))
 
 
 def _stage(record: Mapping[str, Any]) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, (int, float)):
         return str(value)
     if name.endswith("_bytes"):
-        return gib(value)
+        return gib(int(value))
     if name == "mfu":
         return f"{100 * value:.1f} %"
     unit = " ms" if name.endswith("_ms") else " s" if name.endswith(("_s", "seconds")) else ""
