@@ -24,6 +24,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stages", default="", help=f"of {', '.join(stages.STAGES)}; all if empty")
     parser.add_argument("--again", action="store_true", help="also stages that are done")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: figures mean nothing")
+    parser.add_argument(
+        "--limit", type=float, default=stages.LIMIT_S, help="seconds of a stage (%(default).0f)"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--python", default="", help="Python of the trainings")
     parser.add_argument(
@@ -53,7 +56,14 @@ def main() -> int:
         fix = "make gpu GPU_FLAGS=--python=PATH"
         print(f"[ERROR] no Python with a GPU:\n{reasons}\n    try:     {fix}", file=sys.stderr)
         return int(Exit.RESOURCES)
-    session = stages.Session(found, wanted.out, machine.commit(), wanted.smoke, wanted.nanochat)
+    session = stages.Session(
+        machine=found,
+        folder=wanted.out,
+        commit=machine.commit(),
+        smoke=wanted.smoke,
+        nanochat=wanted.nanochat,
+        limit_s=wanted.limit,
+    )
     driver = f"driver {found.driver or 'unknown'}"
     print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
     if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:

@@ -83,6 +83,7 @@ class Session:
     commit: str
     smoke: bool
     nanochat: Path | None
+    limit_s: float = LIMIT_S  # of a stage
 
     @property
     def meant(self) -> bool:
@@ -109,7 +110,7 @@ class Session:
         record = read_json(self._path(stage))
         return record if record and record["key"] == self.key(stage) else None
 
-    def measure(self, stage: Stage, limit_s: float = LIMIT_S) -> Record:
+    def measure(self, stage: Stage) -> Record:
         """Run a stage and keep its record. A stage that is killed leaves none."""
         with contextlib.suppress(FileNotFoundError):
             self._path(stage).unlink()
@@ -117,7 +118,7 @@ class Session:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         cache = self.folder / "cache"
-        bench = Bench(self.machine, work, cache, self.smoke, self.nanochat, limit_s)
+        bench = Bench(self.machine, work, cache, self.smoke, self.nanochat, self.limit_s)
         record: Record = {"title": stage.title, "key": self.key(stage), "time": time.time()}
         record |= {"status": DONE, "reason": "", "figures": {}, "checks": []}
         try:
