@@ -2,6 +2,7 @@
 # make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 24 minutes on two cores
 # make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 60 minutes on two cores
 # make gpu-path  the GPU's code paths on a null GPU, which computes nothing; installs torch's CUDA build (5 GB) into .tools/cuda
+# make gpu     measure the GPUs of this machine, in stages; installs nothing (GPU_FLAGS='--stages=oom --again')
 # make slurm   all tests on a private SLURM; skipped where SLURM is not installed
 # make extras  install the optional packages: .parquet and .zst data, BPE tokenizers
 # make bench   all benchmarks, about three hours
@@ -19,7 +20,7 @@ SHELL_FILES := $(wildcard *.sh lib/*.sh tests/*.sh tests/shell/*.bash) duet .ci/
 PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help env extras check test soak gpu-path lint unit shell e2e slurm bench peers docs lock clean
+.PHONY: help env extras check test soak gpu gpu-path lint unit shell e2e slurm bench peers docs lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -46,16 +47,16 @@ lint: env
 
 # A part of `make check`.
 unit shell e2e: env
-	$(PYTEST) -q -m 'not slow and not soak and not null_gpu' tests/$@
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu and not gpu' tests/$@
 
 slurm: env
 	$(PYTEST) -q tests/slurm
 
 check: lint
-	$(PYTEST) -q -m 'not slow and not soak and not null_gpu'
+	$(PYTEST) -q -m 'not slow and not soak and not null_gpu and not gpu'
 
 test: lint peers
-	$(PYTEST) -q -m 'not soak and not null_gpu'
+	$(PYTEST) -q -m 'not soak and not null_gpu and not gpu'
 
 # One line per test, since it takes long. Both parts run, also if the first fails.
 soak: env peers
@@ -67,6 +68,10 @@ gpu-path: env
 	version=$$(sed -n 's/^torch==//p' requirements.lock); test -f .tools/cuda/torch-$$version.dist-info/RECORD || \
 	  $(PY) -m uv pip install --quiet --target .tools/cuda "torch===$$version"
 	$(PY) -m pytest -v tests/null_gpu
+
+# No `env`: a lent machine has no network. Any Python can start it; it looks for one that has a GPU.
+gpu:
+	@$(or $(wildcard $(PY)),python3) -m benchmarks.gpu $(GPU_FLAGS)
 
 # Every figure in the documentation; about three hours on an idle machine.
 bench: env peers

@@ -12,16 +12,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.monitor_person import Person
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
 from training.core.errors import Exit, Problem, UserError
 from training.host.process import STOP_SIGNALS
 from training.plan import cli_args, request
+
+if TYPE_CHECKING:
+    from tests.unit.monitor_person import Person
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMPLE, ENHANCED, LAUNCH, TRAIN = (
@@ -261,6 +263,10 @@ def made(tmp_path: Path) -> Made:
 @pytest.fixture
 def people() -> Iterator[Callable[..., Person]]:
     """Users at terminals, which are closed at the end."""
+    for package in ("pexpect", "pyte"):  # test tools, missing on a lent GPU machine
+        pytest.importorskip(package)
+    from tests.unit.monitor_person import Person
+
     seated: list[Person] = []
 
     def sit_down(*argv: str, **how: Any) -> Person:

@@ -3,14 +3,13 @@ benchmarks/memory.py."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.conftest import clean_environment
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
 from training.tasks.gpt.model_dims import ModelDims
 from training.tasks.memory import CONTEXT, GIB, gib
@@ -208,30 +207,3 @@ def test_the_time_of_recomputation() -> None:
 
 def test_formatted_bytes() -> None:
     assert [gib(n) for n in (None, GIB, int(31.96 * GIB))] == ["-", "1.0 GiB", "32.0 GiB"]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
-    "change", [{}, {"blocks": 8}, {"vocab": 32768, "chunks": 8}], ids=["plain", "again", "parts"]
-)
-def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA")
-    load = replace(CONSERVATIVE, cuda=True, compiled=compiled, **change)
-    code = (
-        "import json, sys; from benchmarks.memory import StepWorkload, fresh; "
-        "print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(load.__dict__)],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    formula = estimate(load)
-    assert formula.total - formula.context == pytest.approx(int(done.stdout), rel=0.10)

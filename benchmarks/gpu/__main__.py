@@ -1,0 +1,123 @@
+"""Measure this machine's GPUs: python3 -m benchmarks.gpu [--stages=NAME,…] (see __init__.py)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import machine, page, stages
+from training.core.errors import Exit
+from training.core.rundir import write_bytes, write_json
+
+OUT = machine.ROOT / "experiments/gpu"
+FORMAT = 1  # of gpu.json
+NANOCHAT = "NANOCHAT_DIR"
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--stages", default="", help=f"of {', '.join(stages.STAGES)}; all if empty")
+    parser.add_argument("--again", action="store_true", help="also stages that are done")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: figures mean nothing")
+    parser.add_argument(
+        "--limit", type=float, default=stages.LIMIT_S, help="seconds of a stage (%(default).0f)"
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument("--python", default="", help="Python of the trainings")
+    parser.add_argument(
+        "--nanochat",
+        type=Path,
+        default=os.environ.get(NANOCHAT) or None,
+        help=f"a checkout of nanochat, measured too (also {NANOCHAT})",
+    )
+    wanted = parser.parse_args(argv)
+    names = list(filter(None, wanted.stages.split(",")))
+    if unknown := [name for name in names if name not in stages.STAGES]:
+        parser.error(f"unknown stage {', '.join(unknown)}; allowed: {', '.join(stages.STAGES)}")
+    if wanted.nanochat and not (Path(wanted.nanochat) / "nanochat/gpt.py").is_file():
+        parser.error(f"{wanted.nanochat} has no nanochat/gpt.py")
+    wanted.stages = [stages.STAGES[name] for name in names or stages.STAGES]
+    wanted.nanochat = wanted.nanochat and Path(wanted.nanochat).resolve()
+    wanted.out = wanted.out.resolve()
+    return wanted
+
+
+def main() -> int:
+    wanted = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that programs are ended
+    try:
+        found = machine.find(wanted.python)
+    except machine.NoGpu as reasons:
+        fix = "make gpu GPU_FLAGS=--python=PATH"
+        print(f"[ERROR] no Python with a GPU:\n{reasons}\n    try:     {fix}", file=sys.stderr)
+        return int(Exit.RESOURCES)
+    session = stages.Session(
+        machine=found,
+        folder=wanted.out,
+        commit=machine.commit(),
+        smoke=wanted.smoke,
+        nanochat=wanted.nanochat,
+        limit_s=wanted.limit,
+    )
+    driver = f"driver {found.driver or 'unknown'}"
+    print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
+    if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:
+        print(f"not installed, replaced for the measurement: {', '.join(lacks)}")
+    try:
+        return _all(session, wanted.stages, again=wanted.again)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command continues with this stage", file=sys.stderr)
+        return int(Exit.INTERRUPTED)
+
+
+def _all(session: stages.Session, chosen: list[stages.Stage], *, again: bool) -> int:
+    for stage in chosen:
+        record = None if again else session.before(stage)
+        if record and record["status"] == stages.DONE:
+            print(f"{stage.name:<18}{'before':>8}{_outcome(record, session.meant)}", flush=True)
+            continue
+        print(f"{stage.name:<18}", end="", flush=True)
+        record = session.measure(stage)
+        print(f"{record['seconds']:6.0f} s{_outcome(record, session.meant)}", flush=True)
+        _write(session)
+    result = _write(session)
+    print(f"\n{session.folder / 'gpu.html'}\n{session.folder / 'gpu.json'}")
+    records = [result["stages"][s.name] for s in chosen]
+    failed = any(record["status"] == stages.FAILED for record in records)
+    missed = session.meant and any(stages.bad_checks(record) for record in records)
+    return int(failed or missed)
+
+
+def _outcome(record: stages.Record, meant: bool) -> str:
+    """`meant`: the checks count."""
+    if record["status"] != stages.DONE:
+        return f"  {record['status']}: {record['reason'].splitlines()[0]}"
+    bad = stages.bad_checks(record) if meant else []
+    return "  done" + "".join(f"\n{'':<28}✗ {check['name']}: {check['text']}" for check in bad)
+
+
+def _write(session: stages.Session) -> dict[str, Any]:
+    """gpu.json and gpu.html of all stages measured so far on this machine and commit."""
+    records = {name: session.before(stage) for name, stage in stages.STAGES.items()}
+    result = {
+        "format": FORMAT,
+        "created": time.time(),
+        "name": session.machine.title,
+        "machine": session.machine.record(),
+        "commit": session.commit,
+        "smoke": session.smoke,
+        "stages": {name: record for name, record in records.items() if record},
+    }
+    session.folder.mkdir(parents=True, exist_ok=True)
+    write_json(session.folder / "gpu.json", result)
+    write_bytes(session.folder / "gpu.html", page.html(result).encode())
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

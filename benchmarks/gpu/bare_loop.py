@@ -1,0 +1,51 @@
+"""Duet's model in a bare loop with torch's own optimizers on a fixed batch: the limit of a GPU.
+
+`python -m benchmarks.gpu.bare_loop JOB`, with JOB in JSON; prints {"step_ms": mean, "launches": …}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.timing import measured
+from training.tasks.gpt.model import GPT, MemorySavings
+from training.tasks.gpt.model_dims import ModelDims
+
+
+def step_of(job: dict[str, Any]) -> Callable[[], object]:
+    """One training step. A torch without Muon gets AdamW for the matrices too."""
+    shape = ModelDims(job["depth"], job["vocab"], job["seq_len"])
+    with torch.device("cuda"):
+        model = GPT(shape, MemorySavings(job["blocks"], job["chunks"]))
+        tokens = torch.randint(0, min(shape.vocab, 256), (job["sequences"], job["seq_len"] + 1))
+    if job["compiled"]:
+        model.compile_parts()
+    blocks = list(model.blocks.parameters())
+    others = [*model.embedding.parameters(), *model.head.parameters()]
+    muon = getattr(torch.optim, "Muon", None) if job["muon"] else None
+    if muon:
+        optimizers = [torch.optim.AdamW(others, fused=True), muon(blocks)]
+    else:
+        optimizers = [torch.optim.AdamW([*blocks, *others], fused=True)]
+    weights = list(model.parameters())
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+
+    return step
+
+
+if __name__ == "__main__":
+    job = json.loads(sys.argv[1])
+    print(json.dumps(measured(step_of(job), job)))

@@ -1,0 +1,34 @@
+"""Time of torch.compile: the first start of a configuration, a second one with its kernels in the
+cache, and one without compilation."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from benchmarks.gpu.bench import Bench, check
+from benchmarks.gpu.machine import ROOT
+from benchmarks.gpu.trainings import TINY, train
+
+CONFIG = "configs/dual_gpu/conservative.py"
+COLD, WARM, OFF = "first start", "second start", "compile=0"
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Seconds from the command to the end of step 1, and milliseconds of step 1."""
+    cache = bench.folder / "kernels"
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "t")}
+    flags: dict[str, Any] = {"total_batch_size": 8 * 1536, "num_iterations": 4}
+    flags |= {**TINY, "total_batch_size": 128} if bench.smoke else {}
+    starts: dict[str, dict[str, float]] = {}
+    for name, switch in {COLD: 1, WARM: 1, OFF: 0}.items():
+        flags["compile"] = switch
+        one = train(bench, f"start{len(starts)}", str(ROOT / CONFIG), env=env, **flags).ok()
+        starts[name] = {"first_step_s": one.first_step_s, "step_ms": one.steps[0]["step_ms"]}
+        one.remove()
+    shutil.rmtree(cache, ignore_errors=True)
+    cold, warm = starts[COLD]["first_step_s"], starts[WARM]["first_step_s"]
+    return {
+        "starts": starts,
+        "checks": [check("the cache is used", warm < cold, f"{cold:.1f} s, then {warm:.1f} s")],
+    }

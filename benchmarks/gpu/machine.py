@@ -1,0 +1,191 @@
+"""The machine that is measured: its GPUs, driver and torch, and the Python that has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE_S = 180.0  # importing torch from a cold disk
+OLDEST_PYTHON, OLDEST_TORCH = (3, 10), (2, 9)
+
+# Run by a candidate interpreter: prints its facts, with "error" if it cannot measure.
+PROBE = """
+import ctypes, importlib.util, json, sys
+facts = {"python": sys.version.split()[0]}
+facts["missing"] = [n for n in %r if importlib.util.find_spec(n) is None]
+try:
+    import torch
+    facts["torch"], facts["cuda"] = torch.__version__, torch.version.cuda
+    facts["null_gpu"] = hasattr(ctypes.CDLL(None), "null_gpu_count")
+    facts["gpus"] = [
+        {"name": p.name, "memory_bytes": p.total_memory, "capability": [p.major, p.minor]}
+        for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    ]
+    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if facts["gpus"] else None
+except Exception as error:
+    facts["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts))
+"""
+PACKAGES = ("numpy", "psutil", "pynvml", "tqdm", "tensorboard", "pytest")
+
+
+class NoGpu(Exception):
+    """No Python here has a torch with a GPU; the text names each candidate with its reason."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`executable`: the Python of all trainings; `missing`: modules that it lacks."""
+
+    executable: str
+    python: str
+    torch: str
+    cuda: str | None  # of torch
+    nccl: str | None
+    driver: str | None  # None: not reported
+    gpus: list[dict[str, Any]]  # name, memory_bytes, capability
+    null_gpu: bool  # a device that computes nothing (tests/null_gpu)
+    missing: list[str]
+    cpu: str
+    cores: int
+    memory_bytes: int
+
+    @property
+    def gpu(self) -> str:
+        return str(self.gpus[0]["name"])
+
+    @property
+    def title(self) -> str:
+        """Name of the machine in tables."""
+        names = [str(gpu["name"]) for gpu in self.gpus]
+        counts = {name: names.count(name) for name in names}
+        gpus = ", ".join(f"{count} × {name}" for name, count in counts.items())
+        return ("null GPU: " if self.null_gpu else "") + gpus
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find(asked: str = "") -> Machine:
+    """The first Python with GPUs: `asked`, or this one, .venv, the ones on PATH. Raises NoGpu."""
+    reasons = []
+    for executable in [asked] if asked else _candidates():
+        facts = _probe(executable)
+        reason = facts.get("error") or _unusable(facts)
+        if not reason:
+            return _machine(executable, facts)
+        reasons.append(f"{executable}: {reason}")
+    raise NoGpu("\n".join(reasons))
+
+
+def commit() -> str:
+    """Commit of the checkout, with '+changes' if files differ from it; 'unknown' without git."""
+    try:
+        name = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+        changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return name + ("+changes" if changed else "")
+
+
+def _candidates() -> list[str]:
+    found = [
+        sys.executable,
+        str(ROOT / ".venv/bin/python"),
+        *map(shutil.which, ("python3", "python")),
+    ]
+    return list(dict.fromkeys(path for path in found if path and os.access(path, os.X_OK)))
+
+
+def _probe(executable: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [executable, "-c", PROBE % (PACKAGES,)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=True,
+        )
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        return {"error": (error.stderr.strip().splitlines() or [f"status {error.returncode}"])[-1]}
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        return {"error": str(error)}
+    return facts
+
+
+def _unusable(facts: dict[str, Any]) -> str:
+    """Why this Python cannot measure; '' if it can."""
+    if _version(facts["python"]) < OLDEST_PYTHON:
+        return f"Python {facts['python']} is older than 3.10"
+    if _version(facts["torch"]) < OLDEST_TORCH:
+        return f"torch {facts['torch']} is older than 2.9"
+    if "numpy" in facts["missing"]:
+        return "numpy is not installed"
+    if not facts["gpus"]:
+        build = f"CUDA {facts['cuda']}" if facts["cuda"] else "a CPU build"
+        return f"torch {facts['torch']} ({build}) has no GPU"
+    return ""
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+def _machine(executable: str, facts: dict[str, Any]) -> Machine:
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        executable=executable,
+        python=facts["python"],
+        torch=facts["torch"],
+        cuda=facts["cuda"],
+        nccl=facts["nccl"],
+        driver=None if facts["null_gpu"] else _driver(),
+        gpus=facts["gpus"],
+        null_gpu=facts["null_gpu"],
+        missing=facts["missing"],
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=pages * page,
+    )
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA driver, without its Python package."""
+    try:
+        query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        return _output(*query).splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        pass
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module\D*([\d.]+)", text)
+    return found[1] if found else None
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()

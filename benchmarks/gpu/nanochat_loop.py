@@ -1,0 +1,62 @@
+"""nanochat's model and optimizer on a fixed batch, in the loop of its base training.
+
+`python -m benchmarks.gpu.nanochat_loop JOB`, with the user's checkout of nanochat on PYTHONPATH.
+Its vocabulary is that of Duet's run, so that both do the same arithmetic outside their blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.timing import measured
+
+HEAD_DIM = 128
+
+
+def step_of(job: dict[str, Any]) -> Callable[[], object]:
+    gpt = import_module("nanochat.gpt")
+    width = 64 * job["depth"]
+    heads = max(1, width // HEAD_DIM)
+    wanted = {
+        "sequence_len": job["seq_len"],
+        "vocab_size": job["vocab"],
+        "n_layer": job["depth"],
+        "n_head": heads,
+        "n_kv_head": heads,
+        "n_embd": width,
+    }
+    known = inspect.signature(gpt.GPTConfig).parameters
+    with torch.device("meta"):
+        model = gpt.GPT(gpt.GPTConfig(**{k: v for k, v in wanted.items() if k in known}))
+    model.to_empty(device="cuda")
+    model.init_weights()
+    # A list of optimizers in its first versions, one later.
+    made = getattr(model, "setup_optimizers", None) or model.setup_optimizer
+    optimizers = made()
+    optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    compiled = torch.compile(model, dynamic=False) if job["compiled"] else model
+    size = (job["sequences"], job["seq_len"] + 1)
+    tokens = torch.randint(0, min(job["vocab"], 256), size, device="cuda")
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
+            loss = compiled(inputs, targets)
+        loss.backward()
+        for one in optimizers:
+            one.step()
+        model.zero_grad(set_to_none=True)
+
+    return step
+
+
+if __name__ == "__main__":
+    job = json.loads(sys.argv[1])
+    print(json.dumps(measured(step_of(job), job)))

@@ -1,0 +1,62 @@
+"""What Duet adds to a step on the host: a model so small that the GPU waits for the host."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.gpu.bench import Bench, check
+from benchmarks.gpu.trainings import WARM_UP, arguments, first_gpu, train
+
+MODEL = {"depth": 2, "max_seq_len": 64, "device_batch_size": 1, "total_batch_size": 64}
+ADDED_MS = 0.3  # the goal on a CPU
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Milliseconds per step, and calls of CUDA in a step, eager and compiled."""
+    steps, rounds = bench.size(300, 8) + WARM_UP, bench.size(3, 1)
+    found: dict[str, Any] = {}
+    for compiled in bench.size((0, 1), (0,)):
+        flags = MODEL | {"compile": compiled, "num_iterations": steps}
+        job = {"depth": 2, "sequences": 1, "seq_len": 64, "vocab": 320, "blocks": 0, "chunks": 1}
+        job |= {"muon": True, "compiled": bool(compiled), "count": True}
+        job |= {"steps": steps - WARM_UP, "warm_up": WARM_UP}
+        duet, bare = [], []
+        for number in range(rounds):
+            one = train(bench, f"duet{compiled}{number}", **flags).ok()
+            duet.append(one.step_ms())
+            job["bf16"] = one.plan["precision"]["value"] == "bf16"
+            bare.append(bench.result("bare_loop", f"bare{compiled}{number}", job))
+            one.remove()
+        counted = _counted(bench, f"counted{compiled}", flags)
+        found["compiled" if compiled else "eager"] = {
+            "duet_ms": statistics.median(duet),
+            "bare_ms": statistics.median(b["step_ms"] for b in bare),
+            "duet_calls": counted,
+            "bare_calls": bare[0].get("calls"),
+        }
+    notes = []
+    if not found["eager"]["duet_calls"] or not found["eager"]["bare_calls"]:
+        notes.append("launches not measured: the profiler reports no CUDA calls on this machine")
+    added = {name: row["duet_ms"] - row["bare_ms"] for name, row in found.items()}
+    text = ", ".join(f"{name} {ms:+.2f} ms" for name, ms in added.items())
+    return {
+        "loops": found,
+        "added_ms": added,
+        "notes": notes,
+        "checks": [
+            check(
+                "host time added to a step",
+                max(added.values()) <= ADDED_MS,
+                f"{text} (goal {ADDED_MS})",
+            )
+        ],
+    }
+
+
+def _counted(bench: Bench, name: str, flags: dict[str, Any]) -> dict[str, float] | None:
+    """CUDA calls of one of Duet's steps, in a run of its own: the profiler takes time."""
+    job = {"flags": arguments(bench, name, flags)}
+    found = bench.result("counted_rank", f"{name}_rank", job, **first_gpu())
+    calls: dict[str, float] | None = found["calls"]
+    return calls

@@ -1,0 +1,58 @@
+"""Peak memory of a step in fresh processes against the formula of the plan: plain, with
+recomputation, with a large vocabulary and with its loss in parts, eager and compiled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from benchmarks.gpu.bench import Bench, Failed, check
+from training.tasks.gpt.memory import StepWorkload, estimate
+
+LIMIT = 0.10  # of the peak; the margin of the plan
+# configs/dual_gpu/conservative.py
+BASE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
+WAYS: dict[str, dict[str, int]] = {
+    "plain": {},
+    "8 blocks recomputed": {"blocks": 8},
+    "vocabulary 32768": {"vocab": 32768},
+    "loss in 8 parts": {"vocab": 32768, "chunks": 8},
+}
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Bytes without the CUDA context, for each way that fits into the GPU."""
+    base = replace(BASE, depth=1, sequences=2, seq_len=32) if bench.smoke else BASE
+    rows, notes = {}, []
+    for compiled in bench.size((False, True), (False,)):
+        for name, change in list(WAYS.items())[: bench.size(len(WAYS), 1)]:
+            title = f"{name}, {'compiled' if compiled else 'eager'}"
+            load = replace(base, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
+            formula = estimate(load)
+            if formula.needed > bench.machine.gpus[0]["memory_bytes"]:
+                notes.append(f"{title}: does not fit")
+                continue
+            try:
+                found = bench.result("peaks", title.replace(" ", "_"), asdict(load))
+            except Failed as error:
+                notes.append(f"{title}: {error}")
+                continue
+            rows[title] = {
+                "estimate_bytes": formula.total - formula.context,
+                "peak_bytes": found["peak_bytes"],
+            }
+    if not rows:
+        raise Failed("\n".join(notes))
+    off = {name: row["estimate_bytes"] / row["peak_bytes"] - 1 for name, row in rows.items()}
+    worst = max(off, key=lambda name: abs(off[name]))
+    text = f"largest error {100 * off[worst]:+.1f} % ({worst}; limit {100 * LIMIT:.0f} %)"
+    checks = [check("the formula of the plan", abs(off[worst]) <= LIMIT and not notes, text)]
+    return {"rows": rows, "notes": notes, "checks": checks}
+
+
+if __name__ == "__main__":
+    from benchmarks.memory import real_peak
+
+    print(json.dumps({"peak_bytes": real_peak(StepWorkload(**json.loads(sys.argv[1])))}))

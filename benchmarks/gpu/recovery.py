@@ -1,0 +1,31 @@
+"""Recovery from a real out-of-memory error: a rank takes the whole GPU above a batch size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.gpu.bench import Bench, check
+from benchmarks.gpu.trainings import launch
+
+MODEL = {"depth": 4, "max_seq_len": 256, "device_batch_size": 8, "total_batch_size": 4096}
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """The restart with a smaller batch, and the time that it has cost."""
+    model = {"depth": 1, "max_seq_len": 32, "total_batch_size": 256} if bench.smoke else {}
+    flags: dict[str, Any] = MODEL | model | {"num_iterations": 20, "save_every": 5, "retries": 2}
+    flags["compile"] = 0  # a smaller batch would be compiled again
+    one = launch(bench, "oom", 1, inject="oom@rank=0,step=12,above=4", **flags).ok()
+    restarts = [e for e in one.events if e["event"] == "restart"]
+    recovered = [e["seconds"] for e in one.events if e["event"] == "recovered"]
+    changes = [e["changes"].get("device_batch_size") for e in restarts]
+    return {
+        "restarts": len(restarts),
+        "changes": changes,
+        "steps_lost": [e["steps_lost"] for e in restarts],
+        "seconds_to_next_step": recovered,
+        "checks": [
+            check("smaller batch", changes == [[8, 4]], f"device_batch_size {changes}"),
+            check("all steps are done", len(one.steps) == 20, f"{len(one.steps)} of 20 steps"),
+        ],
+    }

@@ -1,0 +1,39 @@
+"""The formula of the plan against the peak of a real step on a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.gpu.conftest import need_gpus
+from training.tasks.gpt.memory import StepWorkload, estimate
+
+CONSERVATIVE = StepWorkload(12, 8, 1536, 320, bf16=True, compiled=False, cuda=True)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "change", [{}, {"blocks": 8}, {"vocab": 32768, "chunks": 8}], ids=["plain", "again", "parts"]
+)
+def test_the_formula_on_a_gpu(compiled: bool, change: dict[str, int]) -> None:
+    need_gpus(1)
+    load = replace(CONSERVATIVE, compiled=compiled, **change)  # type: ignore[arg-type]  # numbers only
+    code = (
+        "import json, sys; from benchmarks.memory import StepWorkload, fresh; "
+        "print(fresh(StepWorkload(**json.loads(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(load.__dict__)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    formula = estimate(load)
+    assert formula.total - formula.context == pytest.approx(int(done.stdout.split()[-1]), rel=0.10)

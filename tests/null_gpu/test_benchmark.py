@@ -1,0 +1,89 @@
+"""`make gpu` on null GPUs: every stage runs to its end. Its figures mean nothing here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import stages
+from tests.conftest import ROOT, TOKEN
+from tests.null_gpu.conftest import NullGpus
+from tests.null_gpu.programs import CUDA_TORCH
+
+# nanochat's interface in a few lines: its files are not part of this repository.
+NANOCHAT = """
+from dataclasses import dataclass
+
+import torch
+
+@dataclass
+class GPTConfig:
+    sequence_len: int = 1
+    vocab_size: int = 1
+    n_layer: int = 1
+    n_embd: int = 1
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wte = torch.nn.Embedding(config.vocab_size, config.n_embd)
+        self.head = torch.nn.Linear(config.n_embd, config.vocab_size)
+
+    def init_weights(self):
+        torch.nn.init.zeros_(self.head.weight)
+
+    def setup_optimizers(self):
+        return [torch.optim.AdamW(self.parameters(), fused=True)]
+
+    def forward(self, inputs, targets):
+        logits = self.head(self.wte(inputs)).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, targets.flatten())
+"""
+
+
+def environment(gpus: NullGpus, token: str) -> dict[str, str]:
+    """`make gpu` finds torch in its Python, not in TORCH_LOCAL_PATH."""
+    own = {k: v for k, v in gpus.environ.items() if k != "TORCH_LOCAL_PATH"}
+    return os.environ | own | {"PYTHONPATH": str(CUDA_TORCH), TOKEN: token}
+
+
+@pytest.mark.timeout(3600)  # minutes on an idle machine
+def test_every_stage_runs_to_its_end(gpus: NullGpus, tmp_path: Path, token: str) -> None:
+    argv = [sys.executable, "-m", "benchmarks.gpu", "--smoke", f"--out={tmp_path}"]
+    argv += [f"--python={sys.executable}", "--limit=1200"]
+    env = environment(gpus, token)
+
+    def measure() -> dict[str, stages.Record]:
+        done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        result = json.loads((tmp_path / "gpu.json").read_text())
+        assert result["machine"]["null_gpu"] and len(result["machine"]["gpus"]) == 2
+        return dict(result["stages"])
+
+    records = measure()
+    assert {name: r["status"] for name, r in records.items()} == dict.fromkeys(
+        stages.STAGES, "done"
+    )
+    assert "null GPU: a device that computes nothing" in (tmp_path / "gpu.html").read_text()
+    curves = records["correctness"]["figures"]["curves"]
+    assert {len(curve) for curve in curves.values()} == {12}
+    assert records["oom"]["figures"]["changes"] == [[8, 4]]
+    assert measure() == records, "nothing is measured twice"
+
+
+def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> None:
+    (tmp_path / "nanochat").mkdir()
+    (tmp_path / "nanochat/gpt.py").write_text(NANOCHAT)
+    env = environment(gpus, token)
+    env["PYTHONPATH"] += f":{tmp_path}"
+    job = {"depth": 1, "sequences": 2, "seq_len": 16, "vocab": 320, "compiled": False, "bf16": True}
+    job |= {"steps": 2, "warm_up": 1}
+    argv = [sys.executable, "-m", "benchmarks.gpu.nanochat_loop", json.dumps(job)]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["step_ms"] > 0

@@ -1,0 +1,209 @@
+"""`make gpu` without a GPU: stages that are resumed, ranks that share a GPU, programs that are ended,
+the page and the tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import bench, correctness, machine, page, stages, table, timing, trainings
+from training.tasks.memory import gib
+
+GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": [9, 0]}
+
+
+def made(gpus: int = 1, **changes: Any) -> machine.Machine:
+    facts: dict[str, Any] = {"executable": sys.executable, "python": "3.12", "torch": "2.11.0"}
+    facts |= {"cuda": "13.0", "nccl": "2.27", "driver": "580.1", "gpus": [GPU] * gpus}
+    facts |= {"null_gpu": False, "missing": [], "cpu": "CPU", "cores": 16, "memory_bytes": 1 << 37}
+    return machine.Machine(**(facts | changes))
+
+
+def session(folder: Path, **changes: Any) -> stages.Session:
+    facts = {"machine": made(), "folder": folder, "commit": "abc", "smoke": False, "nanochat": None}
+    return stages.Session(**(facts | changes))
+
+
+def laboratory(folder: Path, limit_s: float = 30.0, **changes: Any) -> bench.Bench:
+    return bench.Bench(made(**changes), folder, folder / "cache", True, None, limit_s)
+
+
+def stage(run: Callable[[bench.Bench], stages.Record], **more: Any) -> stages.Stage:
+    return stages.Stage("one", "One", run, **more)
+
+
+def figures(value: int) -> stages.Record:
+    return {"value": value, "checks": [bench.check("a claim", True, "text")]}
+
+
+def test_a_stage_that_is_done_is_kept_for_its_commit(tmp_path: Path) -> None:
+    one = stage(lambda _: figures(1))
+    assert session(tmp_path).before(one) is None
+    done = session(tmp_path).measure(one)
+    assert done["status"] == "done" and done["figures"] == {"value": 1}
+    assert session(tmp_path).before(one) == done
+    for other in ({"commit": "def"}, {"smoke": True}, {"machine": made(torch="2.12.0")}):
+        assert session(tmp_path, **other).before(one) is None
+    nanochat = stage(lambda _: figures(1), nanochat=True)
+    assert session(tmp_path, nanochat=tmp_path).before(nanochat) is None
+
+
+def test_a_killed_stage_leaves_no_record(tmp_path: Path) -> None:
+    def killed(_: bench.Bench) -> stages.Record:
+        raise KeyboardInterrupt
+
+    one = stage(lambda _: figures(1))
+    session(tmp_path).measure(one)
+    with pytest.raises(KeyboardInterrupt):
+        session(tmp_path).measure(stage(killed))
+    assert session(tmp_path).before(one) is None
+
+
+def test_a_stage_that_fails_or_cannot_be_measured_has_a_reason(tmp_path: Path) -> None:
+    def broken(_: bench.Bench) -> stages.Record:
+        raise KeyError("step_ms")
+
+    failed = session(tmp_path).measure(stage(broken))
+    assert (failed["status"], failed["reason"]) == ("failed", "KeyError: 'step_ms'")
+    skipped = session(tmp_path).measure(stage(lambda _: figures(1), gpus=2))
+    assert skipped["status"] == "skipped" and skipped["reason"].startswith("needs 2 GPUs")
+
+
+def test_the_exit_code_counts_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed = {"checks": [bench.check("a claim", False, "1.3 × (goal 1.02)")]}
+    one = stage(lambda _: dict(missed))
+    monkeypatch.setattr(stages, "STAGES", {"one": one})
+    run = command._all
+    assert run(session(tmp_path), [one], again=False) == 1
+    assert run(session(tmp_path, smoke=True), [one], again=False) == 0
+    assert run(session(tmp_path, machine=made(null_gpu=True)), [one], again=False) == 0
+    assert json.loads((tmp_path / "gpu.json").read_text())["stages"]["one"]["checks"]
+
+
+def test_the_other_rank_of_a_failed_one_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_wait", lambda started, seconds: None)
+    codes = ("import time; time.sleep(60)", "raise SystemExit(3)")
+    programs = [
+        bench.Program([sys.executable, "-c", code], tmp_path / f"{n}.txt")
+        for n, code in enumerate(codes)
+    ]
+    assert laboratory(tmp_path).run(programs) == [-9, 3]
+
+
+def test_a_stage_ends_at_its_limit(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    code = "import time; print('begun', flush=True); time.sleep(60)"
+    program = bench.Program([sys.executable, "-c", code], tmp_path / "out.txt")
+    lab = laboratory(tmp_path, limit_s=600.0)
+
+    def ends_when_it_has_begun() -> float:
+        return 0.0 if program.end_of_output() else 1.0
+
+    lab_type = type("Lab", (bench.Bench,), {"left_s": property(lambda _: ends_when_it_has_begun())})
+    late = lab_type(**vars(lab))
+    with pytest.raises(bench.Failed, match=r"limit of a stage:\nbegun"):
+        late.run([program])
+    assert time.monotonic() - begun < 30
+
+
+def test_missing_modules_are_replaced_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    monkeypatch.setenv("DUET_DEPTH", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert laboratory(tmp_path).environment()["PYTHONPATH"] == "/own"
+    env = laboratory(tmp_path, missing=["tqdm", "psutil", "tensorboard"]).environment()
+    own, folder = env["PYTHONPATH"].split(":")
+    assert own == "/own" and not {"DUET_DEPTH", "WORLD_SIZE"} & env.keys()
+    assert sorted(p.name for p in Path(folder).iterdir()) == ["psutil.py", "tqdm.py"]
+
+
+def test_two_ranks_on_one_gpu_count_as_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(trainings.VISIBLE, "GPU-7,GPU-8")
+    shared = [trainings._rank(rank, 2, 29500, gpus=1) for rank in range(2)]
+    assert len({env["NCCL_HOSTID"] for env in shared}) == 2
+    assert {env[trainings.VISIBLE] for env in shared} == {"GPU-7"}
+    assert not {"NCCL_HOSTID", trainings.VISIBLE} & trainings._rank(1, 2, 29500, gpus=2).keys()
+
+
+def test_the_distance_of_two_curves() -> None:
+    assert correctness._apart([2.0, 1.0], [2.0, 1.1]) == pytest.approx(0.1)
+    assert correctness._apart([2.0, 1.0], [2.0]) == float("inf")
+
+
+def test_calls_of_a_step() -> None:
+    event = namedtuple("event", "name")
+    names = ["cudaLaunchKernel"] * 8 + ["cuLaunchKernelEx", "cudaMemcpyAsync", "aten::mm"]
+    names.append("cudaStreamSynchronize")
+    profile = namedtuple("profile", "events")(lambda: [event(name) for name in names])
+    assert timing.calls(profile, 2) == {"launches": 5.0, "waits": 0.5}
+    assert timing.calls(namedtuple("profile", "events")(list), 2) is None, "not traced"
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    loops = {
+        "Duet": {"step_ms": 100.0, "tokens_per_s": 12345.0, "mfu": 0.412},
+        "bare loop": {"step_ms": 101.0, "tokens_per_s": 12222.0, "mfu": 0.408},
+    }
+    sizes = {"estimate_bytes": 20 << 30, "peak_bytes": 19 << 30}
+    records = {
+        "mfu_balanced": {"figures": {"loops": loops, "memory": sizes}, "status": "done"},
+        "oom": {"figures": {}, "status": "failed", "reason": "exit status 4\nlog & <more>"},
+        "correctness": {"figures": {"curves": {"CPU": [3.0, 2.0], "GPU": [3.0, 2.0]}}},
+    }
+    common = {"title": "T", "status": "done", "reason": "", "checks": [], "seconds": 1.0}
+    checks = [bench.check("no slower than a bare loop", True, "0.990 × its time")]
+    records["mfu_balanced"]["checks"] = checks
+    gpus = made()
+    facts = {"format": 1, "created": 0.0, "name": gpus.title, "machine": gpus.record()}
+    own = {name: common | record for name, record in records.items()}
+    return facts | {"commit": "abc", "smoke": False, "stages": own} | changes
+
+
+def test_the_page_has_pictures_and_needs_no_other_file() -> None:
+    html = page.html(result())
+    assert html.count("<svg") == 3 and "41.2 %" in html and gib(19 << 30) in html
+    assert "log &amp; &lt;more&gt;" in html and "banner" not in html.partition("<body>")[2]
+    assert not {"http:", "https:", "src=", "href="} & set(html.replace('"', " ").split())
+    null = page.html(result(machine=made(null_gpu=True).record()))
+    assert "null GPU: a device that computes nothing" in null
+
+
+def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
+    assert table.lines(table.results(tmp_path)) == [table.NONE]
+    (tmp_path / "h100.json").write_text(json.dumps(result()))
+    rows = table.lines(table.results(tmp_path))
+    name = "1 × NVIDIA H100 80GB HBM3"
+    assert f"| {name} | 580.1 | 2.11.0 | `abc` |" in rows
+    sizes = f"{gib(19 << 30)} | {gib(20 << 30)}"
+    assert f"| {name} | balanced | 12,345 | 41.2 % | 40.8 % |  | {sizes} |" in rows
+    assert f"| {name} | T | failed | exit status 4 |" in rows
+    for meaningless in ({"smoke": True}, {"machine": made(null_gpu=True).record()}):
+        (tmp_path / "h100.json").write_text(json.dumps(result(**meaningless)))
+        with pytest.raises(ValueError, match=r"h100\.json"):
+            table.results(tmp_path)
+
+
+def test_a_machine_without_a_gpu_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    facts = {"python": "3.12.1", "torch": "2.13.0", "cuda": None, "gpus": [], "missing": []}
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["gpu", f"--python={python}", f"--out={tmp_path}"])
+    assert command.main() == 3
+    assert f"{python}: torch 2.13.0 (a CPU build) has no GPU" in capsys.readouterr().err
