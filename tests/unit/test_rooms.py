@@ -55,6 +55,7 @@ LATER = {
             "diagnose.log_parsers.log_metrics",
             "diagnose.events",
             "diagnose.root_cause",
+            "diagnose.patterns",
             "diagnose.scan",
         ),
         "diagnose.source",
