@@ -366,7 +366,7 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     assert done.returncode == 3 and "3.0 GiB free of 32.0 GiB" in done.stderr
     # Another build of torch, known before gigabytes of one without kernels are installed.
     bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": ""}  # no torch, packages of PyPI
-    index = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 ./train_dual_gpu.sh"
+    index = "PIP_EXTRA_INDEX_URL=URL ./train_dual_gpu.sh"
     for variables, why, fix in (
         ({"CAPABILITY": "7.0"}, "GPU 0 (Fake GPU 0) needs kernels for sm_70", index),
         ({"CUDA": 12080}, "driver 580.65.06 supports CUDA up to 12.8", "update the NVIDIA driver"),

@@ -23,7 +23,7 @@ PINNED_CUDA = "13.0"
 PINNED_KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 # The only build of torch 2.12 and newer for older GPUs and drivers; 2.14 is the last version that
 # has it (pytorch#178665, pytorch#190385).
-OLDER_CUDA, OLDER_INDEX = "12.6", "https://download.pytorch.org/whl/cu126"
+OLDER_CUDA, OLDER_INDEX = "12.6", "URL"
 OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 OLDER_VERSIONS = (2, 6), (2, 14)
 
@@ -42,9 +42,13 @@ def older(machine: GpuInventory, version: str, request: LaunchRequest) -> list[s
         return []
     if request.installed and sys.prefix != str(ROOT / ".venv"):
         pip = [sys.executable, "-m", "pip", "install", f"torch=={number[0]}"]
-        return [shlex.join([*pip, f"--index-url={OLDER_INDEX}"])]
-    again = f"PIP_EXTRA_INDEX_URL={OLDER_INDEX} {request.command()}"
+        return [_explained(shlex.join([*pip, f"--index-url={OLDER_INDEX}"]))]
+    again = _explained(f"PIP_EXTRA_INDEX_URL={OLDER_INDEX} {request.command()}")
     return [f"rm -r {shlex.quote(str(ROOT / '.venv'))}; {again}" if request.installed else again]
+
+
+def _explained(command: str) -> str:
+    return msg("plan.torch.index", command=command, index=OLDER_INDEX, cuda=OLDER_CUDA)
 
 
 def before_install(
