@@ -45,7 +45,7 @@ class LossScale:
         0.0."""
         found = torch.zeros_like(self.scale)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        # in float64: with a scale that is no power of two, a product in fp32 would be inexact
+        # in float64: fp32 division may be inexact in compiled kernels
         inverse = self.scale.double().reciprocal().float()
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
         return found
