@@ -168,7 +168,7 @@ class StepAllReduce:
 
     def overflow(self) -> torch.Tensor:
         """1.0 if the gradients of any rank are not finite, else 0.0; on the device. DDP has spread
-        most of them, but not those of weights that it ignores."""
+        most of them, but not those of weights that a task excludes from it."""
         self._wait()
         return (self._values[6:-2:SLOTS].sum() > 0).float()
 
