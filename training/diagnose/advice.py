@@ -74,19 +74,10 @@ def of_end(
     if kind in signatures.kinds():
         return of_kind(kind, run_values)
     if signature is None and not signatures.causes()[cause].ours.sentences():
-        signature, groups = _named(cause, end["summary"])
+        from training.diagnose import scan
+
+        signature, groups = scan.named(end["summary"], cause)
     return advice(cause, signature, groups, run_values)
-
-
-def _named(cause: str, summary: str) -> tuple[Signature | None, dict[str, str]]:
-    """The signature of this cause in an error that a rank has reported, and its values."""
-    from training.diagnose import patterns, scan
-
-    for signature in scan.recognised(summary):
-        for pattern in signature.patterns if signature.cause == cause else ():
-            if match := patterns.compiled(pattern).search(summary.encode()):
-                return signature, patterns.groups(match)
-    return None, {}
 
 
 def of_kind(kind: str, run_values: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 from collections import deque
 from dataclasses import dataclass, field
 
-from training.diagnose import card, signatures
+from training.diagnose import card, patterns, signatures
 from training.diagnose.patterns import Fast, Slow, finder
 from training.diagnose.source import Chunk, LogSource
 
@@ -72,6 +72,15 @@ def recognised(text: str) -> list[signatures.Signature]:
         key for key, _ in known().found(text.encode("utf-8", "replace")) if key in by_id
     )
     return sorted((by_id[key] for key in found), key=lambda s: signatures.ROLES.index(s.role))
+
+
+def named(text: str, cause: str) -> tuple[signatures.Signature | None, dict[str, str]]:
+    """The signature of this cause in the text of an error, and the values that it captures."""
+    for signature in recognised(text):
+        for pattern in signature.patterns if signature.cause == cause else ():
+            if found := patterns.compiled(pattern).search(text.encode("utf-8", "replace")):
+                return signature, patterns.groups(found)
+    return None, {}
 
 
 def scan(source: LogSource) -> Places:

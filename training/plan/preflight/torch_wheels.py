@@ -21,8 +21,8 @@ NAME = "torch build"
 # PyPI's build of the version in requirements.lock, which .venv gets on a machine with GPUs.
 PINNED_CUDA = "13.0"
 PINNED_KERNELS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-# The only build of torch 2.12 and newer for older GPUs and drivers; 2.14 is the last version that
-# has it (pytorch#178665, pytorch#190385).
+# The build for older GPUs and drivers, which torch 2.14 has for the last time (pytorch#172352,
+# pytorch#190385).
 OLDER_CUDA, OLDER_INDEX = "12.6", "URL"
 OLDER_KERNELS = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 OLDER_VERSIONS = (2, 6), (2, 14)
