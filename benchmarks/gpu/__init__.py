@@ -9,10 +9,12 @@ Results: experiments/gpu/gpu.html, and gpu.json beside it; a copy of that in ben
 in the tables of docs/performance.md after `make docs`.
 
 Each stage ends within ten minutes and writes its figures when it has ended, so a run that is killed
-continues with the stage that it was in. Nothing is installed or downloaded. The process that starts
-the stages needs only the standard library; it runs trainings with the first Python that has a torch
-with a GPU. What a machine cannot measure is reported as not measured, with the reason.
+continues with the stage that it was in, also on another machine if gpu.json is copied to it.
 
-With one GPU, two ranks share it for the correctness stage (`ranks.py`); what needs two GPUs is
+Nothing is installed or downloaded. The process that starts the stages needs only the standard
+library; it runs trainings with the first Python that has a torch with a GPU. What a machine cannot
+measure is reported as not measured, with the reason.
+
+With one GPU, two ranks share it for the correctness stage (trainings.py); what needs two GPUs is
 skipped.
 """

@@ -6,16 +6,12 @@ import argparse
 import os
 import signal
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu import machine, page, stages
+from benchmarks.gpu import machine, results, stages
 from training.core.errors import Exit
-from training.core.rundir import write_bytes, write_json
 
 OUT = machine.ROOT / "experiments/gpu"
-FORMAT = 1  # of gpu.json
 NANOCHAT = "NANOCHAT_DIR"
 
 
@@ -51,6 +47,14 @@ def main() -> int:
     wanted = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that programs are ended
     try:
+        return _measure(wanted)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command continues with this stage", file=sys.stderr)
+        return int(Exit.INTERRUPTED)
+
+
+def _measure(wanted: argparse.Namespace) -> int:
+    try:
         found = machine.find(wanted.python)
     except machine.NoGpu as reasons:
         fix = "make gpu GPU_FLAGS=--python=PATH"
@@ -68,26 +72,25 @@ def main() -> int:
     print(f"{found.title}, {driver}, torch {found.torch}, {found.executable}")
     if lacks := [name for name in found.missing if name not in ("tensorboard", "pytest")]:
         print(f"not installed, replaced for the measurement: {', '.join(lacks)}")
-    try:
-        return _all(session, wanted.stages, again=wanted.again)
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command continues with this stage", file=sys.stderr)
-        return int(Exit.INTERRUPTED)
+    return _all(session, wanted.stages, again=wanted.again)
 
 
 def _all(session: stages.Session, chosen: list[stages.Stage], *, again: bool) -> int:
+    kept = results.Results(session)
+    records = []
     for stage in chosen:
-        record = None if again else session.before(stage)
+        record = None if again else kept.before(stage)
         if record and record["status"] == stages.DONE:
             print(f"{stage.name:<18}{'before':>8}{_outcome(record, session.meant)}", flush=True)
+            records.append(record)
             continue
         print(f"{stage.name:<18}", end="", flush=True)
+        kept.keep(stage, None)
         record = session.measure(stage)
+        kept.keep(stage, record)
         print(f"{record['seconds']:6.0f} s{_outcome(record, session.meant)}", flush=True)
-        _write(session)
-    result = _write(session)
-    print(f"\n{session.folder / 'gpu.html'}\n{session.folder / 'gpu.json'}")
-    records = [result["stages"][s.name] for s in chosen]
+        records.append(record)
+    print(f"\n{kept.html}\n{kept.json}")
     failed = any(record["status"] == stages.FAILED for record in records)
     missed = session.meant and any(stages.bad_checks(record) for record in records)
     return int(failed or missed)
@@ -99,24 +102,6 @@ def _outcome(record: stages.Record, meant: bool) -> str:
         return f"  {record['status']}: {record['reason'].splitlines()[0]}"
     bad = stages.bad_checks(record) if meant else []
     return "  done" + "".join(f"\n{'':<28}✗ {check['name']}: {check['text']}" for check in bad)
-
-
-def _write(session: stages.Session) -> dict[str, Any]:
-    """gpu.json and gpu.html of all stages measured so far on this machine and commit."""
-    records = {name: session.before(stage) for name, stage in stages.STAGES.items()}
-    result = {
-        "format": FORMAT,
-        "created": time.time(),
-        "name": session.machine.title,
-        "machine": session.machine.record(),
-        "commit": session.commit,
-        "smoke": session.smoke,
-        "stages": {name: record for name, record in records.items() if record},
-    }
-    session.folder.mkdir(parents=True, exist_ok=True)
-    write_json(session.folder / "gpu.json", result)
-    write_bytes(session.folder / "gpu.html", page.html(result).encode())
-    return result
 
 
 if __name__ == "__main__":

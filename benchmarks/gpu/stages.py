@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.bench import Bench, Failed, Skipped
 from benchmarks.gpu.machine import Machine
-from training.core.rundir import read_json, write_json
 
 LIMIT_S = 570.0  # machines are lent for commands of ten minutes
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
@@ -76,7 +74,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Session:
-    """One call of the benchmark. `folder`: results, kept between calls."""
+    """One call of the benchmark. `folder`: of the results, and of the stages' files."""
 
     machine: Machine
     folder: Path
@@ -102,18 +100,8 @@ class Session:
             "smoke": self.smoke,
         }
 
-    def _path(self, stage: Stage) -> Path:
-        return self.folder / "stages" / f"{stage.name}.json"
-
-    def before(self, stage: Stage) -> Record | None:
-        """The record of a stage that was done with the same key, even in part."""
-        record = read_json(self._path(stage))
-        return record if record and record["key"] == self.key(stage) else None
-
     def measure(self, stage: Stage) -> Record:
-        """Run a stage and keep its record. A stage that is killed leaves none."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path(stage).unlink()
+        """Run a stage. Its files are kept only if it fails."""
         work, begun = self.folder / "runs" / stage.name, time.monotonic()
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -135,8 +123,6 @@ class Session:
         record["seconds"] = round(time.monotonic() - begun, 1)
         if record["status"] != FAILED:
             shutil.rmtree(work, ignore_errors=True)
-        self._path(stage).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path(stage), record)
         return record
 
 

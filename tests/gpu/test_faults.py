@@ -3,6 +3,7 @@ cause, rank and exit code are those of the CPU; times and places of the other ra
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,8 @@ def test_a_fault_on_two_gpus(
     record_property: Callable[[str, object], None],
 ) -> None:
     need_gpus(2)
+    if name == "NaN" and hasattr(ctypes.CDLL(None), "null_gpu_count"):
+        pytest.skip("a null GPU computes no NaN")
     row = TABLE[name]
     ended = inject(row.spec, device="cuda", compile=0, **row.flags)
     record_property(SECONDS, round(ended.seconds, 2))

@@ -3,6 +3,7 @@ the page and the tables."""
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -14,7 +15,17 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import bench, correctness, machine, page, stages, table, timing, trainings
+from benchmarks.gpu import (
+    bench,
+    correctness,
+    machine,
+    page,
+    results,
+    stages,
+    table,
+    timing,
+    trainings,
+)
 from training.tasks.memory import gib
 
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": [9, 0]}
@@ -36,35 +47,53 @@ def laboratory(folder: Path, limit_s: float = 30.0, **changes: Any) -> bench.Ben
     return bench.Bench(made(**changes), folder, folder / "cache", True, None, limit_s)
 
 
-def stage(run: Callable[[bench.Bench], stages.Record], **more: Any) -> stages.Stage:
-    return stages.Stage("one", "One", run, **more)
+def stage(
+    run: Callable[[bench.Bench], stages.Record], name: str = "one", **more: Any
+) -> stages.Stage:
+    return stages.Stage(name, "One", run, **more)
 
 
 def figures(value: int) -> stages.Record:
     return {"value": value, "checks": [bench.check("a claim", True, "text")]}
 
 
-def test_a_stage_that_is_done_is_kept_for_its_commit(tmp_path: Path) -> None:
-    one = stage(lambda _: figures(1))
-    assert session(tmp_path).before(one) is None
-    done = session(tmp_path).measure(one)
+def test_a_stage_that_is_done_is_kept_for_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = stage(lambda _: figures(1)), stage(lambda _: figures(2), name="two")
+    monkeypatch.setattr(results, "STAGES", {"one": one, "two": other})
+    kept = results.Results(session(tmp_path))
+    assert kept.before(one) is None
+    done = kept.session.measure(one)
     assert done["status"] == "done" and done["figures"] == {"value": 1}
-    assert session(tmp_path).before(one) == done
-    for other in ({"commit": "def"}, {"smoke": True}, {"machine": made(torch="2.12.0")}):
-        assert session(tmp_path, **other).before(one) is None
+    kept.keep(one, done)
+    kept.keep(other, kept.session.measure(other))
+    assert kept.before(one) == done
+    for changed in ({"commit": "def"}, {"smoke": True}, {"machine": made(torch="2.12.0")}):
+        assert results.Results(session(tmp_path, **changed)).before(one) is None
     nanochat = stage(lambda _: figures(1), nanochat=True)
-    assert session(tmp_path, nanochat=tmp_path).before(nanochat) is None
+    assert results.Results(session(tmp_path, nanochat=tmp_path)).before(nanochat) is None
 
 
-def test_a_killed_stage_leaves_no_record(tmp_path: Path) -> None:
-    def killed(_: bench.Bench) -> stages.Record:
-        raise KeyboardInterrupt
+def test_a_killed_stage_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
-    one = stage(lambda _: figures(1))
-    session(tmp_path).measure(one)
+    def killed_once(_: bench.Bench) -> stages.Record:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return figures(len(calls))
+
+    one = stage(killed_once)
+    monkeypatch.setattr(results, "STAGES", {"one": one})
+    run = functools.partial(command._all, session(tmp_path), [one])
+    kept = results.Results(session(tmp_path))
+    assert run(again=False) == 0 and run(again=False) == 0 and len(calls) == 1
     with pytest.raises(KeyboardInterrupt):
-        session(tmp_path).measure(stage(killed))
-    assert session(tmp_path).before(one) is None
+        run(again=True)
+    assert kept.before(one) is None
+    assert run(again=False) == 0 and len(calls) == 3
+    assert (kept.before(one) or {})["figures"] == {"value": 3}
 
 
 def test_a_stage_that_fails_or_cannot_be_measured_has_a_reason(tmp_path: Path) -> None:
@@ -82,7 +111,7 @@ def test_the_exit_code_counts_what_was_measured(
 ) -> None:
     missed = {"checks": [bench.check("a claim", False, "1.3 × (goal 1.02)")]}
     one = stage(lambda _: dict(missed))
-    monkeypatch.setattr(stages, "STAGES", {"one": one})
+    monkeypatch.setattr(results, "STAGES", {"one": one})
     run = command._all
     assert run(session(tmp_path), [one], again=False) == 1
     assert run(session(tmp_path, smoke=True), [one], again=False) == 0
