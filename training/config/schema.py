@@ -459,7 +459,7 @@ class Config:
         "every rank in the run directory, a digest in the report; 0: none",
         unit="steps",
         low=0,
-        high=1000,
+        high=50,
     )
     inject: str = option(
         "",

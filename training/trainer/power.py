@@ -38,7 +38,7 @@ class PowerMeter:
 
     @property
     def watts(self) -> float | None:
-        """The mean of the last second, of all GPUs together; None: unknown."""
+        """Sum over all GPUs, mean of the last second; None: unknown."""
         return self._watts if time.monotonic() - self._at < STALE_S else None
 
     def close(self) -> None:
