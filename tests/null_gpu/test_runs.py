@@ -4,12 +4,15 @@ Numbers are zeros, so losses mean nothing."""
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
 from training.core.rundir import read_json, read_records
+from training.launcher.communication.stages import LIMIT_S
 
 Train = Callable[..., Launched]
 
@@ -65,3 +68,23 @@ def test_a_gpu_that_never_finishes_is_a_hang(train: Train, gpus: NullGpus) -> No
     assert run.wait() == 5
     # Which GPU is stuck is not known: all ranks wait for the same collective.
     assert (run.failure["cause"], run.failure["rank"]) == ("hang", None)
+
+
+def test_gpus_that_hang_with_peer_to_peer_copies(
+    train: Train, gpus: NullGpus, tmp_path: Path
+) -> None:
+    env = {"NULL_GPU_P2P_HANGS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    first = train(num_iterations=4, env=env)
+    assert first.wait(240) == 0, first.output[-3000:]
+    assert first.output.count("NCCL_P2P_DISABLE=1") >= 2, "the second attempt, and the run"
+    begun = time.monotonic()
+    second = train(num_iterations=4, env=env)
+    second.wait_for("run directory: ")
+    assert time.monotonic() - begun < LIMIT_S, "nothing is tested again"
+    second.ok()
+    for run in (first, second):
+        plan = read_json(run.run.plan) or {}
+        assert not plan["communication"]["p2p"] and plan["communication"]["gb_per_s"] > 0
+        chosen = {v["name"]: v["value"] for v in plan["variables"]}
+        assert chosen["NCCL_P2P_DISABLE"] == "1"
+    assert plan["communication"]["time"] < plan["created"], "of the first start"

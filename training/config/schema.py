@@ -430,6 +430,13 @@ class Config:
         unit="all ranks",
         env="USE_LIBUV",
     )
+    communication_test: str = option(
+        "auto",
+        "launch",
+        "test the communication between the GPUs before the ranks start; auto: once, at the first "
+        "start on these GPUs",
+        choices=("auto", "1", "0"),
+    )
     debug: bool = option(
         False,
         "launch",

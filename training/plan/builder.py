@@ -14,7 +14,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
-from training.host import decisions, env_vars, p2p_cache, packages
+from training.host import decisions, env_vars, packages
 from training.host.gpus import GpuInventory
 from training.host.placement import LOCAL, RANK
 from training.host.torch_build import TorchBuild
@@ -56,7 +56,6 @@ def start(
     )
     used = machine.gpus[: request.gpu_ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
     return {
         "schema_version": PLAN_VERSION,

@@ -12,7 +12,7 @@ from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.placement import LOCAL, RANK
-from training.plan import builder, preflight, resume_checks
+from training.plan import builder, communication, preflight, resume_checks
 from training.plan.request import Request, read
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import CorpusRecord, Plan
 
 
-def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """Make all decisions; reads the machine, changes nothing. Raises UserError (exit 3) for failed
-    checks."""
+def build(
+    request: Request, environ: Mapping[str, str], test: communication.Test | None = None
+) -> tuple[Plan, list[preflight.Check]]:
+    """Make all decisions; reads the machine, changes nothing. `test`: of the communication between
+    GPUs, if its result is not known. Raises UserError (exit 3) for failed checks."""
     config, place, local = request.config, request.place, request.local_ranks
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
@@ -52,13 +54,13 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     if compiled.value:
         checks += preflight.compile_works(torch, device.value, missing, request)
     builder.refuse_errors(request, checks)
-
     if own_gpu and device.value == "cuda":
         why = msg("plan.device.gpu_ids", config_file=request.config_file)
         begun["variables"] = [v for v in begun["variables"] if v["name"] != gpus.VISIBLE]
         begun["variables"].append(
             env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
         )
+    communication.settle(request, begun, checks, environ, test)
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),

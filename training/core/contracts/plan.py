@@ -179,6 +179,15 @@ class RanksPlan(TypedDict):
     torch: str | None  # version; None: not installed, or the ranks use another interpreter
 
 
+class CommunicationRecord(TypedDict):
+    """Measured communication between the GPUs of this machine."""
+
+    gb_per_s: float  # size / time of a large all_reduce
+    small_ms: float  # of an all_reduce of 1 KiB
+    time: float  # of the test, unix s
+    p2p: bool  # with peer-to-peer copies as far as NCCL uses them
+
+
 class PlanStart(RanksPlan):
     """A plan without its configuration. `NotRequired` fields are missing in the plan of a script,
     unless stated otherwise."""
@@ -203,6 +212,7 @@ class PlanStart(RanksPlan):
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
     script: NotRequired[ScriptRecord]  # only in the plan of a script
+    communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known
     login_file: NotRequired[str | None]  # option file with the W&B key
     task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
     precision: NotRequired[TextDecision]  # bf16, fp32

@@ -67,10 +67,15 @@ class CommunicationOutcome:
 
 
 def run(
-    ranks: int, device: str, variables: Mapping[str, str], limit_s: float
+    ranks: int,
+    device: str,
+    variables: Mapping[str, str],
+    limit_s: float,
+    patience_s: float = 0.0,
 ) -> CommunicationOutcome:
     """Run the test once. No process and no file of it is left afterwards; then a stop signal is
-    delivered again. For the main thread only.
+    delivered again. For the main thread only. `patience_s`: beyond the limit, for ranks that are
+    slow but do not hang.
 
     Raises OSError when the temporary folder or the processes cannot be created.
     """
@@ -78,7 +83,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             outcome = _Trial(
                 ranks, device, variables, limit_s, stages.Files(folder), arrived, reader
-            ).go()
+            ).go(patience_s)
         outcome.signal = arrived[0] if arrived else None
     return outcome
 
@@ -125,11 +130,14 @@ class _Trial:
         self._wakeup = wakeup
         self._selector.register(wakeup, selectors.EVENT_READ)
 
-    def go(self) -> CommunicationOutcome:
+    def go(self, patience_s: float) -> CommunicationOutcome:
         begin = time.monotonic()
         try:
             self._start()
-            self._watch(begin + self.outcome.limit_s)
+            limit = begin + self.outcome.limit_s
+            self._watch(limit, limit + patience_s)
+            if self.outcome.timed_out:
+                self.outcome.limit_s = max(self.outcome.limit_s, round(time.monotonic() - begin))
         finally:
             self._end()
         self._read()
@@ -181,8 +189,9 @@ class _Trial:
                 preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
             )
 
-    def _watch(self, limit: float) -> None:
-        """Wait until all have exited; a failure, a signal or the limit ends the wait sooner."""
+    def _watch(self, limit: float, longest: float) -> None:
+        """Wait until all have exited; a failure, a signal or the limit ends the wait sooner, for
+        ranks that move the longest limit."""
         end = limit
         while self._alive and not self._arrived:
             left = end - time.monotonic()
@@ -196,7 +205,10 @@ class _Trial:
                 self._note_stages()
                 end = min(limit, time.monotonic() + PEER_GRACE_S)
             elif left <= 0:
-                break
+                more = min(self._moving_s(), longest - time.monotonic())
+                if more <= 0 or self._failed():
+                    break
+                limit = end = time.monotonic() + more
         if self._alive and not self._arrived and not self._failed():
             self.outcome.timed_out = True
             self._note_stages()
@@ -214,6 +226,18 @@ class _Trial:
 
     def _failed(self) -> bool:
         return any(not self.outcome.regular(rank) for rank in self.outcome.statuses)
+
+    def _moving_s(self) -> float:
+        """Seconds after which every rank would have been in its stage for so long that it hangs; a
+        rank that does not communicate yet may take any time."""
+        self._note_stages()
+        waits = [
+            stages.STILL_S - self.outcome.since_s[rank]
+            if stages.is_communication(self.outcome.reached[rank])
+            else stages.STILL_S
+            for rank in self._alive.values()
+        ]
+        return max(waits, default=0.0)
 
     def _note_stages(self) -> None:
         for rank in range(self.outcome.ranks):
