@@ -27,13 +27,18 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "compression"), [(1, "none"), (2, "none"), (2, "bf16")])
 def test_a_step_waits_only_for_the_step_before(
-    gpus: NullGpus, tmp_path: Path, token: str, ranks: int
+    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, compression: str
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
-    flags = FLAGS | {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
+    flags = FLAGS | {
+        "gradient_compression": compression,
+        "data": text,
+        "out_dir": tmp_path / "experiments",
+        "log_dir": tmp_path,
+    }
     steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, flags, 120)
     assert len(steps) == STEPS
     for step in steps[DDP_LOGS:-1]:

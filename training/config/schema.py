@@ -299,6 +299,14 @@ class Config:
         False, "distributed", "DDP may assume the same graph in each step"
     )
 
+    gradient_compression: str = option(
+        "none",
+        "distributed",
+        "gradients between the ranks in bf16: half of the bytes; auto: where the bandwidth between "
+        "GPUs limits the speed",
+        choices=("auto", "bf16", "none"),
+    )
+
     device: str = option(
         "cuda",
         "compute",

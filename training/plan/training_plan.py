@@ -12,7 +12,7 @@ from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.placement import LOCAL, RANK
-from training.plan import builder, communication, preflight, resume_checks
+from training.plan import builder, communication, gradients, preflight, resume_checks
 from training.plan.request import Request, read
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
@@ -61,6 +61,9 @@ def build(
             env_vars.Variable(gpus.VISIBLE, own_gpu, why, "set here").record()
         )
     communication.settle(request, begun, checks, environ, test)
+    exchanged = gradients.decide(
+        request, machine.gpus[: request.gpu_ranks], begun, decided, precision, compiled
+    )
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),
@@ -72,17 +75,19 @@ def build(
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
         "batch": split.record(),
+        **exchanged.fields,
         **decided.fields,
     }
     plan["notes"] += [
         *decided.notes,
+        *exchanged.notes,
         *resumed,
         *_warnings(request, checks, static_graph),
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
     plan["headline"] += [_device(plan), *_recovery(plan)]
     chosen = isinstance(request.config.device_batch_size, str)  # auto
-    plan["text"] += sentences(plan, split, decided, chosen)
+    plan["text"] += [*sentences(plan, split, decided, chosen), *exchanged.text]
     return plan, checks
 
 

@@ -104,6 +104,10 @@ class SampleStep(StepNeeds):
         )
 
     @property
+    def gradient_bytes(self) -> int:
+        return self.load.gradients
+
+    @property
     def source(self) -> str:
         precision = "bf16" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from training.core import log, units
-from training.trainer import flops
+from training.host import flops
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
 from training.trainer.metrics_writer import MetricsWriter

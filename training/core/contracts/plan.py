@@ -188,6 +188,17 @@ class CommunicationRecord(TypedDict):
     p2p: bool  # with peer-to-peer copies as far as NCCL uses them
 
 
+class ExchangeRecord(TypedDict):
+    """Predicted exchange of gradients in a step (training.plan.exchange)."""
+
+    bytes: int  # of the gradients of a rank, before compression
+    total_ms: float
+    exposed_ms: float  # not hidden by the backward pass
+    compute_ms: float | None  # of a rank; None: unknown, as the next two
+    share: float | None  # of a step, 0 to 1: exposed
+    speed_up: float | None  # over one GPU
+
+
 class PlanStart(RanksPlan):
     """A plan without its configuration. `NotRequired` fields are missing in the plan of a script,
     unless stated otherwise."""
@@ -218,6 +229,10 @@ class PlanStart(RanksPlan):
     precision: NotRequired[TextDecision]  # bf16, fp32
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
+    # bf16, none; this and the next two: missing in plans of early 0.1 and of one rank
+    gradient_compression: NotRequired[TextDecision]
+    bucket_mib: NotRequired[NumberDecision]  # DDP's buckets of gradients
+    exchange: NotRequired[ExchangeRecord]  # of GPUs whose bandwidth is known
     batch: NotRequired[BatchRecord]
     # sequences; this and the rest: only of gpt, and after a recovery
     device_batch_size: NotRequired[NumberDecision]
@@ -242,6 +257,14 @@ class TaskFields(TypedDict, total=False):
     loss_chunks: NumberDecision
     memory: PlannedMemory
     data: CorpusRecord
+
+
+class GradientFields(TypedDict, total=False):
+    """The fields of a plan about the exchange of gradients (training.plan.gradients)."""
+
+    gradient_compression: TextDecision
+    bucket_mib: NumberDecision
+    exchange: ExchangeRecord
 
 
 class FrozenPlan(TypedDict):

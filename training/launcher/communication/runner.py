@@ -228,8 +228,8 @@ class _Trial:
         return any(not self.outcome.regular(rank) for rank in self.outcome.statuses)
 
     def _moving_s(self) -> float:
-        """Seconds after which every rank would have been in its stage for so long that it hangs; a
-        rank that does not communicate yet may take any time."""
+        """Seconds until every rank would have been in its stage for STILL_S; a rank that does not
+        communicate yet may take any time."""
         self._note_stages()
         waits = [
             stages.STILL_S - self.outcome.since_s[rank]
