@@ -233,6 +233,11 @@ def essentials(plan: Plan) -> dict[str, object]:
         "accumulation_steps": split.accumulation if split else None,
         "total_batch_tokens": split.total_tokens if split else None,
         "data": plan.get("data"),
+        "communication": plan.get("communication"),
+        "gradient_compression": plan["gradient_compression"]["value"]
+        if "gradient_compression" in plan
+        else None,
+        "exchange": plan.get("exchange"),
         "gpus": [{name: one[name] for name in gpu} for one in plan["gpus"]],
         "notes": plan["notes"],
     }
