@@ -136,8 +136,6 @@ class _Trial:
             self._start()
             limit = begin + self.outcome.limit_s
             self._watch(limit, limit + patience_s)
-            if self.outcome.timed_out:
-                self.outcome.limit_s = max(self.outcome.limit_s, round(time.monotonic() - begin))
         finally:
             self._end()
         self._read()
@@ -209,6 +207,7 @@ class _Trial:
                 if more <= 0 or self._failed():
                     break
                 limit = end = time.monotonic() + more
+                self.outcome.limit_s += round(more)
         if self._alive and not self._arrived and not self._failed():
             self.outcome.timed_out = True
             self._note_stages()
