@@ -57,9 +57,11 @@ def decide(
     else:
         saved = exchange.saved_by_compression(one) or 0.0
         compression = (
-            Decision(BF16, msg("plan.gradients.pays", saved=saved))
+            Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
             if saved >= exchange.PAYS
-            else Decision(NONE, msg("plan.gradients.little", saved=saved, least=exchange.PAYS))
+            else Decision(
+                NONE, msg("plan.gradients.little", saved=100 * saved, least=100 * exchange.PAYS)
+            )
         )
     if one is None:
         text = msg(
@@ -159,11 +161,11 @@ def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float
         total=one.total_s * 1e3,
         rate=one.bytes_per_s / 1e9,
         exposed=one.exposed_s * 1e3,
-        share=one.share,
+        share=100 * one.share,
         speed=one.speed_up,
         ranks=one.ranks,
         compute=one.compute_s * 1e3,
-        mfu=mfu,
+        mfu=100 * mfu,
         bucket=bucket.value,
         bucket_reason=bucket.reason,
         compression=compression.value,
@@ -175,7 +177,7 @@ def _little_gain(
     gpus: Sequence[Gpu], begun: PlanStart, decided: Decided, one: Exchange
 ) -> list[str]:
     """A note where communication takes most of what the further GPUs bring: why, and what helps."""
-    if one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
+    if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
         return []
     helps = []
     factor = exchange.enough_accumulation(one)
@@ -199,7 +201,7 @@ def _little_gain(
             "plan.gradients.little_gain",
             speed=one.speed_up,
             ranks=one.ranks,
-            share=one.share,
+            share=100 * one.share,
             why=msg("plan.word.comma").join(_why(gpus, begun)),
             helps=msg("plan.word.comma").join(helps),
         )
