@@ -11,8 +11,8 @@ from benchmarks.gpu.bench import Bench, Failed, Skipped, check
 from benchmarks.gpu.machine import ROOT
 from benchmarks.gpu.trainings import TINY, WARM_UP, Run, does_not_fit, first_gpu, train
 from training.config import loader
+from training.host import flops
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
-from training.trainer import flops
 
 CONFIGS = ("conservative", "balanced", "aggressive")
 DUET, BARE, NANOCHAT = "Duet", "bare loop", "nanochat"

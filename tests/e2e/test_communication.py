@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import TOKEN, processes, wait_until
 from tests.e2e.conftest import HOOK
 from training.host import p2p_cache
-from training.launcher.communication import runner
+from training.launcher.communication import runner, stages
 from training.launcher.communication.result import CommunicationResult
 from training.launcher.communication.run import run
 
@@ -66,6 +66,10 @@ def planted(data):
 dist.all_reduce = planted
 """
     return before("training.launcher.communication.collectives", patch, ranks)
+
+
+def key() -> p2p_cache.Key:
+    return p2p_cache.key(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
 
 
 SMALL, LARGE = "data.numel() == 256", "data.numel() > 256"
@@ -159,7 +163,7 @@ def test_ranks_that_can_communicate(ranks: int, attempt: Attempt) -> None:
         figures.algorithm_gb_per_s * 2 * (ranks - 1) / ranks
     )
     assert (result.checks()[0].status, result.backend) == ("ok", "gloo")
-    assert not p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
+    assert not p2p_cache.remembered(key()) and result.verdict is None
 
 
 def test_one_rank_starts_nothing(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +261,9 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
         f"after {short} s all ranks hang in the all_reduce of 8 MiB; retrying with "
         f"NCCL_P2P_DISABLE=1" in capsys.readouterr().err
     )
-    known = p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0")
+    known = p2p_cache.remembered(key())
     assert known == {"NCCL_P2P_DISABLE": "1"}
+    assert result.verdict == p2p_cache.known(key())
 
     monkeypatch.setattr(
         sys.modules[__name__], "plan", lambda ranks, made=plan: made(ranks, **known)
@@ -277,7 +282,8 @@ def test_gpus_that_work_without_peer_to_peer_copies_and_later_starts(
 def test_the_users_choice_is_kept_and_success_clears_the_cache(
     attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    p2p_cache.remember(["GPU-a", "GPU-b"], "580.65.06", "2.13.0", "-")
+    without = p2p_cache.verdict(key(), p2p_cache.WITHOUT_P2P, gb_per_s=1.0, small_ms=1.0)
+    p2p_cache.remember(key(), without)
     monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
     result = attempt(P2P_HANGS, limit_s=short, backend="nccl")
     assert (
@@ -286,7 +292,7 @@ def test_the_users_choice_is_kept_and_success_clears_the_cache(
     assert result.checks()[0].fixes[0] == "export NCCL_P2P_DISABLE=1" and result.first is None
     (Path(os.environ["PYTHONPATH"]) / HOOK).unlink()
     assert "; peer-to-peer copies work now: " in told(attempt(backend="nccl"))
-    assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
+    assert p2p_cache.remembered(key()) == {}
 
 
 @pytest.mark.soak
@@ -298,7 +304,28 @@ def test_a_hang_without_peer_to_peer_copies_too(attempt: Attempt, short: int) ->
         f"NCCL_P2P_DISABLE=1"
     )
     assert result.checks()[0].fixes[0].startswith("NCCL_DEBUG=INFO ")
-    assert p2p_cache.remembered(["GPU-a", "GPU-b"], "580.65.06", "2.13.0") == {}
+    assert p2p_cache.remembered(key()) == {}
+
+
+@pytest.mark.slow
+def test_a_slow_start_is_not_taken_for_a_hang(
+    attempt: Attempt, usual_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch is read from a cold disk: the limit is over before the ranks meet."""
+    monkeypatch.setattr(stages, "STILL_S", usual_s + 2)
+    slow = before("torch", "__import__('time').sleep(2.5)")
+    result = attempt(slow, limit_s=2, backend="nccl", patience_s=60)
+    assert result.ok and result.first is None, told(result)
+
+
+@pytest.mark.soak
+def test_a_slow_start_is_followed_by_a_hang(
+    attempt: Attempt, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "STILL_S", short)
+    result = attempt(P2P_HANGS, limit_s=1, backend="nccl", patience_s=100)
+    assert result.only_without_p2p and result.first, told(result)
+    assert (result.first.kind, result.first.stage) == ("hang", "all_reduce of 8 MiB")
 
 
 # Failures

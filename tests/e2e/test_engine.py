@@ -57,6 +57,17 @@ def test_ranks_and_accumulation_train_like_one_process(
     assert one.losses[-1] < one.losses[0] - 1
 
 
+@pytest.mark.slow
+def test_gradients_in_bf16_train_nearly_the_same(launch: Launch, once: Launch, text: Path) -> None:
+    settings = {"data": text, "optimizer": "muon", **EXACT}
+    one = once("./launch_train.sh", "1", CONFIG, device_batch_size=16, **settings)
+    run = launch(*RUN, device_batch_size=2, gradient_compression="bf16", **settings).ok()
+    plan = json.loads(run.run.plan.read_text())
+    assert plan["gradient_compression"]["value"] == "bf16" and plan["batch"]["accumulation"] == 4
+    assert run.losses[0] == pytest.approx(one.losses[0], rel=1e-6)
+    assert run.losses == pytest.approx(one.losses, rel=1e-2) and run.losses != one.losses
+
+
 @pytest.mark.soak
 def test_four_ranks_train_like_one_process(launch: Launch, once: Launch, text: Path) -> None:
     settings = {"data": text, "optimizer": "muon", **EXACT}

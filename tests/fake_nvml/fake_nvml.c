@@ -23,7 +23,9 @@
  * FAKE_NVML_REMAP=0,1          rows to be remapped: 1 pending, 2 failed          FAKE_NVML_RETIRED=0,1   the same of older cards
  * FAKE_NVML_WIDTH=16,8         PCIe lanes (of WIDTH_MOST=16)                     FAKE_NVML_GENERATION=4  (of GENERATION_MOST=4)
  * FAKE_NVML_NVLINKS=4          links that are up, of four; -1: no NVLink         FAKE_NVML_TOPOLOGY=30   between all GPUs
- * FAKE_NVML_P2P=0              direct copies: 0 works, 1 does not
+ * FAKE_NVML_P2P=0              direct copies: 0 works, 1 to 5 the driver's reason why not
+ * FAKE_NVML_POWER_DEFAULT=575  W                         FAKE_NVML_ECC_MODE=0,1 off, on
+ * FAKE_NVML_BUS=0000:01:00.0   PCI address of GPU 0; missing as long as it is not set
  *
  * Compiled with -DOLD_DRIVER the newer of these functions are missing, as in drivers before 535.
  */
@@ -36,6 +38,7 @@ enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 typedef struct { unsigned index; } Device;
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned gpu, memory; } Load;
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 
 static Device devices[16];
@@ -110,6 +113,22 @@ int nvmlDeviceGetTotalEnergyConsumption(Device *d, unsigned long long *millijoul
 int nvmlDeviceGetEnforcedPowerLimit(Device *d, unsigned *milliwatt) {
   if (!getenv("FAKE_NVML_POWER_LIMIT")) return NOT_SUPPORTED;
   return *milliwatt = 1000u * listed("FAKE_NVML_POWER_LIMIT", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetPowerManagementDefaultLimit(Device *d, unsigned *milliwatt) {
+  if (!getenv("FAKE_NVML_POWER_DEFAULT")) return NOT_SUPPORTED;
+  return *milliwatt = 1000u * listed("FAKE_NVML_POWER_DEFAULT", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetEccMode(Device *d, unsigned *current, unsigned *pending) {
+  if (!getenv("FAKE_NVML_ECC_MODE")) return NOT_SUPPORTED; /* most workstation cards */
+  return *current = *pending = listed("FAKE_NVML_ECC_MODE", d->index, "0"), supported();
+}
+
+int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
+  if (!getenv("FAKE_NVML_BUS") || d->index) return NOT_SUPPORTED;
+  memset(out, 0, sizeof *out);
+  return snprintf(out->bus_id, sizeof out->bus_id, "0000%s", getenv("FAKE_NVML_BUS")), supported();
 }
 
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *percent) {

@@ -115,8 +115,15 @@ static bool same(Comm *comm) {
   return true;
 }
 
+/* GPUs whose peer-to-peer copies never arrive, unless NCCL is told to do without. */
+static bool lost(const Op *op) {
+  const char *without = getenv("NCCL_P2P_DISABLE");
+  return op->bytes > EXCHANGED && getenv("NULL_GPU_P2P_HANGS") && !(without && *without == '1');
+}
+
 static void do_collective(const Op *op) {
   Comm *comm = op->owner;
+  while (lost(op) && !ended(comm)) usleep(1000);
   Room *room = comm->room;
   bool exchanged = op->bytes <= EXCHANGED && op->kind != OTHER;
   if (ended(comm)) return;

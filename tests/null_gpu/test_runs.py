@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.conftest import wait_until
 from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
 from training.core.rundir import read_json, read_records
+from training.launcher.communication.stages import LIMIT_S
 
 Train = Callable[..., Launched]
 # A batch that is partly on the CPU, and data that fails where a training of three steps ends.
@@ -165,3 +167,23 @@ def test_a_profile_without_the_gpu_s_activity_is_a_warning(train: Train) -> None
         assert (digest["timeline"], digest["first_step"], digest["last_step"]) == ("host", 11, 12)
     warnings = [e for e in read_records(run.run.events) if e["event"] == "warning"]
     assert [e["code"] for e in warnings] == ["warning.profile"] * 2
+
+
+def test_gpus_that_hang_with_peer_to_peer_copies(
+    train: Train, gpus: NullGpus, tmp_path: Path
+) -> None:
+    env = {"NULL_GPU_P2P_HANGS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    first = train(num_iterations=4, env=env)
+    assert first.wait(240) == 0, first.output[-3000:]
+    assert first.output.count("NCCL_P2P_DISABLE=1") >= 2, "the second attempt, and the run"
+    begun = time.monotonic()
+    second = train(num_iterations=4, env=env)
+    second.wait_for("run directory: ")
+    assert time.monotonic() - begun < LIMIT_S, "nothing is tested again"
+    second.ok()
+    for run in (first, second):
+        plan = read_json(run.run.plan) or {}
+        assert not plan["communication"]["p2p"] and plan["communication"]["gb_per_s"] > 0
+        chosen = {v["name"]: v["value"] for v in plan["variables"]}
+        assert chosen["NCCL_P2P_DISABLE"] == "1"
+    assert plan["communication"]["time"] < plan["created"], "of the first start"

@@ -29,14 +29,17 @@ FLAGS = {
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize(("ranks", "precision"), [(1, "bf16"), (2, "bf16"), (2, "fp16")])
+@pytest.mark.parametrize(
+    ("ranks", "precision", "compression"),
+    [(1, "bf16", "none"), (2, "bf16", "none"), (2, "fp16", "none"), (2, "bf16", "bf16")],
+)
 def test_a_step_waits_only_for_the_step_before(
-    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, precision: str
+    gpus: NullGpus, tmp_path: Path, token: str, ranks: int, precision: str, compression: str
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
     flags = FLAGS | {"data": text, "out_dir": tmp_path / "experiments", "log_dir": tmp_path}
-    flags["precision"] = precision
+    flags |= {"precision": precision, "gradient_compression": compression}
     steps = programs.counted(gpus.environ | {TOKEN: token}, tmp_path, ranks, flags, LIMIT_S)
     assert len(steps) == STEPS
     for step in steps[DDP_LOGS:-1]:

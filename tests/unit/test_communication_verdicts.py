@@ -4,16 +4,26 @@ stop."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from training.host import p2p_cache
-from training.host.p2p_cache import forget, remember, remembered
+from training.host.p2p_cache import Key, known, remember, remembered, verdict
 
 GPUS = ("GPU-a", "GPU-b")
 HERE = ("580.65.06", "2.13.0")  # driver, torch
 SET = {"NCCL_P2P_DISABLE": "1"}
+
+
+def key(gpus: Iterable[str] = GPUS, *here: str | None, **environ: str) -> Key:
+    return p2p_cache.key(gpus, *(here or HERE), environ)
+
+
+def learn(of: Key, values: dict[str, str] = SET) -> str:
+    return remember(of, verdict(of, values, gb_per_s=9.5, small_ms=0.04))
 
 
 @pytest.fixture(autouse=True)
@@ -24,50 +34,99 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_verdict_is_remembered(file: Path) -> None:
-    assert remembered(GPUS, *HERE) == {}
-    assert (
-        remember(GPUS, *HERE, "2.27.3")
-        == f"cached in {file}: later starts on these GPUs set it automatically"
-    )
-    assert remembered(GPUS, *HERE) == SET
+    assert (known(key()), remembered(key())) == (None, {})
+    text = f"cached in {file}: later starts on these GPUs set it automatically"
+    assert learn(key()) == text
+    assert remembered(key()) == SET
     (one,) = json.loads(file.read_text())["verdicts"]
-    assert (one["nccl"], one["gpus"], one["driver"], one["torch"]) == ("2.27.3", list(GPUS), *HERE)
+    assert (one["gpus"], one["driver"], one["torch"]) == (list(GPUS), *HERE)
+    assert known(key()) == one and (one["gb_per_s"], one["small_ms"]) == (9.5, 0.04)
+
+
+def test_gpus_that_work_are_remembered_too(file: Path) -> None:
+    assert learn(key(), {}) == ""
+    found = known(key())
+    assert found and found["variables"] == {} and remembered(key()) == {}
+    assert known(key(("GPU-a", "GPU-b", "GPU-c"))) is None, "a third one may be slower"
 
 
 def test_a_plan_gets_it_with_its_reason(file: Path) -> None:
-    assert p2p_cache.variables(GPUS, *HERE, {}) == []
-    remember(GPUS, *HERE, "-")
-    (variable,) = p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": ""})
+    assert p2p_cache.variables(key(), {}) == []
+    learn(key())
+    (variable,) = p2p_cache.variables(key(), {"NCCL_P2P_DISABLE": ""})
     assert (variable.name, variable.value, variable.origin) == ("NCCL_P2P_DISABLE", "1", "set here")
-    assert variable.why == (
-        "the GPUs hang or corrupt data with peer-to-peer copies and work without, found by a "
-        "communication test "
-        f"({file}); NCCL_P2P_DISABLE=0 with --check repeats it"
-    )
-    assert p2p_cache.variables(GPUS, *HERE, {"NCCL_P2P_DISABLE": "0"}) == [], (
-        "the user's own value stays"
-    )
+    assert str(file) in variable.why
+    assert p2p_cache.variables(key(), {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
 
 
 def test_it_holds_for_these_gpus_alone_or_with_others() -> None:
-    remember(GPUS, *HERE, "-")
-    assert remembered(reversed(GPUS), *HERE) == SET, "the order does not matter"
-    assert remembered(("GPU-c", *GPUS), *HERE) == SET, "these two are among them"
-    assert remembered(("GPU-a",), *HERE) == {}
-    assert remembered(("GPU-a", "GPU-c"), *HERE) == {}
-    assert remembered(GPUS, "590.1", "2.13.0") == {}, "another driver"
-    assert remembered(GPUS, "580.65.06", "2.14.0") == {}, "another torch, so another NCCL"
-    assert remembered(GPUS, None, None) == {}
+    learn(key())
+    assert remembered(key(reversed(GPUS))) == SET, "the order does not matter"
+    assert remembered(key(("GPU-c", *GPUS))) == SET, "these two are among them"
+    assert remembered(key(("GPU-a",))) == {}
+    assert remembered(key(("GPU-a", "GPU-c"))) == {}
+    assert remembered(key(GPUS, "590.1", "2.13.0")) == {}, "another driver"
+    assert remembered(key(GPUS, "580.65.06", "2.14.0")) == {}, "another torch, so another NCCL"
+    assert remembered(key(GPUS, None, None)) == {}
+    assert remembered(replace(key(), machine="Linux 6.9, IOMMU off")) == {}, "another IOMMU"
+    assert remembered(replace(key(), nccl="2.99")) == {}, "another NCCL"
 
 
-def test_verdicts_of_other_gpus_stay(file: Path) -> None:
-    remember(("GPU-x", "GPU-y"), *HERE, "-")
-    remember(GPUS, *HERE, "-")
-    remember(GPUS, *HERE, "-")
+def test_it_holds_for_the_same_variables_of_nccl() -> None:
+    learn(key(), {})
+    assert known(key(NCCL_P2P_LEVEL="SYS")) is None
+    assert known(key(NCCL_P2P_DISABLE="1")) is None
+    assert known(key(NCCL_DEBUG="INFO", NCCL_P2P_DISABLE="0", NCCL_PROTO="")) == known(key())
+
+
+def test_peer_to_peer_copies_that_the_user_demands_are_tested_again() -> None:
+    learn(key())
+    assert known(key(NCCL_P2P_DISABLE="0")) is None and known(key()) is not None
+
+
+def test_results_for_other_gpus_stay(file: Path) -> None:
+    others = key(("GPU-x", "GPU-y"))
+    learn(others)
+    learn(key())
+    learn(key())
     assert len(json.loads(file.read_text())["verdicts"]) == 2, "one for each set of GPUs"
-    assert forget(GPUS, *HERE).startswith("peer-to-peer copies work now")
-    assert (remembered(GPUS, *HERE), remembered(("GPU-x", "GPU-y"), *HERE)) == ({}, SET)
-    assert forget(GPUS, *HERE) == "", "nothing is known any more"
+    assert learn(key(NCCL_P2P_DISABLE="0"), {}) == (
+        f"peer-to-peer copies work now: removed from {file}"
+    )
+    assert (remembered(key()), remembered(others)) == ({}, SET)
+    assert learn(key(), {}) == "", "nothing changes"
+
+
+def test_copies_that_work_in_a_larger_group_refute_a_pair() -> None:
+    learn(key())
+    three = key((*GPUS, "GPU-c"), NCCL_P2P_DISABLE="0")
+    assert "work now" in learn(three, {})
+    assert remembered(key()) == {} and known(key()) is None
+
+
+def test_a_kernel_and_its_iommu(tmp_path: Path) -> None:
+    assert p2p_cache.machine(tmp_path).endswith(", IOMMU off")
+    (tmp_path / "class/iommu/dmar0").mkdir(parents=True)
+    assert p2p_cache.machine(tmp_path).endswith(", IOMMU off"), "no access to its groups"
+    for number, kind in enumerate(("DMA-FQ", "DMA-FQ", "identity")):
+        group = tmp_path / f"kernel/iommu_groups/{number}"
+        group.mkdir(parents=True)
+        (group / "type").write_text(f"{kind}\n")
+    assert p2p_cache.machine(tmp_path).endswith(", IOMMU DMA-FQ, identity")
+
+
+WHOLE = {
+    "gpus": ["GPU-a"],
+    "driver": HERE[0],
+    "torch": HERE[1],
+    "nccl": None,
+    "machine": "",
+    "settings": {},
+    "variables": SET,
+    "gb_per_s": 1.0,
+    "small_ms": 1.0,
+    "time": 0.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -78,33 +137,35 @@ def test_verdicts_of_other_gpus_stay(file: Path) -> None:
         b"\xff\xfe",
         b"[]",
         b'{"verdicts": {}}',
-        b'{"verdicts": [1, {}, {"gpus": "GPU-a", "driver": "580.65.06", "torch": "2.13.0", '
-        b'"variables": {"NCCL_P2P_DISABLE": "1"}}]}',
-        b'{"verdicts": [{"gpus": [], "driver": "580.65.06", "torch": "2.13.0", "variables": '
-        b'{"NCCL_P2P_DISABLE": "1"}}]}',
-        b'{"verdicts": [{"gpus": ["GPU-a"], "driver": "580.65.06", "torch": "2.13.0", "variables": '
-        b'{"LD_PRELOAD": "/tmp/x.so"}}]}',
+        json.dumps({"verdicts": [1, {}, WHOLE | {"gpus": "GPU-a"}]}).encode(),
+        json.dumps({"verdicts": [WHOLE | {"gpus": []}]}).encode(),
+        json.dumps({"verdicts": [WHOLE | {"variables": {"LD_PRELOAD": "/tmp/x.so"}}]}).encode(),
+        json.dumps({"verdicts": [WHOLE | {"gb_per_s": "fast"}]}).encode(),
+        # the format of early 0.1
+        json.dumps(
+            {"verdicts": [{n: WHOLE[n] for n in ("gpus", "driver", "torch", "variables")}]}
+        ).encode(),
     ],
 )
 def test_a_damaged_file_is_ignored_and_replaced(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
-    assert remembered(GPUS, *HERE) == {}
-    remember(GPUS, *HERE, "-")
-    assert remembered(GPUS, *HERE) == SET
+    assert remembered(key()) == {}
+    learn(key())
+    assert remembered(key()) == SET
     assert len(json.loads(file.read_text())["verdicts"]) == 1
 
 
 def test_an_unwritable_folder_is_reported(file: Path) -> None:
     file.parent.parent.write_text("a file where the folder should be")
-    assert remember(GPUS, *HERE, "-") == f"not cached: cannot write {file} (Not a directory)"
-    assert remembered(GPUS, *HERE) == {} and forget(GPUS, *HERE) == ""
+    assert learn(key()) == f"not cached: cannot write {file} (Not a directory)"
+    assert remembered(key()) == {} and known(key()) is None
 
 
 def test_gpus_without_a_name_are_not_remembered(file: Path) -> None:
-    assert remember(("-", "-"), *HERE, "-") == "not cached: the driver does not report GPU UUIDs"
-    assert remember(GPUS, None, "2.13.0", "-").startswith("not cached")
-    assert remember((), *HERE, "-").startswith("not cached")
+    assert learn(key(("-", "-"))) == "not cached: the driver does not report GPU UUIDs"
+    assert learn(key(GPUS, None, "2.13.0")).startswith("not cached")
+    assert learn(key(())).startswith("not cached")
     assert not file.exists()
 
 
@@ -125,5 +186,5 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         "home",
         lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")),
     )
-    assert (p2p_cache.path(), remembered(GPUS, *HERE)) == (None, {})
-    assert remember(GPUS, *HERE, "-") == "not cached: no home folder"
+    assert (p2p_cache.path(), remembered(key())) == (None, {})
+    assert learn(key()) == "not cached: no home folder"

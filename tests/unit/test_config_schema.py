@@ -19,7 +19,7 @@ SURFACE = """
     persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed deterministic
     run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
     wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout libuv numa
-    debug profile inject
+    communication_test gradient_compression debug profile inject
 """
 ACTIONS = ["config", "dry_run", "explain", "check", "json", "script", "save_config", "help"]
 

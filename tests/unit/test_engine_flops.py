@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cases import each
+from training.host import flops
 from training.inspector.distributed import World
 from training.tasks.gpt.model import GPT
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
-from training.trainer import flops
 from training.trainer.progress import _speed_at_peak
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host.gpus import Gpu, GpuInventory, slowdowns
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import gpu_health, torch_kernels, torch_wheels
+from training.plan.preflight import gpu_health, gpu_state, torch_kernels, torch_wheels
 from training.plan.preflight.gpu_state import Pair, State
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -46,7 +47,7 @@ def test_healthy_gpus_are_fine(nvidia: Nvidia) -> None:
     assert (
         first["text"]
         == "not slowed down; no memory errors; PCIe ×16, generation 1 now, 4 at most; persistence "
-        "mode on"
+        "mode on; clocks: idle"
     )
     assert links["text"] == "over the CPU's PCIe root, direct copies"
     assert {c["status"] for c in (first, second, links)} == {"ok"}
@@ -152,9 +153,59 @@ def test_a_link_with_the_width_of_the_slot(nvidia: Nvidia) -> None:
     )
 
 
+@pytest.mark.parametrize(("use", "status"), [(5, "ok"), (97, "warning")])
+def test_a_low_generation_matters_under_load(use: int, status: str, nvidia: Nvidia) -> None:
+    first = checks(nvidia(GENERATION=1, GENERATION_MOST=4, USE=use))[0]
+    assert first["status"] == status
+    assert ("generation 1 of 4 while the GPU is 97 % busy" in first["text"]) == (status != "ok")
+
+
+def test_power_ecc_and_normal_limits_are_informational(nvidia: Nvidia) -> None:
+    values = {"POWER_LIMIT": "300,575", "POWER_DEFAULT": 575, "ECC_MODE": "0,1", "REASONS": "6,1"}
+    first, second, _ = checks(nvidia(**values))
+    assert (first["status"], second["status"]) == ("ok", "ok")
+    assert first["text"].split("; ")[4:] == [
+        "power limit 300 W, default 575 W",
+        "clocks: fixed by the user, at the power limit",
+        "ECC off",
+    ]
+    assert second["text"].split("; ")[4:] == ["power limit 575 W", "clocks: idle", "ECC on"]
+
+
+def test_the_slot_of_a_card(tmp_path: Path) -> None:
+    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (None, None)
+    folder = tmp_path / "0000:0a:00.0"
+    folder.mkdir()
+    (folder / "max_link_width").write_text("16\n")
+    (folder / "numa_node").write_text("-1\n")
+    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (16, None)
+    (folder / "numa_node").write_text("1\n")
+    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (16, 1)
+
+
+@pytest.mark.parametrize(("most", "status"), [(4, "warning"), (8, "ok"), (16, "ok")])
+def test_a_slot_with_fewer_lanes_than_the_card(most: int, status: str) -> None:
+    state = State(1, (), 0, None, None, most, most, 4, 4, None, None, card_width=16)
+    check = gpu_health.health(replace(state, card_generation=5, numa=1))
+    assert check.status == status and bool(check.fixes) == (status != "ok")
+    assert ("the card ×16" in check.text) == (most < 16)
+    assert "generation 5" in check.text and check.text.endswith("NUMA node 1")
+
+
+def test_the_driver_reports_the_address(nvidia: Nvidia) -> None:
+    code = (
+        "from training.host import gpus\n"
+        "from training.plan.preflight import gpu_state\n"
+        "gpu_state.at_slot = lambda bus: (print(bus), (16, 0))[1]\n"
+        "print(gpu_state.read_state(gpus.inventory().gpus)[0][0].card_width)"
+    )
+    done = python("-c", code, **nvidia(BUS="0000:41:00.0"))
+    assert (done.returncode, done.stdout) == (0, "00000000:41:00.0\n16\n"), done.stderr
+
+
 def test_persistence_mode_is_informational(nvidia: Nvidia) -> None:
     first = checks(nvidia(PERSISTENCE=0))[0]
-    assert (first["status"], first["text"].split("; ")[-1]) == ("ok", "persistence mode off")
+    assert (first["status"], first["text"].split("; ")[3]) == ("ok", "persistence mode off")
 
 
 def test_a_driver_without_information(nvidia: Nvidia) -> None:
@@ -188,7 +239,11 @@ def test_a_driver_without_newer_calls(fake_driver: Path, tmp_path: Path, nvidia:
     [
         ({"NVLINKS": "4"}, "NVLink; NVLinks up: 4 on GPU 0, 4 on GPU 1"),
         ({"NVLINKS": "4,0"}, "over the CPU's PCIe root, direct copies; NVLinks up: 4 on GPU 0"),
-        ({"TOPOLOGY": 50, "P2P": 1}, "over two CPU sockets, through host memory"),
+        (
+            {"TOPOLOGY": 50, "P2P": 1},
+            "over two CPU sockets, through host memory (not supported by the chipset)",
+        ),
+        ({"P2P": 5}, "over the CPU's PCIe root, through host memory"),
         ({"TOPOLOGY": 10}, "on one PCIe switch, direct copies"),
         ({"TOPOLOGY": 77}, "direct copies"),
     ],

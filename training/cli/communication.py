@@ -112,7 +112,8 @@ def plan(options: CommunicationOptions) -> RanksPlan:
     )
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, os.environ)
+    key = p2p_cache.key([g.uuid for g in used], machine.driver, version)
+    chosen += p2p_cache.variables(key, os.environ)
     return {
         "local_ranks": options.ranks,
         "device": device.record(),

@@ -35,6 +35,7 @@ from training.tasks.memory import (
 if TYPE_CHECKING:
     from training.core.contracts.kinds import CheckStatus
     from training.core.contracts.plan import DecisionName, Plan
+    from training.launcher.communication.result import CommunicationResult
 
 SCHEMA_VERSION = 1
 FITS, TIGHT, TOO_LARGE, UNKNOWN = "fits", "tight", "does not fit", "unknown"
@@ -146,12 +147,15 @@ def communication(
     unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
     if (
         unusable
+        or plan["config"]["communication_test"] == "0"
         or plan["place"]["kind"] == RANK
         or plan.get("script", {}).get("python", sys.executable) != sys.executable
     ):
         return []
     if plan["local_ranks"] > 1:
-        log.info(msg("cli.doctor.communication", ranks=units.plural(plan["local_ranks"], "rank")))
+        log.info(
+            msg("launcher.communication.check", ranks=units.plural(plan["local_ranks"], "rank"))
+        )
     return run(plan).checks()
 
 
@@ -229,6 +233,11 @@ def essentials(plan: Plan) -> dict[str, object]:
         "accumulation_steps": split.accumulation if split else None,
         "total_batch_tokens": split.total_tokens if split else None,
         "data": plan.get("data"),
+        "communication": plan.get("communication"),
+        "gradient_compression": plan["gradient_compression"]["value"]
+        if "gradient_compression" in plan
+        else None,
+        "exchange": plan.get("exchange"),
         "gpus": [{name: one[name] for name in gpu} for one in plan["gpus"]],
         "notes": plan["notes"],
     }
@@ -242,11 +251,16 @@ def since_start() -> float:
     )
 
 
-def run(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> DoctorReport:
-    """Run the checks that need torch."""
+def run(
+    request: LaunchRequest,
+    plan: Plan,
+    checks: list[preflight.Check],
+    tested: CommunicationResult | None = None,
+) -> DoctorReport:
+    """Run the checks that need torch. `tested`: communication that the plan has tested."""
     seconds = since_start()
     # first: it forks, and importing torch starts threads
-    talk = communication(request, plan, checks)
+    talk = tested.checks() if tested else communication(request, plan, checks)
     needs = tasks.step_of(plan)
     step = memory(needs, plan["memory"]["free_bytes"]) if needs else None
     found = [*checks, *talk, *([step.check(request)] if step else [])]

@@ -28,6 +28,7 @@ from training.core.errors import Exit, NothingToDo, UserError
 from training.host import program as command
 from training.host.placement import RANK
 from training.launcher import rendezvous
+from training.launcher.communication.start_test import StartTest
 from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.option_help import option_lines
@@ -37,17 +38,23 @@ from training.plan.training_plan import build, describe
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
+    from training.launcher.communication.result import CommunicationResult
 
 BEFORE_INSTALL = "--before-install"
 
 
-def show(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
+def show(
+    request: LaunchRequest,
+    plan: Plan,
+    checks: list[preflight.Check],
+    tested: CommunicationResult | None = None,
+) -> int:
     """Print the output of `--dry_run`, `--explain` and `--check`; returns the exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     if not request.check:
         print(describe(plan, checks))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
-    report = doctor.run(request, plan, checks)
+    report = doctor.run(request, plan, checks, tested)
     print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
     return int(report.code)
 
@@ -67,7 +74,7 @@ def main() -> int:
         return 0
     try:
         if own_script.asked_for(sys.argv[2:]):
-            return _hand_out(*_script(sys.argv[1], sys.argv[2:], os.environ, installed))
+            return _script(sys.argv[1], sys.argv[2:], os.environ, installed)
         request = read(sys.argv[1], sys.argv[2:], os.environ, installed)
         if request.place.kind == RANK:
             if installed:
@@ -77,7 +84,8 @@ def main() -> int:
             request.save()
             if not (request.dry_run or request.check):
                 return int(Exit.DONE)
-        return _hand_out(request, *build(request, os.environ))
+        test = StartTest(only_check=request.check)
+        return _hand_out(request, *build(request, os.environ, _test(request, test)), test)
     except NothingToDo as done:
         log.success(str(done))
         return int(Exit.DONE)
@@ -86,15 +94,20 @@ def main() -> int:
         return int(error.code)
 
 
-def _script(
-    program: str, args: list[str], environ: Mapping[str, str], installed: bool
-) -> tuple[LaunchRequest, Plan, list[preflight.Check]]:
+def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> int:
     request = own_script.read(program, args, environ)
     request.installed = installed
-    return request, *script_plan.build(request, environ)
+    test = StartTest(only_check=request.check)
+    return _hand_out(request, *script_plan.build(request, environ, _test(request, test)), test)
 
 
-def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check]) -> int:
+def _test(request: LaunchRequest, test: StartTest) -> StartTest | None:
+    return test if request.installed else None  # the ranks of a test need the packages
+
+
+def _hand_out(
+    request: LaunchRequest, plan: Plan, checks: list[preflight.Check], test: StartTest
+) -> int:
     """The run directory for the shell, or the plan for the user."""
     if not request.installed:  # everything else needs the packages
         for check in checks:
@@ -102,7 +115,7 @@ def _hand_out(request: LaunchRequest, plan: Plan, checks: list[preflight.Check])
                 log.warning("\n".join([check.text, *(f"    {fix}" for fix in check.fixes)]))
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
-        return show(request, plan, checks)
+        return show(request, plan, checks, test.result)
     run = writer.write(plan, checks, request, rendezvous.ask)
     try:
         print(run.own, flush=True)

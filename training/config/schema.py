@@ -300,6 +300,14 @@ class Config:
         False, "distributed", "DDP may assume the same graph in each step"
     )
 
+    gradient_compression: str = option(
+        "none",
+        "distributed",
+        "gradients between the ranks in bf16: half of the bytes; auto: where the bandwidth between "
+        "GPUs limits the speed",
+        choices=("auto", "bf16", "none"),
+    )
+
     device: str = option(
         "cuda",
         "compute",
@@ -446,6 +454,13 @@ class Config:
         choices=("auto", "1", "0"),
         unit="all ranks",
         env="USE_LIBUV",
+    )
+    communication_test: str = option(
+        "auto",
+        "launch",
+        "test the communication between the GPUs before the ranks start; auto: once, at the first "
+        "start on these GPUs",
+        choices=("auto", "1", "0"),
     )
     debug: bool = option(
         False,

@@ -1,7 +1,8 @@
 """Cache of communication test results per set of GPUs, in the user's cache folder.
 
-A verdict is valid for the same GPUs, driver and torch (which includes NCCL). It only prevents a
-known hang, so a missing, damaged or unwritable file is not an error.
+A result is valid for the same GPUs, driver, torch, NCCL, kernel, IOMMU and NCCL variables of the
+user. It saves a test and prevents a known hang, so a missing, damaged or unwritable file is not an
+error.
 """
 
 from __future__ import annotations
@@ -9,25 +10,100 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from training.core import rundir
 from training.core.messages import msg
+from training.host import torch_build
 from training.host.env_vars import HERE, Variable
 
-WITHOUT_P2P = {"NCCL_P2P_DISABLE": "1"}
+P2P = "NCCL_P2P_DISABLE"
+WITHOUT_P2P = {P2P: "1"}
 FOUND = msg("host.p2p.found")
+SCHEMA_VERSION = 2
+# NCCL's variables without an influence on how it communicates.
+_SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_SET_THREAD_NAME")
 
 
 class P2PVerdict(TypedDict):
     gpus: list[str]  # uuids
     driver: str | None
     torch: str | None  # version
-    nccl: str  # version
-    variables: dict[str, str]
-    found: str  # text
+    nccl: str | None  # version
+    machine: str  # kernel and IOMMU
+    settings: dict[str, str]  # NCCL variables of the user
+    variables: dict[str, str]  # {} or WITHOUT_P2P
+    gb_per_s: float  # size / time of a large all_reduce
+    small_ms: float  # of an all_reduce of 1 KiB
     time: float  # unix s
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a result depends on. `forced`: the user has demanded peer-to-peer copies."""
+
+    gpus: frozenset[str]
+    driver: str | None
+    torch: str | None
+    nccl: str | None
+    machine: str
+    settings: tuple[tuple[str, str], ...]
+    forced: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.gpus and self.driver and self.torch) and not self.gpus & {"", "-"}
+
+    def _alike(self, verdict: P2PVerdict) -> bool:
+        own = (self.driver, self.torch, self.nccl, self.machine, dict(self.settings))
+        return self.complete and own == (
+            *(verdict["driver"], verdict["torch"], verdict["nccl"]),
+            *(verdict["machine"], verdict["settings"]),
+        )
+
+    def same(self, verdict: P2PVerdict) -> bool:
+        return self._alike(verdict) and set(verdict["gpus"]) == self.gpus
+
+    def met_by(self, verdict: P2PVerdict) -> bool:
+        """Whether the verdict is about these GPUs or a subset: GPUs that cannot communicate as a
+        pair cannot in a larger group either."""
+        return self._alike(verdict) and set(verdict["gpus"]) <= self.gpus
+
+
+def key(
+    gpu_uuids: Iterable[str],
+    driver: str | None,
+    torch_version: str | None,
+    environ: Mapping[str, str] = os.environ,
+) -> Key:
+    settings = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith("NCCL_") and value and name not in _SILENT
+    }
+    forced = settings.get(P2P) == "0"
+    if forced:  # as without the variable
+        del settings[P2P]
+    return Key(
+        *(frozenset(gpu_uuids), driver, torch_version, torch_build.nccl(), machine()),
+        *(tuple(sorted(settings.items())), forced),
+    )
+
+
+def machine(system: Path = Path("/sys")) -> str:
+    """What decides about copies between PCIe devices besides the driver: the kernel, and whether
+    and how an IOMMU translates their addresses. Changing either takes a reboot."""
+    kinds = set()
+    try:
+        units = os.listdir(system / "class/iommu")
+        for group in os.scandir(system / "kernel/iommu_groups") if units else ():
+            kinds.add(Path(group.path, "type").read_text().strip())
+    except OSError:  # no such folder: a container, or a kernel without IOMMU
+        units = []
+    iommu = ", ".join(sorted(kinds)) or "on" if units else "off"
+    return f"Linux {os.uname().release}, IOMMU {iommu}"
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -41,101 +117,90 @@ def path(environ: Mapping[str, str] = os.environ) -> Path | None:
     return cache / "duet/communication.json"
 
 
-def remembered(
-    gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None
-) -> dict[str, str]:
+def known(of: Key) -> P2PVerdict | None:
+    """The result for exactly these GPUs; None for one that the user's variables overrule."""
+    found = next((v for v in _read() if of.same(v)), None)
+    return None if found and of.forced and found["variables"] else found
+
+
+def remembered(of: Key) -> dict[str, str]:
     """Environment variables needed by a run on these GPUs: name → value."""
-    key = _Key(gpu_uuids, driver, torch_version)
     found: dict[str, str] = {}
     for verdict in _read():
-        if key.met_by(verdict):
+        if of.met_by(verdict):
             found |= verdict["variables"]
     return found
 
 
-def variables(
-    gpu_uuids: Iterable[str],
-    driver: str | None,
-    torch_version: str | None,
-    environ: Mapping[str, str],
-) -> list[Variable]:
+def variables(of: Key, environ: Mapping[str, str]) -> list[Variable]:
     """The same as variables of a plan, without those that the user has set."""
+    return as_variables(remembered(of), environ)
+
+
+def as_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> list[Variable]:
     why = msg("host.p2p.why", FOUND=FOUND, path=path())
-    found = remembered(gpu_uuids, driver, torch_version)
     return [
-        Variable(name, value, why, HERE) for name, value in found.items() if not environ.get(name)
+        Variable(name, value, why, HERE) for name, value in values.items() if not environ.get(name)
     ]
 
 
-def remember(
-    gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None, nccl_version: str
-) -> str:
-    """Cache WITHOUT_P2P for these GPUs. The result as text; never raises."""
-    key, file = _Key(gpu_uuids, driver, torch_version), path()
-    if not key.complete or file is None:
+def verdict(of: Key, values: Mapping[str, str], *, gb_per_s: float, small_ms: float) -> P2PVerdict:
+    """The result of a test that has just ended well with these variables."""
+    return {
+        "gpus": sorted(of.gpus),
+        "driver": of.driver,
+        "torch": of.torch,
+        "nccl": of.nccl,
+        "machine": of.machine,
+        "settings": dict(of.settings),
+        "variables": dict(values),
+        "gb_per_s": gb_per_s,
+        "small_ms": small_ms,
+        "time": time.time(),
+    }
+
+
+def remember(of: Key, new: P2PVerdict) -> str:
+    """Cache a result in place of the earlier one for these GPUs, and of verdicts against
+    peer-to-peer copies that it refutes. What the user should know of it, or ''; never raises."""
+    file = path()
+    if not of.complete or file is None:
         return msg(
             "host.p2p.not_cached", why=msg("host.p2p.no_uuids") if file else msg("host.p2p.no_home")
         )
-    new: P2PVerdict = {
-        "gpus": sorted(key.gpus),
-        "driver": driver,
-        "torch": torch_version,
-        "nccl": nccl_version,
-        "variables": WITHOUT_P2P,
-        "found": FOUND,
-        "time": time.time(),
-    }
-    problem = _write(file, [*(v for v in _read() if not key.met_by(v)), new])
-    return problem or msg("host.p2p.cached", file=file)
-
-
-def forget(gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None) -> str:
-    """Remove the verdict on these GPUs, since they work with peer-to-peer copies. The result as
-    text; '' without a verdict."""
-    key, file, known = _Key(gpu_uuids, driver, torch_version), path(), _read()
-    left = [v for v in known if not key.met_by(v)]
-    if file is None or len(left) == len(known):
-        return ""
-    return _write(file, left) or msg("host.p2p.removed", file=file)
-
-
-class _Key:
-    def __init__(
-        self, gpu_uuids: Iterable[str], driver: str | None, torch_version: str | None
-    ) -> None:
-        self.gpus, self.driver, self.torch = set(gpu_uuids), driver, torch_version
-        self.complete = bool(self.gpus and driver and torch_version) and not self.gpus & {"", "-"}
-
-    def met_by(self, verdict: P2PVerdict) -> bool:
-        """Whether the verdict is about these GPUs or a subset: GPUs that cannot communicate as a
-        pair cannot in a larger group either."""
-        same = (verdict["driver"], verdict["torch"]) == (self.driver, self.torch)
-        return self.complete and same and set(verdict["gpus"]) <= self.gpus
+    everything = _read()
+    works = not new["variables"] and P2P not in new["settings"]
+    refuted = [v for v in everything if works and of.met_by(v) and v["variables"]]
+    kept = [v for v in everything if not of.same(v) and v not in refuted]
+    if problem := _write(file, [*kept, new]):
+        return problem
+    if new["variables"]:
+        return msg("host.p2p.cached", file=file)
+    return msg("host.p2p.removed", file=file) if refuted else ""
 
 
 def _read() -> list[P2PVerdict]:
-    """The valid verdicts in the file."""
+    """The valid results in the file."""
     file = path()
     found = (rundir.read_json(file) or {}).get("verdicts") if file else None
-    return [v for v in found if _whole(v)] if isinstance(found, list) else []
+    return [cast("P2PVerdict", v) for v in found if _whole(v)] if isinstance(found, list) else []
 
 
-def _whole(verdict: object) -> bool:
-    if not isinstance(verdict, dict) or not {"gpus", "driver", "torch", "variables"} <= set(
-        verdict
-    ):
+def _whole(one: object) -> bool:
+    if not isinstance(one, dict) or not P2PVerdict.__annotations__.keys() <= one.keys():
         return False
-    gpus = verdict["gpus"]
-    known = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)
+    gpus = one["gpus"]
+    named = isinstance(gpus, list) and gpus and all(isinstance(g, str) for g in gpus)
+    measured = all(isinstance(one[name], (int, float)) for name in ("gb_per_s", "small_ms", "time"))
     # Only variables that Duet writes: this file determines the environment of a run.
-    return bool(known) and verdict["variables"] == WITHOUT_P2P
+    return bool(named) and measured and one["variables"] in ({}, WITHOUT_P2P)
 
 
 def _write(file: Path, verdicts: list[P2PVerdict]) -> str:
     """'' or an error text."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        rundir.write_json(file, {"schema_version": 1, "verdicts": verdicts})
+        rundir.write_json(file, {"schema_version": SCHEMA_VERSION, "verdicts": verdicts})
     except OSError as error:
         return msg("host.p2p.unwritable", file=file, strerror=error.strerror)
     return ""

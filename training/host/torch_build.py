@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
+NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 NO_LIBUV = "use_libuv was requested but PyTorch was"  # built (2.4: 'build') without libuv support
 
 
@@ -35,3 +37,16 @@ def installed() -> TorchBuild | None:
         cuda.group(1) if cuda else None,
         str(Path(spec.origin).parent),
     )
+
+
+def nccl() -> str | None:
+    """Version of the installed NCCL package; None if torch has its own."""
+    return next((v for name in NCCL_PACKAGES if (v := package(name))), None)
+
+
+def package(name: str) -> str | None:
+    """Version of an installed package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -14,7 +14,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.run_reader import PLAN_VERSION
 from training.core.units import plural
-from training.host import decisions, env_vars, numa, p2p_cache, packages
+from training.host import decisions, env_vars, numa, packages
 from training.host.gpu_choice import GpuChoice
 from training.host.gpus import VISIBLE, GpuInventory
 from training.host.placement import LOCAL, RANK
@@ -60,7 +60,6 @@ def start(
         node_threads=bound.threads,
     )
     version = torch.version if torch else None
-    chosen += p2p_cache.variables([g.uuid for g in used], machine.driver, version, environ)
     counted, by, why = plural(ranks, "rank"), launcher.value, launcher.reason
     return {
         "schema_version": PLAN_VERSION,

@@ -57,7 +57,10 @@ HARMLESS = {
 }
 # Decided by the plan where the value is auto: the decision counts, not the value
 # (decided_otherwise).
-DECIDED = {"device", "precision", "compile", "loss_chunks", "device_batch_size"}
+DECIDED = {
+    *("device", "precision", "compile", "loss_chunks", "device_batch_size"),
+    "gradient_compression",
+}
 
 
 def check_model(request: Request, model: FieldValues) -> list[str]:
@@ -181,12 +184,9 @@ def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
 def _arithmetic(plan: Plan) -> FieldValues:
     """Decisions that affect the arithmetic of a step. Activation checkpointing does not: blocks are
     recomputed identically."""
-    names: tuple[Literal["device", "precision", "compile", "loss_chunks"], ...] = (
-        "device",
-        "precision",
-        "compile",
-        "loss_chunks",
-    )
+    names: tuple[
+        Literal["device", "precision", "compile", "loss_chunks", "gradient_compression"], ...
+    ] = ("device", "precision", "compile", "loss_chunks", "gradient_compression")
     values: FieldValues = {name: plan[name]["value"] for name in names if name in plan}
     return values | {
         "device_batch_size": plan["config"]["device_batch_size"],

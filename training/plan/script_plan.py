@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from training.core.messages import msg
 from training.host import decisions, gpus, torch_build
 from training.host.gpu_choice import emptiest_gpus
-from training.plan import builder, preflight
+from training.plan import builder, communication, preflight
 from training.plan.script_request import ScriptLaunchRequest
 from training.plan.script_words import USED
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def build(
-    request: ScriptLaunchRequest, environ: Mapping[str, str]
+    request: ScriptLaunchRequest,
+    environ: Mapping[str, str],
+    test: communication.Test | None = None,
 ) -> tuple[Plan, list[preflight.Check]]:
     """Like training.plan.training_plan.build, for a script. Raises UserError (exit 3) for failed
     checks."""
@@ -54,6 +56,7 @@ def build(
         preflight.only_in_check(facts) if request.check else []
     )
     builder.refuse_errors(request, checks)
+    communication.settle(request, begun, checks, environ, test)
     plan: Plan = {
         **begun,
         "config_file": None,

@@ -13,7 +13,7 @@ from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.gpu_choice import GpuChoice, emptiest_gpus
 from training.host.placement import LOCAL, RANK
-from training.plan import builder, preflight, resume_checks
+from training.plan import builder, communication, gradients, preflight, resume_checks
 from training.plan.request import Request, read
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import CorpusRecord, Plan
 
 
-def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[preflight.Check]]:
-    """Make all decisions; reads the machine, changes nothing. Raises UserError (exit 3) for failed
-    checks."""
+def build(
+    request: Request, environ: Mapping[str, str], test: communication.Test | None = None
+) -> tuple[Plan, list[preflight.Check]]:
+    """Make all decisions; reads the machine, changes nothing. `test`: of the communication between
+    GPUs, if its result is not known. Raises UserError (exit 3) for failed checks."""
     config, place, local = request.config, request.place, request.local_ranks
     own_gpu = None if gpus.VISIBLE in environ else request.chosen_gpu
     if own_gpu:
@@ -61,6 +63,10 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
     builder.refuse_errors(request, checks)
 
     builder.set_gpus(begun, gpu_choice)
+    communication.settle(request, begun, checks, environ, test)
+    exchanged = gradients.decide(
+        request, machine.gpus[: request.gpu_ranks], begun, decided, precision, compiled
+    )
     plan: Plan = {
         **begun,
         "config_file": request.config_name(),
@@ -76,17 +82,19 @@ def build(request: Request, environ: Mapping[str, str]) -> tuple[Plan, list[pref
         "compile": compiled.record(),
         "static_graph": static_graph.record(),
         "batch": split.record(),
+        **exchanged.fields,
         **decided.fields,
     }
     plan["notes"] += [
         *decided.notes,
+        *exchanged.notes,
         *resumed,
         *_warnings(request, checks, static_graph),
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
     plan["headline"] += [_device(plan), *_recovery(plan)]
     chosen = isinstance(request.config.device_batch_size, str)  # auto
-    plan["text"] += sentences(plan, split, decided, chosen)
+    plan["text"] += [*sentences(plan, split, decided, chosen), *exchanged.text]
     return plan, checks
 
 

@@ -70,6 +70,16 @@ class StepNeeds(ABC):
         """Source of the estimate, for `--check`."""
 
     @property
+    @abstractmethod
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that a rank exchanges in a step, in fp32."""
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of updates that every rank receives after the optimizer's step, all ranks'."""
+        return 0
+
+    @property
     def elsewhere(self) -> int:
         """Bytes of optimizer state held by other ranks."""
         return 0

@@ -109,6 +109,10 @@ class SampleStep(StepNeeds):
         return self.load.pinned or super().saving
 
     @property
+    def gradient_bytes(self) -> int:
+        return self.load.gradients
+
+    @property
     def source(self) -> str:
         precision = "16-bit" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)

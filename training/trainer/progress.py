@@ -13,8 +13,8 @@ import torch
 from tqdm import tqdm
 
 from training.core import log, units
+from training.host import flops
 from training.inspector.step_timer import elapsed_s, moment
-from training.trainer import flops
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
 from training.trainer.metrics_writer import MetricsWriter

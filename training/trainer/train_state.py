@@ -21,9 +21,10 @@ from training.data.batch_dataset import BatchDataset
 from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.inspector.distributed import World
+from training.plan.exchange import BUCKET_MIB
 from training.tasks import optim
 from training.tasks.base import Task
-from training.trainer import checkpoint
+from training.trainer import checkpoint, compression
 from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
 from training.trainer.loss_scale import LossScale
 
@@ -247,14 +248,24 @@ def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.n
             log.info(msg("trainer.state.compiles"))
     if world.world_size == 1:
         return raw
-    return DistributedDataParallel(
+    model = DistributedDataParallel(
         raw,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         **_buffers(raw),
         find_unused_parameters=plan["config"]["find_unused_parameters"],
         static_graph=plan["static_graph"]["value"],
+        **_bucket_size(plan),
         gradient_as_bucket_view=True,
     )
+    if "gradient_compression" in plan and plan["gradient_compression"]["value"] == "bf16":
+        compression.register(model)
+    return model
+
+
+def _bucket_size(plan: Plan) -> dict[str, int]:
+    """Torch's default is not passed: only then is its first bucket smaller."""
+    size = plan["bucket_mib"]["value"] if "bucket_mib" in plan else BUCKET_MIB
+    return {} if size == BUCKET_MIB else {"bucket_cap_mb": size}
 
 
 def _settle_buckets(

@@ -195,6 +195,26 @@ class RanksPlan(TypedDict):
     torch: str | None  # version; None: not installed, or the ranks use another interpreter
 
 
+class CommunicationRecord(TypedDict):
+    """Measured communication between the GPUs of this machine."""
+
+    gb_per_s: float  # size / time of a large all_reduce
+    small_ms: float  # of an all_reduce of 1 KiB
+    time: float  # of the test, unix s
+    p2p: bool  # with peer-to-peer copies as far as NCCL uses them
+
+
+class ExchangeRecord(TypedDict):
+    """Predicted exchange of gradients in a step (training.plan.exchange)."""
+
+    bytes: int  # of the gradients of a rank, before compression
+    total_ms: float
+    exposed_ms: float  # not hidden by the backward pass
+    compute_ms: float | None  # of a rank; None: unknown, as the next two
+    share: float | None  # of a step, 0 to 1: exposed
+    speed_up: float | None  # over one GPU
+
+
 class PlanStart(RanksPlan):
     """A plan without its configuration. `NotRequired` fields are missing in the plan of a script,
     unless stated otherwise."""
@@ -220,6 +240,7 @@ class PlanStart(RanksPlan):
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
     script: NotRequired[ScriptRecord]  # only in the plan of a script
+    communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known
     login_file: NotRequired[str | None]  # option file with the W&B key
     task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
     precision: NotRequired[TextDecision]  # bf16, fp16, fp32
@@ -227,6 +248,10 @@ class PlanStart(RanksPlan):
     cudnn_benchmark: NotRequired[SwitchDecision]
     compile: NotRequired[SwitchDecision]
     static_graph: NotRequired[SwitchDecision]
+    # bf16, none; this and the next two: missing in plans of early 0.1 and of one rank
+    gradient_compression: NotRequired[TextDecision]
+    bucket_mib: NotRequired[NumberDecision]  # DDP's buckets of gradients
+    exchange: NotRequired[ExchangeRecord]  # of GPUs whose bandwidth is known
     batch: NotRequired[BatchRecord]
     # sequences; this and the rest: only of gpt, and after a recovery
     device_batch_size: NotRequired[NumberDecision]
@@ -251,6 +276,14 @@ class TaskFields(TypedDict, total=False):
     loss_chunks: NumberDecision
     memory: PlannedMemory
     data: CorpusRecord
+
+
+class GradientFields(TypedDict, total=False):
+    """The fields of a plan about the exchange of gradients (training.plan.gradients)."""
+
+    gradient_compression: TextDecision
+    bucket_mib: NumberDecision
+    exchange: ExchangeRecord
 
 
 class FrozenPlan(TypedDict):

@@ -60,11 +60,6 @@ def ranks_text(ranks: list[int]) -> str:
     )
 
 
-def is_communication(stage: str) -> bool:
-    """From the rendezvous on, ranks depend on each other and on their connection."""
-    return stage not in (stages.START, stages.IMPORT)
-
-
 def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFinding:
     place = {
         rank: len(order) - 1 if rank in outcome.statuses else order.index(stage)
@@ -76,7 +71,7 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     stage, limit_s, kind = order[first], outcome.limit_s, HANG
     title, who = stages.title(stage), ranks_text(behind)
     since_s = min(outcome.since_s[rank] for rank in behind)
-    if is_communication(stage) and since_s < MOVING * outcome.limit_s:
+    if stages.is_communication(stage) and since_s < MOVING * outcome.limit_s:
         kind = SLOW
         text = msg(
             "launcher.communication.slow", limit_s=limit_s, who=who, title=title, since_s=since_s
@@ -105,7 +100,7 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
                 reached=reached,
             )
         )
-    elif not is_communication(stage):
+    elif not stages.is_communication(stage):
         text = msg("launcher.communication.all_slow", limit_s=limit_s, title=title)
     else:
         text = msg("launcher.communication.all_hang", limit_s=limit_s, title=title)

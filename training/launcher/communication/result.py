@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from training.core.messages import msg
 from training.core.project import typed
+from training.host.p2p_cache import P2P, P2PVerdict
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.plan import preflight
 
 NAME = "communication"
-P2P, INTERFACE = "NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME"
+INTERFACE = "GLOO_SOCKET_IFNAME"
 # Why GPUs of one machine cannot copy to each other, and how to check (NCCL's manual,
 # 'Troubleshooting').
 HARDWARE = [
@@ -29,7 +30,7 @@ def command(ranks: int, device: str) -> str:
 def p2p_may_help(finding: CommunicationFinding) -> bool:
     """Could the failure be one of peer-to-peer copies?"""
     return finding.kind == analysis.WRONG or (
-        finding.kind == analysis.HANG and analysis.is_communication(finding.stage)
+        finding.kind == analysis.HANG and stages.is_communication(finding.stage)
     )
 
 
@@ -60,6 +61,7 @@ class CommunicationResult:
     variables: dict[str, str] = field(default_factory=dict)
     note: str = ""  # whether the verdict was remembered
     seconds: float = 0.0
+    verdict: P2PVerdict | None = None  # of GPUs that can communicate
 
     @property
     def ok(self) -> bool:
@@ -117,12 +119,12 @@ class CommunicationResult:
         if finding.kind == analysis.FAILED and not finding.guilty:
             return [f"TMPDIR=/another/folder {again}"]
         if finding.kind == analysis.SLOW or (
-            finding.kind == analysis.HANG and not analysis.is_communication(finding.stage)
+            finding.kind == analysis.HANG and not stages.is_communication(finding.stage)
         ):
             return [
                 msg("launcher.communication.fix.limit", again=again, limit_s=3 * stages.LIMIT_S)
             ]
-        if finding.kind == analysis.STOPPED or not analysis.is_communication(finding.stage):
+        if finding.kind == analysis.STOPPED or not stages.is_communication(finding.stage):
             return [again]
         if self.backend == "nccl":
             untried = not self.first and self.variables.get(P2P) != "1"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from training.core import log
 from training.core.messages import msg
 from training.host import p2p_cache
+from training.host.p2p_cache import P2P
 from training.launcher.communication import analysis, runner, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import (
     INTERFACE,
-    P2P,
     AllReduceTimes,
     CommunicationResult,
     p2p_may_help,
@@ -22,16 +22,24 @@ from training.launcher.communication.result import (
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
+    from training.host.p2p_cache import P2PVerdict
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> CommunicationResult:
+def run(
+    plan: RanksPlan,
+    limit_s: float = stages.LIMIT_S,
+    backend: str = "",
+    *,
+    patience_s: float = 0.0,
+) -> CommunicationResult:
     """Test the ranks that this plan would start on this machine. Blocks; for the main thread,
     before torch is imported.
 
     Required in the plan: local_ranks, device, variables and, to remember a verdict, gpus, driver
-    and torch. `limit_s`: of each attempt; `backend`: name of the collectives, where it does not
+    and torch. `limit_s`: of each attempt, and `patience_s` more for ranks that are slow but do not
+    hang; `backend`: name of the collectives, where it does not
     follow from the device. A stop signal takes effect after the cleanup.
     """
     ranks, device = plan["local_ranks"], plan["device"]["value"]
@@ -40,25 +48,30 @@ def run(plan: RanksPlan, limit_s: float = stages.LIMIT_S, backend: str = "") -> 
         return CommunicationResult(1, device, "none", None)
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     own = {name: os.environ[name] for name in (P2P, INTERFACE) if os.environ.get(name)}
-    outcome, finding = _try(ranks, device, set_here, limit_s)
+    outcome, finding = _try(ranks, device, set_here, limit_s, patience_s)
     seconds, first = outcome.seconds, None
     if backend == "nccl" and p2p_may_help(finding) and P2P not in own | set_here:
         log.warning(msg("launcher.communication.retrying", text=finding.text, variable=P2P))
         first, set_here = finding, set_here | p2p_cache.WITHOUT_P2P
-        outcome, finding = _try(ranks, device, set_here, limit_s)
+        outcome, finding = _try(ranks, device, set_here, limit_s, patience_s)
         seconds += outcome.seconds
     figures = _figures(outcome, stages.LARGE_BYTES[device]) if finding.kind == analysis.OK else None
-    note = _learn(plan, outcome, finding, backend, first, own | set_here)
+    verdict, note = None, ""
+    if backend == "nccl" and figures:
+        verdict, note = _learn(plan, figures, set_here)
+        if (own | set_here).get(P2P) == "1" and not first:
+            note = msg("launcher.communication.without_p2p", variable=P2P)
     return CommunicationResult(
-        ranks, device, backend, finding, figures, first, own | set_here, note, seconds
+        *(ranks, device, backend, finding, figures, first, own | set_here, note, seconds),
+        verdict=verdict,
     )
 
 
 def _try(
-    ranks: int, device: str, variables: Mapping[str, str], limit_s: float
+    ranks: int, device: str, variables: Mapping[str, str], limit_s: float, patience_s: float
 ) -> tuple[runner.CommunicationOutcome, CommunicationFinding]:
     try:
-        outcome = runner.run(ranks, device, variables, limit_s)
+        outcome = runner.run(ranks, device, variables, limit_s, patience_s)
     except OSError as error:
         why = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         text = msg("launcher.communication.cannot_start", why=why)
@@ -77,23 +90,14 @@ def _figures(outcome: runner.CommunicationOutcome, size: int) -> AllReduceTimes:
 
 
 def _learn(
-    plan: RanksPlan,
-    outcome: runner.CommunicationOutcome,
-    finding: CommunicationFinding,
-    backend: str,
-    first: CommunicationFinding | None,
-    used: Mapping[str, str],
-) -> str:
-    """Remember or forget the verdict on these GPUs; a note on it."""
-    if backend != "nccl" or finding.kind != analysis.OK:
-        return ""
-    gpus, driver, torch = (
-        [gpu["uuid"] for gpu in plan["gpus"]],
-        plan.get("driver"),
-        plan.get("torch"),
+    plan: RanksPlan, figures: AllReduceTimes, set_here: Mapping[str, str]
+) -> tuple[P2PVerdict, str]:
+    """Remember the result for these GPUs; with a note on that."""
+    key = p2p_cache.key([g["uuid"] for g in plan["gpus"]], plan.get("driver"), plan.get("torch"))
+    verdict = p2p_cache.verdict(
+        key,
+        {name: set_here[name] for name in p2p_cache.WITHOUT_P2P if name in set_here},
+        gb_per_s=figures.algorithm_gb_per_s,
+        small_ms=figures.small_ms,
     )
-    if first:
-        return p2p_cache.remember(gpus, driver, torch, outcome.records[0]["nccl"])
-    if used.get(P2P) == "1":
-        return msg("launcher.communication.without_p2p", variable=P2P)
-    return p2p_cache.forget(gpus, driver, torch)
+    return verdict, p2p_cache.remember(key, verdict)

@@ -71,10 +71,15 @@ class CommunicationOutcome:
 
 
 def run(
-    ranks: int, device: str, variables: Mapping[str, str], limit_s: float
+    ranks: int,
+    device: str,
+    variables: Mapping[str, str],
+    limit_s: float,
+    patience_s: float = 0.0,
 ) -> CommunicationOutcome:
     """Run the test once. No process and no file of it is left afterwards; then a stop signal is
-    delivered again. For the main thread only.
+    delivered again. For the main thread only. `patience_s`: beyond the limit, for ranks that are
+    slow but do not hang.
 
     Raises OSError when the temporary folder or the processes cannot be created.
     """
@@ -82,7 +87,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             outcome = _Trial(
                 ranks, device, variables, limit_s, stages.Files(folder), arrived, reader
-            ).go()
+            ).go(patience_s)
         outcome.signal = arrived[0] if arrived else None
     return outcome
 
@@ -129,11 +134,11 @@ class _Trial:
         self._wakeup = wakeup
         self._selector.register(wakeup, selectors.EVENT_READ)
 
-    def go(self) -> CommunicationOutcome:
+    def go(self, patience_s: float) -> CommunicationOutcome:
         begin = time.monotonic()
         try:
             self._start()
-            self._watch(begin)
+            self._watch(begin, patience_s)
         finally:
             self._end()
         self._read()
@@ -185,14 +190,15 @@ class _Trial:
                 preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509
             )
 
-    def _watch(self, begin: float) -> None:
-        """Wait until all have exited; a failure, a signal or the limit ends the wait sooner."""
-        ready, end = False, begin + START_FACTOR * self.outcome.limit_s
-        limit = end
+    def _watch(self, begin: float, patience_s: float) -> None:
+        """Wait until all have exited; a failure, a signal or the limit ends the wait sooner. Ranks
+        that move get up to `patience_s` more."""
+        ready, end = False, begin + START_FACTOR * self.outcome.limit_s + patience_s
+        limit = longest = end
         while self._alive and not self._arrived:
             if not ready and end == limit and self._ready():
                 ready, end = True, time.monotonic() + self.outcome.limit_s
-                limit = end
+                limit, longest = end, end + patience_s
             left = end - time.monotonic()
             pause = left if ready else min(left, READY_S)
             # also past the limit: this process may have been stopped itself
@@ -205,7 +211,11 @@ class _Trial:
                 self._note_stages()
                 end = min(limit, time.monotonic() + PEER_GRACE_S)
             elif left <= 0:
-                break
+                more = min(self._moving_s(), longest - time.monotonic()) if ready else 0.0
+                if more <= 0 or self._failed():
+                    break
+                limit = end = time.monotonic() + more
+                self.outcome.limit_s += round(more)
         if self._alive and not self._arrived and not self._failed():
             self.outcome.timed_out = True
             if not ready:
@@ -230,6 +240,18 @@ class _Trial:
 
     def _failed(self) -> bool:
         return any(not self.outcome.regular(rank) for rank in self.outcome.statuses)
+
+    def _moving_s(self) -> float:
+        """Seconds until every rank would have been in its stage for STILL_S; a rank that does not
+        communicate yet may take any time."""
+        self._note_stages()
+        waits = [
+            stages.STILL_S - self.outcome.since_s[rank]
+            if stages.is_communication(self.outcome.reached[rank])
+            else stages.STILL_S
+            for rank in self._alive.values()
+        ]
+        return max(waits, default=0.0)
 
     def _note_stages(self) -> None:
         for rank in range(self.outcome.ranks):

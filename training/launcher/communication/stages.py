@@ -8,6 +8,9 @@ from pathlib import Path
 from training.core.messages import msg
 
 LIMIT_S = 20.0  # of one attempt, from the last rank's import of torch to the exit of the last
+# At a start, where caches are cold: a rank that has been in one stage of the communication for
+# STILL_S hangs; others get up to PATIENCE_S more.
+STILL_S, PATIENCE_S = 15.0, 100.0
 SMALL_BYTES = 1 << 10
 LARGE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 # A rank is in one of these; two sizes of each collective are between the warm-up and the
@@ -49,6 +52,11 @@ def stages_for(device: str) -> list[str]:
     sizes = (SMALL_BYTES, LARGE_BYTES[device])
     checked = [collective(name, count) for count in sizes for name in ("all_reduce", "broadcast")]
     return [START, IMPORT, RENDEZVOUS, WARM_UP, *checked, MEASUREMENT, END, EXIT]
+
+
+def is_communication(stage: str) -> bool:
+    """From the rendezvous on, ranks depend on each other and on their connection."""
+    return stage not in (START, IMPORT)
 
 
 class Files:

@@ -1,10 +1,11 @@
-"""Hardware state of GPUs: memory errors, throttling, links. Read by `--check` only, since some
-drivers take milliseconds per query."""
+"""Hardware state of GPUs: memory errors, throttling, power, links. Read by `--check`, and where a
+plan explains a slow exchange: some drivers take milliseconds per query."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from training.core.messages import msg
@@ -18,6 +19,22 @@ WHERE = {
     40: msg("plan.link.numa"),
     50: msg("plan.link.sockets"),
 }
+# The driver's reasons against direct copies.
+REFUSED = {
+    1: msg("plan.link.chipset"),
+    2: msg("plan.link.gpu"),
+    3: msg("plan.link.topology"),
+    4: msg("plan.link.registry"),
+}
+# Normal reasons for clocks below the maximum; abnormal ones: training.host.gpus.SLOWDOWNS.
+LIMITS = {
+    0x01: msg("plan.gpu.clocks.idle"),
+    0x02: msg("plan.gpu.clocks.fixed"),
+    0x04: msg("plan.gpu.clocks.power"),
+    0x10: msg("plan.gpu.clocks.sync"),
+    0x100: msg("plan.gpu.clocks.display"),
+}
+DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,14 @@ class State:
     link_generation_most: int | None
     persistent: bool | None  # the driver stays loaded between programs
     nvlinks: int | None  # number of active links
+    limits: tuple[str, ...] | None = None  # current ones of LIMITS
+    use_percent: int | None = None
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    ecc: bool | None = None
+    card_width: int | None = None  # lanes of the card alone, without the slot
+    card_generation: int | None = None
+    numa: int | None = None  # node of the memory next to its slot; None: there is only one
 
 
 @dataclass(frozen=True)
@@ -46,6 +71,7 @@ class Pair:
     where: str | None
     nvlink: bool | None
     direct: bool | None  # peer-to-peer copies
+    refused: str = ""  # why there are no direct copies
 
     @property
     def way(self) -> str:
@@ -54,6 +80,8 @@ class Pair:
         copies = {True: msg("plan.link.direct"), False: msg("plan.link.through_host"), None: ""}[
             self.direct
         ]
+        if self.refused:
+            copies = msg("plan.link.why", copies=copies, why=self.refused)
         return msg("plan.word.comma").join(filter(None, (self.where, copies))) or "-"
 
 
@@ -91,6 +119,10 @@ def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
     # cards before Ampere
     pages = ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else None
     persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
+    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    ecc = ask(pynvml.nvmlDeviceGetEccMode, handle)
+    slot = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    width, numa = at_slot(_text(slot.busId)) if slot else (None, None)
     return State(
         index=gpu.index,
         slowdowns=gpu.slowdowns,
@@ -108,7 +140,42 @@ def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
         link_generation_most=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         persistent=None if persistent is None else bool(persistent),
         nvlinks=_nvlinks(pynvml, handle),
+        limits=_limits(pynvml, handle),
+        use_percent=gpu.use_percent,
+        power_limit_w=gpu.power_limit_w,
+        power_default_w=None if default is None else default / 1000,
+        ecc=None if ecc is None else bool(ecc[0]),
+        card_width=width,
+        card_generation=ask(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
+        numa=numa,
     )
+
+
+def at_slot(bus_id: str, devices: Path = DEVICES) -> tuple[int | None, int | None]:
+    """(lanes of the card, NUMA node of its slot) from the kernel; the driver reports only what card
+    and slot have in common."""
+    # The driver has eight digits for the domain, the kernel four.
+    folder = devices / bus_id.lower()[-len("0000:00:00.0") :]
+    return _number(folder / "max_link_width"), _number(folder / "numa_node")
+
+
+def _number(file: Path) -> int | None:
+    try:
+        found = int(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if found >= 0 else None  # -1: a machine with one node
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _limits(pynvml: Any, handle: Any) -> tuple[str, ...] | None:
+    reasons = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    if reasons is None:
+        return None
+    return tuple(text for bit, text in LIMITS.items() if reasons & bit)
 
 
 def _nvlinks(pynvml: Any, handle: Any) -> int | None:
@@ -132,4 +199,5 @@ def _pair(pynvml: Any, first: int, second: int, one: Any, other: Any) -> Pair:
         None if level is None else WHERE.get(level),
         None if nvlink is None else nvlink == pynvml.NVML_P2P_STATUS_OK,
         None if direct is None else direct == pynvml.NVML_P2P_STATUS_OK,
+        REFUSED.get(direct or 0, ""),
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 
 import training
 from training.core.messages import msg
+from training.host import torch_build
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import OK, Check
 
-NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 NAME = "versions"
 TITLES = {
     "duet": "Duet",
@@ -32,19 +31,12 @@ def read(torch: TorchBuild | None, machine: GpuInventory) -> dict[str, str | Non
         "python": platform.python_version(),
         "torch": torch.version if torch else None,
         "torch_cuda": torch.cuda if torch else None,
-        "nccl": next((v for name in NCCL_PACKAGES if (v := _installed(name))), None),
-        "numpy": _installed("numpy"),
+        "nccl": torch_build.nccl(),
+        "numpy": torch_build.package("numpy"),
         "driver": machine.driver,
         "driver_cuda": machine.cuda,
         "kernel": os.uname().release,
     }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check(torch: TorchBuild | None, machine: GpuInventory) -> Check:

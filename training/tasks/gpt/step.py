@@ -35,6 +35,15 @@ class GptStep(StepNeeds):
         )
 
     @property
+    def gradient_bytes(self) -> int:
+        return 4 * self.load.shape.weights
+
+    @property
+    def update_bytes(self) -> int:
+        shape = self.load.shape
+        return 2 * self.load.depth * shape.block_weights if self.load.muon else 0
+
+    @property
     def elsewhere(self) -> int:
         return self.load.elsewhere
 

@@ -1,0 +1,157 @@
+"""Communication between GPUs in a plan: tested at the first start on them, then remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ENHANCED, ask
+from training.core.errors import Exit, UserError
+from training.host import p2p_cache
+from training.launcher.communication import start_test
+from training.launcher.communication.analysis import CommunicationFinding
+from training.launcher.communication.result import CommunicationResult
+from training.plan import communication, preflight
+
+SET = {"NCCL_P2P_DISABLE": "1"}
+UUIDS = ("GPU-a", "GPU-b")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+
+
+def key(**environ: str) -> p2p_cache.Key:
+    return p2p_cache.key(UUIDS, "580.65.06", "2.13.0", environ)
+
+
+def verdict(variables: dict[str, str]) -> p2p_cache.P2PVerdict:
+    return p2p_cache.verdict(key(), variables, gb_per_s=11.3, small_ms=0.05)
+
+
+class Ranks:
+    """A test whose ranks need these variables; None: no result."""
+
+    def __init__(self, variables: dict[str, str] | None) -> None:
+        self.variables, self.plans = variables, list[Any]()
+
+    def __call__(self, plan: Any) -> p2p_cache.P2PVerdict | None:
+        self.plans.append({v["name"]: v["value"] for v in plan["variables"]})
+        if self.variables is None:
+            return None
+        p2p_cache.remember(key(), found := verdict(self.variables))
+        return found
+
+
+def settled(
+    test: Ranks,
+    *flags: str,
+    checks: tuple[preflight.Check, ...] = (),
+    uuids: tuple[str, ...] = UUIDS,
+    **environ: str,
+) -> dict[str, Any]:
+    begun: Any = {
+        "device": {"value": "cuda", "reason": ""},
+        "local_ranks": len(uuids),
+        "gpus": [{"uuid": uuid} for uuid in uuids],
+        "driver": "580.65.06",
+        "torch": "2.13.0",
+        **{name: [] for name in ("variables", "notes", "text", "headline")},
+    }
+    request = ask("configs/dual_gpu/quickstart.py", *flags, script=ENHANCED)
+    communication.settle(request, begun, list(checks), environ, test)
+    done: dict[str, Any] = begun
+    done["set"] = {v["name"]: v["value"] for v in begun["variables"]}
+    return done
+
+
+def test_gpus_are_tested_once() -> None:
+    test = Ranks({})
+    first, second = settled(test), settled(test)
+    assert test.plans == [{}], "the second start knows"
+    for plan in (first, second):
+        assert plan["set"] == {} and plan["notes"] == []
+        assert plan["communication"] == first["communication"]
+        assert plan["communication"]["gb_per_s"] == 11.3 and plan["communication"]["p2p"]
+        assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
+
+
+def test_broken_copies_are_switched_off_with_a_note() -> None:
+    test = Ranks(SET)
+    first, second = settled(test), settled(test)
+    assert test.plans == [{}]
+    for plan in (first, second):
+        assert plan["set"] == SET and len(plan["notes"]) == 1
+        assert not plan["communication"]["p2p"]
+
+
+def test_a_test_on_demand_uses_what_is_known() -> None:
+    p2p_cache.remember(key(), verdict(SET))
+    test = Ranks(SET)
+    for flag in ("--communication_test=1", "--check"):
+        assert settled(test, flag)["set"] == SET
+    assert test.plans == [SET, SET]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--communication_test=0",), ("--dry_run",), ("--check", "--communication_test=0")]
+)
+def test_no_test_is_started(flags: tuple[str, ...]) -> None:
+    test = Ranks({})
+    assert "communication" not in settled(test, *flags) and test.plans == []
+    p2p_cache.remember(key(), verdict(SET))
+    assert settled(test, *flags)["set"] == SET and test.plans == []
+
+
+def test_one_rank_unusable_gpus_and_gpus_without_a_name() -> None:
+    test = Ranks({})
+    assert "communication" not in settled(test, uuids=("GPU-a",))
+    error = preflight.Check("torch", preflight.ERROR, "built for the CPU")
+    assert "communication" not in settled(test, "--check", checks=(error,))
+    assert "communication" not in settled(test, uuids=("-", "-"))
+    assert test.plans == []
+
+
+def test_a_test_without_a_result_is_repeated_at_the_next_start() -> None:
+    test = Ranks(None)
+    for _ in range(2):
+        assert "communication" not in settled(test)
+    assert len(test.plans) == 2
+
+
+def test_the_users_variable_stays() -> None:
+    p2p_cache.remember(key(), verdict(SET))
+    test = Ranks(None)
+    plan = settled(test, NCCL_P2P_DISABLE="0")
+    assert (plan["set"], plan["notes"], len(test.plans)) == ({}, [], 1)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool) -> Any:
+    finding = CommunicationFinding(kind, "found", [0, 1], stage)
+    result = CommunicationResult(2, "cuda", "nccl", finding, first=finding)
+    monkeypatch.setattr(start_test, "run", lambda plan, **options: result)
+    return start_test.StartTest(only_check=check)({"local_ranks": 2})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("kind", ["hang", "wrong data"])
+def test_a_run_that_would_hang_or_be_wrong_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError) as caught:
+        started(monkeypatch, kind, "all_reduce of 64 MiB", check=False)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, problem.code) == (Exit.RESOURCES, "preflight.communication")
+    assert problem.fixes[-1].startswith("--communication_test=0")
+    assert started(monkeypatch, kind, "all_reduce of 64 MiB", check=True) is None
+
+
+@pytest.mark.parametrize("kind", ["not finished", "failed"])
+def test_a_run_starts_when_the_test_itself_fails(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started(monkeypatch, kind, "warm-up", check=False) is None
+    assert "WARNING" in capsys.readouterr().err

@@ -1,0 +1,185 @@
+"""The predicted exchange of gradients, and what a plan decides by it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import ask
+from training.config.batch import Batch
+from training.host.decisions import Decision
+from training.host.gpus import Gpu
+from training.plan import exchange, gradients
+from training.plan.exchange import Exchange
+from training.plan.preflight import gpu_state
+from training.plan.preflight.gpu_state import Pair
+from training.tasks.gpt.memory import StepWorkload
+from training.tasks.gpt.step import GptStep
+from training.tasks.planning import Decided
+
+ONE = Exchange(
+    ranks=2,
+    gradient_bytes=1_000_000_000,
+    update_bytes=0,
+    bytes_per_s=10e9,
+    latency_s=0.0,
+    compute_s=0.3,
+)
+
+
+def test_the_backward_pass_hides_the_exchange() -> None:
+    last = 0.1 * 25 * (1 << 20) / 1e9
+    assert ONE.total_s == pytest.approx(0.1)
+    assert ONE.exposed_s == pytest.approx(last), "all but the last bucket"
+    slow = replace(ONE, bytes_per_s=2e9)
+    assert slow.exposed_s == pytest.approx(0.5 - 0.2)
+    assert slow.share == pytest.approx(0.5) and slow.speed_up == pytest.approx(1.0)
+    # Only the backward pass of the last micro-batch overlaps.
+    assert replace(slow, accumulation=4).exposed_s == pytest.approx(0.5 - 0.05)
+    assert slow.accumulated(4).share == pytest.approx(0.3 / 1.5)
+    half = replace(slow, compressed=True)
+    assert half.gradients_s == pytest.approx(0.25) and half.exposed_s == pytest.approx(0.05)
+
+
+def test_updates_and_latency_count() -> None:
+    assert replace(ONE, update_bytes=2 * 10**9).exposed_s == pytest.approx(ONE.exposed_s + 0.1)
+    buckets = math.ceil(1e9 / (25 << 20))
+    assert replace(ONE, latency_s=1e-3).gradients_s == pytest.approx(0.1 + buckets * 1e-3)
+
+
+def test_unknown_arithmetic() -> None:
+    one = replace(ONE, compute_s=None)
+    assert (one.share, one.speed_up, one.exposed_s) == (None, None, one.total_s)
+    assert exchange.saved_by_compression(one) is None
+    assert exchange.enough_accumulation(one) is None
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "rate", "size"),
+    [(70, 10e9, 25), (1000, 10e9, 100), (500, 20e9, 100), (2, 5e9, 4), (20, 1e9, 4)],
+)
+def test_the_bucket_balances_latency_and_the_last_one(
+    latency_us: float, rate: float, size: int
+) -> None:
+    one = replace(ONE, latency_s=latency_us * 1e-6, bytes_per_s=rate)
+    found, optimum = exchange.best_bucket(one)
+    assert found == size
+    times = {
+        mib: replace(one, bucket_mib=mib, compute_s=10.0).exposed_s
+        + replace(one, bucket_mib=mib).gradients_s
+        for mib in exchange.BUCKETS_MIB
+    }
+    assert times[found] <= 1.1 * min(times.values()), (times, optimum)
+
+
+CARD = "NVIDIA GeForce RTX 4090"
+
+
+def begun(rate: float | None, *, p2p: bool = True, name: str = CARD, **other: Any) -> Any:
+    known = {"gb_per_s": rate, "small_ms": 0.03, "time": 0.0, "p2p": p2p}
+    return {
+        "ranks": 2,
+        "local_ranks": 2,
+        "device": {"value": "cuda", "reason": ""},
+        "gpus": [{"name": name}, {"name": name}],
+        **({"communication": known} if rate else {}),
+        **other,
+    }
+
+
+def decided(sequences: int = 8, accumulation: int = 1) -> Decided:
+    load = StepWorkload(
+        depth=16, sequences=sequences, seq_len=1024, vocab=32768, bf16=True, compiled=True, ranks=2
+    )
+    load = replace(load, total_tokens=2 * sequences * 1024 * accumulation)
+    return Decided(Batch(sequences, 1024, 2, accumulation), [], step=GptStep(load))
+
+
+def decide(
+    wish: str, start: Any, done: Decided | None = None, precision: str = "bf16"
+) -> gradients.GradientPlan:
+    request = ask("configs/dual_gpu/quickstart.py", f"--gradient_compression={wish}")
+    cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
+    return gradients.decide(
+        *(request, cards, start, done or decided()),
+        *(Decision(precision, ""), Decision(True, "")),
+    )
+
+
+def test_a_gpt_is_predicted() -> None:
+    found = decide("none", begun(20.0)).fields["exchange"]
+    shape = StepWorkload(16, 8, 1024, 32768, bf16=True, compiled=True).shape
+    assert found["bytes"] == 4 * shape.weights
+    flops = GptStep(decided().step.load).flops(1)  # type: ignore[union-attr]
+    assert found["compute_ms"] == pytest.approx(1e3 * flops / 2 / (165.2e12 * 0.45))
+    assert found["total_ms"] > 1e3 * 4 * shape.weights / 20e9
+    assert found["share"] is not None and 0 < found["share"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("rate", "done", "value"),
+    [
+        (20.0, decided(), "none"),
+        (1.5, decided(), "bf16"),
+        (1.5, decided(accumulation=64), "none"),
+        (None, decided(), "none"),
+    ],
+)
+def test_auto_compresses_where_it_pays(rate: float | None, done: Decided, value: str) -> None:
+    plan = decide("auto", begun(rate), done)
+    assert plan.fields["gradient_compression"]["value"] == value
+    assert len(plan.text) == 1
+
+
+def test_an_explicit_value_is_never_overridden() -> None:
+    for wish, rate in (("bf16", 50.0), ("bf16", None), ("none", 1.0)):
+        found = decide(wish, begun(rate)).fields["gradient_compression"]
+        assert found["value"] == wish
+    assert decide("none", begun(None)).text == [], "nothing to say"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        begun(1.0, device={"value": "cpu", "reason": ""}) | {"communication": None},
+        begun(1.0, ranks=4),
+        begun(1.0, name="NVIDIA GeForce RTX 2080"),
+    ],
+)
+def test_auto_needs_to_know_bandwidth_and_arithmetic(start: Any) -> None:
+    if start["communication"] is None:
+        del start["communication"]
+    plan = decide("auto", start)
+    found = plan.fields["gradient_compression"]
+    assert found["value"] == "none" and found["reason"] and plan.notes == []
+
+
+def test_fp32_has_no_listed_peak() -> None:
+    plan = decide("auto", begun(1.0), precision="fp32")
+    assert plan.fields["exchange"]["compute_ms"] is None
+    assert plan.fields["gradient_compression"]["value"] == "none"
+
+
+def test_one_rank() -> None:
+    plan = decide("auto", begun(None, ranks=1, local_ranks=1))
+    assert set(plan.fields) == {"gradient_compression"} and plan.text == []
+
+
+def test_little_gain_is_explained_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = gpu_state.State(1, None, None, None, None, 4, 16, 4, 4, None, None)
+    pair = Pair(0, 1, None, None, False)
+    monkeypatch.setattr(gpu_state, "read_state", lambda gpus: ([state], [pair]))
+    assert decide("none", begun(20.0)).notes == []
+    (note,) = decide("none", begun(3.0, p2p=False)).notes
+    for part in ("3 GB/s", "peer-to-peer", "GPU 1 has 4 PCIe lanes", "--gradient_compression=bf16"):
+        assert part in note
+    value = int(note.split("--total_batch_size=")[1].split()[0])
+    assert value % decided().batch.total_tokens == 0
+    after = decide("none", begun(3.0), decided(accumulation=value // 16384))
+    speed = after.fields["exchange"]["speed_up"]
+    assert speed is not None and speed >= exchange.LITTLE * 2 and after.notes == []
+    (note,) = decide("bf16", begun(0.5)).notes
+    assert "--gradient_compression" not in note and "one GPU alone" in note

@@ -1,0 +1,52 @@
+"""The communication test of a start on GPUs: at the first one on these GPUs, and in every
+`--check`. A pair of GPUs that hangs is found before the run has a directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.core.units import plural
+from training.launcher.communication import stages
+from training.launcher.communication.result import CommunicationResult, command, p2p_may_help
+from training.launcher.communication.run import run
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import RanksPlan
+    from training.host.p2p_cache import P2PVerdict
+
+
+class StartTest:
+    """`only_check`: `--check` shows a failure with its other checks."""
+
+    def __init__(self, *, only_check: bool) -> None:
+        self.only_check = only_check
+        self.result: CommunicationResult | None = None
+
+    def __call__(self, plan: RanksPlan) -> P2PVerdict | None:
+        """None if the test has come to no result. Raises UserError (exit 3) where the run would
+        hang or train on wrong data."""
+        ranks = plural(plan["local_ranks"], "rank")
+        log.info(
+            msg("launcher.communication.check", ranks=ranks)
+            if self.only_check
+            else msg("launcher.communication.first_start", ranks=ranks)
+        )
+        result = self.result = run(plan, patience_s=stages.PATIENCE_S)
+        if not result.ok and not self.only_check:
+            (check,) = result.checks()
+            assert result.finding
+            if p2p_may_help(result.finding):
+                without = msg("launcher.communication.not_tested")
+                fixes = [*check.fixes, f"--communication_test=0   # {without}"]
+                raise UserError(Problem(check.code, check.text, "", fixes), Exit.RESOURCES)
+            log.warning(
+                msg(
+                    "launcher.communication.no_result",
+                    text=result.finding.text,
+                    command=command(result.ranks, result.device),
+                )
+            )
+        return result.verdict

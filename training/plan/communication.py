@@ -1,0 +1,91 @@
+"""What a plan knows about the communication between its GPUs: measured at an earlier start, or by a
+test now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from training.core.messages import msg
+from training.core.project import typed
+from training.core.units import plural
+from training.host import p2p_cache
+from training.plan import preflight
+from training.plan.request import LaunchRequest
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import PlanStart, RanksPlan, VariableRecord
+    from training.host.p2p_cache import P2PVerdict
+
+# tests the ranks of a plan (training.launcher.communication.start_test)
+Test = Callable[["RanksPlan"], "P2PVerdict | None"]
+
+
+def settle(
+    request: LaunchRequest,
+    begun: PlanStart,
+    checks: list[preflight.Check],
+    environ: Mapping[str, str],
+    test: Test | None,
+) -> None:
+    """Add to a plan what is known of its GPUs, after a test if nothing is, and the variables that
+    they need. Raises UserError (exit 3) if they cannot communicate."""
+    if begun["device"]["value"] != "cuda" or begun["local_ranks"] == 1:
+        return
+    uuids = [gpu["uuid"] for gpu in begun["gpus"]]
+    key = p2p_cache.key(uuids, begun["driver"], begun["torch"], environ)
+    known = p2p_cache.known(key)
+    needed = p2p_cache.remembered(key)
+    if test and _wanted(request, begun, checks, known is not None, key.complete):
+        begun["variables"] += _missing(begun, needed, environ)
+        known = test(begun) or known
+    if known:
+        needed = needed | known["variables"]
+        begun["communication"] = {
+            "gb_per_s": known["gb_per_s"],
+            "small_ms": known["small_ms"],
+            "time": known["time"],
+            "p2p": p2p_cache.P2P not in known["variables"] | known["settings"],
+        }
+        begun["headline"].append(_sentence(known, begun["local_ranks"]))
+        begun["text"].append(begun["headline"][-1])
+    begun["variables"] += _missing(begun, needed, environ)
+    if needed and not environ.get(p2p_cache.P2P):
+        begun["notes"].append(
+            msg("plan.communication.without_p2p", found=p2p_cache.FOUND, variable=p2p_cache.P2P)
+        )
+
+
+def _wanted(
+    request: LaunchRequest,
+    begun: PlanStart,
+    checks: list[preflight.Check],
+    known: bool,
+    nameable: bool,
+) -> bool:
+    wish = request.config.communication_test
+    unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
+    if unusable or begun["torch"] is None or wish == "0":
+        return False
+    if request.check or request.dry_run:
+        return request.check
+    # GPUs without a name cannot be remembered: they would be tested at every start.
+    return wish == "1" or (nameable and not known)
+
+
+def _missing(
+    begun: PlanStart, needed: Mapping[str, str], environ: Mapping[str, str]
+) -> list[VariableRecord]:
+    there = {v["name"] for v in begun["variables"] if v["origin"] == "set here"}
+    return [v.record() for v in p2p_cache.as_variables(needed, environ) if v.name not in there]
+
+
+def _sentence(known: P2PVerdict, ranks: int) -> str:
+    return msg(
+        "plan.communication.known",
+        rate=f"{known['gb_per_s']:.3g}",
+        gpus=plural(ranks, "GPU"),
+        when=time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"])),
+        again=typed(f"./duet communication {ranks}"),
+    )

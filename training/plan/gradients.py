@@ -1,0 +1,228 @@
+"""Decisions about the exchange of gradients: compression and bucket size, by the predicted step
+(training.plan.exchange)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from training.core import units
+from training.core.messages import msg
+from training.host import flops, p2p_cache
+from training.host.decisions import AS_ASKED, Decision
+from training.host.gpus import Gpu
+from training.plan import exchange
+from training.plan.exchange import Exchange
+from training.plan.request import Request
+from training.tasks.planning import Decided
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import (
+        ExchangeRecord,
+        GpuRecord,
+        GradientFields,
+        PlanStart,
+    )
+
+BF16, NONE = "bf16", "none"
+HALF = ("bf16", "fp16")  # precisions with the listed peak
+
+
+@dataclass(frozen=True)
+class GradientPlan:
+    fields: GradientFields
+    text: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def decide(
+    request: Request,
+    gpus: Sequence[Gpu],
+    begun: PlanStart,
+    decided: Decided,
+    precision: Decision,
+    compiled: Decision,
+) -> GradientPlan:
+    """`gpus`: those of the ranks."""
+    wish = request.config.gradient_compression
+    if begun["ranks"] == 1:
+        return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
+    one = _predicted(begun, decided, precision, compiled)
+    known = one is not None and one.compute_s is not None
+    if wish != "auto":
+        compression = Decision(wish, AS_ASKED)
+    elif one is None or not known:
+        compression = Decision(NONE, _unknown(begun, one, precision))
+    else:
+        saved = exchange.saved_by_compression(one) or 0.0
+        compression = (
+            Decision(BF16, msg("plan.gradients.pays", saved=100 * saved))
+            if saved >= exchange.PAYS
+            else Decision(
+                NONE, msg("plan.gradients.little", saved=100 * saved, least=100 * exchange.PAYS)
+            )
+        )
+    if one is None:
+        text = msg(
+            "plan.gradients.alone",
+            compression=compression.value,
+            compression_reason=compression.reason,
+        )
+        return GradientPlan(_fields(compression), [] if wish == NONE else [text])
+    one = replace(one, compressed=compression.value == BF16)
+    size, optimum = exchange.best_bucket(one)
+    bucket = Decision(size, msg("plan.gradients.buckets", optimum=optimum))
+    one = replace(one, bucket_mib=size)
+    fields = _fields(compression) | {"bucket_mib": bucket.record(), "exchange": _record(one)}
+    text = _sentence(one, compression, bucket, _mfu(compiled))
+    return GradientPlan(fields, [text], _little_gain(gpus, begun, decided, one))
+
+
+def _fields(compression: Decision) -> GradientFields:
+    return {"gradient_compression": compression.record()}
+
+
+def _predicted(
+    begun: PlanStart, decided: Decided, precision: Decision, compiled: Decision
+) -> Exchange | None:
+    """None if the bandwidth between the ranks or the size of the gradients is unknown."""
+    step = decided.step
+    if begun["ranks"] != begun["local_ranks"] or "communication" not in begun or step is None:
+        return None
+    if not step.gradient_bytes:
+        return None
+    peak = _peak(begun["gpus"])
+    work = step.flops(1)
+    compute = (
+        work / begun["ranks"] / (peak * _mfu(compiled))
+        if peak and work and precision.value in HALF
+        else None
+    )
+    measured = begun["communication"]
+    return Exchange(
+        ranks=begun["ranks"],
+        gradient_bytes=step.gradient_bytes,
+        update_bytes=step.update_bytes,
+        bytes_per_s=measured["gb_per_s"] * 1e9,
+        latency_s=measured["small_ms"] / 1e3,
+        compute_s=compute,
+        accumulation=decided.batch.accumulation,
+    )
+
+
+def _peak(gpus: list[GpuRecord]) -> float | None:
+    """Of the slowest GPU."""
+    peaks = [flops.peak(gpu["name"]) for gpu in gpus]
+    return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
+
+
+def _mfu(compiled: Decision) -> float:
+    return exchange.MFU_COMPILED if compiled.value else exchange.MFU_EAGER
+
+
+def _unknown(begun: PlanStart, one: Exchange | None, precision: Decision) -> str:
+    if begun["device"]["value"] != "cuda":
+        return msg("plan.gradients.cpu")
+    if begun["ranks"] != begun["local_ranks"]:
+        return msg("plan.gradients.machines")
+    if one is None:
+        return msg("plan.gradients.unmeasured")
+    name = begun["gpus"][0]["name"]
+    return msg("plan.gradients.arithmetic", name=name, precision=precision.value)
+
+
+def _record(one: Exchange) -> ExchangeRecord:
+    return {
+        "bytes": one.gradient_bytes,
+        "total_ms": one.total_s * 1e3,
+        "exposed_ms": one.exposed_s * 1e3,
+        "compute_ms": None if one.compute_s is None else one.compute_s * 1e3,
+        "share": one.share,
+        "speed_up": one.speed_up,
+    }
+
+
+def _sentence(one: Exchange, compression: Decision, bucket: Decision, mfu: float) -> str:
+    if one.compute_s is None or one.share is None:
+        return msg(
+            "plan.gradients.unpredicted",
+            size=units.size(one.sent_bytes),
+            total=one.total_s * 1e3,
+            rate=one.bytes_per_s / 1e9,
+            bucket=bucket.value,
+            bucket_reason=bucket.reason,
+            compression=compression.value,
+            compression_reason=compression.reason,
+        )
+    return msg(
+        "plan.gradients.predicted",
+        size=units.size(one.sent_bytes),
+        total=one.total_s * 1e3,
+        rate=one.bytes_per_s / 1e9,
+        exposed=one.exposed_s * 1e3,
+        share=100 * one.share,
+        speed=one.speed_up,
+        ranks=one.ranks,
+        compute=one.compute_s * 1e3,
+        mfu=100 * mfu,
+        bucket=bucket.value,
+        bucket_reason=bucket.reason,
+        compression=compression.value,
+        compression_reason=compression.reason,
+    )
+
+
+def _little_gain(
+    gpus: Sequence[Gpu], begun: PlanStart, decided: Decided, one: Exchange
+) -> list[str]:
+    """A note where communication takes most of what the further GPUs bring: why, and what helps."""
+    if one.share is None or one.speed_up is None or one.speed_up >= exchange.LITTLE * one.ranks:
+        return []
+    helps = []
+    factor = exchange.enough_accumulation(one)
+    if factor:
+        helps.append(
+            msg(
+                "plan.gradients.help_more",
+                name="total_batch_size",
+                value=decided.batch.total_tokens * factor,
+                factor=factor,
+                speed=one.accumulated(factor).speed_up,
+            )
+        )
+    if not one.compressed:
+        half = replace(one, compressed=True)
+        helps.append(msg("plan.gradients.help_compression", speed=half.speed_up))
+    if one.speed_up <= 1 or not helps:
+        helps.append(msg("plan.gradients.help_one_gpu"))
+    return [
+        msg(
+            "plan.gradients.little_gain",
+            speed=one.speed_up,
+            ranks=one.ranks,
+            share=100 * one.share,
+            why=msg("plan.word.comma").join(_why(gpus, begun)),
+            helps=msg("plan.word.comma").join(helps),
+        )
+    ]
+
+
+def _why(gpus: Sequence[Gpu], begun: PlanStart) -> list[str]:
+    """What limits the bandwidth, as far as the driver and the kernel report it."""
+    # slow driver queries, for this case only
+    from training.plan.preflight import gpu_health, gpu_state
+
+    measured = begun["communication"]
+    states, pairs = gpu_state.read_state(gpus)
+    no_copies = not measured["p2p"] or any(p.direct is False for p in pairs)
+    found = [msg("plan.gradients.only_slow", rate=measured["gb_per_s"])]
+    found += [msg("plan.gradients.no_p2p")] if no_copies else []
+    translated = "DMA" in p2p_cache.machine()
+    found += [msg("plan.gradients.iommu")] if no_copies and translated else []
+    found += [
+        msg("plan.gradients.lanes", index=s.index, lanes=s.link_width)
+        for s in states
+        if s.link_width is not None and s.link_width < gpu_health.FEW_LANES
+    ]
+    return found
