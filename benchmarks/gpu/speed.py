@@ -80,7 +80,7 @@ def _figures(
     cost = flops_per_token(ModelDims(load["depth"], load["vocab"], load["seq_len"])) * tokens
     peak = flops.peak(bench.machine.gpu)
     if peak is None:
-        notes.append(f"no MFU: the peak of {bench.machine.gpu} is not in training/trainer/flops.py")
+        notes.append(f"no MFU: the peak of {bench.machine.gpu} is not in training/host/flops.py")
     loops = {}
     for name, found in times.items():
         ms = statistics.median(found)
