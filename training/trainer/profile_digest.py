@@ -97,20 +97,20 @@ def digest(
         "timeline": "gpu" if on_gpu else "host",
         "first_step": first_step,
         "last_step": first_step + count - 1,
-        "step_ms": _rounded(whole / count / 1000),
+        "step_ms": round(whole / count / 1000, 4),
         "shares": {part: round(took / whole, 4) for part, took in parts.items()},
         "overlapped": round(overlapped / whole, 4),
         "longest": [
             {
                 "name": name,
                 "count": round(calls / count, 2),
-                "ms": _rounded(took / count / 1000),
+                "ms": round(took / count / 1000, 4),
                 "share": round(took / whole, 4),
             }
             for name, (calls, took) in _most(longest, LONGEST)
         ],
         "waits": [
-            _wait(key, round(calls / count, 2), _rounded(took / count / 1000))
+            _wait(key, round(calls / count, 2), round(took / count / 1000, 4))
             for key, (calls, took) in _most(waits, WAITS)
         ],
         "trace": trace,
@@ -296,7 +296,3 @@ def _without(intervals: Iterable[Interval], others: Sequence[Interval]) -> list[
 
 def _length(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
-
-
-def _rounded(ms: float) -> float:
-    return round(ms, 4)
