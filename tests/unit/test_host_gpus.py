@@ -219,9 +219,9 @@ def test_a_plan_for_two_gpus(nvidia: Nvidia) -> None:
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID   set here" in done.stdout
 
 
-def test_an_old_gpu_gets_fp32(nvidia: Nvidia) -> None:
+def test_an_old_gpu_gets_fp16(nvidia: Nvidia) -> None:
     assert (
-        "precision fp32: Fake GPU 0 has no bf16"
+        "precision fp16: Fake GPU 0 (compute capability 7.5) has fp16 matrix units and no bf16"
         in dry_run(nvidia(CAPABILITY="7.5", TOTAL_GIB=128, FREE_GIB=127), BALANCED).stdout
     )
 

@@ -116,6 +116,7 @@ def test_task_that_counts_samples(made: Made) -> None:
 
 def test_every_metric_is_exported(made: Made) -> None:
     other, state = of_samples(made), everything(made)
+    state["training"] |= {"loss_scale": 65536.0, "skipped_steps": 2}
     state["failure"] = {"cause": "gpu_oom", "rank": 1}
     expected = {m.name for m in prom_metrics.METRICS} - (
         {"duet_warnings_total"} if "warnings" not in state["run"] else set()
