@@ -89,7 +89,7 @@ def test_the_mean_of_gradients_in_bf16(ranks: int, tmp_path: Path) -> None:
             mine, its = rounded[name], other["bf16"][name]
             flat = zip(_flat(mine), _flat(its), strict=True)
             assert all(torch.equal(a, b) for a, b in flat), "all ranks have the same bits"
-    # Of the first step: later ones have other weights.
+    # The first step alone: later ones have other weights.
     largest = 2.0**-8 * (1 if ranks == 2 else ranks)
     for exact, got in zip(plain["gradients"][0], rounded["gradients"][0], strict=True):
         if exact.dtype == torch.float64:

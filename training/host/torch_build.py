@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -46,6 +45,8 @@ def nccl() -> str | None:
 
 def package(name: str) -> str | None:
     """Version of an installed package."""
+    from importlib import metadata  # 20 ms, which only GPUs and --check need
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -112,7 +112,7 @@ def _predicted(
 
 
 def _peak(gpus: list[GpuRecord]) -> float | None:
-    """Of the slowest GPU."""
+    """Peak of the slowest GPU, operations per s."""
     peaks = [flops.peak(gpu["name"]) for gpu in gpus]
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 
