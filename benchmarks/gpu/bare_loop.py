@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.timing import measured
+from benchmarks.gpu.timing import autocast, measured
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims
 
@@ -35,7 +35,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     weights = list(model.parameters())
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
+        with autocast(job["precision"]):
             loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,12 +16,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.timing import measured
+from benchmarks.gpu.timing import autocast, measured
 
 HEAD_DIM = 128
 
 
 def step_of(job: dict[str, Any]) -> Callable[[], object]:
+    # Read by its later versions, which use no autocast.
+    kinds = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    os.environ["NANOCHAT_DTYPE"] = kinds[job["precision"]]
     gpt = import_module("nanochat.gpt")
     width = 64 * job["depth"]
     heads = max(1, width // HEAD_DIM)
@@ -47,7 +51,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16, enabled=job["bf16"]):
+        with autocast(job["precision"]):
             loss = compiled(inputs, targets)
         loss.backward()
         for one in optimizers:

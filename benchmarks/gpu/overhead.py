@@ -25,7 +25,7 @@ def run(bench: Bench) -> dict[str, Any]:
         for number in range(rounds):
             one = train(bench, f"duet{compiled}{number}", **flags).ok()
             duet.append(one.step_ms())
-            job["bf16"] = one.plan["precision"]["value"] == "bf16"
+            job["precision"] = one.plan["precision"]["value"]
             bare.append(bench.result("bare_loop", f"bare{compiled}{number}", job))
             one.remove()
         counted = _counted(bench, f"counted{compiled}", flags)

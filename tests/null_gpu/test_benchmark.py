@@ -81,7 +81,14 @@ def test_the_loop_of_nanochat(gpus: NullGpus, tmp_path: Path, token: str) -> Non
     (tmp_path / "nanochat/gpt.py").write_text(NANOCHAT)
     env = environment(gpus, token)
     env["PYTHONPATH"] += f":{tmp_path}"
-    job = {"depth": 1, "sequences": 2, "seq_len": 16, "vocab": 320, "compiled": False, "bf16": True}
+    job = {
+        "depth": 1,
+        "sequences": 2,
+        "seq_len": 16,
+        "vocab": 320,
+        "compiled": False,
+        "precision": "bf16",
+    }
     job |= {"steps": 2, "warm_up": 1}
     argv = [sys.executable, "-m", "benchmarks.gpu.nanochat_loop", json.dumps(job)]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
