@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # beside Duet's estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
+# Multiplications per token and unit of width that take as long on a GPU as everything in a block
+# but its products and attention: an estimate from bytes read and written, about 40, and the 50
+# multiplications in bf16 for which a GPU needs as long as for one byte.
+ELEMENTWISE = 2000
+
 # Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
 RESIDUAL = 4  # kept by a checkpointed block: its input
 PARTS = 8  # gradients of the parts of a split loss while they are summed
@@ -40,6 +45,7 @@ class StepWorkload:
     muon: bool = True  # for the blocks' matrices; False: AdamW
     ranks: int = 1  # sharing Muon's state (training/tasks/gpt/optim.py)
     blocks: int = 0  # number of checkpointed blocks
+    selective: int = 0  # of further blocks that keep their products and attention
     chunks: int = 1  # parts of the loss
     total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
     copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
@@ -51,6 +57,11 @@ class StepWorkload:
     @property
     def width(self) -> int:
         return self.shape.width
+
+    @property
+    def plain(self) -> int:
+        """Blocks that recompute nothing."""
+        return self.depth - self.blocks - self.selective
 
     @property
     def tokens(self) -> int:
@@ -89,7 +100,8 @@ class StepWorkload:
     def extra_time(self) -> float:
         """Recomputed multiplications as a share of all in a step (forward 1, backward 2)."""
         block, head = self.shape.block_weights + self.seq_len * self.width, self.vocab * self.width
-        again = self.blocks * block + (head if self.chunks > 1 else 0)
+        again = self.blocks * block + self.selective * ELEMENTWISE * self.width
+        again += head if self.chunks > 1 else 0
         return again / (3 * (self.depth * block + head))
 
 
@@ -159,7 +171,8 @@ class Estimate:
 class _Constants:
     """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
 
-    kept: int  # by a block for its backward pass
+    kept: float  # by a block for its backward pass
+    products: float  # by a block that is recomputed selectively
     work: int  # in addition, at the peak of a block's backward pass
     again: int  # instead of `work` for a recomputed block, if no other block is fully in memory
     ends: int  # embedding and last norm
@@ -168,10 +181,12 @@ class _Constants:
 
 def _constants(load: StepWorkload) -> _Constants:
     if load.compiled:
-        return _Constants(49, 21, 21, 6, 4) if load.bf16 else _Constants(81, 25, 25, 8, 8)
+        if load.bf16:
+            return _Constants(44.1, 24.7, 6, 4, 11, 4)
+        return _Constants(81, 45.4, 25, 25, 8, 8)
     if load.bf16:
-        return _Constants(57, 21, 5, 10, 16)
-    return _Constants(86, 25, 14, 12, 16)
+        return _Constants(57.3, 24.7, 21, 5, 10, 16)
+    return _Constants(86.5, 45.3, 25, 14, 12, 16)
 
 
 def estimate(load: StepWorkload) -> Estimate:
@@ -180,20 +195,29 @@ def estimate(load: StepWorkload) -> Estimate:
     A step has two peaks: at the loss (everything kept, and the logits), and in the backward pass of
     the last block (everything kept, no logits, but the gradients inside a block). A checkpointed
     block is recomputed before its backward pass, so it may be fully in memory when no other block
-    is.
+    is. Blocks checkpointed as a whole come first, then selective ones, then the others.
     """
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
-    plain = load.depth - load.blocks
-    kept = (use.ends + plain * use.kept + load.blocks * RESIDUAL) * unit
+    kept = int(
+        unit
+        * (
+            use.ends
+            + load.plain * use.kept
+            + load.selective * use.products
+            + load.blocks * RESIDUAL
+        )
+    )
     logits = use.logits * load.vocab * load.tokens // load.chunks + (
         PARTS * unit if load.chunks > 1 else 0
     )
-    block = (use.work if plain else use.kept + use.again) * unit
+    in_last = use.products if load.selective else 0  # of it, what is kept already
+    block = int((use.work if load.plain else use.kept - in_last + use.again) * unit)
     # Eager autocast keeps all weight copies until the end of the forward pass.
-    at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0
-    in_block = 2 * max(plain, 1) * matrices if load.bf16 else 0
+    copied = load.plain if load.compiled else load.depth
+    at_loss = 2 * (copied * matrices + table) if load.bf16 else 0
+    in_block = 2 * max(load.plain, 1) * matrices if load.bf16 else 0
     loss_is_peak = at_loss + logits >= in_block + block
     return Estimate(
         parameters=4 * weights,
