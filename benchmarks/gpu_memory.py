@@ -5,7 +5,7 @@ allocator counts it on the null GPU (tests/null_gpu), which computes nothing.
         [--vocabularies=320,32768,65536] [--gpus=24,32,48,80] [--compiled=0,1]
         [--activation_checkpointing=auto]
 
-The plan decides for each GPU what is recomputed; different decisions are measured, two steps each.
+The plan decides for each GPU what is recomputed; different decisions are measured.
 Rank 0 of two ranks under DDP is measured. Compiling takes minutes of a slow core for each config;
 torch keeps what it has compiled in TORCHINDUCTOR_CACHE_DIR.
 """
@@ -19,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.common import ROOT
 from tests.null_gpu import programs
 from tests.null_gpu.build import build
 from training.config import loader
@@ -54,7 +54,7 @@ def rows(
     recomputed: int | str,
 ) -> Iterator[Row]:
     for name in names:
-        values, _ = loader.load(ROOT / f"configs/dual_gpu/{name}.py")
+        values, _ = loader.load(programs.ROOT / f"configs/dual_gpu/{name}.py")
         given = {key: value for key, (value, _) in values.items()}
         config = Config(**given | {"activation_checkpointing": recomputed})
         for vocab in vocabularies:
@@ -78,13 +78,13 @@ def rows(
 
 def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dict[str, int]]:
     """Allocated and reserved bytes of each load, in order. Raises RuntimeError."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as files:
         store = Path(name, "store")
         ranks = [
             subprocess.Popen(
                 [
                     sys.executable,
-                    str(ROOT / "tests/null_gpu/peak_steps.py"),
+                    str(programs.ROOT / "tests/null_gpu/peak_steps.py"),
                     store,
                     str(rank),
                     json.dumps([asdict(load) for load in loads]),
@@ -92,7 +92,7 @@ def measured(loads: list[StepWorkload], environ: dict[str, str]) -> Iterator[dic
                 env=os.environ | environ | {"PYTHONPATH": str(programs.CUDA_TORCH)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                stderr=Path(name, f"{rank}.txt").open("w"),
+                stderr=files.enter_context(Path(name, f"{rank}.txt").open("w")),
                 text=True,
             )
             for rank in range(RANKS)

@@ -212,6 +212,19 @@ def test_the_time_of_recomputation() -> None:
     )
 
 
+def test_with_a_small_batch_the_peak_is_the_optimizer_s() -> None:
+    from training.tasks.gpt.muon import BATCH_BYTES
+
+    small = replace(CONSERVATIVE, cuda=True, sequences=1, seq_len=128)
+    found = estimate(small)
+    assert found.updates == small.updates > 0
+    assert (found.activations, found.weight_copies, found.logits, found.block) == (0, 0, 0, 0)
+    assert "Muon's updates" in found.sentence()
+    assert estimate(replace(small, muon=False)).updates == 0
+    assert estimate(replace(CONSERVATIVE, cuda=True)).updates == 0
+    assert replace(AGGRESSIVE, cuda=True).updates == 6 * BATCH_BYTES["cuda"]
+
+
 def test_formatted_bytes() -> None:
     assert [gib(n) for n in (None, GIB, int(31.96 * GIB))] == ["-", "1.0 GiB", "32.0 GiB"]
 

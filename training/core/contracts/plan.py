@@ -134,6 +134,7 @@ class MemoryRecord(TypedDict):
     activations_bytes: int
     logits_bytes: NotRequired[int]
     block_bytes: NotRequired[int]
+    updates_bytes: NotRequired[int]
     context_bytes: int
     saved_bytes: int
     total_bytes: int

@@ -27,6 +27,7 @@ PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive":
 ELEMENTWISE = 2000
 
 # Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
+MUON_BATCH = 128 << 20  # bytes: BATCH_BYTES of training/tasks/gpt/muon.py on a GPU
 RESIDUAL = 4  # kept by a checkpointed block: its input
 PARTS = 8  # gradients of the parts of a split loss while they are summed
 
@@ -85,6 +86,15 @@ class StepWorkload:
         )
 
     @property
+    def updates(self) -> int:
+        """Temporary bytes of Muon's step on a GPU: a batch in fp32, two that overlap, and what NCCL
+        gathers into."""
+        if not self.muon or not self.cuda:
+            return 0
+        of_one_shape = 2 * 2 * self.depth * self.width * self.shape.inner  # gate and up, bf16
+        return 6 * min(MUON_BATCH, of_one_shape)
+
+    @property
     def saved(self) -> int:
         """Bytes allocated and kept by checkpoints in the same memory: state gathered from other
         ranks, and a copy of everything."""
@@ -121,6 +131,7 @@ class Estimate:
     block: int
     context: int
     saved: int = 0  # for checkpoints, on rank 0 of a CPU run
+    updates: int = 0  # Muon's, in its step; 0 unless the peak is there
 
     @property
     def total(self) -> int:
@@ -143,11 +154,12 @@ class Estimate:
         )
 
     def sentence(self) -> str:
-        peak = (
-            msg("tasks.gpt.memory.logits", logits=gib(self.logits))
-            if self.logits
-            else msg("tasks.gpt.memory.block", block=gib(self.block))
-        )
+        if self.updates:
+            peak = msg("tasks.gpt.memory.updates", updates=gib(self.updates))
+        elif self.logits:
+            peak = msg("tasks.gpt.memory.logits", logits=gib(self.logits))
+        else:
+            peak = msg("tasks.gpt.memory.block", block=gib(self.block))
         copies = (
             msg("tasks.gpt.memory.copies", weight_copies=gib(self.weight_copies))
             if self.weight_copies
@@ -192,8 +204,9 @@ def _constants(load: StepWorkload) -> _Constants:
 def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as in training/trainer.
 
-    A step has two peaks: at the loss (everything kept, and the logits), and in the backward pass of
-    the last block (everything kept, no logits, but the gradients inside a block). A checkpointed
+    A step has three peaks: at the loss (everything kept, and the logits), in the backward pass of
+    the last block (everything kept, no logits, but the gradients inside a block), and in Muon's
+    step (nothing kept), the highest one of a small micro-batch. A checkpointed
     block is recomputed before its backward pass, so it may be fully in memory when no other block
     is. Blocks checkpointed as a whole come first, then selective ones, then the others.
     """
@@ -219,14 +232,21 @@ def estimate(load: StepWorkload) -> Estimate:
     at_loss = 2 * (copied * matrices + table) if load.bf16 else 0
     in_block = 2 * max(load.plain, 1) * matrices if load.bf16 else 0
     loss_is_peak = at_loss + logits >= in_block + block
+    copies = at_loss if loss_is_peak else in_block
+    updates = load.updates
+    if updates > kept + copies + (logits if loss_is_peak else block):
+        kept = copies = logits = block = 0
+    else:
+        updates = 0
     return Estimate(
         parameters=4 * weights,
         gradients=4 * weights + load.second_gradients,
         optimizer=load.optimizer_state - load.elsewhere,
-        weight_copies=at_loss if loss_is_peak else in_block,
+        weight_copies=copies,
         activations=kept,
         logits=logits if loss_is_peak else 0,
         block=0 if loss_is_peak else block,
         context=CONTEXT if load.cuda else 0,
         saved=load.saved,
+        updates=updates,
     )
