@@ -213,15 +213,10 @@ def estimate(load: StepWorkload) -> Estimate:
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
-    kept = int(
-        unit
-        * (
-            use.ends
-            + load.plain * use.kept
-            + load.selective * use.products
-            + load.blocks * RESIDUAL
-        )
+    of_blocks = (
+        load.plain * use.kept + load.selective * use.products + load.blocks * RESIDUAL + use.ends
     )
+    kept = load.tokens * round(load.width * of_blocks)
     logits = use.logits * load.vocab * load.tokens // load.chunks + (
         PARTS * unit if load.chunks > 1 else 0
     )
