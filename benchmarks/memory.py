@@ -33,6 +33,7 @@ WAYS = {
     "plain": {},
     "6 blocks recomputed": {"blocks": 6},
     "4 blocks recomputed": {"blocks": 4},
+    "6 blocks selectively": {"selective": 6},
     "vocabulary 16384": {"vocab": 16384},
     "… loss in 8 parts": {"vocab": 16384, "chunks": 8},
     "… and all blocks recomputed": {"vocab": 16384, "chunks": 8, "blocks": 6},
@@ -44,7 +45,10 @@ def shapes(on_gpu: bool, compiled: bool) -> dict[str, StepWorkload]:
     for base in [LARGE] if on_gpu else [SMALL, replace(SMALL, bf16=True)]:
         for how in (False, True) if compiled or on_gpu else (False,):
             for name, change in WAYS.items():
-                scaled = {k: v * base.depth // 6 if k == "blocks" else v for k, v in change.items()}
+                scaled = {
+                    k: v * base.depth // 6 if k in ("blocks", "selective") else v
+                    for k, v in change.items()
+                }
                 title = f"{'bf16' if base.bf16 else 'fp32'} {'compiled' if how else 'eager'}"
                 out[f"{title}, {name}"] = replace(base, compiled=how, **scaled)  # type: ignore[arg-type]  # numbers only
     return out
@@ -86,7 +90,8 @@ def steps(load: StepWorkload, count: int) -> None:
 
     device = "cuda" if load.cuda else "cpu"
     model = GPT(
-        ModelDims(load.depth, load.vocab, load.seq_len), MemorySavings(load.blocks, load.chunks)
+        ModelDims(load.depth, load.vocab, load.seq_len),
+        MemorySavings(load.blocks, load.chunks, load.selective),
     ).to(device)
     optimizer = gpt_optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     if load.compiled:

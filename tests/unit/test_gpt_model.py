@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cases import each
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.recompute import ATTENTION, PRODUCTS
 
 
 def gpt(depth: int = 2, vocab: int = 64, length: int = 16, seed: int = 0) -> GPT:
@@ -92,6 +95,8 @@ def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.
         MemorySavings(0, 4),
         MemorySavings(0, 5),
         MemorySavings(3, 7),
+        MemorySavings(0, 1, selective=3),
+        MemorySavings(1, 4, selective=1),
     ],
 )
 @each("dropout", [0.0, 0.3])
@@ -108,6 +113,51 @@ def test_saving_memory_does_not_change_the_arithmetic(
     assert loss == pytest.approx(plain, rel=1e-6)
     for name, gradient in wanted.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@each("dropout", [0.0, 0.3])
+def test_selective_recomputation_gives_the_same_bits(dropout: float) -> None:
+    model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
+    for block in model.blocks:
+        block.dropout = dropout
+    model.dropout = dropout
+    plain, wanted = gradients(model, tokens)
+    for frugal in (MemorySavings(0, 1, selective=3), MemorySavings(1, 1, selective=1)):
+        model.frugal = frugal
+        loss, got = gradients(model, tokens)
+        assert loss == plain
+        assert all(torch.equal(got[name], wanted[name]) for name in wanted), frugal
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products and attention, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func in PRODUCTS | ATTENTION
+        return func(*args, **kwargs or {})
+
+
+@each("bf16", [False, True])
+def test_selective_recomputation_repeats_no_product(bf16: bool) -> None:
+    model, tokens = gpt(depth=3), torch.randint(0, 64, (3, 16))
+    counts = []
+    for frugal in (MemorySavings(), MemorySavings(0, 1, selective=3), MemorySavings(3, 1)):
+        model.frugal = frugal
+        with Products() as products:
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = model(tokens, tokens)
+            loss.backward()
+        counts.append(products.count)
+    plain, selective, whole = counts
+    assert selective == plain > 3 * 8
+    # query, key, value, attention, projection, gate, up
+    assert whole >= plain + 3 * 7
 
 
 def saved_bytes(model: GPT, tokens: torch.Tensor) -> int:

@@ -51,7 +51,7 @@ def test_the_three_configs_fit_two_cards_of_32_gb(name: str, vocab: int, compile
 def test_no_recomputation_without_need() -> None:
     for gib in (10.0, 31.0, 500.0):
         found = chosen(ready("conservative"), gib)
-        assert (found.load.blocks, found.load.chunks) == (0, 1)
+        assert (found.load.blocks, found.load.selective, found.load.chunks) == (0, 0, 1)
         assert (
             found.sentence()
             == f"activation checkpointing: none: not needed, 8 sequences fit in {gib:.1f} GiB free"
@@ -63,7 +63,8 @@ def test_as_little_recomputation_as_possible() -> None:
     for gib in range(16, 64, 3):
         found = chosen(config, gib)
         assert estimate(found.load).needed <= gib * GIB
-        cheaper = [replace(found.load, blocks=b) for b in range(found.load.blocks)]
+        last = found.load.blocks + (found.load.selective + found.load.blocks)
+        cheaper = [memory_fit._stage(found.load, stage) for stage in range(last)]
         fitting = [one for one in cheaper if estimate(one).needed <= gib * GIB]
         assert all(found.load.extra_time - one.extra_time <= memory_fit.CHEAP for one in fitting), (
             "more only to be not tight, when cheap"
@@ -74,34 +75,59 @@ def test_as_little_recomputation_as_possible() -> None:
 
 def test_the_reason_has_amounts() -> None:
     found = chosen(ready("aggressive"), 31, 65536)
-    blocks, chunks = found.load.blocks, found.load.chunks
-    assert 0 < blocks < 20 and chunks > 1
+    blocks, selective, chunks = found.load.blocks, found.load.selective, found.load.chunks
+    assert 0 < blocks < 20 and selective == 20 - blocks and chunks > 1
     cost = round(100 * found.load.extra_time)
     assert found.sentence() == (
-        f"activation checkpointing: {blocks} of 20 blocks, loss in {chunks} parts: needed to fit 14 "
-        f"sequences in 31.0 GiB free; "
+        f"activation checkpointing: {blocks} of 20 blocks, {selective} of 20 blocks selectively, "
+        f"loss in {chunks} parts: needed to fit 14 sequences in 31.0 GiB free; "
         f"costs about {cost} % time"
     )
     assert found.blocks.record() == {
         "value": blocks,
         "reason": "needed to fit 14 sequences in 31.0 GiB free",
     }
-    assert found.chunks.value == chunks
+    assert (found.selective.value, found.chunks.value) == (selective, chunks)
+    assert found.selective.reason == found.blocks.reason
+
+
+def test_blocks_are_recomputed_as_a_whole_only_if_selectively_is_not_enough() -> None:
+    config, load = ready("aggressive"), replace(load_of(ready("aggressive")), sequences=14)
+    before = 0.0
+    for gib in range(80, 16, -1):
+        found = memory_fit.cheapest(load, config, gib * GIB)
+        assert found
+        assert found.blocks == 0 or found.blocks + found.selective == 20
+        assert found.extra_time >= before, "less memory never costs less time"
+        before = found.extra_time
+    whole = replace(load, blocks=14)
+    room = estimate(whole).needed
+    found = memory_fit.cheapest(load, config, room)
+    assert found and found.extra_time < 0.85 * whole.extra_time, "the same memory for less time"
+
+
+def test_selective_as_asked_is_every_block_whatever_the_memory() -> None:
+    for gib in (12, 31, 200, None):
+        found = chosen(ready("aggressive", activation_checkpointing="selective"), gib)
+        assert (found.load.blocks, found.load.selective) == (0, 20)
+        assert found.selective.reason == "as asked"
+    found = chosen(ready("aggressive", activation_checkpointing=3), 31)
+    assert (found.load.blocks, found.load.selective) == (3, 0)
 
 
 def test_explicit_values_are_kept() -> None:
     found = chosen(ready("aggressive", activation_checkpointing=3, loss_chunks=5), 31)
-    assert (found.load.blocks, found.load.chunks) == (3, 5)
+    assert (found.load.blocks, found.load.selective, found.load.chunks) == (3, 0, 5)
     assert (found.blocks.reason, found.chunks.reason) == ("as asked", "as asked")
     found = chosen(ready("aggressive", activation_checkpointing="none"), 31)
-    assert found.load.blocks == 0
+    assert (found.load.blocks, found.load.selective) == (0, 0)
     found = chosen(ready("aggressive", loss_chunks=1), 31, 65536)
-    assert found.load.chunks == 1 and found.load.blocks > 0
+    assert found.load.chunks == 1 and found.load.selective > 0
 
 
 def test_unknown_free_memory_decides_nothing() -> None:
     found = chosen(ready("aggressive"), None)
-    assert (found.load.blocks, found.load.chunks) == (0, 1)
+    assert (found.load.blocks, found.load.selective, found.load.chunks) == (0, 0, 1)
     assert "unknown" in found.blocks.reason
 
 
@@ -109,7 +135,7 @@ def test_insufficient_memory_is_reported() -> None:
     found = chosen(ready("aggressive"), 3)
     assert "14 sequences do not fit in 3.0 GiB" in found.blocks.reason
     least = min(
-        estimate(replace(found.load, blocks=b, chunks=c)).total
+        estimate(replace(found.load, blocks=b, selective=0, chunks=c)).total
         for b in range(21)
         for c in memory_fit.CHUNKS
     )
@@ -148,6 +174,7 @@ def test_an_invalid_or_oversized_device_batch() -> None:
     [
         {},
         {"activation_checkpointing": "none"},
+        {"activation_checkpointing": "selective"},
         {"activation_checkpointing": 5, "loss_chunks": 2},
         {"loss_chunks": 1},
     ],

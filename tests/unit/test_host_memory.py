@@ -51,11 +51,15 @@ def soak(load: StepWorkload) -> object:
             marks=pytest.mark.slow,
         ),
         soak(replace(CONSERVATIVE, bf16=False, blocks=12)),
+        soak(replace(AGGRESSIVE, selective=20)),
+        soak(replace(AGGRESSIVE, vocab=65536, chunks=16, blocks=8, selective=12)),
+        soak(replace(CONSERVATIVE, bf16=False, selective=6)),
         StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False),
+        StepWorkload(3, 16, 128, 320, bf16=True, compiled=False, cuda=False, selective=3),
     ],
     ids=lambda one: (
         f"d{one.depth} v{one.vocab} {'bf16' if one.bf16 else 'fp32'} again{one.blocks} "
-        f"parts{one.chunks}"
+        f"selective{one.selective} parts{one.chunks}"
     ),
 )
 def test_the_formula_matches_the_peak_of_the_model(load: StepWorkload) -> None:
@@ -190,7 +194,8 @@ def test_settings_that_need_more_memory() -> None:
         assert estimate(replace(SMALL, **bigger)).total > small.total  # type: ignore[arg-type]
     wide = replace(SMALL, vocab=65536)
     assert estimate(replace(wide, chunks=8)).logits < estimate(wide).logits / 6
-    assert estimate(replace(SMALL, blocks=2)).activations < small.activations
+    selective = estimate(replace(SMALL, selective=2)).activations
+    assert estimate(replace(SMALL, blocks=2)).activations < selective < small.activations
 
 
 def test_the_time_of_recomputation() -> None:
@@ -200,9 +205,23 @@ def test_the_time_of_recomputation() -> None:
         "one more forward pass in addition to one forward and two backward"
     )
     assert 0 < replace(SMALL, chunks=2).extra_time == replace(SMALL, chunks=64).extra_time
+    assert 0 < replace(AGGRESSIVE, selective=20).extra_time < 0.05
     assert replace(SMALL, blocks=2).extra_time == pytest.approx(
         2 * replace(SMALL, blocks=1).extra_time
     )
+
+
+def test_with_a_small_batch_the_peak_is_the_optimizer_s() -> None:
+    from training.tasks.gpt.muon import BATCH_BYTES
+
+    small = replace(CONSERVATIVE, cuda=True, sequences=1, seq_len=128)
+    found = estimate(small)
+    assert found.updates == small.updates > 0
+    assert (found.activations, found.weight_copies, found.logits, found.block) == (0, 0, 0, 0)
+    assert "Muon's updates" in found.sentence()
+    assert estimate(replace(small, muon=False)).updates == 0
+    assert estimate(replace(CONSERVATIVE, cuda=True)).updates == 0
+    assert replace(AGGRESSIVE, cuda=True).updates == 6 * BATCH_BYTES["cuda"]
 
 
 def test_formatted_bytes() -> None:

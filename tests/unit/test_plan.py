@@ -220,12 +220,15 @@ def test_the_plan_contains_the_memory_settings(
     machine(31, 31)
     _, plan, checks = make("configs/dual_gpu/aggressive.py")
     blocks, chunks = plan["activation_checkpointing"], plan["loss_chunks"]
+    selective = plan["selective_checkpointing"]
     assert 0 < blocks["value"] < 20 and chunks["value"] >= 1
+    assert selective == {"value": 20 - blocks["value"], "reason": blocks["reason"]}
     assert blocks["reason"] == "needed to fit 14 sequences in 31.0 GiB free"
     (said,) = [s for s in plan["text"] if s.startswith("activation checkpointing: ")]
     assert said.startswith(f"activation checkpointing: {blocks['value']} of 20 blocks")
     assert "costs about " in said
     assert plan["memory"]["load"]["blocks"] == blocks["value"]
+    assert plan["memory"]["load"]["selective"] == selective["value"]
     assert all(c.status != "error" for c in checks)
     assert plan["config"]["activation_checkpointing"] == "auto", (
         "a resumed run decides again, on its own machine"
@@ -251,7 +254,7 @@ def test_settings_that_do_not_fit_are_refused_with_ones_that_fit(
     problems = lacking("configs/dual_gpu/aggressive.py", *more)
     assert len(problems) == 2 and problems[0].fixes == problems[1].fixes
     flags = [f.partition("aggressive.py")[2] for f in problems[0].fixes]
-    assert any(" --activation_checkpointing=1" in f for f in flags)
+    assert any(" --activation_checkpointing=auto" in f for f in flags), "it finds the mixture"
     assert any("--device_batch_size=" in f for f in flags)
     assert any("--depth=" in f for f in flags)
     for command in commands(problems):

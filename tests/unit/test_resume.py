@@ -227,6 +227,12 @@ def test_changed_decisions_are_reported_although_auto_is_unchanged(run: rundir.R
     assert resume_checks.decided_otherwise(run, plan(activation_checkpointing=0)) == [], (
         "the same arithmetic"
     )
+    then = plan(compile=True, selective_checkpointing=0)
+    assert resume_checks.decided_otherwise(run, then | {"compile": plan()["compile"]}) == []
+    rundir.write_json(run.plan, then)
+    (note,) = resume_checks.decided_otherwise(run, plan(compile=True, selective_checkpointing=3))
+    assert "selective_checkpointing 0 → 3" in note, "another compiled program"
+    rundir.write_json(run.plan, plan())
     for name, value, shown in (
         ("device", "cuda", "device cpu → cuda"),
         ("precision", "fp32", "precision bf16 → fp32"),

@@ -215,6 +215,7 @@ def essentials(plan: Plan) -> dict[str, object]:
         "precision",
         "compile",
         "activation_checkpointing",
+        "selective_checkpointing",
         "loss_chunks",
     )
     gpu: tuple[Literal["index", "name", "total_bytes", "free_bytes"], ...] = (

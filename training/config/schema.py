@@ -144,12 +144,12 @@ class Config:
     activation_checkpointing: int | str = option(
         "auto",
         "batch",
-        "blocks whose activations are recomputed in the backward pass; auto: only as many as "
-        "needed to fit into memory",
+        "blocks that are recomputed in the backward pass; selective: all, but without their matrix "
+        "products and attention; auto: only as much as needed to fit into memory",
         unit="blocks",
         low=0,
         high=256,
-        words=("auto", "none"),
+        words=("auto", "selective", "none"),
         own=True,
     )
     loss_chunks: int | str = option(

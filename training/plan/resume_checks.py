@@ -183,11 +183,14 @@ def decided_otherwise(run: rundir.RunDir | None, plan: Plan) -> list[str]:
 
 def _arithmetic(plan: Plan) -> FieldValues:
     """Decisions that affect the arithmetic of a step. Activation checkpointing does not: blocks are
-    recomputed identically."""
+    recomputed identically; but a block compiled with its selective recomputation is another
+    program, which may round differently."""
     names: tuple[
         Literal["device", "precision", "compile", "loss_chunks", "gradient_compression"], ...
     ] = ("device", "precision", "compile", "loss_chunks", "gradient_compression")
     values: FieldValues = {name: plan[name]["value"] for name in names if name in plan}
+    if values.get("compile") and "selective_checkpointing" in plan:
+        values["selective_checkpointing"] = plan["selective_checkpointing"]["value"]
     return values | {
         "device_batch_size": plan["config"]["device_batch_size"],
         "torch": plan.get("torch"),

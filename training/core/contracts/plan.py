@@ -40,6 +40,7 @@ DecisionName = Literal[
     "compile",
     "device_batch_size",
     "activation_checkpointing",
+    "selective_checkpointing",
     "loss_chunks",
 ]
 
@@ -134,6 +135,7 @@ class MemoryRecord(TypedDict):
     activations_bytes: int
     logits_bytes: NotRequired[int]
     block_bytes: NotRequired[int]
+    updates_bytes: NotRequired[int]
     context_bytes: int
     saved_bytes: int
     total_bytes: int
@@ -255,7 +257,8 @@ class PlanStart(RanksPlan):
     batch: NotRequired[BatchRecord]
     # sequences; this and the rest: only of gpt, and after a recovery
     device_batch_size: NotRequired[NumberDecision]
-    activation_checkpointing: NotRequired[NumberDecision]  # blocks
+    activation_checkpointing: NotRequired[NumberDecision]  # whole blocks
+    selective_checkpointing: NotRequired[NumberDecision]  # further blocks; not in earlier versions
     loss_chunks: NotRequired[NumberDecision]  # parts
     memory: NotRequired[PlannedMemory]
     data: NotRequired[CorpusRecord]
@@ -273,6 +276,7 @@ class TaskFields(TypedDict, total=False):
 
     device_batch_size: NumberDecision
     activation_checkpointing: NumberDecision
+    selective_checkpointing: NumberDecision
     loss_chunks: NumberDecision
     memory: PlannedMemory
     data: CorpusRecord

@@ -153,7 +153,12 @@ def data(run: Run) -> Html | None:
             rows.append(
                 [msg("monitor.report.data.batch"), ", ".join(f"{k} {v}" for k, v in batch.items())]
             )
-    for plan_key in ("device_batch_size", "activation_checkpointing", "loss_chunks"):
+    for plan_key in (
+        "device_batch_size",
+        "activation_checkpointing",
+        "selective_checkpointing",
+        "loss_chunks",
+    ):
         if (value := value_of(run.plan, plan_key)) is not None:
             rows.append([plan_key, f"{value}: {dig(run.plan, plan_key, 'reason')}"])
     source = run.plan.get("data")

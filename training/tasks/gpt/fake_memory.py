@@ -28,31 +28,27 @@ class Slice(ModelDims):
 def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
-    The peak is linear in the number of plain and of checkpointed blocks, so three models of two or
-    three blocks with the real width, batch and vocabulary are measured, in a second each, and
-    extrapolated. Muon's state held by other ranks is subtracted; memory held for accumulation and
-    checkpoints is added.
+    The peak is linear in the number of blocks of each kind (plain, checkpointed as a whole or
+    selectively), so models of two or three blocks with the real width, batch and vocabulary are
+    measured, in a second each, and extrapolated. Muon's state held by other ranks is subtracted;
+    memory held for accumulation and checkpoints is added.
     """
-    plain, again = load.depth - load.blocks, load.blocks
-    p, a = min(plain, 1), min(again, 1)
-    base = step_peak(load, p, a)
-    more_plain = step_peak(load, p + 1, a) - base if plain > p else 0
-    more_again = step_peak(load, p, a + 1) - base if again > a else 0
-    return (
-        base
-        + (plain - p) * more_plain
-        + (again - a) * more_again
-        - load.elsewhere
-        + load.second_gradients
-        + load.saved
-    )
+    counts = (load.plain, load.blocks, load.selective)
+    few = [min(count, 1) for count in counts]
+    base = total = step_peak(load, *few)
+    for kind, count in enumerate(counts):
+        if count > 1:
+            more = [one + (number == kind) for number, one in enumerate(few)]
+            total += (count - 1) * (step_peak(load, *more) - base)
+    return total - load.elsewhere + load.second_gradients + load.saved
 
 
-def step_peak(load: StepWorkload, plain: int, again: int) -> int:
-    """Peak of a model with these numbers of plain and checkpointed blocks of the load's width."""
-    shape = Slice(plain + again, load.vocab, load.seq_len, load.depth)
+def step_peak(load: StepWorkload, plain: int, again: int, selective: int = 0) -> int:
+    """Peak of a model with these numbers of blocks of the load's width: plain, checkpointed as a
+    whole, and selectively."""
+    shape = Slice(plain + again + selective, load.vocab, load.seq_len, load.depth)
     with fake_memory.fake_mode():
-        model = GPT(shape, MemorySavings(again, load.chunks))
+        model = GPT(shape, MemorySavings(again, load.chunks, selective))
         optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
         return fake_memory.step_peak(

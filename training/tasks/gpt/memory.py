@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 # beside Duet's estimate.
 PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive": "28–30 GB"}
 
+# Multiplications per token and unit of width that take as long on a GPU as everything in a block
+# but its products and attention: an estimate from bytes read and written, about 40, and the 50
+# multiplications in bf16 for which a GPU needs as long as for one byte.
+ELEMENTWISE = 2000
+
 # Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
+MUON_BATCH = 128 << 20  # bytes: BATCH_BYTES of training/tasks/gpt/muon.py on a GPU
 RESIDUAL = 4  # kept by a checkpointed block: its input
 PARTS = 8  # gradients of the parts of a split loss while they are summed
 
@@ -40,6 +46,7 @@ class StepWorkload:
     muon: bool = True  # for the blocks' matrices; False: AdamW
     ranks: int = 1  # sharing Muon's state (training/tasks/gpt/optim.py)
     blocks: int = 0  # number of checkpointed blocks
+    selective: int = 0  # of further blocks that keep their products and attention
     chunks: int = 1  # parts of the loss
     total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
     copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
@@ -51,6 +58,11 @@ class StepWorkload:
     @property
     def width(self) -> int:
         return self.shape.width
+
+    @property
+    def plain(self) -> int:
+        """Blocks that recompute nothing."""
+        return self.depth - self.blocks - self.selective
 
     @property
     def tokens(self) -> int:
@@ -72,6 +84,15 @@ class StepWorkload:
             if self.ranks > 1 and self.total_tokens > self.tokens * self.ranks
             else 0
         )
+
+    @property
+    def updates(self) -> int:
+        """Temporary bytes of Muon's step on a GPU: a batch in fp32, two that overlap, and what NCCL
+        gathers into."""
+        if not self.muon or not self.cuda:
+            return 0
+        of_one_shape = 2 * 2 * self.depth * self.width * self.shape.inner  # gate and up, bf16
+        return 6 * min(MUON_BATCH, of_one_shape)
 
     @property
     def saved(self) -> int:
@@ -98,7 +119,8 @@ class StepWorkload:
     def extra_time(self) -> float:
         """Recomputed multiplications as a share of all in a step (forward 1, backward 2)."""
         block, head = self.shape.block_weights + self.seq_len * self.width, self.vocab * self.width
-        again = self.blocks * block + (head if self.chunks > 1 else 0)
+        again = self.blocks * block + self.selective * ELEMENTWISE * self.width
+        again += head if self.chunks > 1 else 0
         return again / (3 * (self.depth * block + head))
 
 
@@ -118,6 +140,7 @@ class Estimate:
     block: int
     context: int
     saved: int = 0  # for checkpoints, on rank 0 of a CPU run
+    updates: int = 0  # Muon's, in its step; 0 unless the peak is there
 
     @property
     def total(self) -> int:
@@ -140,11 +163,12 @@ class Estimate:
         )
 
     def sentence(self) -> str:
-        peak = (
-            msg("tasks.gpt.memory.logits", logits=gib(self.logits))
-            if self.logits
-            else msg("tasks.gpt.memory.block", block=gib(self.block))
-        )
+        if self.updates:
+            peak = msg("tasks.gpt.memory.updates", updates=gib(self.updates))
+        elif self.logits:
+            peak = msg("tasks.gpt.memory.logits", logits=gib(self.logits))
+        else:
+            peak = msg("tasks.gpt.memory.block", block=gib(self.block))
         copies = (
             msg("tasks.gpt.memory.copies", weight_copies=gib(self.weight_copies))
             if self.weight_copies
@@ -168,7 +192,8 @@ class Estimate:
 class _Constants:
     """Bytes per token and unit of width (`logits`: per token and vocabulary entry)."""
 
-    kept: int  # by a block for its backward pass
+    kept: float  # by a block for its backward pass
+    products: float  # by a block that is recomputed selectively
     work: int  # in addition, at the peak of a block's backward pass
     again: int  # instead of `work` for a recomputed block, if no other block is fully in memory
     ends: int  # embedding and last norm
@@ -177,41 +202,55 @@ class _Constants:
 
 def _constants(load: StepWorkload) -> _Constants:
     if load.compiled:
-        return _Constants(49, 21, 21, 6, 4) if load.bf16 else _Constants(81, 25, 25, 8, 8)
+        if load.bf16:
+            return _Constants(44.1, 24.7, 6, 4, 11, 4)
+        return _Constants(81, 45.4, 25, 25, 8, 8)
     if load.bf16:
-        return _Constants(57, 21, 5, 10, 16)
-    return _Constants(86, 25, 14, 12, 16)
+        return _Constants(57.3, 24.7, 21, 5, 10, 16)
+    return _Constants(86.5, 45.3, 25, 14, 12, 16)
 
 
 def estimate(load: StepWorkload) -> Estimate:
     """Bytes per rank with fp32 weights, as in training/trainer.
 
-    A step has two peaks: at the loss (everything kept, and the logits), and in the backward pass of
-    the last block (everything kept, no logits, but the gradients inside a block). A checkpointed
+    A step has three peaks: at the loss (everything kept, and the logits), in the backward pass of
+    the last block (everything kept, no logits, but the gradients inside a block), and in Muon's
+    step (nothing kept), the highest one of a small micro-batch. A checkpointed
     block is recomputed before its backward pass, so it may be fully in memory when no other block
-    is.
+    is. Blocks checkpointed as a whole come first, then selective ones, then the others.
     """
     use, unit = _constants(load), load.width * load.tokens
     matrices, table = load.shape.block_weights, load.vocab * load.width
     weights = load.shape.weights
-    plain = load.depth - load.blocks
-    kept = (use.ends + plain * use.kept + load.blocks * RESIDUAL) * unit
+    of_blocks = (
+        load.plain * use.kept + load.selective * use.products + load.blocks * RESIDUAL + use.ends
+    )
+    kept = load.tokens * round(load.width * of_blocks)
     logits = use.logits * load.vocab * load.tokens // load.chunks + (
         PARTS * unit if load.chunks > 1 else 0
     )
-    block = (use.work if plain else use.kept + use.again) * unit
+    in_last = use.products if load.selective else 0  # of it, what is kept already
+    block = int((use.work if load.plain else use.kept - in_last + use.again) * unit)
     # Eager autocast keeps all weight copies until the end of the forward pass.
-    at_loss = 2 * ((plain if load.compiled else load.depth) * matrices + table) if load.bf16 else 0
-    in_block = 2 * max(plain, 1) * matrices if load.bf16 else 0
+    copied = load.plain if load.compiled else load.depth
+    at_loss = 2 * (copied * matrices + table) if load.bf16 else 0
+    in_block = 2 * max(load.plain, 1) * matrices if load.bf16 else 0
     loss_is_peak = at_loss + logits >= in_block + block
+    copies = at_loss if loss_is_peak else in_block
+    updates = load.updates
+    if updates > kept + copies + (logits if loss_is_peak else block):
+        kept = copies = logits = block = 0
+    else:
+        updates = 0
     return Estimate(
         parameters=4 * weights,
         gradients=4 * weights + load.second_gradients,
         optimizer=load.optimizer_state - load.elsewhere,
-        weight_copies=at_loss if loss_is_peak else in_block,
+        weight_copies=copies,
         activations=kept,
         logits=logits if loss_is_peak else 0,
         block=0 if loss_is_peak else block,
         context=CONTEXT if load.cuda else 0,
         saved=load.saved,
+        updates=updates,
     )

@@ -26,7 +26,7 @@ CHUNKS = (1, 2, 4, 8, 16, 32, 64, 128)
 CHEAP = 0.03  # share of extra time accepted to avoid a tight fit
 # an estimate: kernel launches and partial last waves of a micro-batch on a GPU
 OVERHEAD_TOKENS = 1024
-AUTO = "auto"
+AUTO, SELECTIVE = "auto", "selective"
 Limit = Callable[[Estimate], int]
 
 
@@ -37,22 +37,27 @@ class MemoryPlan:
     load: StepWorkload
     sequences: Decision
     blocks: Decision
+    selective: Decision
     chunks: Decision
 
     def sentence(self) -> str:
         """The plan line about activation checkpointing."""
-        blocks, depth, chunks = self.load.blocks, self.load.depth, self.load.chunks
-        reason = self.blocks.reason if blocks else self.chunks.reason
-        if blocks and chunks > 1:
-            savings = msg("tasks.gpt.fit.both", blocks=blocks, depth=depth, chunks=chunks)
-        elif blocks:
-            savings = msg("tasks.gpt.fit.blocks", blocks=blocks, depth=depth)
-        elif chunks > 1:
-            savings = msg("tasks.gpt.fit.chunks", chunks=chunks)
-        else:
+        load, savings = self.load, []
+        if load.blocks:
+            savings.append(msg("tasks.gpt.fit.blocks", blocks=load.blocks, depth=load.depth))
+        if load.selective:
+            savings.append(msg("tasks.gpt.fit.selective", blocks=load.selective, depth=load.depth))
+        reason = self.blocks.reason if savings else self.chunks.reason
+        if load.chunks > 1:
+            savings.append(msg("tasks.gpt.fit.chunks", chunks=load.chunks))
+        if not savings:
             return msg("tasks.gpt.fit.no_savings", reason=reason)
-        percent = max(1, round(100 * self.load.extra_time))
-        return msg("tasks.gpt.fit.savings", savings=savings, reason=reason, percent=percent)
+        return msg(
+            "tasks.gpt.fit.savings",
+            savings=msg("tasks.gpt.fit.and").join(savings),
+            reason=reason,
+            percent=max(1, round(100 * load.extra_time)),
+        )
 
 
 def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> MemoryPlan | None:
@@ -62,12 +67,14 @@ def choose(load: StepWorkload, config: Config, ranks: int, room: int | None) -> 
     if size is None:
         return None
     found, reason = _frugal(replace(load, sequences=size.value), config, room)
-    blocks = Decision(
-        found.blocks,
-        reason if config.activation_checkpointing == AUTO else AS_ASKED,
+    of_blocks = reason if config.activation_checkpointing == AUTO else AS_ASKED
+    return MemoryPlan(
+        found,
+        size,
+        Decision(found.blocks, of_blocks),
+        Decision(found.selective, of_blocks),
+        Decision(found.chunks, reason if config.loss_chunks == AUTO else AS_ASKED),
     )
-    chunks = Decision(found.chunks, reason if config.loss_chunks == AUTO else AS_ASKED)
-    return MemoryPlan(found, size, blocks, chunks)
 
 
 def _sequences(load: StepWorkload, config: Config, ranks: int, room: int | None) -> Decision | None:
@@ -113,7 +120,7 @@ def _frugal(load: StepWorkload, config: Config, room: int | None) -> tuple[StepW
     roomy = cheapest(load, config, room, lambda one: one.tight)
     if roomy and roomy.extra_time - found.extra_time <= CHEAP:
         found = roomy
-    if not found.blocks and found.chunks == 1:
+    if not found.blocks and not found.selective and found.chunks == 1:
         return found, msg("tasks.gpt.fit.not_needed", sequences=sequences, room=gib(room))
     return found, msg("tasks.gpt.fit.needed", sequences=sequences, room=gib(room))
 
@@ -131,15 +138,22 @@ def cheapest(
         if config.activation_checkpointing != AUTO:
             found += [plain] if fits(plain) else []
             continue
-        # Memory decreases with each block up to the last but one; the last is a special case
+        # Memory decreases with each stage up to the last but one; the last is a special case
         # (memory.estimate).
-        low, high = 0, load.depth
+        low, high = 0, 2 * load.depth
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if fits(replace(plain, blocks=middle)) else (middle + 1, high)
-        if fits(one := replace(plain, blocks=min(low, load.depth))):
+            low, high = (low, middle) if fits(_stage(plain, middle)) else (middle + 1, high)
+        if fits(one := _stage(plain, low)):
             found.append(one)
     return min(found, key=lambda one: (one.extra_time, one.chunks), default=None)
+
+
+def _stage(load: StepWorkload, number: int) -> StepWorkload:
+    """The load with the first `number` of 2 × depth savings of `auto`, in the order of their cost
+    per byte: each block selectively, then each as a whole."""
+    whole = max(0, number - load.depth)
+    return replace(load, blocks=whole, selective=min(number, load.depth) - whole)
 
 
 def _candidates(
@@ -148,19 +162,21 @@ def _candidates(
     """Loads with every allowed number of parts, ascending; with `everything`, all blocks are
     checkpointed too."""
     asked = config.activation_checkpointing
-    blocks = (
-        (0, load.depth - 1, load.depth)
-        if everything and asked == AUTO
-        else (asked if isinstance(asked, int) else 0,)
-    )
+    if asked == AUTO:
+        stages = (2 * load.depth - 1, 2 * load.depth) if everything else (0,)
+        blocks = [_stage(load, number) for number in stages]
+    elif asked == SELECTIVE:
+        blocks = [_stage(load, load.depth)]
+    else:
+        blocks = [replace(load, blocks=asked if isinstance(asked, int) else 0, selective=0)]
     chunks = (
         (config.loss_chunks,)
         if isinstance(config.loss_chunks, int)
         else tuple(n for n in CHUNKS if n <= load.tokens)
     )
     for number in chunks:
-        for count in blocks:
-            yield replace(load, chunks=number, blocks=count)
+        for one in blocks:
+            yield replace(one, chunks=number)
 
 
 def suggestions(load: StepWorkload, config: Config, ranks: int, room: int) -> list[FieldValues]:
@@ -195,7 +211,14 @@ def _settings(found: StepWorkload, config: Config) -> FieldValues:
     blocks, chunks = config.activation_checkpointing, config.loss_chunks
     out: FieldValues = {}
     if blocks != AUTO:
-        out["activation_checkpointing"] = found.blocks or "none"
+        out["activation_checkpointing"] = _value(found)
     if chunks != AUTO:
         out["loss_chunks"] = found.chunks
     return out
+
+
+def _value(found: StepWorkload) -> int | str:
+    """The value of `activation_checkpointing` for these savings; `auto` finds a mixture again."""
+    if not found.selective:
+        return found.blocks or "none"
+    return SELECTIVE if found.selective == found.depth else AUTO

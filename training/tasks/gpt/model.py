@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.recompute import keeping_products
 
 ROPE_BASE = 10000.0
 SOFTCAP = 15.0  # logits stay in ±15 (Gemma 2, arXiv:2408.00118): early steps cannot blow up
@@ -27,6 +28,7 @@ class MemorySavings:
 
     blocks: int = 0  # blocks that keep only their input, recomputed in the backward pass
     chunks: int = 1  # parts of logits and loss, each recomputed in the backward pass
+    selective: int = 0  # further blocks that keep only their products and attention
 
 
 def norm(x: Tensor) -> Tensor:
@@ -69,7 +71,22 @@ class TransformerBlock(nn.Module):
         self.down = nn.Linear(shape.inner, shape.width, bias=False)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, selective: bool = False) -> Tensor:
+        if not selective:
+            return self._forward(x, cos, sin)
+        # Inside the block, so that a compiled one is one graph with its recomputation.
+        out: Tensor = checkpoint(
+            self._forward,
+            x,
+            cos,
+            sin,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout > 0,
+            context_fn=keeping_products,
+        )
+        return out
+
+    def _forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self._drop(self.attention(norm(x), cos, sin))
         y = norm(x)
         # SwiGLU, arXiv:2002.05202
@@ -125,9 +142,11 @@ class GPT(nn.Module):
         torchtitan).
 
         One compiled block serves all of them, gradients are exchanged while the next block's
-        backward pass runs, and activation checkpointing wraps compiled blocks (DDP's own graph
-        splitter rejects it).
+        backward pass runs, and checkpoints of whole blocks wrap compiled blocks. Each block is one
+        graph: DDP's own splitter would cut it at the borders of its buckets, and some versions of
+        it reject the checkpoint of a selective block.
         """
+        torch._dynamo.config.optimize_ddp = False
         for block in self.blocks:
             block.compile(dynamic=False)
         self._chunk = torch.compile(self._chunk, dynamic=False)  # type: ignore[method-assign]
@@ -139,14 +158,18 @@ class GPT(nn.Module):
         length = inputs.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
         x = norm(self.embedding(inputs))
-        again = self.frugal.blocks if torch.is_grad_enabled() else 0
+        again, selective = (
+            (self.frugal.blocks, self.frugal.blocks + self.frugal.selective)
+            if torch.is_grad_enabled()
+            else (0, 0)
+        )
         for number, block in enumerate(self.blocks):
             if number < again:
                 x = checkpoint(
                     block, x, cos, sin, use_reentrant=False, preserve_rng_state=self.dropout > 0
                 )
             else:
-                x = block(x, cos, sin)
+                x = block(x, cos, sin, selective=number < selective)
         x = norm(x)
         if targets is None:
             return self.logits(x)

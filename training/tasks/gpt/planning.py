@@ -58,6 +58,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
     fields: TaskFields = {
         "device_batch_size": fitting.sequences.record(),
         "activation_checkpointing": fitting.blocks.record(),
+        "selective_checkpointing": fitting.selective.record(),
         "loss_chunks": fitting.chunks.record(),
         "memory": {**step.record(), "free_bytes": machine.room},
         "data": {

@@ -89,8 +89,11 @@ class GptSpec(TaskSpec):
         from training.tasks.gpt.task import LanguageModel
 
         assert data, "prepared by the supervisor or rank 0"
+        selective = plan.get("selective_checkpointing")  # plans of earlier versions lack it
         savings = MemorySavings(
-            plan["activation_checkpointing"]["value"], plan["loss_chunks"]["value"]
+            plan["activation_checkpointing"]["value"],
+            plan["loss_chunks"]["value"],
+            selective["value"] if selective else 0,
         )
         return LanguageModel(Config(**plan["config"]), device, data, savings)
 

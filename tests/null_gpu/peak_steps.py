@@ -1,0 +1,79 @@
+"""Peak memory of training steps on the null GPU: `peak_steps.py STORE RANK LOADS`, LOADS a JSON list
+of training.tasks.gpt.memory.StepWorkload. Two ranks under DDP; rank 0 writes one JSON object a load:
+the bytes that torch's allocator counts, allocated and reserved."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from training.config.schema import Config
+from training.tasks.gpt import optim
+from training.tasks.gpt.memory import StepWorkload
+from training.tasks.gpt.model import GPT, MemorySavings
+
+STEPS = 4
+RANKS = 2
+
+
+def peak(load: StepWorkload, rank: int) -> dict[str, int]:
+    with torch.device("cuda", rank):
+        model = GPT(load.shape, MemorySavings(load.blocks, load.chunks, load.selective))
+        tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
+    optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
+    # The other rank only takes part in the exchange.
+    if load.compiled and rank == 0:
+        model.compile_parts()
+    parallel = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+    accumulation = max(1, load.total_tokens // (load.tokens * RANKS))
+    peaks = []
+    for _ in range(STEPS):
+        torch.cuda.reset_peak_memory_stats()
+        for micro in range(accumulation):
+            with nullcontext() if micro == accumulation - 1 else parallel.no_sync():
+                with torch.autocast("cuda", torch.bfloat16, enabled=load.bf16):
+                    loss = parallel(tokens, tokens)
+                loss.backward()
+        del loss
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+    # The first steps may still hold gradients of the load before, and the first has no state yet.
+    allocated, reserved = min(peaks[1:])
+    return {"allocated": allocated, "reserved": reserved}
+
+
+def main(store: str, rank: int, loads: list[dict[str, Any]]) -> None:
+    torch._dynamo.config.recompile_limit = 1000  # one compiled block for each size
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl",
+        store=dist.FileStore(store, RANKS),
+        rank=rank,
+        world_size=RANKS,
+        timeout=datetime.timedelta(hours=2),  # the other rank waits while this one compiles
+    )
+    for load in loads:
+        gc.collect()  # DDP and its model refer to each other
+        torch.cuda.empty_cache()
+        found = peak(StepWorkload(**load), rank)
+        if rank == 0:
+            print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

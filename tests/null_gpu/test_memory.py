@@ -1,0 +1,34 @@
+"""The memory formula against torch's caching allocator, with nothing, everything and parts of the
+blocks recomputed. All configs, also compiled: `python -m benchmarks.gpu_memory`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import gpu_memory
+from tests.null_gpu.conftest import NullGpus
+from training.tasks.gpt.memory import StepWorkload, estimate
+
+# configs/dual_gpu/conservative.py
+PLAIN = StepWorkload(
+    12, 8, 1536, 320, bf16=True, compiled=False, ranks=gpu_memory.RANKS, total_tokens=24576
+)
+LOADS = [
+    PLAIN,
+    replace(PLAIN, selective=12),
+    replace(PLAIN, blocks=6, selective=6, vocab=32768, chunks=4),
+    replace(PLAIN, selective=6, sequences=4),  # accumulates
+    replace(PLAIN, sequences=1, seq_len=128, total_tokens=256),  # the optimizer needs the most
+]
+
+
+def test_the_formula_is_the_allocator_s_peak(gpus: NullGpus, token: str) -> None:
+    found = list(gpu_memory.measured(LOADS, gpus.environ))
+    ratios = []
+    for load, peak in zip(LOADS, found, strict=True):
+        formula = estimate(load)
+        ratios.append((formula.total - formula.context) / peak["allocated"])
+    assert ratios == [pytest.approx(1, abs=0.03)] * len(LOADS)
+    assert found[1]["allocated"] < 0.6 * found[0]["allocated"]
