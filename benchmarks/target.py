@@ -31,8 +31,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks import NANOCHAT_DIR
 from benchmarks.common import ROOT, environment, prepared, train_command
-from benchmarks.contenders import nanochat
 from training.core.rundir import RunDir, read_records
 
 DEPTH, SEQ_LEN, BATCH = 4, 256, 16
@@ -208,10 +208,10 @@ def main() -> None:
     rates = [float(rate) for rate in (wanted.rates or RATES[wanted.baseline]).split(",")]
     if (
         wanted.baseline == "nanochat"
-        and not Path(os.environ.get(nanochat.DIR, ""), "nanochat/gpt.py").is_file()
+        and not Path(os.environ.get(NANOCHAT_DIR, ""), "nanochat/gpt.py").is_file()
     ):
         sys.exit(
-            f"{nanochat.DIR} is {os.environ.get(nanochat.DIR, '')!r}; it must be a checkout of "
+            f"{NANOCHAT_DIR} is {os.environ.get(NANOCHAT_DIR, '')!r}; it must be a checkout of "
             "https://github.com/karpathy/nanochat"
         )
 

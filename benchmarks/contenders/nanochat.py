@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import NANOCHAT_DIR
 from benchmarks.contenders.loop import Contender, Run, train
 
-DIR = "NANOCHAT_DIR"
 # Defaults of base_train.py of July 2026 (92d63d4).
 EMBEDDING, UNEMBEDDING, MATRIX, SCALAR, DECAY = 0.3, 0.008, 0.02, 0.5, 0.28
 WIDTH, HEAD_DIM, TOKENS_PER_WEIGHT, BATCH = 64, 128, 12, 1 << 19  # tokens of a batch at depth 12
@@ -31,7 +31,7 @@ MOMENTUM_STEPS, MOMENTUM = 400, (0.85, 0.97, 0.90)
 
 def make(run: Run) -> Contender:
     os.environ["NANOCHAT_DTYPE"] = "bfloat16" if run.bf16 else "float32"
-    sys.path.insert(0, os.environ[DIR])
+    sys.path.insert(0, os.environ[NANOCHAT_DIR])
     from nanochat.gpt import GPT, GPTConfig  # type: ignore[import-not-found]
 
     def described(depth: int) -> Any:

@@ -8,11 +8,11 @@ import signal
 import sys
 from pathlib import Path
 
+from benchmarks import NANOCHAT_DIR
 from benchmarks.gpu import machine, results, stages
 from training.core.errors import Exit
 
 OUT = machine.ROOT / "experiments/gpu"
-NANOCHAT = "NANOCHAT_DIR"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -28,8 +28,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--nanochat",
         type=Path,
-        default=os.environ.get(NANOCHAT) or None,
-        help=f"a checkout of nanochat, measured too (also {NANOCHAT})",
+        default=os.environ.get(NANOCHAT_DIR) or None,
+        help=f"a checkout of nanochat, measured too (also {NANOCHAT_DIR})",
     )
     wanted = parser.parse_args(argv)
     names = list(filter(None, wanted.stages.split(",")))
