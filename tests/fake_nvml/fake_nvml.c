@@ -126,8 +126,10 @@ int nvmlDeviceGetEccMode(Device *d, unsigned *current, unsigned *pending) {
 }
 
 int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
-  if (!getenv("FAKE_NVML_BUS") || d->index) return NOT_SUPPORTED;
   memset(out, 0, sizeof *out);
+  out->bus = 0x3a + d->index;
+  if (!getenv("FAKE_NVML_BUS")) return snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus), supported();
+  if (d->index) return NOT_SUPPORTED;
   return snprintf(out->bus_id, sizeof out->bus_id, "0000%s", getenv("FAKE_NVML_BUS")), supported();
 }
 
@@ -212,13 +214,6 @@ int nvmlDeviceGetP2PStatus(Device *a, Device *b, unsigned what, unsigned *out) {
   if (what == 2) *out = listed("FAKE_NVML_NVLINKS", a->index, "-1") > 0 && listed("FAKE_NVML_NVLINKS", b->index, "-1") > 0 ? 0 : 5;
   else *out = number("FAKE_NVML_P2P", 0);
   return supported();
-}
-
-typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
-int nvmlDeviceGetPciInfo_v3(Device *d, Pci *out) {
-  memset(out, 0, sizeof *out);
-  out->bus = 0x3a + d->index;
-  return snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus), supported();
 }
 
 #ifndef OLD_DRIVER

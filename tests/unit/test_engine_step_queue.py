@@ -37,7 +37,9 @@ class Recorded(list[tuple[int, float]]):
 def queue(device: str, *steps: int, stops: int = 0) -> StepQueue:
     """These steps queued on this device; step `stops` carries a stop request."""
     watch = Stopwatch(1, torch.device("cpu"))
-    made = StepQueue(SimpleNamespace(world=SimpleNamespace(device=torch.device(device))), watch)  # type: ignore[arg-type]
+    made = StepQueue(
+        SimpleNamespace(world=SimpleNamespace(device=torch.device(device)), loss_scale=None), watch
+    )  # type: ignore[arg-type]
     for number in steps:
         stop = Exit.PREEMPTED if number == stops else Exit.DONE
         report: Any = Report(number, watch._last, stop)

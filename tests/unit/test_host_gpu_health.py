@@ -16,7 +16,7 @@ from tests.cases import each
 from tests.unit.conftest import ROOT, SIMPLE, ask, fake_torch, python
 from training.host.gpus import Gpu, GpuInventory, slowdowns
 from training.host.torch_build import TorchBuild
-from training.plan.preflight import gpu_health, gpu_state, torch_kernels, torch_wheels
+from training.plan.preflight import gpu_health, torch_kernels, torch_wheels
 from training.plan.preflight.gpu_state import Pair, State
 
 Nvidia = Callable[..., dict[str, Any]]
@@ -172,15 +172,22 @@ def test_power_ecc_and_normal_limits_are_informational(nvidia: Nvidia) -> None:
     assert second["text"].split("; ")[4:] == ["power limit 575 W", "clocks: idle", "ECC on"]
 
 
-def test_the_slot_of_a_card(tmp_path: Path) -> None:
-    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (None, None)
-    folder = tmp_path / "0000:0a:00.0"
+def test_the_slot_of_a_card(nvidia: Nvidia, tmp_path: Path) -> None:
+    folder = tmp_path / "0000:41:00.0"
     folder.mkdir()
     (folder / "max_link_width").write_text("16\n")
-    (folder / "numa_node").write_text("-1\n")
-    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (16, None)
-    (folder / "numa_node").write_text("1\n")
-    assert gpu_state.at_slot("00000000:0A:00.0", tmp_path) == (16, 1)
+    code = (
+        "from pathlib import Path\n"
+        "from training.host import gpus\n"
+        "from training.plan.preflight import gpu_state\n"
+        f"gpus.PCI_DEVICES = Path({str(tmp_path)!r})\n"
+        "first, second = gpu_state.read_state(gpus.inventory().gpus)[0]\n"
+        "print(first.card_width, first.numa, second.card_width)"
+    )
+    for node, shown in (("-1", None), ("1", 1)):
+        (folder / "numa_node").write_text(f"{node}\n")
+        done = python("-c", code, **nvidia(BUS="0000:41:00.0"))
+        assert (done.returncode, done.stdout) == (0, f"16 {shown} None\n"), done.stderr
 
 
 @pytest.mark.parametrize(("most", "status"), [(4, "warning"), (8, "ok"), (16, "ok")])
@@ -190,17 +197,6 @@ def test_a_slot_with_fewer_lanes_than_the_card(most: int, status: str) -> None:
     assert check.status == status and bool(check.fixes) == (status != "ok")
     assert ("the card ×16" in check.text) == (most < 16)
     assert "generation 5" in check.text and check.text.endswith("NUMA node 1")
-
-
-def test_the_driver_reports_the_address(nvidia: Nvidia) -> None:
-    code = (
-        "from training.host import gpus\n"
-        "from training.plan.preflight import gpu_state\n"
-        "gpu_state.at_slot = lambda bus: (print(bus), (16, 0))[1]\n"
-        "print(gpu_state.read_state(gpus.inventory().gpus)[0][0].card_width)"
-    )
-    done = python("-c", code, **nvidia(BUS="0000:41:00.0"))
-    assert (done.returncode, done.stdout) == (0, "00000000:41:00.0\n16\n"), done.stderr
 
 
 def test_persistence_mode_is_informational(nvidia: Nvidia) -> None:

@@ -260,7 +260,7 @@ MISTAKES = [
     (
         ["--precision=fp8"],
         "precision is 'fp8' (from --precision on the command line)",
-        "one of auto, bf16, fp32",
+        "one of auto, bf16, fp16, fp32",
     ),
     (
         ["--persistent_workers"],

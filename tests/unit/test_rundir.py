@@ -42,6 +42,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "watch_error": "watch_error.txt",
         "checkpoints": "checkpoints",
         "samples": "samples",
+        "profile": "profile",
         "tensorboard": "tb_logger",
         "wandb": "wandb",
         "wandb_id": "wandb.json",

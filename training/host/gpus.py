@@ -226,19 +226,28 @@ def _read(pynvml: Any, index: int) -> Gpu | None:
     )
 
 
-def _numa_node(pynvml: Any, handle: Any) -> int | None:
-    """The node that the kernel reports; virtual machines often have none (-1)."""
+def pci_folder(pynvml: Any, handle: Any) -> Path | None:
+    """What the kernel knows about a GPU; None: the driver does not report its address."""
     facts = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     if facts is None:
         return None
     bus = facts.busId.decode() if isinstance(facts.busId, bytes) else str(facts.busId)
-    # NVML writes eight digits for the domain, the kernel four.
-    domain, _, rest = bus.lower().partition(":")
+    # NVML has eight digits for the domain, the kernel four.
+    return PCI_DEVICES / bus.lower()[-len("0000:00:00.0") :]
+
+
+def kernel_number(file: Path) -> int | None:
+    """A number that the kernel reports; None: it has none (-1), as virtual machines often do."""
     try:
-        node = int((PCI_DEVICES / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+        found = int(file.read_text())
     except (OSError, ValueError):
         return None
-    return node if node >= 0 else None
+    return found if found >= 0 else None
+
+
+def _numa_node(pynvml: Any, handle: Any) -> int | None:
+    folder = pci_folder(pynvml, handle)
+    return kernel_number(folder / "numa_node") if folder else None
 
 
 def _slowdowns(pynvml: Any, handle: Any) -> tuple[str, ...] | None:

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 NO_LIBUV = "use_libuv was requested but PyTorch was"  # built (2.4: 'build') without libuv support
 
 
@@ -39,15 +38,8 @@ def installed() -> TorchBuild | None:
 
 
 def nccl() -> str | None:
-    """Version of the installed NCCL package; None if torch has its own."""
-    return next((v for name in NCCL_PACKAGES if (v := package(name))), None)
-
-
-def package(name: str) -> str | None:
-    """Version of an installed package."""
-    from importlib import metadata  # 20 ms, which only GPUs and --check need
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    """Version of the NCCL package beside the installed torch; None if torch has its own."""
+    build = installed()
+    for folder in Path(build.folder).parent.glob("nvidia_nccl_cu*.dist-info") if build else ():
+        return folder.name.removesuffix(".dist-info").partition("-")[2]
+    return None

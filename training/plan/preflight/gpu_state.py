@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from training.core.messages import msg
-from training.host.gpus import Gpu, ask
+from training.host.gpus import Gpu, ask, kernel_number, pci_folder
 
 WHERE = {
     0: msg("plan.link.board"),
@@ -34,7 +33,6 @@ LIMITS = {
     0x10: msg("plan.gpu.clocks.sync"),
     0x100: msg("plan.gpu.clocks.display"),
 }
-DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
     persistent = ask(pynvml.nvmlDeviceGetPersistenceMode, handle)
     default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     ecc = ask(pynvml.nvmlDeviceGetEccMode, handle)
-    slot = ask(pynvml.nvmlDeviceGetPciInfo, handle)
-    width, numa = at_slot(_text(slot.busId)) if slot else (None, None)
+    slot = pci_folder(pynvml, handle)
     return State(
         index=gpu.index,
         slowdowns=gpu.slowdowns,
@@ -145,30 +142,11 @@ def _state(pynvml: Any, gpu: Gpu, handle: Any) -> State:
         power_limit_w=gpu.power_limit_w,
         power_default_w=None if default is None else default / 1000,
         ecc=None if ecc is None else bool(ecc[0]),
-        card_width=width,
+        # the driver reports only what card and slot have in common
+        card_width=kernel_number(slot / "max_link_width") if slot else None,
         card_generation=ask(pynvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
-        numa=numa,
+        numa=gpu.numa_node,
     )
-
-
-def at_slot(bus_id: str, devices: Path = DEVICES) -> tuple[int | None, int | None]:
-    """(lanes of the card, NUMA node of its slot) from the kernel; the driver reports only what card
-    and slot have in common."""
-    # The driver has eight digits for the domain, the kernel four.
-    folder = devices / bus_id.lower()[-len("0000:00:00.0") :]
-    return _number(folder / "max_link_width"), _number(folder / "numa_node")
-
-
-def _number(file: Path) -> int | None:
-    try:
-        found = int(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if found >= 0 else None  # -1: a machine with one node
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _limits(pynvml: Any, handle: Any) -> tuple[str, ...] | None:

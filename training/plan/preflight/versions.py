@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from importlib import metadata
 
 import training
 from training.core.messages import msg
@@ -32,11 +33,18 @@ def read(torch: TorchBuild | None, machine: GpuInventory) -> dict[str, str | Non
         "torch": torch.version if torch else None,
         "torch_cuda": torch.cuda if torch else None,
         "nccl": torch_build.nccl(),
-        "numpy": torch_build.package("numpy"),
+        "numpy": _version("numpy"),
         "driver": machine.driver,
         "driver_cuda": machine.cuda,
         "kernel": os.uname().release,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def check(torch: TorchBuild | None, machine: GpuInventory) -> Check:
