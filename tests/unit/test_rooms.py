@@ -55,7 +55,6 @@ LATER = {
             "diagnose.log_parsers.log_metrics",
             "diagnose.events",
             "diagnose.root_cause",
-            "diagnose.patterns",
             "diagnose.scan",
         ),
         "diagnose.source",
