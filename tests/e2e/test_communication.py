@@ -209,6 +209,7 @@ def test_a_rank_that_never_reaches_the_rendezvous(attempt: Attempt, short: int) 
     assert re.fullmatch(rf"    │ rank 1 at .*/{HOOK}:\d+ in plant", where)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_while_the_others_wait_for_it(attempt: Attempt, short: int) -> None:
     result = attempt(around_all_reduce(FOREVER, LARGE, "1"), limit_s=short)
     text, where, *_ = told(result).splitlines()

@@ -7,10 +7,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import Launched
 from training.core import rundir
 from training.core.contracts import events, metrics, plan, run_files, state
 from training.monitor.state import RunWatch
+
+pytestmark = pytest.mark.slow
 
 CONFIG = "configs/dual_gpu/quickstart.py"
 PARTS = {

@@ -68,6 +68,7 @@ planned_after_making() {
   is "$stderr" ''
 }
 
+# bats test_tags=slow
 @test "a .venv without stamp (interrupted), with another lock file, of a removed Python: created again" {
   quick_installer
   rm .venv/duet.stamp
@@ -108,6 +109,7 @@ planned_after_making() {
   [[ ! -e .venv ]]
 }
 
+# bats test_tags=slow
 @test "a damaged .venv is created again: a file of its list is missing or empty" {
   quick_installer
   mkdir .venv/package
@@ -175,6 +177,7 @@ planned_after_making() {
   [[ ! -e .venv ]]
 }
 
+# bats test_tags=slow
 @test "an old python3 first on PATH: a newer one by another name, or further back on PATH, is found" {
   rm -r .venv
   bare_machine
@@ -236,6 +239,7 @@ planned_after_making() {
 }
 
 # shellcheck disable=SC2030 # `run` sets status, output and stderr in this shell
+# bats test_tags=slow
 @test "an active environment that is .venv itself by any path, or was removed: no message" {
   ln -s "$PROJECT" "$BATS_TEST_TMPDIR/link"
   for there in "$PROJECT/.venv" "$BATS_TEST_TMPDIR/link/.venv" "$PROJECT/lib/../.venv" /nowhere; do
@@ -273,6 +277,7 @@ local_is_refused() {
   local_is_refused "$LOCAL" 'torch 2.8 is too old, 2.9 or newer is required'
 }
 
+# bats test_tags=slow
 @test "TORCH_LOCAL_PATH: the run finds it first, by PYTHONPATH and LD_LIBRARY_PATH, also by a relative path" {
   local_torch 2.13.0+mine _C.so
   rm -f training/cli/__pycache__/supervise.*
@@ -289,6 +294,7 @@ EOF
   done
 }
 
+# bats test_tags=slow
 @test "TORCH_LOCAL_PATH: .venv is created without torch, and again for a run without it" {
   rm -r .venv
   quick_installer

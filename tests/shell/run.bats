@@ -73,6 +73,7 @@ recorded() {
   is "$(project::listing)" "$before"
 }
 
+# bats test_tags=slow
 @test "the exit status of the supervisor is the script's" {
   supervisor <<<'raise SystemExit(7)'
   for start in "./train_dual_gpu.sh $QUICKSTART" "./train_dual_gpu_enhanced.sh --config=$QUICKSTART" "./launch_train.sh 1 $QUICKSTART"; do

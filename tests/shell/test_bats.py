@@ -1,5 +1,5 @@
-"""Every .bats test here as a pytest test: one run of bats per file, its results reported
-one by one."""
+"""Every .bats test here as a pytest test: one run of bats per file, and one for its slow tests, the
+results reported one by one."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ BATS = ROOT / ".tools/bats"
 TIME_LIMIT_S = 240
 
 
-def names(file: Path) -> list[str]:
-    """The tests of a file, as bats will call them: `\\$` and `\\"` in a name are escapes."""
-    found = re.findall(r'^@test "(.*)" \{$', file.read_text(encoding="utf-8"), re.MULTILINE)
-    return [re.sub(r"\\(.)", r"\1", name) for name in found]
+def named(file: Path) -> list[tuple[str, bool]]:
+    """The tests of a file, as bats will call them (`\\$` and `\\"` in a name are escapes), and whether
+    each is slow."""
+    tests = r'^(# bats test_tags=slow\n)?@test "(.*)" \{$'
+    found = re.findall(tests, file.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(re.sub(r"\\(.)", r"\1", name), bool(tag)) for tag, name in found]
 
 
 CASES = [
-    pytest.param(file, name, id=f"{file.name}: {name}")
+    pytest.param(
+        file, name, slow, id=f"{file.name}: {name}", marks=[pytest.mark.slow] if slow else []
+    )
     for file in sorted(HERE.glob("*.bats"))
-    for name in names(file)
+    for name, slow in named(file)
 ]
 
 
 @cache
-def verdicts(file: Path, token: str) -> dict[str, ET.Element]:
+def verdicts(file: Path, slow: bool, token: str) -> dict[str, ET.Element]:
     """Run a file; the JUnit record of each test by its name."""
     if not BATS.exists():
         pytest.fail("bats is missing: `make env` installs it")
     # The records go through a pipe, so that no file is left.
     done = subprocess.run(
-        [BATS, "--formatter", "junit", file],
+        [BATS, "--formatter", "junit", "--filter-tags", "slow" if slow else "!slow", file],
         capture_output=True,
         text=True,
         env=os.environ | {TOKEN: token},
@@ -52,11 +56,11 @@ def verdicts(file: Path, token: str) -> dict[str, ET.Element]:
         pytest.fail(f"bats gave no report (exit {done.returncode}):\n{done.stdout}\n{done.stderr}")
 
 
-@pytest.mark.parametrize(("file", "name"), CASES)
-def test_bats(file: Path, name: str, module_token: str) -> None:
-    case = verdicts(file, module_token).get(name)
+@pytest.mark.parametrize(("file", "name", "slow"), CASES)
+def test_bats(file: Path, name: str, slow: bool, module_token: str) -> None:
+    case = verdicts(file, slow, module_token).get(name)
     assert case is not None, (
-        f"bats did not run this test; it ran: {sorted(verdicts(file, module_token))}"
+        f"bats did not run this test; it ran: {sorted(verdicts(file, slow, module_token))}"
     )
     if (skipped := case.find("skipped")) is not None:
         pytest.skip(skipped.text or "skipped by bats")
@@ -67,7 +71,7 @@ def test_bats(file: Path, name: str, module_token: str) -> None:
 def test_every_bats_file_was_read() -> None:
     for file in HERE.glob("*.bats"):
         assert (
-            len(names(file))
+            len(named(file))
             == len(re.findall(r"^@test", file.read_text(encoding="utf-8"), re.MULTILINE))
             > 0
         ), file

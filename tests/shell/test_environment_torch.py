@@ -54,6 +54,7 @@ def test_an_old_system_torch_is_not_used(user: User, tmp_path: Path) -> None:
     assert "include-system-site-packages = false" in (user.venv / "pyvenv.cfg").read_text()
 
 
+@pytest.mark.slow
 def test_a_local_build_of_torch(user: User, tmp_path: Path) -> None:
     """TORCH_LOCAL_PATH: everything but torch is installed."""
     local = tmp_path / "my build"

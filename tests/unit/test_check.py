@@ -194,12 +194,13 @@ def test_versions_of_installed_packages(home: Path, unmeasured: None) -> None:
 
 
 def test_nccl_version_from_its_package(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("")
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.99.0'\ncuda = '13.0'\n")
     for name in ("nvidia_nccl_cu13-2.28.9.dist-info", "numpy-9.9.9.dist-info"):
         (tmp_path / name).mkdir()
-        package, version = name.removesuffix(".dist-info").split("-")
-        (tmp_path / name / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
-        )
+    metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
+    (tmp_path / "numpy-9.9.9.dist-info/METADATA").write_text(metadata)
     code = (
         "from training.plan.preflight import versions; from training.host.gpus import GpuInventory;"
         "found = versions.read(None, GpuInventory((), '', '580', '13.0'));"
@@ -207,7 +208,7 @@ def test_nccl_version_from_its_package(tmp_path: Path) -> None:
         "found['torch'])"
     )
     assert (
-        python("-c", code, PYTHONPATH=f"{ROOT}:{tmp_path}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
+        python("-c", code, PYTHONPATH=f"{tmp_path}:{ROOT}").stdout == "2.28.9 9.9.9 580 13.0 None\n"
     )
 
 
