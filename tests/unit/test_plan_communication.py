@@ -10,7 +10,7 @@ import pytest
 from tests.unit.conftest import ENHANCED, ask
 from training.core.errors import Exit, UserError
 from training.host import p2p_cache
-from training.launcher.communication import start_test
+from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import CommunicationResult
 from training.plan import communication, preflight
@@ -133,7 +133,7 @@ def test_the_users_variable_stays() -> None:
 def started(monkeypatch: pytest.MonkeyPatch, kind: str, stage: str, *, check: bool) -> Any:
     finding = CommunicationFinding(kind, "found", [0, 1], stage)
     result = CommunicationResult(2, "cuda", "nccl", finding, first=finding)
-    monkeypatch.setattr(start_test, "run", lambda plan, **options: result)
+    monkeypatch.setattr(run, "run", lambda plan, **options: result)
     return start_test.StartTest(only_check=check)({"local_ranks": 2})  # type: ignore[typeddict-item]
 
 

@@ -59,8 +59,11 @@ LATER = {
         ),
         "diagnose.source",
     ],
-    "only for --check": [
+    "only at the first start on GPUs, and for --check": [
+        "launcher.communication.result",
         "launcher.communication.run",
+    ],
+    "only for --check": [
         *(f"plan.preflight.{n}" for n in ("data_checks", "gpu_health", "host_checks", "versions")),
     ],
     "only for one kind of task": [

@@ -10,12 +10,11 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.units import plural
 from training.launcher.communication import stages
-from training.launcher.communication.result import CommunicationResult, command, p2p_may_help
-from training.launcher.communication.run import run
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
     from training.host.p2p_cache import P2PVerdict
+    from training.launcher.communication.result import CommunicationResult
 
 
 class StartTest:
@@ -28,6 +27,9 @@ class StartTest:
     def __call__(self, plan: RanksPlan) -> P2PVerdict | None:
         """None if the test has come to no result. Raises UserError (exit 3) where the run would
         hang or train on wrong data."""
+        from training.launcher.communication.result import command, p2p_may_help
+        from training.launcher.communication.run import run
+
         ranks = plural(plan["local_ranks"], "rank")
         log.info(
             msg("launcher.communication.check", ranks=ranks)
