@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
                 return int(report.code)
             time.sleep(chosen.every_s)
     except UserError as error:
-        log.report(error, closing=msg("cli.nothing_inspected"))
+        log.report(error, closing=msg("monitor.attach.nothing"))
         return int(error.code)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)

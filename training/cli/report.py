@@ -48,7 +48,7 @@ def _main(argv: list[str]) -> int:
                 Problem(
                     "output.unwritable",
                     what,
-                    msg("cli.report.writable"),
+                    msg("config.saved.writable_file"),
                     [f"{options.COMMAND} … --out=FILE"],
                 )
             ) from None

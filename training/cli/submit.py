@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
             error,
             msg("cli.submit.nothing_submitted")
             if what in ("check", "submit")
-            else msg("cli.nothing_launched"),
+            else msg("core.log.nothing_launched"),
         )
         return int(error.code)
     return Exit.DONE

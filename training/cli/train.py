@@ -92,7 +92,7 @@ def _report(error: UserError, run: rundir.RunDir | None, rank: int) -> int:
     """Report an error once for all ranks, and record it for this one. Returns the exit code."""
     error.said_by_another |= run is not None and rank != 0
     if not isinstance(error, RunStopped):
-        log.report(error, msg("cli.nothing_launched") if run is None else ENDED)
+        log.report(error, msg("core.log.nothing_launched") if run is None else ENDED)
     else:
         log.report(error, error.closing)
         if run:

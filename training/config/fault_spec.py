@@ -211,7 +211,7 @@ def _values(fault: faults.Fault, text: str) -> tuple[FieldValues, list[tuple[str
             wrong.append(
                 (
                     msg("config.inject.key_twice", key=key, name=fault.name),
-                    msg("config.flags.once"),
+                    msg("core.args.once"),
                     [],
                 )
             )

@@ -117,7 +117,7 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
                 line.problems.append(
                     Problem(
                         "flag.no_value",
-                        msg("config.flags.no_value", typed=typed),
+                        msg("core.args.no_value", name=typed),
                         f"--{typed}=VALUE",
                     )
                 )
@@ -136,8 +136,8 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             line.problems.append(
                 Problem(
                     "flag.twice",
-                    msg("config.flags.twice", typed=typed, first=line.flags[name][0], text=text),
-                    msg("config.flags.once"),
+                    msg("core.args.twice", name=typed, given=line.flags[name][0], text=text),
+                    msg("core.args.once"),
                 )
             )
         line.flags[name] = (text, f"--{typed}")

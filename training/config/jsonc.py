@@ -186,13 +186,13 @@ class _Reader:
             return (
                 int(word)
                 if len(word) <= MAX_DIGITS
-                else self.wrong(msg("config.jsonc.too_large"), self.at - len(word))
+                else self.wrong(msg("config.loader.number_too_large"), self.at - len(word))
             )
         value = float(word)
         return (
             value
             if abs(value) != float("inf")
-            else self.wrong(msg("config.jsonc.too_large"), self.at - len(word))
+            else self.wrong(msg("config.loader.number_too_large"), self.at - len(word))
         )
 
 

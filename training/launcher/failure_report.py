@@ -222,7 +222,7 @@ def _what(
             msg("launcher.failure.hang", how=found.how, since_s=found.since_s)
             if found.rank is None
             else msg(
-                "launcher.failure.hang_of_rank",
+                "watchdog.verdict.short",
                 rank=found.rank,
                 how=found.how,
                 since_s=found.since_s,

@@ -119,7 +119,7 @@ def listen(address: str, wanted: int, backlog: int) -> socket.socket:
         "launcher.port.taken", wanted=wanted, more=ports.TRIES - 1, owner=ports.owner(wanted)
     )
     raise UserError(
-        Problem("port.taken", text, "", [msg("launcher.port.omit")]),
+        Problem("port.taken", text, "", [msg("plan.port.omit")]),
         Exit.RESOURCES,
     )
 

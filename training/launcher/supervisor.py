@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
     plan = run_reader.read_plan(run.own_plan)
     if plan is None:
-        console.error(msg("launcher.damaged", path=run.own_plan))
+        console.error(msg("core.manifest.damaged", file=run.own_plan))
         return Exit.CONFIG
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
     os.environ["DUET_SUPERVISED"] = "1"

@@ -48,7 +48,7 @@ STATES = {
 EXAMPLE = f"{discovery.COMMAND} --run=experiments/RUN"
 FLAGS = {
     "pid": args.process_id(),
-    "run": args.Flag(str, msg("monitor.attach.a_run_directory"), fixes=(EXAMPLE,)),
+    "run": args.Flag(str, msg("plan.resume.run_directory"), fixes=(EXAMPLE,)),
     "json": args.SWITCH,
     "help": args.SWITCH,
 }
@@ -247,7 +247,7 @@ def _lines(fact: AttachedRank) -> list[str]:
         else fact["problem"] or msg("monitor.attach.no_python")
     )
     notes = [msg("monitor.attach.waits_in", name=fact["waits_in"])] if fact["waits_in"] else []
-    notes += [msg("monitor.attach.holds_gil")] if fact["holds_gil"] else []
+    notes += [msg("watchdog.stack.gil")] if fact["holds_gil"] else []
     notes += [msg("monitor.attach.moving")] if fact["moves"] and fact["where"] else []
     notes += [msg("monitor.attach.kernel", name=fact["kernel"])] if fact["kernel"] else []
     comma = msg("monitor.join.comma")

@@ -130,7 +130,7 @@ class Gpus:
         except ImportError:
             self._answer = gpus.GpuInventory((), msg("monitor.gpus.no_nvml"))
         except Exception as error:
-            self._answer = gpus.GpuInventory((), msg("monitor.gpus.driver_error", error=error))
+            self._answer = gpus.GpuInventory((), msg("host.gpus.driver_error", error=error))
 
 
 class Shared:

@@ -143,7 +143,7 @@ def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:
         Problem(
             "resume.nothing_unfinished",
             what,
-            msg("plan.resume.existing_run") if others else msg("plan.resume.run_directory"),
+            msg("core.find_run.existing") if others else msg("plan.resume.run_directory"),
             others,
         )
     )

@@ -85,9 +85,7 @@ def _size(question: Question, found: Answer) -> Decision:
     if not found.fits:
         return Decision(
             size,
-            msg("tasks.sample.plan.smallest")
-            if follows
-            else msg("tasks.sample.plan.smallest_divisor"),
+            msg("tasks.sample.plan.smallest") if follows else msg("tasks.gpt.fit.smallest"),
         )
     return Decision(
         size,

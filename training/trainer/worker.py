@@ -180,5 +180,5 @@ def planned(run: rundir.RunDir) -> Plan:
     """The run's plan. Raises FileNotFoundError, and UserError for a later version's plan."""
     plan = run_reader.read_plan(run.plan)
     if plan is None:
-        raise FileNotFoundError(msg("trainer.worker.no_plan", plan=run.plan))
+        raise FileNotFoundError(msg("core.manifest.damaged", file=run.plan))
     return plan

@@ -102,7 +102,7 @@ def of_process(pid: int) -> dict[int, int]:
                 "process.missing",
                 msg("watchdog.find.no_process", pid=pid),
                 "",
-                [msg("watchdog.find.list_pythons")],
+                [msg("core.args.list_pythons")],
             )
         )
     if process.parent != 0 and not os.access(f"/proc/{pid}/environ", os.R_OK):
@@ -133,7 +133,7 @@ def of_process(pid: int) -> dict[int, int]:
             } or found
             above = procfs.read_process(above.parent)
     if not found:
-        fixes = [msg("watchdog.find.list_pythons")]
+        fixes = [msg("core.args.list_pythons")]
         raise UserError(
             Problem(
                 "process.not_python",

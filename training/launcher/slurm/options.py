@@ -125,7 +125,7 @@ def split(args: list[str]) -> SplitArgs:
                 line.problems.append(
                     Problem(
                         "flag.no_value",
-                        msg("launcher.slurm.options.no_value", typed=typed),
+                        msg("core.args.no_value", name=typed),
                         f"--{typed}=VALUE",
                     )
                 )
@@ -168,7 +168,7 @@ def _take(line: SplitArgs, name: str, text: str) -> None:
             Problem(
                 "flag.value",
                 msg("launcher.slurm.options.ranks_value", text=text),
-                msg("launcher.slurm.options.ranks_allowed", most=MAX_RANKS),
+                msg("plan.ranks.allowed", most=MAX_RANKS),
             )
         )
 

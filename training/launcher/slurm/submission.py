@@ -56,7 +56,7 @@ class FrozenJob:
             raise UserError(
                 Problem(
                     "slurm.submission_damaged",
-                    msg("launcher.damaged", path=self.record),
+                    msg("core.manifest.damaged", file=self.record),
                     msg("launcher.slurm.prepared"),
                 )
             )

@@ -299,7 +299,7 @@ def _headline(found: HangFinding) -> str:
     how = found.how
     how += msg("monitor.health.steps.hang_place", place=found.where) if known else ""
     if not found.phase:
-        return msg("monitor.health.steps.hang", rank=found.rank, how=how, seconds=found.since_s)
+        return msg("watchdog.verdict.short", rank=found.rank, how=how, since_s=found.since_s)
     return msg(
         "monitor.health.steps.hang_in_phase",
         rank=found.rank,
@@ -319,7 +319,7 @@ def _work(m: RankActivity, gpu: GpuState | None) -> str:
     if stall_detector.waits(c):
         return msg("monitor.join.comma").join(found)
     if c.own_cpu > IDLE_SHARE:
-        found.append(msg("monitor.health.work.cpu", percent=100 * c.own_cpu))
+        found.append(msg("watchdog.stall.busy", percent=100 * c.own_cpu))
     if c.children_work:
         found.append(msg("monitor.health.work.children", percent=100 * c.childrens_cpu))
     if c.moves_data:

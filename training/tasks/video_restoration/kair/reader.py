@@ -85,7 +85,7 @@ class OptionReader:
                     first=first,
                     second=second,
                 ),
-                msg("tasks.kair.key.once"),
+                msg("config.loader.each_key_once"),
             )
         self.walk(self.document.value, ())
         for dotted, value in self.found.items():
@@ -281,7 +281,7 @@ class OptionReader:
 
     def use_wandb(self, dotted: str, value: Any) -> None:
         if not isinstance(value, bool):
-            self.wrong_kind(dotted, value, msg("tasks.kair.key.bool"))
+            self.wrong_kind(dotted, value, msg("config.allowed.bool"))
             return
         origin = f"{self.name}:{self.lines[dotted]}: {dotted}"
         self.values["use_dummy_wandb"] = (not value, origin)
