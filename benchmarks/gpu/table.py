@@ -12,7 +12,7 @@ from training.tasks.memory import gib
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NONE = (
-    "No machine with a GPU has been measured yet, so there are no figures here: `make gpu` "
+    "No machine with a GPU has been measured yet: `make gpu` "
     "measures one, and a copy of its `gpu.json` in `benchmarks/results/` puts it here."
 )
 

@@ -121,7 +121,7 @@ class Task(ABC):
 
     def fill(self, rows: Any, size: int) -> Any | None:
         """Validation rows extended to `size` samples by ones that change no score, so that a
-        compiled model is validated by its graph of training; None: there are no such samples."""
+        compiled model is validated by its graph of training; None: the task has no such samples."""
         return None
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:

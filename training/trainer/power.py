@@ -17,7 +17,7 @@ STALE_S = 10.0  # the driver does not answer: unknown
 
 
 def meter(plan: Plan, local_ranks: int, world_size: int) -> PowerMeter | None:
-    """The meter of a run whose GPUs are all in this machine; None: there is no complete figure."""
+    """The meter of a run whose GPUs are all in this machine; None: some would be missing."""
     indices = [gpu["index"] for gpu in plan["gpus"]]
     if plan["device"]["value"] != "cuda" or local_ranks != world_size or len(indices) != world_size:
         return None

@@ -69,7 +69,7 @@ class Pair:
     where: str | None
     nvlink: bool | None
     direct: bool | None  # peer-to-peer copies
-    refused: str = ""  # why there are no direct copies
+    refused: str = ""  # reason against direct copies
 
     @property
     def way(self) -> str:

@@ -71,7 +71,7 @@ def before_install(
 
 
 def _too_old(gpus: Sequence[Gpu]) -> str:
-    """The first GPU for which there are no kernels; ''."""
+    """The first GPU that lacks kernels; ''."""
     for gpu in gpus:
         if gpu.capability and not runs(gpu.capability, PINNED_KERNELS):
             needed = "sm_{}{}".format(*gpu.capability)
