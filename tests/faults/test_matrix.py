@@ -204,11 +204,12 @@ TABLE = {
     ),
     "worker killed": error(
         "worker_kill@epoch=2",
-        r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly",
+        # The second text is raised by torch's handler of SIGCHLD, wherever the rank is then.
+        r"DataLoader worker \(pid(\(s\) \d+\) exited unexpectedly| \d+\) is killed by signal)",
         "dataloader_worker_died",
         6,
-        where=r"loader\.py:\d+$",
-        phase=r"step \d+: fetch",
+        where=r"\.py:\d+$",
+        phase=r"step \d+: fetch|barrier: .*",
         advice="host memory or /dev/shm is full",
         epochs=True,
     ),
