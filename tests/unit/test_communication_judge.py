@@ -15,10 +15,10 @@ from training.launcher.communication.result import (
     HARDWARE,
     AllReduceTimes,
     CommunicationResult,
-    command,
     p2p_may_help,
 )
 from training.launcher.communication.runner import CommunicationOutcome
+from training.plan.communication import command
 
 LARGE = stages.collective("all_reduce", 8 << 20)
 TORCH = (
@@ -360,6 +360,14 @@ def test_gpus_that_hang_get_advice() -> None:
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
     (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
+
+
+def test_the_fix_tests_the_gpus_of_the_run() -> None:
+    result = CommunicationResult(
+        2, "cuda", "nccl", find(hung(LARGE, LARGE)), variables={"CUDA_VISIBLE_DEVICES": "2,3"}
+    )
+    assert result.again == f"CUDA_VISIBLE_DEVICES=2,3 {command(2, 'cuda')}"
+    assert any(f" {result.again} " in fix for fix in result.checks()[0].fixes)
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:

@@ -25,12 +25,12 @@ from training.core import args, log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
-from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
+from training.host import decisions, env_vars, gpus, program, torch_build
 from training.launcher.communication import stages
-from training.launcher.communication.result import command
 from training.launcher.communication.run import BACKENDS, run
 from training.plan import preflight
 from training.plan.cli_args import MAX_RANKS
+from training.plan.communication import command
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
@@ -112,8 +112,7 @@ def plan(options: CommunicationOptions) -> RanksPlan:
     )
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    key = p2p_cache.key([g.uuid for g in used], machine.driver, version)
-    chosen += p2p_cache.variables(key, os.environ)
+    # Without the cached NCCL_P2P_DISABLE=1: this test finds out whether the copies work now.
     return {
         "local_ranks": options.ranks,
         "device": device.record(),
