@@ -172,6 +172,14 @@ def test_ranks_that_still_move_do_not_hang() -> None:
     )
 
 
+def test_ranks_that_ran_out_of_patience_while_moving_do_not_hang() -> None:
+    outcome = hung(LARGE, LARGE, since_s={0: 14.0, 1: 14.0}, patient=True)
+    outcome.limit_s = 120.0
+    assert find(outcome).kind == analysis.SLOW
+    outcome.since_s = {0: stages.STILL_S, 1: stages.STILL_S}
+    assert find(outcome).kind == analysis.HANG
+
+
 def test_a_rank_that_does_not_answer() -> None:
     found = find(hung(LARGE, LARGE, LARGE, stacks={0: [TORCH], 1: [], 2: [OWN]}))
     assert found.guilty == [1]

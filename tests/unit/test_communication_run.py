@@ -3,6 +3,8 @@ tests/e2e."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,33 @@ def result_of(
     result = run.run({**plan, "gpus": gpus, "driver": "580", "torch": "2.13.0"})
     assert not left
     return result
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the ranks by shell commands."""
+
+    def replace(*commands: str) -> None:
+        def start(trial: Any, rank: int, env: Any, inherited: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(["sh", "-c", commands[rank]], start_new_session=True)
+
+        monkeypatch.setattr(runner._Trial, "_start_one", start)
+        monkeypatch.setattr(runner, "STACK_S", 0.0)
+
+    return replace
+
+
+def test_a_failure_shortly_before_the_limit_ends_the_test(programs: Callable[..., None]) -> None:
+    programs("sleep 20", "exit 3")
+    outcome = runner.run(2, "cpu", {}, limit_s=0.05)
+    assert (outcome.statuses, outcome.timed_out) == ({1: 3}, False)
+    assert outcome.seconds < 10
+
+
+def test_the_limit_of_the_start_includes_the_patience(programs: Callable[..., None]) -> None:
+    programs("sleep 20", "sleep 20")
+    outcome = runner.run(2, "cpu", {}, limit_s=0.1, patience_s=0.2)
+    assert outcome.timed_out and outcome.limit_s == pytest.approx(0.5)
 
 
 def test_gpus_that_hang_now_are_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:

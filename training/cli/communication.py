@@ -6,8 +6,9 @@ Usage: ./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
   RANKS           number of ranks
   --device=auto   cuda: NCCL, a GPU per rank; cpu: gloo; auto: cuda if there are
                   enough GPUs
-  --limit=20      seconds per attempt, including the import of torch; if GPUs
-                  hang, a second attempt runs without peer-to-peer copies
+  --limit=20      seconds per attempt after all ranks have imported torch (the
+                  import may take three times as long); if GPUs hang, a second
+                  attempt runs without peer-to-peer copies
 
 Exit codes: 0 communication works; 2 invalid command line; 3 it does not: the
 report names the ranks that hang and where; 130 Ctrl-C.
