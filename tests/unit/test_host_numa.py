@@ -38,7 +38,8 @@ def test_each_rank_gets_the_allowed_cores_of_its_gpu_s_node() -> None:
         {"node": 0, "cores": [0, 1, 2, 3]},
     )
     assert (found.memory, found.threads) == (True, 3)
-    assert "4-6" in found.sentence()
+    assert "4-6" in found.sentence() and "rank 0" in found.sentence()
+    assert "rank 2" in found.sentence(2) and "rank 0" not in found.sentence(2)
     shared = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 1)], 2)
     assert shared.threads == 1, "two ranks share three cores"
     half = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, None)], 2)

@@ -16,7 +16,7 @@ from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
-from training.plan import cli_args
+from training.plan import cli_args, communication, script_plan
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
@@ -144,6 +144,20 @@ def test_a_script_without_a_name(home: Path, words: list[str]) -> None:
         "flag.no_value",
         "--script has no value",
     ) and "--script main.py" in found.fixes[0]
+
+
+def test_each_sentence_of_a_plan_is_shown_once(
+    home: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle(request: object, begun: dict[str, list[str]], *others: object) -> None:
+        begun["headline"].append("communication: 11 GB/s")
+        begun["text"].append(begun["headline"][-1])
+
+    monkeypatch.setattr(communication, "settle", settle)
+    words = ["1", "--device=cpu", "--script", write("main.py", BODY)]
+    plan, _ = script_plan.build(own_script.read(LAUNCH, words, {}), {})
+    assert len(set(plan["text"])) == len(plan["text"]) > len(plan["headline"]) > 1
+    assert set(plan["headline"]) <= set(plan["text"])
 
 
 @pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])

@@ -48,10 +48,11 @@ class NumaPlan:
         ranks = Counter(binding["node"] for binding in bound)
         return max(1, min(len(b["cores"]) // ranks[b["node"]] for b in bound))
 
-    def sentence(self) -> str:
+    def sentence(self, first_rank: int = 0) -> str:
+        """`first_rank`: the first one of this machine."""
         bound = [
             msg("host.numa.rank", rank=rank, node=b["node"], cores=spans(b["cores"]))
-            for rank, b in enumerate(self.bindings)
+            for rank, b in enumerate(self.bindings, first_rank)
             if b
         ]
         what = msg("host.numa.comma").join(bound) or msg("host.numa.none")
