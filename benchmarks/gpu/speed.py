@@ -38,7 +38,7 @@ def run(bench: Bench, config: str) -> dict[str, Any]:
         load = one.plan["memory"]["load"]
         times[DUET].append(one.step_ms())
         job = {name: load[name] for name in ("depth", "sequences", "seq_len", "vocab")}
-        job |= {name: load[name] for name in ("blocks", "chunks", "muon")}
+        job |= {name: load[name] for name in ("blocks", "selective", "chunks", "muon")}
         job["precision"] = one.plan["precision"]["value"]
         job |= {"steps": steps - WARM_UP, "warm_up": WARM_UP, "compiled": load["compiled"]}
         bare = bench.result("bare_loop", f"bare{number}", job, **first_gpu())
