@@ -209,6 +209,26 @@ def test_a_profiler_that_fails_does_not_end_the_training(
     assert "beat" not in vars(pulse)
 
 
+def test_a_profiler_that_fails_while_it_records_is_stopped(
+    tmp_path: Path, pulse: heartbeat.Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = []
+
+    def fails(_: object) -> None:
+        if torch.autograd._profiler_enabled():
+            recorded.append(True)
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(profiler.StepProfiler, "_synchronize", fails)
+    state = session(tmp_path / "run", 2, 4)
+    planned = profiler.planned(state)
+    assert planned
+    work(pulse, planned, 4)
+    assert recorded and not torch.autograd._profiler_enabled()
+    assert codes(state.run) == ["warning.profile"]
+    assert not state.run.profile_digest(0).exists()
+
+
 def test_the_report_shows_each_rank_and_survives_a_damaged_digest(tmp_path: Path) -> None:
     gpu = dict(profile_digest.digest(GPU, 0, "cuda", 5, ""))
     run: Any = SimpleNamespace(

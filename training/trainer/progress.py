@@ -28,10 +28,14 @@ class Stopwatch:
 
     def __init__(self, units: int, device: torch.device) -> None:
         self.units, self._cuda = units, device.type == "cuda"
-        self._last = moment(self._cuda)
+        self._last = self.now()
 
-    def restart(self) -> None:
-        self._last = moment(self._cuda)
+    def now(self) -> Any:
+        return moment(self._cuda)
+
+    def restart(self, since: Any) -> None:
+        """The next step began at `since`, of now()."""
+        self._last = since
 
     def lap(self, end: Any) -> tuple[float, float]:
         """(milliseconds of the step, units per second of all ranks); `end`: the moment at which the
