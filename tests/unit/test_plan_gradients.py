@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ask
 from training.config.batch import Batch
 from training.host.decisions import Decision
@@ -155,6 +156,14 @@ def test_auto_needs_to_know_bandwidth_and_arithmetic(start: Any) -> None:
     plan = decide("auto", start)
     found = plan.fields["gradient_compression"]
     assert found["value"] == "none" and found["reason"] and plan.notes == []
+
+
+@each(("precision", "tera"), [("fp16", 125), ("bf16", None)])
+def test_the_arithmetic_is_that_of_the_precision(precision: str, tera: float | None) -> None:
+    found = decide("none", begun(20.0, name="Tesla V100-SXM2-32GB"), precision=precision)
+    flops = GptStep(decided().step.load).flops(1)  # type: ignore[union-attr]
+    expected = tera and pytest.approx(1e3 * flops / 2 / (tera * 1e12 * 0.45))
+    assert found.fields["exchange"]["compute_ms"] == expected
 
 
 def test_fp32_has_no_listed_peak() -> None:
