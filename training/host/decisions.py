@@ -99,7 +99,7 @@ def tf32(
 ) -> Decision:
     """Whether products that stay in fp32 may round their factors to TF32; `chosen`: precision."""
     if on == "cpu":
-        return Decision(False, msg("host.decision.tf32_cpu"))
+        return Decision(False, msg("host.decision.only_gpus"))
     for gpu in machine.gpus[:ranks]:
         if not has_bf16(gpu):  # both came with compute capability 8.0
             return Decision(False, msg("host.decision.no_tf32", name=gpu.name))
@@ -113,7 +113,7 @@ def tf32(
 def cudnn_benchmark(on: str) -> Decision:
     """Whether cuDNN times its convolution algorithms at every new shape."""
     if on == "cpu":
-        return Decision(False, msg("host.decision.tf32_cpu"))
+        return Decision(False, msg("host.decision.only_gpus"))
     return Decision(False, msg("host.decision.cudnn_benchmark"))
 
 
