@@ -144,7 +144,7 @@ def bind(cores: Sequence[int], node: int, *, memory: bool) -> bool:
 
 
 def memory_policy() -> int | None:
-    """The memory policy of this process; None if the kernel does not tell it. Containers without
+    """The memory policy of this process; None if the kernel refuses to read it. Containers without
     CAP_SYS_NICE may neither read nor set one."""
     number, mode = GET_MEMPOLICY.get(platform.machine()), ctypes.c_int()
     if number is None:

@@ -24,7 +24,7 @@ def mean_in_bf16(
     """Communication hook of DDP: the mean of one bucket over the ranks, equal on all of them."""
     gradients = bucket.buffer()
     ranks = dist.get_world_size(group)
-    # Of a model in half precision; float64 was chosen for its accuracy, so it is not rounded.
+    # The model is in half precision, or float64 was chosen for its accuracy, so it is not rounded.
     if gradients.dtype != torch.float32:
         return _sum(group, gradients, ranks, gradients.dtype)
     if ranks == PAIR:
