@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ask
 from training.config.batch import Batch
 from training.core.rundir import RunDir
@@ -182,6 +183,14 @@ def test_a_resumed_run_keeps_its_buckets(
     monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
     fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
     assert fields["bucket_mib"]["value"] == size
+
+
+@each(("precision", "tera"), [("fp16", 125), ("bf16", None)])
+def test_the_arithmetic_is_that_of_the_precision(precision: str, tera: float | None) -> None:
+    found = decide("none", begun(20.0, name="Tesla V100-SXM2-32GB"), precision=precision)
+    flops = GptStep(decided().step.load).flops(1)  # type: ignore[union-attr]
+    expected = tera and pytest.approx(1e3 * flops / 2 / (tera * 1e12 * 0.45))
+    assert found.fields["exchange"]["compute_ms"] == expected
 
 
 def test_fp32_has_no_listed_peak() -> None:

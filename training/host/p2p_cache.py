@@ -99,10 +99,11 @@ def machine(system: Path = Path("/sys")) -> str:
     kinds = set()
     try:
         units = os.listdir(system / "class/iommu")
-        for group in os.scandir(system / "kernel/iommu_groups") if units else ():
-            kinds.add(Path(group.path, "type").read_text().strip())
     except OSError:  # no such folder: a container, or a kernel without IOMMU
         units = []
+    for kind in (system / "kernel/iommu_groups").glob("*/type") if units else ():
+        with contextlib.suppress(OSError):  # unreadable, or its last device was removed
+            kinds.add(kind.read_text().strip())
     iommu = ", ".join(sorted(kinds)) or "on" if units else "off"
     return f"Linux {os.uname().release}, IOMMU {iommu}"
 

@@ -171,10 +171,13 @@ def _start(
 def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
     if binding:
+        node, text = binding["node"], ""
         try:
-            numa.bind(binding["cores"], binding["node"], memory=memory)
+            if not numa.bind(binding["cores"], node, memory=memory):
+                text = msg("launcher.numa.cores_only", node=node)
         except OSError as error:  # cores taken away since the plan: slower, not wrong
-            text = msg("launcher.numa.unbound", node=binding["node"], error=error)
+            text = msg("launcher.numa.unbound", node=node, error=error)
+        if text:
             os.write(2, f"{text}\n".encode())
     process.allow_tracing()  # kept across exec: stacks of any program can be read
 

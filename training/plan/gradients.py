@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     )
 
 BF16, NONE = "bf16", "none"
-HALF = ("bf16", "fp16")  # precisions with the listed peak
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,9 @@ def _predicted(
         return None
     if not step.gradient_bytes:
         return None
-    peak = _peak(begun["gpus"])
+    peak = _peak(begun["gpus"], precision.value)
     work = step.flops(1)
-    compute = (
-        work / begun["ranks"] / (peak * _mfu(compiled))
-        if peak and work and precision.value in HALF
-        else None
-    )
+    compute = work / begun["ranks"] / (peak * _mfu(compiled)) if peak and work else None
     measured = begun["communication"]
     return Exchange(
         ranks=begun["ranks"],
@@ -130,9 +125,9 @@ def _predicted(
     )
 
 
-def _peak(gpus: list[GpuRecord]) -> float | None:
+def _peak(gpus: list[GpuRecord], precision: str) -> float | None:
     """Peak of the slowest GPU, operations per s."""
-    peaks = [flops.peak(gpu["name"]) for gpu in gpus]
+    peaks = [flops.peak(gpu["name"], precision) for gpu in gpus]
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 
 
