@@ -23,10 +23,12 @@ ACTIONS = {
     "(with --dry_run: show the plan too)",
     "script": "launch_train.sh N --script main.py -- ARGS: launch a user script instead of the "
     "built-in training",
+    "module": "with --script: it is the name of a module, as for python -m",
+    "no_python": "with --script: execute it directly, without Python",
     "help": "show this help",
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
-SWITCHES = ("dry_run", "explain", "check", "json", "help")
+SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "help")
 WORDS = {
     "true": True,
     "yes": True,
@@ -153,9 +155,19 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
     return line
 
 
-def written(name: str, value: Any) -> str:
-    """A flag quoted for the shell; `value` None: a switch."""
-    return f"--{name}" + ("" if value is None else f"={shlex.quote(str(value))}")
+def word(name: str, value: Any) -> str:
+    """A flag as one word; `value` None: a switch."""
+    return f"--{name}" + ("" if value is None else f"={value}")
+
+
+def joined(words: list[str]) -> str:
+    """Words as typed in a shell; of a flag only the value is quoted, as people write it."""
+    out = []
+    for text in words:
+        name, equals, value = text.partition("=")
+        whole = not (equals and name.startswith("--"))
+        out.append(shlex.quote(text) if whole else f"{name}={shlex.quote(value)}")
+    return " ".join(out)
 
 
 def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: int) -> None:
