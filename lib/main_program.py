@@ -36,7 +36,7 @@ def execute(words: "list[str]") -> None:
         sys.argv = [MODULE, *words[2:]]
         _as_main(words[1], True)
     elif pkgutil.get_importer(words[0]) is not None:  # a folder or an archive
-        _first_on_path(words[0], always=True)
+        _first_on_path(_absolute(words[0]), always=True)
         _as_main("__main__", False)
     else:
         # symbolic links are resolved, as by Python
@@ -59,6 +59,11 @@ def _first_on_path(folder: str, always: bool = False) -> None:
         sys.path.insert(0, folder)
 
 
+def _absolute(path: str) -> str:
+    """As Python itself does from 3.9 on; `./` and `..` stay."""
+    return os.path.join(os.getcwd(), path) if sys.version_info >= (3, 9) else path
+
+
 def _as_main(module: str, alter_argv: bool) -> None:
     run = typing.cast(
         "typing.Callable[[str, bool], object]",
@@ -68,9 +73,7 @@ def _as_main(module: str, alter_argv: bool) -> None:
 
 
 def _file(path: str, module: types.ModuleType) -> None:
-    file = path
-    if sys.version_info >= (3, 9) and not path.startswith("/"):
-        file = os.path.join(os.getcwd(), path[2:] if path.startswith("./") else path)
+    file = _absolute(path)
     kind = (
         importlib.machinery.SourcelessFileLoader
         if path.endswith(".pyc")

@@ -158,7 +158,7 @@ def processes(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _takes_value(name: str, rest: list[str]) -> bool:
-    """Whether the next word belongs to this flag. An unknown flag takes a word that cannot be the
+    """Whether the next word belongs to this flag. An unknown flag takes it unless it may be the
     program."""
     field = name.removeprefix("no_")
     if name in IGNORED_SWITCHES or name in (*flags.SWITCHES, "h"):

@@ -155,19 +155,9 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
     return line
 
 
-def word(name: str, value: Any) -> str:
-    """A flag as one word; `value` None: a switch."""
-    return f"--{name}" + ("" if value is None else f"={value}")
-
-
-def joined(words: list[str]) -> str:
-    """Words as typed in a shell; of a flag only the value is quoted, as people write it."""
-    out = []
-    for text in words:
-        name, equals, value = text.partition("=")
-        whole = not (equals and name.startswith("--"))
-        out.append(shlex.quote(text) if whole else f"{name}={shlex.quote(value)}")
-    return " ".join(out)
+def written(name: str, value: Any) -> str:
+    """A flag quoted for the shell; `value` None: a switch."""
+    return f"--{name}" + ("" if value is None else f"={shlex.quote(str(value))}")
 
 
 def _unknown(line: CommandLine, word: str, rest: list[str], start: int, words: int) -> None:

@@ -98,6 +98,8 @@ PROBLEMS = {
     "resume.other_model": "the model differs from that of the checkpoint",
     "resume.other_task": "the task differs from that of the run to resume",
     "run.elsewhere": "the ranks of the run are on another machine",
+    "run.no_gpu": "-n gpu on a machine without a visible GPU",
+    "run.no_program": "duet run without a program",
     "run.folder_lost": "the run directory was removed during the run",
     "run.later_version": "the run was written by a later version of Duet",
     "run.missing": "no such run",

@@ -37,8 +37,8 @@ class LocalRanks:
     store: socket.socket | None = None
 
     def variables(self, rank: int, *, ours: bool) -> dict[str, str]:
-        """Variables as torchrun sets them. None for a single rank of Duet's own training (`ours`),
-        which has no process group."""
+        """Variables as torchrun sets them. A single rank of Duet's own training has no process
+        group, and gets none."""
         if ours and self.world_size == 1:
             return {}
         local = len(self.ranks)

@@ -166,8 +166,8 @@ def _start(
 
 
 class Streams:
-    """Standard input, output and error of one child. The output of Duet's own training (`ours`) is
-    joined; a script keeps both, and its first rank reads the launcher's input."""
+    """Standard input, output and error of one child. The output of Duet's own training is joined; a
+    script keeps both, and its first rank reads the launcher's input."""
 
     def __init__(self, ours: bool, first: bool) -> None:
         self._reads = first and not ours

@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
     if plan is None:
         console.error(msg("core.manifest.damaged", file=run.own_plan))
         return Exit.CONFIG
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
+    # A closed terminal does not end the training; a handler is not inherited by the ranks.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     os.environ["DUET_SUPERVISED"] = "1"
     console.open_log(plan["log_file"])
     planner.announce(plan)

@@ -169,12 +169,12 @@ def command(script: str, args: list[str], /, **changes: Any) -> str:
     at = line.positional_at[takes_ranks(script) :]
     if "config" in changes and "config" not in line.flags:
         kept[at[0] if at else len(own)] = str(changes.pop("config"))
-    words = [*kept.values(), *(flags.word(k, v) for k, v in changes.items())]
-    words += [SEPARATOR, *theirs] if theirs else []
+    changed = [flags.written(k, v) for k, v in changes.items()]
     if script == RUN:
-        return as_run(words)
+        return as_run(list(kept.values()), changed, theirs)
     program = "python train.py" if script == ENTRYPOINT else f"./{script}"
-    return " ".join(filter(None, [program, flags.joined(words)]))
+    tail = [SEPARATOR, shlex.join(theirs)] if theirs else []
+    return " ".join([program, *map(shlex.quote, kept.values()), *changed, *tail])
 
 
 def is_config(word: str) -> bool:

@@ -67,7 +67,8 @@ def find(
         return Script(on_path, args, None, "")
     if file.is_dir():
         if not (file / "__main__.py").is_file():
-            problems.append(_problem("script.file", msg("plan.script.is_folder", path=path)))
+            what = msg("plan.script.is_folder", path=path)
+            problems.append(Problem("script.file", what, msg("plan.script.allowed")))
         return Script(typed, args, python, reason)
     if not file.is_file():
         problems.append(_missing(file, path))
@@ -88,11 +89,8 @@ def _missing(file: Path, path: str) -> Problem:
     names = [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
     near = suggest.suggest(file.name, names)
     fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-    return _problem("script.file", msg("plan.script.missing", path=path), *fixes)
-
-
-def _problem(code: str, what: str, *fixes: str) -> Problem:
-    return Problem(code, what, msg("plan.script.allowed"), list(fixes))
+    what = msg("plan.script.missing", path=path)
+    return Problem("script.file", what, msg("plan.script.allowed"), fixes)
 
 
 def _head(file: Path) -> bytes:
@@ -137,15 +135,16 @@ def _not_executable(file: Path, path: str) -> Problem | None:
     if not head.startswith(b"\x7fELF") and not words:
         fix = msg("plan.script.add_interpreter", file=shlex.quote(path))
         what = msg("plan.script.no_interpreter", shown=shown)
-        return _problem("script.interpreter", what, fix)
+        return Problem("script.interpreter", what, msg("plan.script.allowed"), [fix])
     if words and not os.access(words[0], os.X_OK):
         interpreter = " ".join(words)
         what = msg("plan.script.interpreter_missing", shown=shown, interpreter=interpreter)
         fix = msg("plan.script.change_interpreter", file=shlex.quote(path))
-        return _problem("script.interpreter", what, fix)
+        return Problem("script.interpreter", what, msg("plan.script.allowed"), [fix])
     if not os.access(file, os.X_OK):
         fix = f"chmod +x {shlex.quote(str(file))}"
-        return _problem("script.file", msg("plan.script.not_executable", path=path), fix)
+        what = msg("plan.script.not_executable", path=path)
+        return Problem("script.file", what, msg("plan.script.allowed"), [fix])
     return None
 
 

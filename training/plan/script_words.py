@@ -32,9 +32,9 @@ def asked_for(args: list[str]) -> bool:
     return any(word == "--script" or word.startswith("--script=") for word in split(args)[0])
 
 
-def as_run(words: list[str]) -> str:
-    """Words of launch_train.sh as a command line of `duet run`."""
-    own, theirs = split(words)
+def as_run(own: list[str], changed: list[str], theirs: list[str]) -> str:
+    """The launcher's words for launch_train.sh, further flags quoted for the shell, and the
+    script's words, as a command line of `duet run`."""
     line = flags.parse(own)
     program = ["--no-python"] if line.on("no_python") else []
     program += ["-m"] if line.on("module") else []
@@ -43,8 +43,8 @@ def as_run(words: list[str]) -> str:
     moved |= set(line.positional_at[:1])
     kept = [word for i, word in enumerate(own) if i not in moved]
     number = ["-n", *line.positional[:1]] if line.positional else []
-    words = [*number, *kept, *program]
-    return " ".join(filter(None, ["./duet run", flags.joined(words), shlex.join(theirs)]))
+    before, after = [*number, *kept], [*program, *theirs]
+    return " ".join(["./duet run", *map(shlex.quote, before), *changed, shlex.join(after)])
 
 
 def launch_words(words: list[str]) -> tuple[list[str], list[str]]:
