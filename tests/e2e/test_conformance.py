@@ -47,7 +47,7 @@ def place(tmp_path: Path, token: str) -> Path:
 
 @pytest.fixture
 def seen(place: Path, token: str, project: Path) -> Callable[..., list[Facts]]:
-    """The facts of every rank of a command. FOLDER in it stands for the folder of the facts."""
+    """The facts of every rank of a command. FOLDER in it is replaced by the folder of the facts."""
 
     def run(*command: str, ranks: int = 1) -> list[Facts]:
         folder = place / f"facts {len(list(place.glob('facts *')))}"

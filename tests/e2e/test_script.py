@@ -415,3 +415,32 @@ def test_streams_signals_and_lines_of_other_ranks(
     assert (process.returncode, out) == (0, "got USR2\n")
     assert "rank 0 of 2\n" in err and "[rank1] only rank 1: careful\n" in err
     assert "[rank1] rank 1 of 2" not in err, "the first rank prints it too"
+
+
+def test_a_killed_script_is_started_again_and_loads_its_snapshot(
+    script: Script, tmp_path: Path
+) -> None:
+    run = script(
+        "import json, os, pathlib, signal\n"
+        "rank, count = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "saved = pathlib.Path(__file__).with_name('count')\n"
+        "print('restart', count, 'of', os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"
+        "if rank == '1' and count == '0':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if rank == '1' and count == '1':\n"
+        "    raise ValueError('planted')\n",
+        flags={"retries": 2},
+    ).ok()
+    assert "restart 2 of 2" in run.output
+    restarts = json.loads(run.run.summary.read_text())["restarts"]
+    assert [(r["attempt"], r["cause"], r["rank"]) for r in restarts] == [
+        (2, "killed", 1),
+        (3, "exception", 1),
+    ]
+    twice = script("raise ValueError('always')\n", flags={"retries": 3})
+    assert twice.wait() == 4
+    events = [json.loads(line) for line in twice.run.events.read_text().splitlines()]
+    assert [e["event"] for e in events if e["event"] in ("restart", "given_up")] == [
+        "restart",
+        "given_up",
+    ]

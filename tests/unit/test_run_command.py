@@ -79,6 +79,8 @@ def test_lines_that_only_other_ranks_print() -> None:
     others.add(
         2, b"Traceback (most recent call last):\n  File\nValueError: x\nafter\n", first=False
     )
+    others.add(1, b"[rank1]: Traceback (most recent call last):\n", first=False)
+    others.add(1, b"[rank1]:   File\n[rank1]: ValueError: x\n", first=False)
     assert others.due(0.0) == [], "the first rank may print them later"
     assert others.due(1e12) == [(1, b"Warning: one GPU"), (2, b"after")]
     for number in range(2 * MOST):

@@ -122,7 +122,7 @@ PROBLEMS = {
     "script.file": "the script does not exist or is not a program",
     "script.interpreter": "the #! line of the script is missing or names a missing program",
     "script.own_flag": "a flag of the user script before --",
-    "script.retries": "a script cannot be restarted",
+    "script.show_ranks": "invalid ranks to show",
     "script.unreadable": "the script cannot be read",
     "secret.in_config": "a value looks like a secret",
     "slurm.first_node": "the first node of the job is unknown",

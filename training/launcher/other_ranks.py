@@ -12,6 +12,7 @@ MOST = 20  # lines of one attempt; the rest is in the log of the rank
 KNOWN = 1000  # lines of the first rank that are remembered
 _NUMBER = re.compile(rb"0x[0-9a-fA-F]+|\d+")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
@@ -47,6 +48,7 @@ class OtherRanks:
 
     def _of_traceback(self, rank: int, line: bytes) -> bool:
         """A traceback, with the exception in its last line: the failure card shows it."""
+        line = _PREFIX.sub(b"", line, count=1)
         inside = self._in_traceback.get(rank, False)
         if line.startswith(_TRACEBACK):
             self._in_traceback[rank] = True

@@ -7,6 +7,7 @@ of Duet's own training do not apply.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -83,9 +84,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
-    if isinstance(config.retries, int) and config.retries:
-        what = msg("plan.script.retries", retries=config.retries, origin=origins["retries"])
-        problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
+    problems += _show_ranks(config.show_ranks, origins["show_ranks"])
     if origins["device"] == "default":
         config.device = "auto"
     script = script_program.find(
@@ -123,6 +122,14 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
     return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
+
+
+def _show_ranks(text: str, origin: str) -> list[Problem]:
+    if text == "all" or re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        return []
+    what = msg("plan.script.show_ranks", text=text, origin=origin)
+    allowed = msg("plan.script.show_ranks_allowed")
+    return [Problem("script.show_ranks", what, allowed, ["--show_ranks=all"])]
 
 
 def _misplaced(
