@@ -26,7 +26,8 @@ def translated(line: str) -> str:
     [
         ("train.py", "1 --script=train.py"),
         ("-n 2 train.py -n 4 --dry_run", "2 --script=train.py -- -n 4 --dry_run"),
-        ("-n2 -- train.py -- x", "2 --script=train.py -- -- x"),
+        ("-n2 -- train.py -- x", "2 --script=train.py -- x"),
+        ("-n2 train.py a -- x", "2 --script=train.py -- a -- x"),
         ("--nproc-per-node=3 -m a.b --x", "3 --module --script=a.b -- --x"),
         ("--nproc_per_node 3 --no-python prog", "3 --no_python --script=prog"),
         ("-n cpu train.py", f"{len(os.sched_getaffinity(0))} --script=train.py"),

@@ -139,7 +139,8 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
                 [f"./duet run -n {number or 2} train.py"],
             )
         )
-    tail = [SEPARATOR, *rest[1:]] if rest[1:] else []
+    own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
+    tail = [SEPARATOR, *own] if own else []
     return [processes(number, environ), *words, f"--script={rest[0]}", *tail]
 
 
