@@ -1,5 +1,5 @@
 """Restarts of a user script, with torchrun's contract: the script loads its own snapshot, and
-TORCHELASTIC_RESTART_COUNT tells how often it was started again.
+TORCHELASTIC_RESTART_COUNT is the number of restarts.
 
 Unlike under torchrun, the same exception is not tried a second time, and what a restart cannot
 remove (a full disk, a faulty GPU) ends the run at once.
