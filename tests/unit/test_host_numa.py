@@ -105,10 +105,9 @@ READ = (
 
 
 def run(binding: object, memory: bool) -> list[str]:
-    child = spawn._start(
-        [sys.executable, "-I", "-S", "-c", READ], dict(os.environ), 0, False, (), binding, memory
-    )
-    with os.fdopen(child.output) as output:
+    argv, streams = [sys.executable, "-I", "-S", "-c", READ], spawn.Streams(True, first=False)
+    child = spawn._start(argv, dict(os.environ), 0, streams, (), binding, memory)
+    with os.fdopen(child.outputs[2]) as output:
         lines = output.read().splitlines()
     os.close(child.pidfd)
     assert child.popen.wait() == 0

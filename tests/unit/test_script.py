@@ -16,7 +16,7 @@ from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
-from training.plan import cli_args, communication, script_plan
+from training.plan import cli_args, communication, script_plan, script_words
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
@@ -28,7 +28,7 @@ BODY = (
 
 def problem(*words: str) -> Problem:
     with pytest.raises(UserError) as raised:
-        if own_script.asked_for(list(words)):
+        if script_words.asked_for(list(words)):
             own_script.read(LAUNCH, list(words), {})
         else:
             cli_args.parse_args(LAUNCH, list(words), {})
@@ -117,11 +117,10 @@ def test_a_config_after_a_script_is_the_scripts(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("hello\n", "has no #! line"),
         ("#!\n", "has no #! line"),
         (
-            "#!/no/such/python -u\n",
-            "names an interpreter that does not exist: #!/no/such/python -u",
+            "#!/no/such/shell -u\n",
+            "names an interpreter that does not exist: #!/no/such/shell -u",
         ),
     ],
 )
@@ -131,7 +130,7 @@ def test_a_program_that_the_kernel_would_refuse(tmp_path: Path, text: str, what:
     found = problem("2", "--script", str(tmp_path / "tool"))
     assert (found.code, found.what) == (
         "script.interpreter",
-        f"the script {str(tmp_path / 'tool')!r} (--script) {what}",
+        f"the script {str(tmp_path / 'tool')!r} {what}",
     )
 
 
