@@ -53,7 +53,8 @@ FP16_PEAKS = {
 
 
 def peak(name: str, precision: str = "bf16") -> float | None:
-    """Operations per second of a GPU with this name in bf16 or fp16; None if unknown."""
+    """Operations per second of a GPU with this name in bf16 or fp16; None if unknown. For fp8 the
+    bf16 peak: attention and head are in bf16, and the speed-up shows in the MFU."""
     name, known = name.removeprefix("NVIDIA "), PEAKS
     if precision == "fp16":
         known = PEAKS | FP16_PEAKS

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
+# Dimensions of products in fp8 (torch._scaled_mm); the widths are multiples of it at every depth.
+FP8_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
