@@ -24,7 +24,10 @@ HEADER = """\
 # Section → options that it adds to the previous ones, and its comment.
 SECTIONS = {
     "run": (["--extra=full"], ""),
-    "extras": (["--extra=data", "--extra=prometheus"], "`make extras` adds these to .venv"),
+    "extras": (
+        ["--extra=data", "--extra=fp8", "--extra=prometheus"],
+        "`make extras` adds these to .venv",
+    ),
     "dev": (["--group=dev"], "`make env` adds these to .venv"),
     "peers": (["--group=peers"], "`make peers` installs these beside .venv"),
 }

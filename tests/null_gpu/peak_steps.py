@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config.schema import Config
-from training.tasks.gpt import optim
+from training.tasks.gpt import fp8, optim
 from training.tasks.gpt.memory import StepWorkload
 from training.tasks.gpt.model import GPT, MemorySavings
 
@@ -32,6 +32,8 @@ def peak(load: StepWorkload, rank: int) -> dict[str, int]:
     with torch.device("cuda", rank):
         model = GPT(load.shape, MemorySavings(load.blocks, load.chunks, load.selective))
         tokens = torch.zeros(load.sequences, load.seq_len, dtype=torch.int64)
+    if load.fp8:
+        fp8.convert(model.blocks, load.tokens)
     optimizer = optim.build(model, Config(optimizer="muon" if load.muon else "adamw"))
     # The other rank only takes part in the exchange.
     if load.compiled and rank == 0:

@@ -132,7 +132,7 @@ def test_every_field_can_be_set_by_each_source(name: str) -> None:
         ("device", "tpu"),
         ("device", "CUDA"),
         ("device", ""),
-        ("precision", "fp8"),
+        ("precision", "fp4"),
         ("wandb_mode", "dryrun"),
         ("compile", "true"),
         ("launcher", "mpi"),

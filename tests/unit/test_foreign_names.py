@@ -115,6 +115,8 @@ def test_every_target_is_a_field() -> None:
         ("--resume_from_checkpoint=experiments/earlier/checkpoints/step_5", "--resume=earlier"),
         ("--fp16", "--precision=fp16"),
         ("--fp16=true", "--precision=fp16"),
+        ("--fp8", "--precision=fp8"),
+        ("--mixed_precision=fp8", "--precision=fp8"),
         ("--gradient_accumulation_steps=4", "--total_batch_size=1024"),
         ("--batch_size=16", "--device_batch_size=16 --total_batch_size=1024"),
         ("--global_batch_size=16", "--total_batch_size=512"),

@@ -258,9 +258,9 @@ MISTAKES = [
         "a whole number from 1",
     ),
     (
-        ["--precision=fp8"],
-        "precision is 'fp8' (from --precision on the command line)",
-        "one of auto, bf16, fp16, fp32",
+        ["--precision=fp4"],
+        "precision is 'fp4' (from --precision on the command line)",
+        "one of auto, bf16, fp16, fp8, fp32",
     ),
     (
         ["--persistent_workers"],

@@ -37,6 +37,7 @@ HEAVY = {
     "tqdm",
     "prometheus_client",
     "wandb",
+    "torchao",
     "difflib",
     "netrc",
 }

@@ -56,6 +56,7 @@ VALUES: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("float16", "half", "16", "16-mixed", "16-true", "16_mixed", "amp_fp16"), "fp16"
         ),
+        **dict.fromkeys(("float8", "float8_e4m3fn"), "fp8"),
         "amp": "auto",
         **dict.fromkeys(
             ("float32", "32", "32-true", "float", "full", "no", "none", "false", "tf32"), "fp32"
@@ -91,7 +92,7 @@ VALUES: dict[str, dict[str, str]] = {
 _PRECISION = words(
     {
         w: {"precision": v}
-        for w, v in (VALUES["precision"] | {n: n for n in ("bf16", "fp16", "fp32")}).items()
+        for w, v in (VALUES["precision"] | {n: n for n in ("bf16", "fp16", "fp8", "fp32")}).items()
     }
 )
 _DDP = msg("config.foreign.ddp")
@@ -439,7 +440,15 @@ ROWS = (
     _row("bf16", HF, "precision", switch(_BF16, {"precision": "auto"})),
     _row("tf32", HF, "precision", switch({"precision": "fp32"}), note="fp32"),
     _row("amp use_amp", COMMON, "precision", switch({"precision": "auto"}, {"precision": "fp32"})),
-    _row("fp8 fp8_recipe", NANOCHAT, "precision", none, note=msg("config.foreign.no_fp8")),
+    _row("fp8", NANOCHAT, "precision", switch({"precision": "fp8"})),
+    _row(
+        "fp8_recipe",
+        NANOCHAT,
+        "",
+        words({"tensorwise": {}}),
+        "tensorwise",
+        msg("config.foreign.fp8_recipe"),
+    ),
     _row(
         "mixed_precision dtype torch_dtype",
         f"{ACCELERATE}, {NANOGPT}",

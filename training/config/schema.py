@@ -318,8 +318,9 @@ class Config:
     precision: str = option(
         "auto",
         "compute",
-        "auto: bf16 if the hardware supports it, fp16 on GPUs before Ampere; fp16: GPUs only",
-        choices=("auto", "bf16", "fp16", "fp32"),
+        "auto: bf16 if the hardware supports it, fp16 on GPUs before Ampere; fp16: GPUs only; fp8: "
+        "language models on GPUs from compute capability 8.9, with torchao",
+        choices=("auto", "bf16", "fp16", "fp8", "fp32"),
     )
     compile: str = option(
         "auto",

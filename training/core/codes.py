@@ -29,6 +29,7 @@ PROBLEMS = {
     "config.syntax": "the config file cannot be parsed",
     "config.unreadable": "the config file cannot be read",
     "config.workers_conflict": "persistent workers without workers",
+    "config.task_precision": "the model of the task does not compute in this precision",
     "data.damaged": "a data file is damaged",
     "data.empty": "a data file is empty",
     "data.encoding": "a text file is not UTF-8",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 AS_ASKED = msg("host.decision.as_asked")  # reason of a value that the user has set
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # of torch
+FP8_CAPABILITY = (8, 9)  # compute capability of the first GPUs with matrix units for fp8
 # The script for which --retries=auto restarts, and the number of restarts.
 RECOVERS, RETRIES = (
     "train_dual_gpu_enhanced.sh",
@@ -61,7 +62,10 @@ def device(config: Config, ranks: int, machine: GpuInventory, torch: TorchBuild 
 
 
 def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Decision:
-    """The weakest GPU of the ranks decides: all ranks compute alike."""
+    """The weakest GPU of the ranks decides: all ranks compute alike. fp8 changes the arithmetic, so
+    it is never decided, only asked for."""
+    if config.precision == "fp8":
+        return Decision("fp8", msg("host.decision.fp8"))
     if config.precision != "auto":
         return Decision(config.precision, AS_ASKED)
     if on == "cuda":
@@ -83,6 +87,10 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
 
 def has_bf16(gpu: Gpu) -> bool:
     return best_type(gpu.capability, gpu.name) == "bf16"
+
+
+def has_fp8(gpu: Gpu) -> bool:
+    return gpu.capability is None or gpu.capability >= FP8_CAPABILITY
 
 
 def best_type(capability: tuple[int, int] | None, name: str) -> str:

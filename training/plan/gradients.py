@@ -126,7 +126,10 @@ def _predicted(
 
 
 def _peak(gpus: list[GpuRecord], precision: str) -> float | None:
-    """Peak of the slowest GPU, operations per s."""
+    """Peak of the slowest GPU, operations per s; None if unknown, as for fp8, whose products are
+    faster than their peak in bf16."""
+    if precision == "fp8":
+        return None
     peaks = [flops.peak(gpu["name"], precision) for gpu in gpus]
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from training import tasks
 from training.config import batch, flags, loader, origin, resolve, saved
-from training.config.schema import Config
+from training.config.schema import FIELDS, Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
 from training.core.messages import msg
@@ -188,6 +188,7 @@ def read(
     problems += (
         [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
     ) + wrong
+    problems += _not_computable(kind, config, origins)
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)
@@ -234,6 +235,17 @@ def read(
         notes=notes,
         installed=installed,
     )
+
+
+def _not_computable(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A precision that the task's model does not have."""
+    if config.precision != "fp8" or kind.fp8:
+        return []
+    text = msg("plan.precision.task", origin=origins["precision"], task=kind.name)
+    others = [value for value in FIELDS["precision"].metadata["choices"] if value != "fp8"]
+    return [
+        Problem("config.task_precision", text, ", ".join(others), ["--precision=auto"], "precision")
+    ]
 
 
 def trackers(config: Config, key: str | None = None) -> list[str]:

@@ -57,7 +57,7 @@ def build(
     static_graph = decisions.static_graph(config, split.accumulation)
     begun, checks = builder.start(request, machine, torch, device, environ)
     checks += _checks(request, machine, torch, device.value, room, decided.step)
-    checks += preflight.precision_works(precision.value, machine, device.value, request)
+    checks += preflight.precision_works(precision.value, machine, device.value, torch, request)
     if compiled.value:
         checks += preflight.compile_works(torch, device.value, missing, request)
     builder.refuse_errors(request, checks)

@@ -50,8 +50,8 @@ class Situation:
 
     @property
     def half(self) -> bool:
-        """Whether activations have 16 bits."""
-        return self.precision.value in ("bf16", "fp16")
+        """Whether activations have 16 bits, with fp8 too: only products are in it."""
+        return self.precision.value in ("bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)

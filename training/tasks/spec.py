@@ -38,6 +38,7 @@ class TaskSpec(ABC):
     sizes: ClassVar[tuple[str, ...]]  # fields that determine its batch
     reads_text: ClassVar[bool] = False  # whether text must be prepared before the ranks train
     total_follows: ClassVar[bool]  # total_batch_size follows from the ranks if not set
+    fp8: ClassVar[bool] = False  # whether its model computes in fp8 if asked
     lighter: ClassVar[str]  # what to try if the smallest micro-batch does not fit
 
     @property

@@ -46,7 +46,7 @@ class Stopwatch:
 
 def _speed_at_peak(session: TrainState) -> float | None:
     """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic, in bf16
-    or fp16; None: unknown, or fp32."""
+    (also of fp8) or fp16; None: unknown, or fp32."""
     if session.world.device.type != "cuda":
         return None
     peak, cost = (

@@ -52,7 +52,7 @@ class TrainState:
     batches: Batches
     validation: BatchDataset | None
     autocast: torch.autocast
-    precision: str  # bf16, fp16 or fp32
+    precision: str  # bf16, fp16, fp8 or fp32
     compiled: bool
     loss_scale: LossScale | None  # of fp16
     position: checkpoint.TrainProgress

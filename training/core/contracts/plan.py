@@ -246,7 +246,7 @@ class PlanStart(RanksPlan):
     communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known
     login_file: NotRequired[str | None]  # option file with the W&B key
     task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
-    precision: NotRequired[TextDecision]  # bf16, fp16, fp32
+    precision: NotRequired[TextDecision]  # bf16, fp16, fp8, fp32
     tf32: NotRequired[SwitchDecision]  # this and the next: missing in plans of early 0.1
     cudnn_benchmark: NotRequired[SwitchDecision]
     compile: NotRequired[SwitchDecision]

@@ -14,7 +14,8 @@ from training.host import cgroups
 from training.host.gpus import GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
-from training.plan.preflight.gpu_checks import compile_works, gpus, precision_works, torch_fits
+from training.plan.preflight.gpu_checks import compile_works, gpus, torch_fits
+from training.plan.preflight.precision_checks import precision_works
 from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, unusable, worst
 from training.plan.preflight.startup_checks import (
     cpu,

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from training.core import units
 from training.core.messages import msg
-from training.host import decisions
 from training.host.gpus import EXCLUSIVE, PROHIBITED, Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, OK, WARNING, Check
@@ -185,21 +184,6 @@ def torch_fits(
         )
     else:
         yield Check("torch", OK, f"{name}, CUDA {torch.cuda}")
-
-
-def precision_works(
-    precision: str, machine: GpuInventory, device: str, request: LaunchRequest
-) -> Iterable[Check]:
-    """A precision that the hardware only emulates."""
-    fix = request.command(precision="auto")
-    if device == "cpu" and precision == "fp16":
-        yield Check("precision", ERROR, msg("plan.precision.fp16_cpu"), [fix])
-    if device == "cuda" and precision == "bf16":
-        for gpu in machine.gpus[: request.gpu_ranks]:
-            if not decisions.has_bf16(gpu):
-                text = msg("plan.precision.no_bf16", name=gpu.name)
-                yield Check("precision", WARNING, text, [fix])
-                return
 
 
 def compile_works(

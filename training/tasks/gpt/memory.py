@@ -42,7 +42,7 @@ class StepWorkload:
     sequences: int  # sequences of a micro-batch of one rank
     seq_len: int
     vocab: int  # rows of the embedding, padding included
-    bf16: bool  # or fp16, which takes as much
+    bf16: bool  # or fp16, which takes as much; also with fp8
     compiled: bool
     cuda: bool = True
     muon: bool = True  # for the blocks' matrices; False: AdamW
@@ -51,6 +51,7 @@ class StepWorkload:
     selective: int = 0  # of further blocks that keep their products and attention
     chunks: int = 1  # parts of the loss
     total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
+    fp8: bool = False  # products of the blocks
     copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
 
     @property
@@ -209,6 +210,13 @@ class _Constants:
 
 
 def _constants(load: StepWorkload) -> _Constants:
+    if load.fp8:
+        # Compiled blocks keep inputs of products in fp8; eager casts to it have fp32 temporaries.
+        return (
+            _Constants(33, 24.7, 14, 14, 11, 4)
+            if load.compiled
+            else _Constants(57.3, 24.7, 42, 26, 10, 16)
+        )
     if load.compiled:
         if load.bf16:
             return _Constants(44.1, 24.7, 6, 4, 11, 4)
@@ -239,7 +247,9 @@ def estimate(load: StepWorkload) -> Estimate:
     )
     in_last = use.products if load.selective else 0  # of it, what is kept already
     block = int((use.work if load.plain else use.kept - in_last + use.again) * unit)
-    # Eager autocast keeps all weight copies until the end of the forward pass.
+    # Eager autocast keeps all weight copies until the end of the forward pass; in fp8 a product
+    # has its own.
+    matrices = 0 if load.fp8 else matrices
     copied = load.plain if load.compiled else load.depth
     at_loss = 2 * (copied * matrices + table) if load.bf16 else 0
     in_block = 2 * max(load.plain, 1) * matrices if load.bf16 else 0

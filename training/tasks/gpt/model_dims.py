@@ -9,6 +9,8 @@ HEAD_DIM = 128
 # Bytes of all ranks' updates in one iteration of Muon. More would save launches on a GPU, but cost
 # several times this in temporary memory; a CPU launches nothing.
 MUON_BATCH = {"cuda": 128 << 20, "cpu": 16 << 20}
+# Dimensions of products in fp8 (torch._scaled_mm); the widths are multiples of it at every depth.
+FP8_MULTIPLE = 16
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from training.core.messages import msg
 from training.data.tokenizer import vocab_of
 from training.data.tokenizer_base import BPE
 from training.tasks.gpt import memory, memory_fit
+from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.gpt.step import GptStep
 from training.tasks.planning import Decided, PlanRequest, Situation
 
@@ -30,8 +31,26 @@ def _vocab(request: PlanRequest) -> int:
     return min(planned, int(saved["shape"].get("vocab", planned))) if saved and same else planned
 
 
+def _fp8(shape: ModelDims, tokens: int, compiled: bool) -> tuple[list[str], list[str]]:
+    """Text and notes of a plan in fp8. `tokens`: of a micro-batch."""
+    notes = []
+    if tokens % FP8_MULTIPLE:
+        notes.append(msg("tasks.gpt.plan.fp8_padded", tokens=tokens, multiple=FP8_MULTIPLE))
+    if not compiled:
+        notes.append(msg("tasks.gpt.plan.fp8_eager"))
+    sizes = msg(
+        "tasks.gpt.plan.fp8",
+        layers=7 * shape.depth,
+        width=shape.width,
+        inner=shape.inner,
+        multiple=FP8_MULTIPLE,
+    )
+    return [sizes], notes
+
+
 def decide(request: PlanRequest, machine: Situation) -> Decided:
     config, ranks = request.config, request.ranks
+    fp8 = machine.precision.value == "fp8"
     vocab = _vocab(request)
     shape = {"depth": config.depth, "vocab": vocab, "max_seq_len": config.max_seq_len}
     asked = memory.StepWorkload(
@@ -40,6 +59,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         config.max_seq_len,
         vocab,
         bf16=machine.half,
+        fp8=fp8,
         compiled=machine.compiled.value,
         cuda=machine.device == "cuda",
         muon=config.optimizer == "muon",
@@ -75,6 +95,9 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         else msg("tasks.gpt.plan.memory", estimated=estimated),
         fitting.sentence(),
     ]
-    return Decided(
-        split, text, fields=fields, model={**shape, "optimizer": config.optimizer}, step=step
-    )
+    notes: list[str] = []
+    if fp8:
+        more, notes = _fp8(step.load.shape, step.load.tokens, machine.compiled.value)
+        text += more
+    model = {**shape, "optimizer": config.optimizer}
+    return Decided(split, text, notes, fields=fields, model=model, step=step)

@@ -35,6 +35,7 @@ class GptSpec(TaskSpec):
     sizes: ClassVar[tuple[str, ...]] = validation.SIZES
     reads_text: ClassVar[bool] = True
     total_follows: ClassVar[bool] = False
+    fp8: ClassVar[bool] = True
     lighter: ClassVar[str] = msg("tasks.gpt.model.lighter")
 
     @property
@@ -95,7 +96,8 @@ class GptSpec(TaskSpec):
             plan["loss_chunks"]["value"],
             selective["value"] if selective else 0,
         )
-        return LanguageModel(Config(**plan["config"]), device, data, savings)
+        fp8 = plan["precision"]["value"] == "fp8"
+        return LanguageModel(Config(**plan["config"]), device, data, savings, fp8=fp8)
 
     def model_name(self, config: Mapping[str, Any]) -> str:
         return msg("tasks.gpt.model.name", depth=config["depth"])

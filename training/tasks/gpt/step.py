@@ -71,5 +71,6 @@ class GptStep(StepNeeds):
         from training.tasks.gpt.fake_memory import peak
 
         fake = peak(self.load)
-        same = memory.estimate(replace(self.load, compiled=False, cuda=False))
+        # fake tensors are of the bf16 model
+        same = memory.estimate(replace(self.load, compiled=False, cuda=False, fp8=False))
         return Measured(fake, same.total, time.perf_counter() - started)

@@ -40,15 +40,29 @@ class LanguageModel(Task):
     pieces = "sequences"
 
     def __init__(
-        self, config: Config, device: torch.device, data: PreparedCorpus, frugal: MemorySavings
+        self,
+        config: Config,
+        device: torch.device,
+        data: PreparedCorpus,
+        frugal: MemorySavings,
+        *,
+        fp8: bool = False,
     ) -> None:
         super().__init__(None, config, device)
+        self.fp8 = fp8
         self.data, self.frugal, self.tokenizer = data, frugal, tokenizer_of(data)
         self.shape = ModelDims(config.depth, data.vocab, config.max_seq_len)
         self.random = config.dropout > 0
 
     def model(self) -> GPT:
-        return GPT(self.shape, self.frugal, self.config.dropout)
+        model = GPT(self.shape, self.frugal, self.config.dropout)
+        if self.fp8:
+            from training.tasks.gpt import fp8  # imports torchao, in seconds
+
+            size = self.config.device_batch_size
+            assert not isinstance(size, str), "decided by the plan"
+            fp8.convert(model.blocks, size * self.config.max_seq_len)
+        return model
 
     def optimizers(self, model: nn.Module) -> Optimizers:
         assert isinstance(model, GPT)
