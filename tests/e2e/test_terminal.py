@@ -131,3 +131,32 @@ def test_nohup(launch: Callable[..., Launched]) -> None:
     run.wait_for("Iter: 3,")
     run.process.send_signal(signal.SIGHUP)
     assert run.wait() == 0 and run.summary["steps"] == 200
+
+
+@pytest.mark.slow
+def test_a_script_can_be_debugged_on_the_terminal(
+    project: Path, tmp_path: Path, token: str
+) -> None:
+    (tmp_path / "main.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n"
+        "    answer = 6 * 7\n"
+        "    breakpoint()\n"
+        "dist.barrier()\n"
+        "print('both are here')\n"
+        "dist.destroy_process_group()\n"
+    )
+    folders = [f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}"]
+    terminal = Terminal(
+        [str(project / "duet"), "run", "-n", "2", *folders, "--hang_timeout=2", "main.py"],
+        tmp_path,
+        {k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | {TOKEN: token},
+    )
+    terminal.until("(Pdb)")
+    terminal.until("rank 0 waits for input")  # which is not a hang
+    terminal.child.sendline("p answer + 1")
+    terminal.until("43")
+    terminal.child.sendline("c")
+    assert terminal.rest() == 0
+    assert b"both are here" in terminal.raw

@@ -120,6 +120,11 @@ class ScriptWatch:
         patience, silent = self.patience_s(), now - self._quiet_since
         if not stopped and silent < patience / 2:
             return None
+        for rank, pid in pids.items():
+            if procfs.reads_input(pid):  # the others wait for whoever types
+                self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
+                self._begin(now)
+                return None
         every_s = LEAST_S if stopped else max(LEAST_S, patience / PER_PATIENCE)
         if now - self._sampled_at > every_s and not (self._sampler and self._sampler.is_alive()):
             self._sampled_at = now

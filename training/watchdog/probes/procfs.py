@@ -53,6 +53,21 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+# read, and select or pselect, by machine; readline waits in the second
+_READS = {"x86_64": (0, (23, 270)), "aarch64": (63, (72,))}
+
+
+def reads_input(pid: int) -> bool:
+    """Whether its main thread waits for standard input, as in input() and breakpoint(); False where
+    that is unknown."""
+    words = _text(f"/proc/{pid}/task/{pid}/syscall").split()
+    if os.uname().machine not in _READS or len(words) < 2 or not words[0].isdecimal():
+        return False
+    read, selects = _READS[os.uname().machine]
+    call, first = int(words[0]), int(words[1], 16)  # a descriptor, or the number of them
+    return (call == read and first == 0) or (call in selects and first == 1)
+
+
 def command(pid: int) -> str:
     """Its command line; "" when it has exited or is exiting, or of a kernel thread."""
     return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
