@@ -142,7 +142,8 @@ def test_different_collectives_are_named(train: Train) -> None:
 
 @pytest.mark.timeout(900)  # compiled three times: for training, evaluation and the restart
 def test_a_compiled_run_recovers(train: Train) -> None:
-    run = train(compile=1, num_iterations=6, eval_every=3, save_every=2, inject="kill@step=5")
+    flags = {"eval_every": 3, "save_every": 2, "retries": 1, "inject": "kill@step=5"}
+    run = train(compile=1, num_iterations=6, **flags)
     assert run.wait(840) == 0, run.output[-3000:]
     assert run.summary["steps"] == 6
     events = read_records(run.run.events)
