@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TOKEN
 from tests.e2e.conftest import Launcher
 from training.core.rundir import read_json
 from training.host import packages
@@ -89,3 +91,31 @@ def test_it_trains_and_one_line_lists_disabled_features(
     command = [small / "bin/python", "-m", "training.cli.diagnose", str(hung.run.path), "--json"]
     told = subprocess.run(command, cwd=launch.project, capture_output=True, text=True, check=True)
     assert '"cause": "hang"' in told.stdout
+
+
+@pytest.mark.slow
+def test_a_script_needs_only_torch_and_creates_no_environment(
+    project: Path, tmp_path: Path, token: str
+) -> None:
+    """torch is a package without contents here, since only the script imports it."""
+    own = tmp_path / "own"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
+    torch = next(own.glob("lib/python3*/site-packages")) / "torch"
+    torch.mkdir()
+    (torch / "version.py").write_text("__version__ = '2.13.0'\n")
+    (torch / "__init__.py").write_text("from .version import __version__\n")
+    (tmp_path / "main.py").write_text("import sys, torch; print(sys.prefix, torch.__version__)\n")
+    copy = tmp_path / "duet"
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns(".venv*"))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DUET_")}
+    env |= {TOKEN: token, "VIRTUAL_ENV": str(own)}
+    ended = subprocess.run(
+        [copy / "duet", "run", "-n", "2", "main.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"{own} 2.13.0\n"), ended.stderr
+    assert not (copy / ".venv").exists()
