@@ -71,6 +71,20 @@ def test_a_suggested_command_is_one_of_duet_run(
     assert caught.value.problems[0].fixes[-1] == "./duet run -n 2 'my t.py' --epochs=3 --x"
 
 
+def test_a_run_is_named_after_project_and_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my gpt").mkdir()
+    monkeypatch.chdir(tmp_path / "my gpt")
+    Path("train.py").touch()
+    for words, name in (
+        (["--script=train.py"], "my_gpt_train"),
+        (["--script=../my gpt/train.py"], "my_gpt_train"),
+        (["--module", "--script=scripts.train"], "my_gpt_scripts.train"),
+    ):
+        assert script_request.read(RUN, ["2", *words], {}).base_name == name
+
+
 def test_lines_that_only_other_ranks_print() -> None:
     others = OtherRanks()
     others.add(0, b"NCCL version 2.27 pid 17\n", first=True)

@@ -39,7 +39,11 @@ class ScriptLaunchRequest(LaunchRequest):
 
     @property
     def base_name(self) -> str:
-        return Path(self.runs.path).stem
+        """With the project's folder: the runs of all projects are in one place."""
+        path = Path(self.runs.path)
+        folder = Path.cwd() if self.runs.module else path.absolute().parent
+        name = self.runs.path if self.runs.module else path.stem
+        return re.sub(r"[^\w.-]", "_", f"{folder.name}_{name}").lstrip("._-")[:64]
 
     def command(self, **changes: Any) -> str:
         return command(self.script, self.args, **changes)
