@@ -28,7 +28,6 @@ from training.plan.request import LaunchRequest, common, count, place_of, run_na
 from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
-ALLOWED = msg("plan.script.own_arguments")
 
 
 @dataclass(kw_only=True)
@@ -65,7 +64,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     own, theirs = split(args)
     line = flags.parse(own)
     if not line.flags.get("script", ("", ""))[0]:
-        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {ALLOWED}"
+        fix = f"./{SCRIPT} 2 --script main.py -- ARGUMENTS   # {_own_arguments(program)}"
         raise UserError(
             Problem("flag.no_value", msg("plan.script.no_value"), msg("plan.script.allowed"), [fix])
         )
@@ -128,6 +127,13 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
 
 
+def _own_arguments(program: str) -> str:
+    """Where the script's arguments belong."""
+    return (
+        msg("plan.script.arguments_of_run") if program == RUN else msg("plan.script.own_arguments")
+    )
+
+
 def _show_ranks(text: str, origin: str) -> list[Problem]:
     if text == "all" or re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
         return []
@@ -145,6 +151,7 @@ def _misplaced(
 
     out = []
     command = _rebuilt(program, line, own, theirs, ranks, {})
+    allowed = _own_arguments(program)
     used = {name: FIELDS[name] for name in USED}
     for one in line.unknown:
         if _of_a_launcher(one):
@@ -169,7 +176,7 @@ def _misplaced(
             Problem(
                 "script.own_flag",
                 msg("plan.script.not_launcher_flag", typed=one.typed),
-                ALLOWED,
+                allowed,
                 [*fixes, command],
             )
         )
@@ -178,7 +185,7 @@ def _misplaced(
             Problem(
                 "script.field",
                 msg("plan.script.own_field", flag=line.flags[name][1]),
-                ALLOWED,
+                allowed,
                 [command],
             )
         )
@@ -186,7 +193,7 @@ def _misplaced(
         Problem(
             "script.extra_argument",
             msg("plan.script.one_too_many", argument=own[at]),
-            ALLOWED,
+            allowed,
             [command],
         )
         for at in _extra(line)
