@@ -30,6 +30,7 @@ ROOMS = [
 # A function may import modules that load one of these, directly or indirectly …
 HEAVY = {
     "torch",
+    "torchao",
     "numpy",
     "PIL",
     "psutil",
