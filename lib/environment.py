@@ -320,12 +320,11 @@ def _too_large(venv: Path) -> str:
     other sources than PyPI, which may have a CPU build, or on another platform."""
     import platform
 
-    import install
-
     from training.core import log, units
+    from training.host import package_sources
 
     there = next(folder for folder in (venv, *venv.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(there).free + _freed(venv)
     if free >= WITH_CUDA_BYTES:
         return ""
     text = msg(
@@ -335,10 +334,20 @@ def _too_large(venv: Path) -> str:
         needed=units.size(WITH_CUDA_BYTES),
     )
     text += "\n" + msg("lib.environment.disk_try", folder=shlex.quote(str(ROOT / ".venv")))
-    if platform.machine() == "x86_64" and not install.other_sources(os.environ):
+    if platform.machine() == "x86_64" and not package_sources.other_sources(os.environ):
         return text
     log.warning(text)
     return ""
+
+
+def _freed(venv: Path) -> int:
+    """Bytes that clearing the old environment frees; files that uv shares with its cache stay."""
+    found = 0
+    for folder, _, names in os.walk(venv):
+        for name in names:
+            status = os.lstat(os.path.join(folder, name))
+            found += status.st_blocks * 512 if status.st_nlink == 1 else 0
+    return found
 
 
 def main(argv: list[str]) -> int:

@@ -27,7 +27,8 @@ if [[ ${DUET_DEBUG-} == 1 ]]; then # trace the shell; run::export hides values t
 fi
 
 DUET_ROOT=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-DUET_SCRIPT=$(basename -- "$(readlink -f -- "$0")")
+DUET_SCRIPT=${DUET_COMMAND:-$(basename -- "$(readlink -f -- "$0")")} # `duet run` becomes launch_train.sh
+unset DUET_COMMAND
 export DUET_ROOT DUET_SCRIPT
 
 # `--lang=zh` before `--` sets the language of every message (training/core/messages.py), for each command alike.

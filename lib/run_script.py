@@ -1,18 +1,18 @@
-"""Runs a user script like `python SCRIPT ARGS…` and records how it ends:
+"""Runs a user's program like `python WORDS…` and records how it ends:
 
     python -u run_script.py FOLDER SCRIPT ARGS…
+    python -u run_script.py FOLDER -m MODULE ARGS…
 
 FOLDER/rank<r>.error.json  the exception that ended it, or a nonzero sys.exit
 FOLDER/rank<r>.ended       time of a normal end, and the line of a sys.exit(0)
 FOLDER/rank<r>.stacks      Python stacks of all threads, on SIGUSR2 and at a crash
 
 Standard library only, Python >= 3.8: it runs in the script's environment. Transparent to the
-script: same sys.argv, __main__, exit status and traceback; only sys.path has one more folder at its
-end (docs/inspection.md).
+script: same sys.argv, __main__, exit status and traceback (lib/main_program.py); only sys.path has
+one more folder at its end (docs/inspection.md).
 """
 
 import atexit
-import builtins
 import ctypes
 import faulthandler
 import gc
@@ -28,13 +28,16 @@ import types
 from pathlib import Path
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PROGRAM = os.path.join(_ROOT, "lib", "main_program.py")
 STOPPED = (75, 130)  # exit statuses of a stop on request (training/core/errors.py)
-_status: "int | None" = None  # exit status of a finished script
+_status = None  # type: int | None # exit status of a finished script
 CHAIN = 10  # most exceptions of a recorded chain
 
 
 def main() -> None:
-    folder, script = sys.argv[1], sys.argv[2]
+    folder, words = sys.argv[1], sys.argv[2:]
+    program = _load("duet_main_program", "lib", "main_program.py")
+    script = program.name(words)
     rank = os.environ.get("RANK", "0")
     base = os.path.join(folder, "rank" + rank)
     # Never closed: the signal handler writes to the descriptor.
@@ -45,20 +48,11 @@ def main() -> None:
     os.register_at_fork(after_in_child=_allow_tracing)
     sys.meta_path.insert(0, _AtDistributed(folder, int(rank)))
     _offer_inspection(folder, base, int(rank), script)
-    sys.argv = sys.argv[2:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    module = types.ModuleType("__main__")
-    module.__file__ = script
-    module.__builtins__ = builtins  # type: ignore[attr-defined]
-    # Pickled classes and spawned processes refer to the script by this name.
-    sys.modules["__main__"] = module
     # registered first, so called last
     atexit.register(_leave, os.getpid())
     own = os.getpid()
     try:
-        with open(script, "rb") as file:
-            code = compile(file.read(), script, "exec")
-        exec(code, module.__dict__)
+        program.execute(words)
     except SystemExit as leaving:
         if os.getpid() == own:  # a forked child unwinds through here as well
             status = leaving.code or 0
@@ -155,9 +149,9 @@ def _leave(pid: int) -> None:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback without the frames of this file."""
+    """Print the traceback without Duet's frames."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _PROGRAM):
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
@@ -167,6 +161,7 @@ def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
     # errors of the inspector are attributed to the line that called it
     internal = (
         __file__,
+        _PROGRAM,
         os.path.join(_ROOT, "training", "inspector", "inspector.py"),
     )
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in internal]
@@ -175,6 +170,7 @@ def _own_frame(error: BaseException) -> "traceback.FrameSummary | None":
         for f in frames
         if "site-packages" not in f.filename
         and os.sep + "lib" + os.sep + "python" not in f.filename
+        and not f.filename.startswith("<frozen ")
     ] or frames
     return own[-1] if own else None
 

@@ -21,7 +21,7 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     """One training step. A torch without Muon gets AdamW for the matrices too."""
     shape = ModelDims(job["depth"], job["vocab"], job["seq_len"])
     with torch.device("cuda"):
-        model = GPT(shape, MemorySavings(job["blocks"], job["chunks"]))
+        model = GPT(shape, MemorySavings(job["blocks"], job["chunks"], job["selective"]))
         tokens = torch.randint(0, min(shape.vocab, 256), (job["sequences"], job["seq_len"] + 1))
     if job["compiled"]:
         model.compile_parts()

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import ROOT, Machine
 from training.host import process, topology
+from training.host.gpu_choice import ORDER, PCI
 
 POLL_S = 0.05
 STAND_INS = Path(__file__).with_name("stand_ins")
@@ -66,8 +67,8 @@ class Bench:
         return tiny if self.smoke else real
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Without variables of an outer launch; modules that this Python lacks are replaced by
-        stand-ins (stand_ins/README)."""
+        """Without variables of an outer launch, and with the order of GPUs that Duet uses; modules
+        that this Python lacks are replaced by stand-ins (stand_ins/README)."""
         outside = topology.clean(os.environ)
         env = {k: v for k, v in outside.items() if not k.startswith(PRIVATE)}
         lacking = [n for n in self.machine.missing if (STAND_INS / f"{n}.py").exists()]
@@ -77,14 +78,18 @@ class Bench:
             for name in lacking:
                 shutil.copy(STAND_INS / f"{name}.py", folder)
             env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), str(folder))))
-        return env | {
-            "DUET_LANG": "en",
-            "WANDB_MODE": "disabled",
-            "HF_HUB_OFFLINE": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
-            "TRITON_CACHE_DIR": str(self.cache / "triton"),
-            **more,
-        }
+        return (
+            {ORDER: PCI}
+            | env
+            | {
+                "DUET_LANG": "en",
+                "WANDB_MODE": "disabled",
+                "HF_HUB_OFFLINE": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
+                "TRITON_CACHE_DIR": str(self.cache / "triton"),
+                **more,
+            }
+        )
 
     def run(self, programs: Sequence[Program]) -> list[int]:
         """Exit statuses of programs that run at the same time. All are killed when one of them

@@ -23,8 +23,8 @@ def run(bench: Bench) -> dict[str, Any]:
         "CPU, 1 rank": train(bench, "cpu", **flags | {"device": "cpu"}).ok(),
         "GPU, 1 rank": train(bench, "one", **flags).ok(),
         "GPU, 2 ranks": train(bench, "two", ranks=2, **flags).ok(),
-        "GPU, 2 ranks, killed and resumed": _killed(bench, steps, flags),
     }
+    killed, runs["GPU, 2 ranks, killed and resumed"] = _killed(bench, steps, flags)
     curves = {name: one.losses for name, one in runs.items()}
     cpu, _, two, resumed = curves.values()
     apart = {name: _apart(cpu, curve) for name, curve in curves.items()}
@@ -39,8 +39,8 @@ def run(bench: Bench) -> dict[str, Any]:
     checks.append(
         check(
             "a killed run resumes",
-            len(resumed) == steps and _apart(two, resumed) <= TOLERANCE,
-            f"losses against the run without a kill: {same}",
+            killed.code != 0 and len(resumed) == steps and _apart(two, resumed) <= TOLERANCE,
+            f"exit status {killed.code}; losses against the run without a kill: {same}",
         )
     )
     return {
@@ -52,11 +52,12 @@ def run(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _killed(bench: Bench, steps: int, flags: dict[str, Any]) -> Run:
-    """A rank is killed in the last quarter, then the other one, and the run is resumed."""
+def _killed(bench: Bench, steps: int, flags: dict[str, Any]) -> tuple[Run, Run]:
+    """A rank is killed in the last quarter, then the other one, and the run is resumed: both."""
     fault = f"kill@rank=1,step={steps - steps // 8}"
-    train(bench, "killed", ranks=2, **flags | {"inject": fault})
-    return train(bench, "killed", ranks=2, **flags | {"inject": "", "resume": "killed"}).ok()
+    killed = train(bench, "killed", ranks=2, **flags | {"inject": fault})
+    again = flags | {"inject": "", "resume": "killed"}
+    return killed, train(bench, "killed", ranks=2, **again).ok()
 
 
 def _apart(curve: list[float], other: list[float]) -> float:

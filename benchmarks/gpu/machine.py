@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -12,6 +13,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from training.host.gpu_choice import ORDER, PCI
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE_S = 180.0  # importing torch from a cold disk
@@ -88,13 +91,15 @@ def find(asked: str = "") -> Machine:
 
 
 def commit() -> str:
-    """Commit of the checkout, with '+changes' if files differ from it; 'unknown' without git."""
+    """Commit of the checkout, with '+' and a hash of the changes if files differ from it;
+    'unknown' without git."""
     try:
         name = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
-        changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+        command = ["git", "-C", str(ROOT), "diff", "HEAD"]
+        changes = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return name + ("+changes" if changed else "")
+    return name + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
 
 
 def _candidates() -> list[str]:
@@ -111,6 +116,7 @@ def _probe(executable: str) -> dict[str, Any]:
         done = subprocess.run(
             [executable, "-c", PROBE % (PACKAGES,)],
             cwd=ROOT,
+            env={ORDER: PCI} | os.environ,
             capture_output=True,
             text=True,
             timeout=PROBE_S,

@@ -19,7 +19,7 @@ def run(bench: Bench) -> dict[str, Any]:
     for compiled in bench.size((0, 1), (0,)):
         flags = MODEL | {"compile": compiled, "num_iterations": steps}
         job = {"depth": 2, "sequences": 1, "seq_len": 64, "vocab": 320, "blocks": 0, "chunks": 1}
-        job |= {"muon": True, "compiled": bool(compiled), "count": True}
+        job |= {"selective": 0, "muon": True, "compiled": bool(compiled), "count": True}
         job |= {"steps": steps - WARM_UP, "warm_up": WARM_UP}
         duet, bare = [], []
         for number in range(rounds):

@@ -38,7 +38,7 @@ def run(bench: Bench, config: str) -> dict[str, Any]:
         load = one.plan["memory"]["load"]
         times[DUET].append(one.step_ms())
         job = {name: load[name] for name in ("depth", "sequences", "seq_len", "vocab")}
-        job |= {name: load[name] for name in ("blocks", "chunks", "muon")}
+        job |= {name: load[name] for name in ("blocks", "selective", "chunks", "muon")}
         job["precision"] = one.plan["precision"]["value"]
         job |= {"steps": steps - WARM_UP, "warm_up": WARM_UP, "compiled": load["compiled"]}
         bare = bench.result("bare_loop", f"bare{number}", job, **first_gpu())
@@ -79,9 +79,11 @@ def _figures(
 ) -> dict[str, Any]:
     tokens = load["sequences"] * load["seq_len"]
     cost = flops_per_token(ModelDims(load["depth"], load["vocab"], load["seq_len"])) * tokens
-    peak = flops.peak(bench.machine.gpu)
+    precision = one.plan["precision"]["value"]
+    peak = flops.peak(bench.machine.gpu, precision)
     if peak is None:
-        notes.append(f"no MFU: the peak of {bench.machine.gpu} is not in training/host/flops.py")
+        what = f"the peak of {bench.machine.gpu} in {precision}"
+        notes.append(f"no MFU: {what} is not in training/host/flops.py")
     loops = {}
     for name, found in times.items():
         ms = statistics.median(found)
@@ -98,7 +100,7 @@ def _figures(
         "loops": loops,
         "ratio_to_bare": ratio,
         "tokens_per_step": tokens,
-        "precision": one.plan["precision"]["value"],
+        "precision": precision,
         "load": load,
         "memory": {"estimate_bytes": estimate, "peak_bytes": used},
         "notes": notes,

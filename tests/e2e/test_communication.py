@@ -25,7 +25,7 @@ from training.launcher.communication import runner, stages
 from training.launcher.communication.result import CommunicationResult
 from training.launcher.communication.run import run
 
-GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
+GPUS = [{"uuid": f"GPU-{n}", "index": i, "use_percent": 0} for i, n in enumerate("ab")]
 FIGURES = (
     r"all_reduce of 8 MiB over (\d) ranks: [\d.]+ GB/s(?: \(on the bus [\d.]+\))?, 1 KiB in "
     r"[\d.]+ ms; data correct"

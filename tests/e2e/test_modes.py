@@ -179,7 +179,7 @@ def test_a_launcher_inside_a_rank_becomes_the_rank(
     )
     launch("./launch_train.sh", "2", "--script", str(inner), tiny=False).ok()
     (plan,) = (tmp_path / "inner").glob("*/plan.json")
-    assert (read_json(plan) or {})["place"]["source"] == "platform", "two ranks in all, not four"
+    assert (read_json(plan) or {})["place"]["source"] == "torchrun", "two ranks in all, not four"
 
 
 def without_libuv(built: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, processes, wait_until
+from tests.conftest import ROOT, TOKEN, processes, wait_until
 from tests.e2e.conftest import Launched
 from training.monitor import state
 
@@ -142,7 +143,7 @@ print("the result", json.dumps(facts))
         "the first rank's output is shown"
     )
     alone = script(
-        "import os; assert 'RANK' not in os.environ and 'MASTER_ADDR' not in os.environ", ranks=1
+        "import os; assert os.environ['RANK'] == '0' and os.environ['WORLD_SIZE'] == '1'", ranks=1
     )
     alone.ok()
 
@@ -336,13 +337,10 @@ def test_a_program_other_than_a_python_file(script: Script, tmp_path: Path) -> N
         and failed.failure["summary"] == "ValueError: planted"
         and failed.failure["where"] == f"{program}:4"
     )
+    program.write_text("#!/bin/sh\n")
     program.chmod(0o644)
     refused = script(program)
-    assert (
-        refused.wait() == 2
-        and "neither a .py file nor executable" in refused.output
-        and "chmod +x" in refused.output
-    )
+    assert refused.wait() == 2 and "chmod +x" in refused.output
 
 
 def test_all_errors_of_a_command_line_are_reported_together(launch: Launch, tmp_path: Path) -> None:
@@ -380,3 +378,69 @@ def test_a_script_runs_in_the_active_environment(script: Script, tmp_path: Path)
     )
     run.ok()
     assert "of the active environment (VIRTUAL_ENV)" in run.output
+
+
+def test_streams_signals_and_lines_of_other_ranks(
+    project: Path, tmp_path: Path, token: str
+) -> None:
+    (tmp_path / "main.py").write_text(
+        "import os, signal, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: (print('got USR2'), os._exit(0)))\n"
+        "print(f'rank {rank} of 2', file=sys.stderr)\n"
+        "if rank == '1':\n"
+        "    print('only rank 1: careful', file=sys.stderr)\n"
+        "else:\n"
+        "    print('read', sys.stdin.readline().strip())\n"
+        "time.sleep(600)\n"
+    )
+    folders = [f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}"]
+    process = subprocess.Popen(
+        [project / "duet", "run", "-n2", *folders, "--report=false", "--run_name=one", "main.py"],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | {TOKEN: token},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write("typed\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "read typed\n"
+    log = tmp_path / "experiments/one/ranks/rank1.log"
+    wait_until(lambda: "careful" in log.read_text(), what="rank 1's line")
+    process.send_signal(signal.SIGUSR2)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "got USR2\n")
+    assert "rank 0 of 2\n" in err and "[rank1] only rank 1: careful\n" in err
+    assert "[rank1] rank 1 of 2" not in err, "the first rank prints it too"
+
+
+def test_a_killed_script_is_started_again_and_loads_its_snapshot(
+    script: Script, tmp_path: Path
+) -> None:
+    run = script(
+        "import json, os, pathlib, signal\n"
+        "rank, count = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "saved = pathlib.Path(__file__).with_name('count')\n"
+        "print('restart', count, 'of', os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"
+        "if rank == '1' and count == '0':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if rank == '1' and count == '1':\n"
+        "    raise ValueError('planted')\n",
+        flags={"retries": 2},
+    ).ok()
+    assert "restart 2 of 2" in run.output
+    restarts = json.loads(run.run.summary.read_text())["restarts"]
+    assert [(r["attempt"], r["cause"], r["rank"]) for r in restarts] == [
+        (2, "killed", 1),
+        (3, "exception", 1),
+    ]
+    twice = script("raise ValueError('always')\n", flags={"retries": 3})
+    assert twice.wait() == 4
+    events = [json.loads(line) for line in twice.run.events.read_text().splitlines()]
+    assert [e["event"] for e in events if e["event"] in ("restart", "given_up")] == [
+        "restart",
+        "given_up",
+    ]

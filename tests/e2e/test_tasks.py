@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.e2e.conftest import Launched
+from training.core.messages import msg
 from training.core.rundir import read_json
 
 Launch = Callable[..., Launched]
@@ -190,7 +191,7 @@ def test_an_automatic_batch_trains_and_a_nan_in_it_is_named(task: Callable[..., 
         plan["memory"]["parameters_bytes"] == 4 * 4482
         and plan["memory"]["needed_bytes"] < plan["memory"]["free_bytes"]
     )
-    assert plan["device_batch_size"]["reason"] == "the largest of 6 that divide and fit"
+    assert plan["device_batch_size"]["reason"] == msg("tasks.gpt.fit.largest", sizes=6)
     broken = task(num_iterations=8, inject="nan@rank=1,step=3")
     assert broken.wait() == 4
     assert (broken.failure["rank"], broken.failure["cause"]) == (1, "nan_loss")

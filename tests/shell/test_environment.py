@@ -114,9 +114,10 @@ def test_a_later_section_of_the_lock_is_added_once(user: User, index: Path, tmp_
 
 
 SOURCES = """
-import sys; sys.path[:0] = sys.argv[1:3]
-import install, os
-print(*install.uv_sources(os.environ), sep="\\n")
+import sys; sys.path.insert(0, sys.argv[1])
+import os
+from training.host import package_sources
+print(*package_sources.uv_sources(os.environ), sep="\\n")
 """
 
 
@@ -153,7 +154,7 @@ def test_uv_takes_packages_from_where_pip_does(
         "HOME": str(tmp_path),
         "XDG_CONFIG_HOME": "",
     }
-    command = [sys.executable, "-c", SOURCES, str(ROOT), str(ROOT / "lib")]
+    command = [sys.executable, "-c", SOURCES, str(ROOT)]
     done = subprocess.run(
         command,
         env=known | {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf")} | env,

@@ -180,7 +180,16 @@ def test_a_disk_without_room_for_torch_with_cuda(
         return str(environment._too_large(venv))
 
     assert problem(4.9) == ""
-    assert "3.5 GB free" in problem(3.5) and "about 4.8 GB" in problem(3.5)
+    assert "room for 3.5 GB" in problem(3.5) and "about 4.8 GB" in problem(3.5)
     assert capfd.readouterr().err == ""
+    with monkeypatch.context() as smaller:
+        smaller.setattr(environment, "WITH_CUDA_BYTES", 3_500_100_000)
+        venv.mkdir(parents=True)
+        (venv / "torch.so").write_bytes(bytes(50_000))
+        os.link(venv / "torch.so", tmp_path / "in the cache")
+        assert problem(3.5), "what a cache shares is not freed"
+        (tmp_path / "in the cache").unlink()
+        (venv / "cuda.so").write_bytes(bytes(60_000))
+        assert problem(3.5) == "", "the old environment is cleared first"
     monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example/simple")
-    assert problem(3.5) == "" and "3.5 GB free" in capfd.readouterr().err
+    assert problem(3.5) == "" and "room for 3.5 GB" in capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 import time
 from collections import namedtuple
@@ -26,6 +27,7 @@ from benchmarks.gpu import (
     timing,
     trainings,
 )
+from training.core.rundir import RunDir
 from training.tasks.memory import gib
 
 GPU = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30, "capability": [9, 0]}
@@ -200,6 +202,47 @@ def result(**changes: Any) -> dict[str, Any]:
     facts = {"format": 1, "created": 0.0, "name": gpus.title, "machine": gpus.record()}
     own = {name: common | record for name, record in records.items()}
     return facts | {"commit": "abc", "smoke": False, "stages": own} | changes
+
+
+@pytest.mark.parametrize(("code", "ok"), [(137, True), (0, False)])
+def test_a_run_that_was_not_killed_has_not_resumed(
+    tmp_path: Path, code: int, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trained(trainings.Run):
+        losses = [1.0] * 12
+
+    def train(*arguments: Any, **flags: Any) -> trainings.Run:
+        status = code if flags.get("inject") else 0
+        return Trained(RunDir(tmp_path), status, 0.0, "")
+
+    monkeypatch.setattr(correctness, "train", train)
+    checks = {c["name"]: c["ok"] for c in correctness.run(laboratory(tmp_path))["checks"]}
+    assert checks.pop("a killed run resumes") == ok and all(checks.values())
+
+
+def test_all_programs_see_the_gpus_in_the_order_of_duet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert laboratory(tmp_path).environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf \'{"error": "%s"}\' $CUDA_DEVICE_ORDER\n')
+    python.chmod(0o755)
+    assert machine._probe(str(python)) == {"error": "PCI_BUS_ID"}
+
+
+def test_other_changes_are_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org")
+    file = tmp_path / "file"
+    file.write_text("1")
+    for words in (("init", "-q"), ("add", "file"), ("commit", "-qm", "one")):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    found = [machine.commit()]
+    for text in ("2", "3", "2"):
+        file.write_text(text)
+        found.append(machine.commit())
+    assert "+" not in found[0] and len(set(found)) == 3 and found[1] == found[3]
 
 
 def test_the_page_has_pictures_and_needs_no_other_file() -> None:

@@ -109,21 +109,16 @@ def show():
     print(json.dumps([plan["device"]["value"], len(plan["gpus"]), {v["name"]: v["value"] for v in plan["variables"]}]))
     return p2p_cache.key([g["uuid"] for g in plan["gpus"]], plan["driver"], plan["torch"])
 key = show()
-print(p2p_cache.remember(key, p2p_cache.verdict(key, p2p_cache.WITHOUT_P2P, gb_per_s=1, small_ms=1)))
+p2p_cache.remember(key, p2p_cache.verdict(key, p2p_cache.WITHOUT_P2P, gb_per_s=1, small_ms=1))
 show()
 """
     done = python("-c", code, **nvidia(COUNT=3), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    first, remembered, second = done.stdout.splitlines()
+    first, second = done.stdout.splitlines()
     device, gpus, variables = json.loads(first)
     assert (device, gpus, variables["NCCL_SOCKET_IFNAME"]) == (
         "cuda",
         2,
         "lo",
     ) and "NCCL_P2P_DISABLE" not in variables
-    assert (
-        remembered
-        == f"cached in {tmp_path}/duet/communication.json: later starts on these GPUs set it "
-        f"automatically"
-    )
-    assert json.loads(second)[2] == variables | {"NCCL_P2P_DISABLE": "1"}
+    assert json.loads(second)[2] == variables, "the copies are tested, as after a repair"

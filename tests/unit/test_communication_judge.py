@@ -15,10 +15,10 @@ from training.launcher.communication.result import (
     HARDWARE,
     AllReduceTimes,
     CommunicationResult,
-    command,
     p2p_may_help,
 )
 from training.launcher.communication.runner import CommunicationOutcome
+from training.plan.communication import command
 
 LARGE = stages.collective("all_reduce", 8 << 20)
 TORCH = (
@@ -170,6 +170,14 @@ def test_ranks_that_still_move_do_not_hang() -> None:
     assert find(hung("import of torch", "rendezvous", since_s={0: 1.0, 1: 0.5})).kind == "hang", (
         "torch is imported for seconds anywhere"
     )
+
+
+def test_ranks_that_ran_out_of_patience_while_moving_do_not_hang() -> None:
+    outcome = hung(LARGE, LARGE, since_s={0: 14.0, 1: 14.0}, patient=True)
+    outcome.limit_s = 120.0
+    assert find(outcome).kind == analysis.SLOW
+    outcome.since_s = {0: stages.STILL_S, 1: stages.STILL_S}
+    assert find(outcome).kind == analysis.HANG
 
 
 def test_a_rank_that_does_not_answer() -> None:
@@ -360,6 +368,14 @@ def test_gpus_that_hang_get_advice() -> None:
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "it was tried"
     (check,) = CommunicationResult(2, "cuda", "nccl", find(ended(1, 1)), variables={}).checks()
     assert "export NCCL_P2P_DISABLE=1" not in check.fixes, "a failed rank has its own reason"
+
+
+def test_the_fix_tests_the_gpus_of_the_run() -> None:
+    result = CommunicationResult(
+        2, "cuda", "nccl", find(hung(LARGE, LARGE)), variables={"CUDA_VISIBLE_DEVICES": "2,3"}
+    )
+    assert result.again == f"CUDA_VISIBLE_DEVICES=2,3 {command(2, 'cuda')}"
+    assert any(f" {result.again} " in fix for fix in result.checks()[0].fixes)
 
 
 def test_gpus_that_work_without_peer_to_peer_are_a_warning() -> None:

@@ -4,12 +4,15 @@ stop."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from training.host import p2p_cache
 from training.host.p2p_cache import Key, known, remember, remembered, verdict
 
@@ -51,12 +54,11 @@ def test_gpus_that_work_are_remembered_too(file: Path) -> None:
 
 
 def test_a_plan_gets_it_with_its_reason(file: Path) -> None:
-    assert p2p_cache.variables(key(), {}) == []
     learn(key())
-    (variable,) = p2p_cache.variables(key(), {"NCCL_P2P_DISABLE": ""})
+    (variable,) = p2p_cache.variables(remembered(key()), {"NCCL_P2P_DISABLE": ""})
     assert (variable.name, variable.value, variable.origin) == ("NCCL_P2P_DISABLE", "1", "set here")
     assert str(file) in variable.why
-    assert p2p_cache.variables(key(), {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
+    assert p2p_cache.variables(SET, {"NCCL_P2P_DISABLE": "0"}) == [], "the user's own value stays"
 
 
 def test_it_holds_for_these_gpus_alone_or_with_others() -> None:
@@ -104,14 +106,57 @@ def test_copies_that_work_in_a_larger_group_refute_a_pair() -> None:
     assert remembered(key()) == {} and known(key()) is None
 
 
+def test_a_failed_test_withdraws_the_result_for_its_gpus(file: Path) -> None:
+    others = key(("GPU-x", "GPU-y"))
+    learn(others, {})
+    learn(key(), {})
+    p2p_cache.forget(key())
+    assert known(key()) is None and known(others) is not None
+    learn(key())
+    p2p_cache.forget(key(NCCL_P2P_DISABLE="0"))
+    assert remembered(key()) == SET, "a hang with the copies is what it is about"
+    p2p_cache.forget(key())
+    assert remembered(key()) == {}
+    p2p_cache.forget(key())
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "no lock is left"
+
+
+def test_times_of_busy_gpus_are_not_remembered() -> None:
+    one = verdict(key(), {}, gb_per_s=1.0, small_ms=1.0)
+    assert remember(key(), one, busy="GPU 0 is busy") == "not cached: GPU 0 is busy"
+    assert known(key()) is None
+    learn(key(), {})
+    remember(key(), one, busy="GPU 0 is busy")
+    found = known(key())
+    assert found and found["gb_per_s"] == 9.5, "of idle GPUs"
+    assert remember(key(), {**one, "variables": SET}, busy="GPU 0 is busy").startswith("cached")
+    assert remembered(key()) == SET
+    assert "work now" in remember(key(), one, busy="GPU 0 is busy")
+    assert (remembered(key()), known(key())) == ({}, None)
+
+
+def test_results_of_several_processes_are_kept(file: Path) -> None:
+    code = """
+import sys
+from training.host import p2p_cache
+for number in range(30):
+    one = p2p_cache.key([f"{sys.argv[1]}-{number}"], "580", "2.13", {})
+    p2p_cache.remember(one, p2p_cache.verdict(one, {}, gb_per_s=1, small_ms=1))
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert len(json.loads(file.read_text())["verdicts"]) == 90
+
+
 def test_a_kernel_and_its_iommu(tmp_path: Path) -> None:
     assert p2p_cache.machine(tmp_path).endswith(", IOMMU off")
     (tmp_path / "class/iommu/dmar0").mkdir(parents=True)
-    assert p2p_cache.machine(tmp_path).endswith(", IOMMU off"), "no access to its groups"
+    assert p2p_cache.machine(tmp_path).endswith(", IOMMU on"), "no access to its groups"
     for number, kind in enumerate(("DMA-FQ", "DMA-FQ", "identity")):
         group = tmp_path / f"kernel/iommu_groups/{number}"
         group.mkdir(parents=True)
         (group / "type").write_text(f"{kind}\n")
+    (tmp_path / "kernel/iommu_groups/3/type").mkdir(parents=True)  # cannot be read
     assert p2p_cache.machine(tmp_path).endswith(", IOMMU DMA-FQ, identity")
 
 

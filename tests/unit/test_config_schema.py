@@ -18,10 +18,21 @@ SURFACE = """
     weight_decay grad_clip warmup_ratio warmdown_ratio final_lr_frac data text_field encoding tokenizer vocab_size num_workers
     persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed deterministic
     run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
-    wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout libuv numa
+    wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout libuv numa show_ranks
     communication_test gradient_compression debug profile inject
 """
-ACTIONS = ["config", "dry_run", "explain", "check", "json", "script", "save_config", "help"]
+ACTIONS = [
+    "config",
+    "dry_run",
+    "explain",
+    "check",
+    "json",
+    "script",
+    "module",
+    "no_python",
+    "save_config",
+    "help",
+]
 
 # Unlike the rest of SURFACE, these must never change.
 FIXED = """

@@ -22,7 +22,7 @@ from training.host.env_vars import Variable
 from training.host.placement import Topology
 from training.launcher.slurm.code_snapshot import Code
 from training.plan.preflight.report import Check
-from training.plan.script_request import Script
+from training.plan.script_program import Script
 from training.tasks.gpt.memory import Estimate
 from training.trainer.checkpoint import TrainProgress
 

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.conftest import ROOT
+from training.trainer import compression
 
 PROGRAM = """
 import sys
@@ -77,6 +80,23 @@ def ran(ranks: int, folder: Path) -> list[dict[str, Any]]:
             process.kill()
             process.wait()
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "collective"), [(2, "all_gather_into_tensor"), (3, "all_reduce")]
+)
+def test_the_error_of_a_failed_exchange_is_raised(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, collective: str
+) -> None:
+    failed: torch.futures.Future[Any] = torch.futures.Future()
+    failed.set_exception(RuntimeError("connection closed by peer"))
+    work = SimpleNamespace(get_future=lambda: failed)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: ranks)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, collective, lambda *args, **how: work)
+    bucket: Any = SimpleNamespace(buffer=lambda: torch.ones(4))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        compression.mean_in_bf16(None, bucket).wait()
 
 
 @pytest.mark.slow

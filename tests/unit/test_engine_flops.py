@@ -62,7 +62,7 @@ def test_the_embedding_is_not_counted() -> None:
     ],
 )
 def test_known_gpus(name: str, tera: float) -> None:
-    assert flops.peak(name) == pytest.approx(tera * 1e12)
+    assert flops.peak(name, "bf16") == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_known_gpus(name: str, tera: float) -> None:
     ],
 )
 def test_other_gpus_have_no_known_peak(name: str) -> None:
-    assert flops.peak(name) is None
+    assert flops.peak(name, "bf16") is None
 
 
 def test_the_peak_is_that_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:

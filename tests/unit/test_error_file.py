@@ -3,6 +3,7 @@ was killed, complete, and the memory of an exhausted GPU."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from training.core.errors import RANK_FAILED
 from training.core.rundir import RunDir, read_json
 from training.diagnose import card
 from training.trainer import error_file, memory_snapshot
@@ -74,6 +76,23 @@ def test_the_place_is_the_last_one_outside_of_libraries(
             library["fail"]()
         found = error_file._facts(RunDir(tmp_path), 0, caught.value)
         assert found["where"].startswith(f"{__file__}:") and found["code"] == 'library["fail"]()'
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "full"), KeyError("segments")])
+def test_an_error_is_written_without_the_memory_that_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise problem
+
+    run = RunDir(tmp_path)
+    run.create()
+    monkeypatch.setenv("DUET_SUPERVISED", "1")
+    monkeypatch.setattr(memory_snapshot, "keep", fails)
+    assert error_file.record(run, 1, RuntimeError("CUDA out of memory")) == RANK_FAILED
+    found = read_json(run.rank_error(1)) or {}
+    assert found["message"] == "CUDA out of memory" and "memory" not in found
+    assert "CUDA out of memory" in run.rank_log(1).read_text()
 
 
 def block(size: int, state: str) -> dict[str, object]:

@@ -211,7 +211,7 @@ def model_of(savings: MemorySavings | None = None) -> GPT:
 
 
 def losses(model: GPT, steps: int = 12) -> list[float]:
-    """Losses of the first steps on a text that a model learns in a few."""
+    """Training on a text that a model learns in a few steps."""
     optimizer = optim.build(model, Config())
     tokens = (torch.arange(8 * 25).reshape(8, 25) * 7) % 13
     found = []

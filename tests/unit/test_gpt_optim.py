@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from tests.cases import each
 from training.config.schema import Config
 from training.tasks.gpt import optim
 from training.tasks.gpt.model import GPT
@@ -139,6 +141,44 @@ def test_each_matrix_is_updated_as_by_torchs_muon_except_for_rounding() -> None:
         wanted = states[0][i]["momentum_buffer"]
         assert all(torch.equal(state[i]["momentum_buffer"], wanted) for state in states[1:])
         assert all((end[i] - ends[0][i]).norm() < 0.02 * ends[0][i].norm() for end in ends[1:])
+
+
+@each(
+    ("name", "capability", "dtype"),
+    [
+        ("NVIDIA GeForce RTX 3090", (8, 6), torch.bfloat16),
+        ("NVIDIA GeForce RTX 2080 Ti", (7, 5), torch.float16),
+        ("NVIDIA GeForce GTX 1660", (7, 5), torch.float32),
+        ("NVIDIA GeForce GTX 1080", (6, 1), torch.float32),
+    ],
+)
+def test_muon_multiplies_in_the_type_of_the_tensor_cores(
+    name: str, capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert optim._products(torch.device("cuda:0")) == dtype
+
+
+@each(
+    ("flags", "other", "dtype"),
+    [
+        ({"avx512_bf16"}, "bf16", torch.bfloat16),
+        ({"avx512_bf16"}, "fp16", torch.float16),
+        (set(), "bf16", torch.float32),
+    ],
+)
+def test_ranks_that_exchange_updates_have_the_same_type(
+    flags: set[str], other: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_reduce(number: torch.Tensor, kind: object) -> None:
+        assert kind == dist.ReduceOp.MIN
+        number.clamp_(max=["fp32", "fp16", "bf16"].index(other))
+
+    monkeypatch.setattr(optim.decisions, "cpu_bf16", lambda: flags)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    assert optim._products(torch.device("cpu")) == dtype
 
 
 def test_state_of_torchs_muon_is_loaded() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.cases import each
 from training.config import batch, loader
 from training.config.schema import Config
+from training.core.messages import msg
 from training.tasks.gpt import memory_fit
 from training.tasks.gpt.memory import StepWorkload, estimate
 from training.tasks.memory import GIB
@@ -155,7 +156,7 @@ def test_an_automatic_device_batch_is_the_fastest_that_fits(name: str, gib: int)
         assert larger is None or larger.extra_time > found.load.extra_time
     if gib == 200:
         assert (found.load.sequences, found.load.blocks, found.load.chunks) == (sizes[-1], 0, 1)
-        assert found.sequences.reason == f"the largest of {len(sizes)} that divide and fit"
+        assert found.sequences.reason == msg("tasks.gpt.fit.largest", sizes=len(sizes))
 
 
 def test_an_invalid_or_oversized_device_batch() -> None:

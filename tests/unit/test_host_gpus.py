@@ -338,7 +338,9 @@ def test_the_driver_is_not_queried_on_the_cpu(nvidia: Nvidia) -> None:
     assert dry_run(nvidia(INIT=9), QUICKSTART, "--device=cpu").returncode == 0
 
 
-def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia) -> None:
+def test_before_the_installation_gpus_are_counted_without_pynvml(
+    nvidia: Nvidia, tmp_path: Path
+) -> None:
     code = (
         "from training.host import gpus; m = gpus.inventory(); print(len(m.gpus), "
         "m.gpus[0].uuid if m.gpus else m.reason)"
@@ -366,7 +368,8 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
     done = python("-S", *plan, cwd=ROOT, **nvidia(COUNT=2, FREE_GIB=3))
     assert done.returncode == 3 and "3.0 GiB free of 32.0 GiB" in done.stderr
     # Another build of torch, known before gigabytes of one without kernels are installed.
-    bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": ""}  # no torch, packages of PyPI
+    # no torch, packages of PyPI
+    bare = {"PYTHONPATH": str(ROOT), "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     index = "PIP_EXTRA_INDEX_URL=URL ./train_dual_gpu.sh"
     for variables, why, fix in (
         ({"CAPABILITY": "7.0"}, "GPU 0 (Fake GPU 0) needs kernels for sm_70", index),
@@ -375,9 +378,14 @@ def test_before_the_installation_gpus_are_counted_without_pynvml(nvidia: Nvidia)
         done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, **variables) | bare))
         assert (done.returncode, done.stdout) == (0, "")
         assert why in done.stderr and fix in done.stderr, done.stderr
-    own = bare | {"PIP_INDEX_URL": "https://packages.example/simple"}
-    done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, CAPABILITY="7.0") | own))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    pip = tmp_path / "pip.conf"
+    pip.write_text("[global]\nindex-url = https://packages.example/simple\n")
+    for own in (
+        {"PIP_INDEX_URL": "https://packages.example/simple"},
+        {"PIP_CONFIG_FILE": str(pip)},
+    ):
+        done = python("-S", *plan, cwd=ROOT, **(nvidia(COUNT=2, CAPABILITY="7.0") | bare | own))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

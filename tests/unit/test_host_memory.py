@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import clean_environment
 from training.tasks.gpt.memory import Estimate, StepWorkload, estimate
-from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.model_dims import MUON_BATCH, ModelDims
 from training.tasks.memory import CONTEXT, GIB, gib
 
 AGGRESSIVE = StepWorkload(20, 14, 3072, 320, bf16=True, compiled=False, cuda=False)
@@ -212,8 +213,6 @@ def test_the_time_of_recomputation() -> None:
 
 
 def test_with_a_small_batch_the_peak_is_the_optimizer_s() -> None:
-    from training.tasks.gpt.muon import BATCH_BYTES
-
     small = replace(CONSERVATIVE, cuda=True, sequences=1, seq_len=128)
     found = estimate(small)
     assert found.updates == small.updates > 0
@@ -221,7 +220,26 @@ def test_with_a_small_batch_the_peak_is_the_optimizer_s() -> None:
     assert "Muon's updates" in found.sentence()
     assert estimate(replace(small, muon=False)).updates == 0
     assert estimate(replace(CONSERVATIVE, cuda=True)).updates == 0
-    assert replace(AGGRESSIVE, cuda=True).updates == 6 * BATCH_BYTES["cuda"]
+
+
+@each(("depth", "ranks"), [(20, 1), (20, 2), (20, 64), (12, 16), (4, 3)])
+def test_muon_s_batch_is_that_of_the_formula(
+    depth: int, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from training.tasks.gpt import muon
+
+    monkeypatch.setitem(MUON_BATCH, "cpu", MUON_BATCH["cuda"])  # of tensors without memory
+    for name, value in (("is_initialized", True), ("get_world_size", ranks), ("get_rank", 0)):
+        monkeypatch.setattr(muon.dist, name, lambda value=value: value)
+    load = replace(AGGRESSIVE, depth=depth, cuda=True, ranks=ranks)
+    width, inner = load.width, load.shape.inner
+    shapes = [(width, width)] * 4 + [(inner, width)] * 2 + [(width, inner)]
+    weights = [torch.nn.Parameter(torch.empty(s, device="meta")) for s in shapes * depth]
+    made = muon.Muon(weights, lr=0.1, weight_decay=0, momentum=0.9, dtype=torch.bfloat16)
+    each_rank = [bucket.share * bucket.matrices[0].numel() * 2 for bucket in made.buckets]
+    assert load.updates == 6 * ranks * max(each_rank)
 
 
 def test_formatted_bytes() -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
+from tests.unit.conftest import python
 from training.core.errors import UserError
+from training.core.messages import msg
 from training.host import numa
 from training.host.gpus import Gpu
 from training.launcher import spawn
@@ -26,7 +29,7 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"node{node}/cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(numa, "NODES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
-    monkeypatch.setattr(numa, "prefer_memory", lambda node: True)
+    monkeypatch.setattr(numa, "memory_policy", lambda: numa.DEFAULT_POLICY)
     return tmp_path
 
 
@@ -38,7 +41,8 @@ def test_each_rank_gets_the_allowed_cores_of_its_gpu_s_node() -> None:
         {"node": 0, "cores": [0, 1, 2, 3]},
     )
     assert (found.memory, found.threads) == (True, 3)
-    assert "4-6" in found.sentence()
+    assert "4-6" in found.sentence() and "rank 0" in found.sentence()
+    assert "rank 2" in found.sentence(2) and "rank 0" not in found.sentence(2)
     shared = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, 1)], 2)
     assert shared.threads == 1, "two ranks share three cores"
     half = numa.choose("auto", "spawn", "cuda", [gpu(0, 1), gpu(1, None)], 2)
@@ -101,10 +105,9 @@ READ = (
 
 
 def run(binding: object, memory: bool) -> list[str]:
-    child = spawn._start(
-        [sys.executable, "-I", "-S", "-c", READ], dict(os.environ), 0, False, (), binding, memory
-    )
-    with os.fdopen(child.output) as output:
+    argv, streams = [sys.executable, "-I", "-S", "-c", READ], spawn.Streams(True, first=False)
+    child = spawn._start(argv, dict(os.environ), 0, streams, (), binding, memory)
+    with os.fdopen(child.outputs[2]) as output:
         lines = output.read().splitlines()
     os.close(child.pidfd)
     assert child.popen.wait() == 0
@@ -114,11 +117,51 @@ def run(binding: object, memory: bool) -> list[str]:
 def test_a_rank_is_bound_before_its_program_starts() -> None:
     own = sorted(os.sched_getaffinity(0))
     assert run(None, False) == [str(own), "default"]
-    memory = numa.prefer_memory(None)
+    memory = numa.memory_policy() == numa.DEFAULT_POLICY
     cores, policy = run({"node": 0, "cores": own[-1:]}, memory)
     assert cores == str(own[-1:])
     assert policy == ("prefer:0" if memory else "default")
     assert sorted(os.sched_getaffinity(0)) == own, "the launcher is not"
+
+
+def test_cores_are_bound_where_the_memory_policy_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numa, "prefer_memory", lambda node: False)
+    one = sorted(os.sched_getaffinity(0))[-1:]
+    text, cores, policy = run({"node": 0, "cores": one}, True)
+    assert text == msg("launcher.numa.cores_only", node=0)
+    assert (cores, policy) == (str(one), "default")
+
+
+OWN_POLICY = """
+import ctypes
+from training.host import numa
+INTERLEAVE, mask = 3, ctypes.c_ulong(1)
+number = numa.SET_MEMPOLICY[numa.platform.machine()]
+if numa._libc.syscall(number, INTERLEAVE, ctypes.byref(mask), ctypes.c_ulong(65)):
+    print("refused")
+else:
+    print(numa.choose(0, "spawn", "cpu", [], 1).memory)
+    print(open("/proc/self/numa_maps").readline().split()[1])
+"""
+
+
+def test_a_memory_policy_of_the_user_is_kept() -> None:
+    memory, *policy = python("-c", OWN_POLICY).stdout.split()
+    if memory == "refused":
+        pytest.skip("the kernel or container refuses memory policies")
+    assert (memory, policy) == ("False", ["interleave:0"])
+
+
+@pytest.mark.usefixtures("two_nodes")
+@each("policy", [None, 3])
+def test_memory_is_preferred_only_instead_of_the_default_policy(
+    policy: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numa, "memory_policy", lambda: policy)
+    found = numa.choose(0, "spawn", "cpu", [], 2)
+    assert not found.memory and found.threads == 2
 
 
 def test_a_core_that_was_taken_away_does_not_stop_the_rank() -> None:

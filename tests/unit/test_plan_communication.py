@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.unit.conftest import ENHANCED, ask
 from training.core.errors import Exit, UserError
-from training.host import p2p_cache
+from training.host import env_vars, p2p_cache
 from training.launcher.communication import run, start_test
 from training.launcher.communication.analysis import CommunicationFinding
 from training.launcher.communication.result import CommunicationResult
@@ -48,10 +49,11 @@ class Ranks:
 
 
 def settled(
-    test: Ranks,
+    test: Callable[[Any], p2p_cache.P2PVerdict | None],
     *flags: str,
     checks: tuple[preflight.Check, ...] = (),
     uuids: tuple[str, ...] = UUIDS,
+    variables: tuple[env_vars.Variable, ...] = (),
     **environ: str,
 ) -> dict[str, Any]:
     begun: Any = {
@@ -60,7 +62,8 @@ def settled(
         "gpus": [{"uuid": uuid} for uuid in uuids],
         "driver": "580.65.06",
         "torch": "2.13.0",
-        **{name: [] for name in ("variables", "notes", "text", "headline")},
+        **{name: [] for name in ("notes", "text", "headline")},
+        "variables": [v.record() for v in variables],
     }
     request = ask("configs/dual_gpu/quickstart.py", *flags, script=ENHANCED)
     communication.settle(request, begun, list(checks), environ, test)
@@ -80,6 +83,14 @@ def test_gpus_are_tested_once() -> None:
         assert len(plan["text"]) == 1 and plan["text"] == plan["headline"]
 
 
+def test_the_command_tests_the_gpus_of_the_run() -> None:
+    chosen = env_vars.Variable("CUDA_VISIBLE_DEVICES", "2,3", "the emptiest", env_vars.HERE)
+    (text,) = settled(Ranks({}), variables=(chosen,))["text"]
+    assert "CUDA_VISIBLE_DEVICES=2,3 ./duet communication 2" in text
+    (text,) = settled(Ranks({}))["text"]
+    assert "CUDA_VISIBLE_DEVICES" not in text
+
+
 def test_broken_copies_are_switched_off_with_a_note() -> None:
     test = Ranks(SET)
     first, second = settled(test), settled(test)
@@ -89,12 +100,28 @@ def test_broken_copies_are_switched_off_with_a_note() -> None:
         assert not plan["communication"]["p2p"]
 
 
-def test_a_test_on_demand_uses_what_is_known() -> None:
+def test_a_check_uses_what_is_known() -> None:
     p2p_cache.remember(key(), verdict(SET))
     test = Ranks(SET)
-    for flag in ("--communication_test=1", "--check"):
-        assert settled(test, flag)["set"] == SET
-    assert test.plans == [SET, SET]
+    assert settled(test, "--check")["set"] == SET
+    assert test.plans == [SET]
+
+
+def test_a_test_on_demand_notices_a_repair() -> None:
+    p2p_cache.remember(key(), verdict(SET))
+    plan = settled(test := Ranks({}), "--communication_test=1")
+    assert (test.plans, plan["set"], plan["notes"]) == ([{}], {}, [])
+    assert plan["communication"]["p2p"]
+
+
+def test_gpus_that_hang_now_are_not_called_tested() -> None:
+    settled(Ranks({}))
+
+    def test(plan: Any) -> None:
+        p2p_cache.forget(key())
+
+    assert "communication" not in settled(test, "--check")
+    assert settled(again := Ranks({})) and again.plans == [{}], "the next start tests"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +137,9 @@ def test_no_test_is_started(flags: tuple[str, ...]) -> None:
 def test_one_rank_unusable_gpus_and_gpus_without_a_name() -> None:
     test = Ranks({})
     assert "communication" not in settled(test, uuids=("GPU-a",))
-    error = preflight.Check("torch", preflight.ERROR, "built for the CPU")
-    assert "communication" not in settled(test, "--check", checks=(error,))
+    for name in ("GPUs", "torch", "torch kernels"):
+        error = preflight.Check(name, preflight.ERROR, "cannot be used")
+        assert "communication" not in settled(test, "--check", checks=(error,))
     assert "communication" not in settled(test, uuids=("-", "-"))
     assert test.plans == []
 

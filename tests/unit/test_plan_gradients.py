@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tests.unit.conftest import ask
 from training.config.batch import Batch
+from training.core.rundir import RunDir
 from training.host.decisions import Decision
 from training.host.gpus import Gpu
 from training.plan import exchange, gradients
@@ -99,9 +102,14 @@ def decided(sequences: int = 8, accumulation: int = 1) -> Decided:
 
 
 def decide(
-    wish: str, start: Any, done: Decided | None = None, precision: str = "bf16"
+    wish: str,
+    start: Any,
+    done: Decided | None = None,
+    precision: str = "bf16",
+    resumed: RunDir | None = None,
 ) -> gradients.GradientPlan:
     request = ask("configs/dual_gpu/quickstart.py", f"--gradient_compression={wish}")
+    request.resume_from = resumed
     cards = [Gpu(i, f"GPU-{i}", CARD, None, None, None, None, None) for i in range(2)]
     return gradients.decide(
         *(request, cards, start, done or decided()),
@@ -155,6 +163,34 @@ def test_auto_needs_to_know_bandwidth_and_arithmetic(start: Any) -> None:
     plan = decide("auto", start)
     found = plan.fields["gradient_compression"]
     assert found["value"] == "none" and found["reason"] and plan.notes == []
+
+
+def test_the_reason_names_what_is_unknown() -> None:
+    of_a_user = Decided(Batch(8, 1024, 2, 1), [])
+    unmeasured, unknown = (
+        decide("auto", start, of_a_user).fields["gradient_compression"]["reason"]
+        for start in (begun(None), begun(1.0))
+    )
+    assert "has not been measured" in unmeasured and "arithmetic" in unknown
+
+
+@pytest.mark.parametrize(("ranks", "rate", "size"), [(2, 20.0, 8), (2, None, 8), (4, 20.0, 25)])
+def test_a_resumed_run_keeps_its_buckets(
+    ranks: int, rate: float | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They determine the order of sums."""
+    before = {"ranks": ranks, "bucket_mib": {"value": 8, "reason": ""}}
+    monkeypatch.setattr(gradients.standing, "read_plan", lambda run: before)
+    fields = decide("none", begun(rate), resumed=RunDir(Path("run"))).fields
+    assert fields["bucket_mib"]["value"] == size
+
+
+@each(("precision", "tera"), [("fp16", 125), ("bf16", None)])
+def test_the_arithmetic_is_that_of_the_precision(precision: str, tera: float | None) -> None:
+    found = decide("none", begun(20.0, name="Tesla V100-SXM2-32GB"), precision=precision)
+    flops = GptStep(decided().step.load).flops(1)  # type: ignore[union-attr]
+    expected = tera and pytest.approx(1e3 * flops / 2 / (tera * 1e12 * 0.45))
+    assert found.fields["exchange"]["compute_ms"] == expected
 
 
 def test_fp32_has_no_listed_peak() -> None:

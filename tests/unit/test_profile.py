@@ -109,6 +109,39 @@ def test_a_copy_that_is_not_asynchronous_is_a_wait() -> None:
     assert sorted(wait["name"] for wait in found["waits"]) == ["cuCtxSynchronize", "cudaMemcpy"]
 
 
+def test_a_call_belongs_to_the_innermost_operator_and_all_are_found_in_one_pass() -> None:
+    read = 0
+
+    class Counted(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            nonlocal read
+            read += 1
+            return super().__getitem__(key)
+
+    events = [mark("ProfilerStep#2", 0, 100_000), mark("duet: forward", 0, 100_000)]
+    events.append(event("kernel", "gemm", 10, 20, tid=7))
+    calls = 500
+    for i in range(calls):
+        at = 100 * i
+        events += [
+            event("cpu_op", "aten::linear", at, 40),
+            event("cpu_op", "aten::item", at + 50, 40),
+            event("cpu_op", "aten::_local_scalar_dense", at + 55, 20),
+            event("cpu_op", "aten::add", at + 55, 40, tid=2),
+            event("cuda_runtime", "cudaStreamSynchronize", at + 60, 5),
+            event("cuda_runtime", "cudaDeviceSynchronize", at + 80, 5),
+            event("cuda_runtime", "cudaEventSynchronize", at + 95, 1),
+        ]
+    counted: Any = [Counted(one) for one in events]
+    found = profile_digest.digest(counted, 0, "cuda", 5, "")
+    assert {(wait["name"], wait["operator"], wait["count"]) for wait in found["waits"]} == {
+        ("cudaStreamSynchronize", "aten::_local_scalar_dense", calls),
+        ("cudaDeviceSynchronize", "aten::item", calls),
+        ("cudaEventSynchronize", "", calls),
+    }
+    assert read < 50 * len(events)
+
+
 def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     trace.write_bytes(gzip.compress(json.dumps({"traceEvents": HOST[5:]}).encode()))
@@ -207,6 +240,26 @@ def test_a_profiler_that_fails_does_not_end_the_training(
     assert warning["code"] == "warning.profile" and "CUPTI_ERROR" in warning["text"]
     assert not state.run.profile_digest(0).exists()
     assert "beat" not in vars(pulse)
+
+
+def test_a_profiler_that_fails_while_it_records_is_stopped(
+    tmp_path: Path, pulse: heartbeat.Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = []
+
+    def fails(_: object) -> None:
+        if torch.autograd._profiler_enabled():
+            recorded.append(True)
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(profiler.StepProfiler, "_synchronize", fails)
+    state = session(tmp_path / "run", 2, 4)
+    planned = profiler.planned(state)
+    assert planned
+    work(pulse, planned, 4)
+    assert recorded and not torch.autograd._profiler_enabled()
+    assert codes(state.run) == ["warning.profile"]
+    assert not state.run.profile_digest(0).exists()
 
 
 def test_the_report_shows_each_rank_and_survives_a_damaged_digest(tmp_path: Path) -> None:

@@ -244,6 +244,10 @@ def test_changed_decisions_are_reported_although_auto_is_unchanged(run: rundir.R
         assert resume_checks.decided_otherwise(run, plan(**{name: value})) == [
             f"decided differently than before the stop: {shown}; not bit-exact"
         ]
+    for ranks, count in ((2, 0), (3, 1)):  # two ranks add gradients in one order only
+        rundir.write_json(run.plan, plan() | {"ranks": ranks})
+        notes = resume_checks.decided_otherwise(run, plan(bucket_mib=8) | {"ranks": ranks})
+        assert len(notes) == count and all("bucket_mib 25 → 8" in note for note in notes)
 
 
 def test_the_same_tokens_from_another_file_are_the_same_data(

@@ -30,7 +30,6 @@ ROOMS = [
 # A function may import modules that load one of these, directly or indirectly …
 HEAVY = {
     "torch",
-    "torchao",
     "numpy",
     "PIL",
     "psutil",
@@ -38,6 +37,7 @@ HEAVY = {
     "tqdm",
     "prometheus_client",
     "wandb",
+    "torchao",
     "difflib",
     "netrc",
 }

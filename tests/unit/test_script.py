@@ -16,7 +16,7 @@ from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
-from training.plan import cli_args
+from training.plan import cli_args, communication, script_plan, script_words
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
@@ -28,7 +28,7 @@ BODY = (
 
 def problem(*words: str) -> Problem:
     with pytest.raises(UserError) as raised:
-        if own_script.asked_for(list(words)):
+        if script_words.asked_for(list(words)):
             own_script.read(LAUNCH, list(words), {})
         else:
             cli_args.parse_args(LAUNCH, list(words), {})
@@ -117,11 +117,10 @@ def test_a_config_after_a_script_is_the_scripts(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("hello\n", "has no #! line"),
         ("#!\n", "has no #! line"),
         (
-            "#!/no/such/python -u\n",
-            "names an interpreter that does not exist: #!/no/such/python -u",
+            "#!/no/such/shell -u\n",
+            "names an interpreter that does not exist: #!/no/such/shell -u",
         ),
     ],
 )
@@ -131,7 +130,7 @@ def test_a_program_that_the_kernel_would_refuse(tmp_path: Path, text: str, what:
     found = problem("2", "--script", str(tmp_path / "tool"))
     assert (found.code, found.what) == (
         "script.interpreter",
-        f"the script {str(tmp_path / 'tool')!r} (--script) {what}",
+        f"the script {str(tmp_path / 'tool')!r} {what}",
     )
 
 
@@ -144,6 +143,20 @@ def test_a_script_without_a_name(home: Path, words: list[str]) -> None:
         "flag.no_value",
         "--script has no value",
     ) and "--script main.py" in found.fixes[0]
+
+
+def test_each_sentence_of_a_plan_is_shown_once(
+    home: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle(request: object, begun: dict[str, list[str]], *others: object) -> None:
+        begun["headline"].append("communication: 11 GB/s")
+        begun["text"].append(begun["headline"][-1])
+
+    monkeypatch.setattr(communication, "settle", settle)
+    words = ["1", "--device=cpu", "--script", write("main.py", BODY)]
+    plan, _ = script_plan.build(own_script.read(LAUNCH, words, {}), {})
+    assert len(set(plan["text"])) == len(plan["text"]) > len(plan["headline"]) > 1
+    assert set(plan["headline"]) <= set(plan["text"])
 
 
 @pytest.mark.parametrize("action", ["--dry_run", "--explain", "--check"])

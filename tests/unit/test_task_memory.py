@@ -20,6 +20,7 @@ from tests.unit.own_task import SIZED
 from training import tasks
 from training.cli import doctor
 from training.core.errors import Exit, UserError
+from training.core.messages import msg
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.launcher import recovery_policy
@@ -208,7 +209,8 @@ def test_auto_is_decided_by_free_gpu_memory(sized: str, gpus: Callable[[float], 
             SampleStep(SampleLoad(**made["memory"]["load"])).resized(more).estimate.needed
             > free * GIB
         ), "no larger one fits"
-        assert f"device_batch_size {size}: the largest of 25 that divide and fit" in made["text"]
+        largest = msg("tasks.gpt.fit.largest", sizes=25)
+        assert f"device_batch_size {size}: {largest}" in made["text"]
         assert any(
             text.startswith(
                 f"memory, by fake tensors: {gib(made['memory']['total_bytes'])} per rank ("

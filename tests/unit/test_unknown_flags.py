@@ -91,14 +91,9 @@ def test_the_number_of_processes_of_a_script(train: str) -> None:
         assert accepted(only(refused(*args, program=program)).fixes[0]).ranks == 2
 
 
-def test_a_script_is_not_restarted(train: str) -> None:
-    assert (
-        script_request.read(LAUNCH, ["2", "--script", train, "--retries=0"], {}).config.retries == 0
-    )
-    assert script_request.read(LAUNCH, ["2", "--script", train, "--retries=auto"], {})
-    problem = only(refused("2", "--script", train, "--retries=2"))
-    assert "are not restarted" in problem.what
-    assert accepted(problem.fixes[0]).config.retries == 0
+def test_ranks_to_show(train: str) -> None:
+    problem = only(refused("2", "--script", train, "--show_ranks=first"))
+    assert accepted(problem.fixes[0]).config.show_ranks == "all"
 
 
 def problem_of(parse: object, *argv: str) -> Problem:

@@ -511,6 +511,7 @@ def test_a_hang_without_a_guilty_rank(run: RunDir) -> None:
 def test_advice_for_ranks_that_differ(run: RunDir, kind: str, advice: str) -> None:
     record = failed(run, 0, finding=finding(kind))
     assert record["kind"] == kind and advice in record["advice"][0]
+    assert record["summary"].startswith("rank 1 is stuck") == (kind == UNEVEN)
 
 
 # ── failure card and exit code

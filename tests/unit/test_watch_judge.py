@@ -12,6 +12,7 @@ from training.core import phases
 from training.core.heartbeat import Heartbeat, HeartbeatRecord, kind
 from training.core.phase_timeouts import COMPILE_S, FIRST_STEP_S, OWN, START_S, PhaseTimeouts
 from training.core.rundir import RunDir
+from training.monitor.health import progress_checks
 from training.watchdog import culprit
 from training.watchdog.probes import flight_recorder, snapshot
 from training.watchdog.probes.flight_recorder import Call
@@ -142,17 +143,18 @@ def test_of_waiting_ranks_the_one_with_the_fewest_calls() -> None:
 def test_the_gpu_for_which_the_others_wait() -> None:
     """All hosts have queued the same calls and wait for their own GPU."""
 
-    def ranks(*started: bool) -> list[RankSnapshot]:
+    def ranks(*states: str) -> list[RankSnapshot]:
         done = Call("0", 7, "all_reduce", "float [4]", open=False)
         return [
-            rank(r, "backward", seen(USER), calls=[done, Call("0", 8, "all_reduce", "", started=s)])
-            for r, s in enumerate(started)
+            rank(r, "backward", seen(USER), calls=[done, Call("0", 8, "all_reduce", "", state=s)])
+            for r, s in enumerate(states)
         ]
 
-    found = culprit.find_culprit(ranks(True, False, True))
+    queued, runs, done = "scheduled", "started", "completed"
+    found = culprit.find_culprit(ranks(runs, queued, runs))
     assert (found.kind, found.rank, found.where) == ("hang", 1, None)
     assert "collective 8" in found.how and set(found.waiting) == {0, 2}
-    for none in ((True, True), (False, False), (True, False, False)):
+    for none in ((runs, runs), (queued, queued), (runs, queued, queued), (runs, done, runs)):
         assert culprit.find_culprit(ranks(*none)).rank is None
 
 
@@ -168,6 +170,10 @@ def test_different_collectives_are_a_desync() -> None:
         "collective 2: rank 0: all_reduce of float [4]; rank 1: all_reduce of float [4]; rank 2: "
         "all_gather of float [4]" in found.how
     )
+    # `how` is a sentence of its own, which does not follow the name of the rank.
+    assert found.short().startswith(found.how)
+    assert f": {found.how}, for" in found.sentence()
+    assert progress_checks._headline(found) == found.how
     found = culprit.find_culprit(everything[1:])
     assert (found.kind, found.rank) == ("desync", None), "two ranks have no majority"
     assert flight_recorder.mismatch({0: [common, three[0]], 1: [common, three[1]]}) is None

@@ -19,7 +19,7 @@ from training.core.suggest import suggest
 EXAMPLES = """\
 Examples:
   ./duet train configs/dual_gpu/quickstart.py
-  ./duet launch 2 --script main.py -- --epochs=3
+  ./duet run -n 2 main.py --epochs=3
   ./duet inspect && echo all ranks train
   source <(./duet completion bash)                # tab completion; zsh too
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         if name == "completion":
             print(completion.text(rest))
             return int(Exit.DONE)
-        return run(_found(name), rest)
+        return run(_found(name, rest), rest)
     except UserError as error:
         log.report(error, closing=msg("cli.nothing_started"))
         return int(error.code)
@@ -61,8 +61,10 @@ def overview() -> str:
     )
 
 
-def _found(name: str) -> Command:
+def _found(name: str, rest: list[str]) -> Command:
     command = COMMANDS.get(name)
+    if name == "launch" and rest[:1] == ["-n"]:
+        command = COMMANDS["run"]
     if command is None:
         fixes = [f"./duet {near}" for near in suggest(name, [*COMMANDS, *OWN])[:1]] or [
             "./duet help"

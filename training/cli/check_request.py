@@ -8,14 +8,14 @@ import sys
 from training.core import log
 from training.core.errors import NothingToDo, UserError
 from training.host import program
-from training.plan import script_request
+from training.plan import script_request, script_words
 from training.plan.request import read
 
 
 def main() -> int:
     script, args = sys.argv[1], sys.argv[2:]
     try:
-        if script_request.asked_for(args):
+        if script_words.asked_for(args):
             script_request.read(script, args, os.environ)
         else:
             read(script, args, os.environ, installed=False)

@@ -26,7 +26,8 @@ _COMMANDS = (
         "train with automatic restarts",
         "train_dual_gpu_enhanced.sh",
     ),
-    Command("launch", "train or run your script with N processes", "launch_train.sh"),
+    Command("run", "run your own program with N processes, instead of torchrun", module="run"),
+    Command("launch", "train with N processes", "launch_train.sh"),
     Command("submit", "train as a SLURM job", "submit_job.sh"),
     Command(
         "doctor",

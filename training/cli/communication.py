@@ -6,8 +6,9 @@ Usage: ./duet communication RANKS [--device=auto|cpu|cuda] [--limit=20]
   RANKS           number of ranks
   --device=auto   cuda: NCCL, a GPU per rank; cpu: gloo; auto: cuda if there are
                   enough GPUs
-  --limit=20      seconds per attempt, including the import of torch; if GPUs
-                  hang, a second attempt runs without peer-to-peer copies
+  --limit=20      seconds per attempt after all ranks have imported torch (the
+                  import may take three times as long); if GPUs hang, a second
+                  attempt runs without peer-to-peer copies
 
 Exit codes: 0 communication works; 2 invalid command line; 3 it does not: the
 report names the ranks that hang and where; 130 Ctrl-C.
@@ -25,12 +26,12 @@ from training.core import args, log, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
-from training.host import decisions, env_vars, gpus, p2p_cache, program, torch_build
+from training.host import decisions, env_vars, gpus, program, torch_build
 from training.launcher.communication import stages
-from training.launcher.communication.result import command
 from training.launcher.communication.run import BACKENDS, run
 from training.plan import preflight
 from training.plan.cli_args import MAX_RANKS
+from training.plan.communication import command
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import RanksPlan
@@ -112,8 +113,7 @@ def plan(options: CommunicationOptions) -> RanksPlan:
     )
     used = machine.gpus[: options.ranks] if device.value == "cuda" else ()
     version = torch.version if torch else None
-    key = p2p_cache.key([g.uuid for g in used], machine.driver, version)
-    chosen += p2p_cache.variables(key, os.environ)
+    # Without the cached NCCL_P2P_DISABLE=1: this test finds out whether the copies work now.
     return {
         "local_ranks": options.ranks,
         "device": device.record(),

@@ -144,9 +144,8 @@ def communication(
     GPUs, and for ranks of another launcher or another Python."""
     from training.launcher.communication.run import run
 
-    unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
     if (
-        unusable
+        preflight.unusable(checks)
         or plan["config"]["communication_test"] == "0"
         or plan["place"]["kind"] == RANK
         or plan.get("script", {}).get("python", sys.executable) != sys.executable

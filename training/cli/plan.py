@@ -73,7 +73,7 @@ def main() -> int:
         print(fault_spec.overview())
         return 0
     try:
-        if own_script.asked_for(sys.argv[2:]):
+        if script_words.asked_for(sys.argv[2:]):
             return _script(sys.argv[1], sys.argv[2:], os.environ, installed)
         request = read(sys.argv[1], sys.argv[2:], os.environ, installed)
         if request.place.kind == RANK:

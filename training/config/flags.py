@@ -23,10 +23,12 @@ ACTIONS = {
     "(with --dry_run: show the plan too)",
     "script": "launch_train.sh N --script main.py -- ARGS: launch a user script instead of the "
     "built-in training",
+    "module": "with --script: it is the name of a module, as for python -m",
+    "no_python": "with --script: execute it directly, without Python",
     "help": "show this help",
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
-SWITCHES = ("dry_run", "explain", "check", "json", "help")
+SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "help")
 WORDS = {
     "true": True,
     "yes": True,

@@ -448,6 +448,13 @@ class Config:
         high=1023,
         words=("auto", "off"),
     )
+    show_ranks: str = option(
+        "0",
+        "launch",
+        "ranks of this machine whose output the console shows, each line with its rank, of a user "
+        "script; by default lines of standard error that rank 0 does not print are shown too",
+        unit="comma-separated, or all",
+    )
     libuv: str = option(
         "auto",
         "launch",

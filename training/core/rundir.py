@@ -96,6 +96,10 @@ class RunDir:
         """The error file of a failed rank (training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
 
+    def elastic_error(self, rank: int) -> Path:
+        """The error file of torch.distributed.elastic's `@record`, in a user script."""
+        return self.ranks / f"rank{rank}.torchelastic.json"
+
     def trace(self, rank: int) -> Path:
         """The Chrome trace of a profiled rank (training.trainer.profiler)."""
         return self.profile / f"rank{rank}.trace.json.gz"

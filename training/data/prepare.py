@@ -9,7 +9,6 @@ data/<name>-<fingerprint>/train_00000.bin …  val_00000.bin …    little-endia
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,11 +16,10 @@ import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training.core import log, rundir, units
+from training.core import file_lock, log, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import shards, tokenizer, tokenizer_base
@@ -142,7 +140,7 @@ def ensure(
         return found
     cache.mkdir(parents=True, exist_ok=True)
     # of two runs at once, the second waits and finds the corpus prepared
-    with _alone(cache / f".{folder.name}.lock"):
+    with file_lock.alone(cache / f".{folder.name}.lock"):
         found, damage = _existing(folder, progress)
         if found:
             return found
@@ -158,26 +156,6 @@ def ensure(
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return made
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Holds a lock file and removes it afterwards."""
-    while True:
-        with open(path, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
-            except FileNotFoundError:
-                same = False
-            # the previous holder removed the file: another process may hold a new one
-            if not same:
-                continue
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
 
 
 def _existing(folder: Path, progress: Progress) -> tuple[PreparedCorpus | None, str]:

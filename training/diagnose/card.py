@@ -14,7 +14,11 @@ from training.core.units import size
 from training.diagnose.signatures import NONE
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import DiagnosisRecord, FailureRecord, MemoryRecord
+    from training.core.contracts.verdict import (
+        DiagnosisRecord,
+        ExhaustedMemoryRecord,
+        FailureRecord,
+    )
 
 WIDTH = 160
 COLUMN = 11  # cells
@@ -92,7 +96,7 @@ def _rank(rank: int | None) -> str:
     return msg("diagnose.card.no_rank") if rank is None else f"rank {rank}"
 
 
-def _memory(memory: MemoryRecord | None) -> list[str]:
+def _memory(memory: ExhaustedMemoryRecord | None) -> list[str]:
     """The state of an exhausted GPU, and its snapshot."""
     if not memory:
         return []

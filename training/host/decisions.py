@@ -70,7 +70,7 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
         return Decision(config.precision, AS_ASKED)
     if on == "cuda":
         gpus = machine.gpus[:ranks]
-        neither = [gpu for gpu in gpus if not _has_fp16(gpu)]
+        neither = [gpu for gpu in gpus if best_type(gpu.capability, gpu.name) == "fp32"]
         for gpu in neither or [gpu for gpu in gpus if not has_bf16(gpu)]:
             name, capability = gpu.name, "{}.{}".format(*gpu.capability or ("?", "?"))
             if neither:
@@ -86,17 +86,20 @@ def precision(config: Config, on: str, ranks: int, machine: GpuInventory) -> Dec
 
 
 def has_bf16(gpu: Gpu) -> bool:
-    return gpu.capability is None or gpu.capability >= (8, 0)
+    return best_type(gpu.capability, gpu.name) == "bf16"
 
 
 def has_fp8(gpu: Gpu) -> bool:
     return gpu.capability is None or gpu.capability >= FP8_CAPABILITY
 
 
-def _has_fp16(gpu: Gpu) -> bool:
-    """Whether it has tensor cores, that is at least those for fp16. The GTX 16xx have the
-    capability of the RTX 20xx, but no tensor cores."""
-    return gpu.capability is None or (gpu.capability >= (7, 0) and "GTX 16" not in gpu.name)
+def best_type(capability: tuple[int, int] | None, name: str) -> str:
+    """The type for which a GPU has tensor cores: bf16 (then also for fp16), fp16, or fp32 for none;
+    an unknown GPU is assumed to be recent. The GTX 16xx have the capability of the RTX 20xx, but no
+    tensor cores."""
+    if capability is None or capability >= (8, 0):
+        return "bf16"
+    return "fp16" if capability >= (7, 0) and "GTX 16" not in name else "fp32"
 
 
 def tf32(
@@ -104,7 +107,7 @@ def tf32(
 ) -> Decision:
     """Whether products that stay in fp32 may round their factors to TF32; `chosen`: precision."""
     if on == "cpu":
-        return Decision(False, msg("host.decision.tf32_cpu"))
+        return Decision(False, msg("host.decision.only_gpus"))
     for gpu in machine.gpus[:ranks]:
         if not has_bf16(gpu):  # both came with compute capability 8.0
             return Decision(False, msg("host.decision.no_tf32", name=gpu.name))
@@ -118,7 +121,7 @@ def tf32(
 def cudnn_benchmark(on: str) -> Decision:
     """Whether cuDNN times its convolution algorithms at every new shape."""
     if on == "cpu":
-        return Decision(False, msg("host.decision.tf32_cpu"))
+        return Decision(False, msg("host.decision.only_gpus"))
     return Decision(False, msg("host.decision.cudnn_benchmark"))
 
 

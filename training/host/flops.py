@@ -50,14 +50,14 @@ FP16_PEAKS = {
     r"Tesla V100-PCIE-\d+GB": 112.0,
     r"Tesla T4": 65.0,
 }
+KNOWN = {"bf16": PEAKS, "fp16": PEAKS | FP16_PEAKS, "fp8": PEAKS}
 
 
-def peak(name: str, precision: str = "bf16") -> float | None:
-    """Operations per second of a GPU with this name in bf16 or fp16; None if unknown. For fp8 the
-    bf16 peak: attention and head are in bf16, and the speed-up shows in the MFU."""
-    name, known = name.removeprefix("NVIDIA "), PEAKS
-    if precision == "fp16":
-        known = PEAKS | FP16_PEAKS
+def peak(name: str, precision: str) -> float | None:
+    """Operations per second of a GPU with this name in `precision`; None if unknown, as always for
+    fp32. For fp8 the bf16 peak: attention and head are in bf16, and the speed-up shows in the
+    MFU."""
+    name, known = name.removeprefix("NVIDIA "), KNOWN.get(precision, {})
     return next(
         (value * 1e12 for pattern, value in known.items() if re.fullmatch(pattern, name)), None
     )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 NODES = Path("/sys/devices/system/node")
 AUTO, OFF = "auto", "off"
 SPAWN = "spawn"  # the launcher that binds its ranks
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # number of the system call
+# numbers of the system calls
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 DEFAULT_POLICY, PREFERRED = 0, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -48,10 +50,11 @@ class NumaPlan:
         ranks = Counter(binding["node"] for binding in bound)
         return max(1, min(len(b["cores"]) // ranks[b["node"]] for b in bound))
 
-    def sentence(self) -> str:
+    def sentence(self, first_rank: int = 0) -> str:
+        """`first_rank`: the first one of this machine."""
         bound = [
             msg("host.numa.rank", rank=rank, node=b["node"], cores=spans(b["cores"]))
-            for rank, b in enumerate(self.bindings)
+            for rank, b in enumerate(self.bindings, first_rank)
             if b
         ]
         what = msg("host.numa.comma").join(bound) or msg("host.numa.none")
@@ -85,13 +88,21 @@ def choose(
 
 
 def _of_gpu(gpu: Gpu, nodes: Mapping[int, set[int]]) -> BindingRecord | None:
-    cores = nodes.get(-1 if gpu.numa_node is None else gpu.numa_node)
-    return {"node": gpu.numa_node or 0, "cores": sorted(cores)} if cores else None
+    node = gpu.numa_node
+    if node is None or not nodes.get(node):
+        return None
+    return {"node": node, "cores": sorted(nodes[node])}
 
 
 def _bound(bindings: tuple[BindingRecord | None, ...], reason: str) -> NumaPlan:
-    memory = prefer_memory(None)
-    also = msg("host.numa.memory") if memory else msg("host.numa.no_memory_policy")
+    policy = memory_policy()
+    if policy is None:
+        also = msg("host.numa.no_memory_policy")
+    elif policy == DEFAULT_POLICY:
+        also = msg("host.numa.memory")
+    else:
+        also = msg("host.numa.own_policy")
+    memory = policy == DEFAULT_POLICY
     return NumaPlan(bindings, memory, msg("host.numa.with_memory", reason=reason, memory=also))
 
 
@@ -125,22 +136,30 @@ def allowed(nodes: Mapping[int, set[int]]) -> dict[int, set[int]]:
     return {node: cores & own for node, cores in sorted(nodes.items())}
 
 
-def bind(cores: Sequence[int], node: int, *, memory: bool) -> None:
+def bind(cores: Sequence[int], node: int, *, memory: bool) -> bool:
     """Bind this process and the children that it will have to these cores; with `memory`, they
-    allocate on this node while it has some. Raises OSError."""
+    allocate on this node while it has some: False if the kernel has refused that. Raises OSError if
+    the cores cannot be used."""
     os.sched_setaffinity(0, cores)
-    if memory and not prefer_memory(node):
-        raise OSError(ctypes.get_errno(), "set_mempolicy")
+    return not memory or prefer_memory(node)
 
 
-def prefer_memory(node: int | None) -> bool:
-    """Whether the kernel has accepted the policy; None: the default one. Containers without
-    CAP_SYS_NICE may not set any."""
+def memory_policy() -> int | None:
+    """The memory policy of this process; None if the kernel refuses to read it. Containers without
+    CAP_SYS_NICE may neither read nor set one."""
+    number, mode = GET_MEMPOLICY.get(platform.machine()), ctypes.c_int()
+    if number is None:
+        return None
+    zero = ctypes.c_ulong(0)
+    failed = _libc.syscall(number, ctypes.byref(mode), None, zero, None, zero)
+    return None if failed else mode.value
+
+
+def prefer_memory(node: int) -> bool:
+    """Whether the kernel has accepted the policy."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return False
-    if node is None:
-        return _libc.syscall(number, DEFAULT_POLICY, None, ctypes.c_ulong(0)) == 0
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = (ctypes.c_ulong * (node // bits + 1))()
     mask[node // bits] = 1 << node % bits

@@ -7,6 +7,7 @@ error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, cast
 
-from training.core import rundir
+from training.core import file_lock, rundir
 from training.core.messages import msg
 from training.host import torch_build
 from training.host.env_vars import HERE, Variable
@@ -98,10 +99,11 @@ def machine(system: Path = Path("/sys")) -> str:
     kinds = set()
     try:
         units = os.listdir(system / "class/iommu")
-        for group in os.scandir(system / "kernel/iommu_groups") if units else ():
-            kinds.add(Path(group.path, "type").read_text().strip())
     except OSError:  # no such folder: a container, or a kernel without IOMMU
         units = []
+    for kind in (system / "kernel/iommu_groups").glob("*/type") if units else ():
+        with contextlib.suppress(OSError):  # unreadable, or its last device was removed
+            kinds.add(kind.read_text().strip())
     iommu = ", ".join(sorted(kinds)) or "on" if units else "off"
     return f"Linux {os.uname().release}, IOMMU {iommu}"
 
@@ -132,12 +134,8 @@ def remembered(of: Key) -> dict[str, str]:
     return found
 
 
-def variables(of: Key, environ: Mapping[str, str]) -> list[Variable]:
-    """The same as variables of a plan, without those that the user has set."""
-    return as_variables(remembered(of), environ)
-
-
-def as_variables(values: Mapping[str, str], environ: Mapping[str, str]) -> list[Variable]:
+def variables(values: Mapping[str, str], environ: Mapping[str, str]) -> list[Variable]:
+    """`values` as variables of a plan, without those that the user has set."""
     why = msg("host.p2p.why", FOUND=FOUND, path=path())
     return [
         Variable(name, value, why, HERE) for name, value in values.items() if not environ.get(name)
@@ -160,23 +158,42 @@ def verdict(of: Key, values: Mapping[str, str], *, gb_per_s: float, small_ms: fl
     }
 
 
-def remember(of: Key, new: P2PVerdict) -> str:
+def remember(of: Key, new: P2PVerdict, *, busy: str = "") -> str:
     """Cache a result in place of the earlier one for these GPUs, and of verdicts against
-    peer-to-peer copies that it refutes. What the user should know of it, or ''; never raises."""
+    peer-to-peer copies that it refutes. `busy`: why its times are not those of idle GPUs; then only
+    a verdict against copies is cached. What the user should know of it, or ''; never raises."""
     file = path()
     if not of.complete or file is None:
         return msg(
             "host.p2p.not_cached", why=msg("host.p2p.no_uuids") if file else msg("host.p2p.no_home")
         )
-    everything = _read()
     works = not new["variables"] and P2P not in new["settings"]
-    refuted = [v for v in everything if works and of.met_by(v) and v["variables"]]
-    kept = [v for v in everything if not of.same(v) and v not in refuted]
-    if problem := _write(file, [*kept, new]):
-        return problem
+    cached = bool(new["variables"]) or not busy
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock.alone(_lock(file)):
+            everything = _read()
+            refuted = [v for v in everything if works and of.met_by(v) and v["variables"]]
+            kept = [v for v in everything if v not in refuted and not (cached and of.same(v))]
+            _write(file, [*kept, *([new] if cached else [])])
+    except OSError as error:
+        return msg("host.p2p.unwritable", file=file, strerror=error.strerror)
     if new["variables"]:
         return msg("host.p2p.cached", file=file)
-    return msg("host.p2p.removed", file=file) if refuted else ""
+    if refuted:
+        return msg("host.p2p.removed", file=file)
+    return "" if cached else msg("host.p2p.not_cached", why=busy)
+
+
+def forget(of: Key) -> None:
+    """Drop the result for exactly these GPUs, which a test that has just failed refutes. A failure
+    with the copies that the user demands confirms a verdict against them. Never raises."""
+    file = path()
+    if file is None or not any(of.same(v) for v in _read()):
+        return
+    # An unwritable cache is not an error; the user has set its permissions.
+    with contextlib.suppress(OSError), file_lock.alone(_lock(file)):
+        _write(file, [v for v in _read() if not of.same(v) or (of.forced and v["variables"])])
 
 
 def _read() -> list[P2PVerdict]:
@@ -196,11 +213,9 @@ def _whole(one: object) -> bool:
     return bool(named) and measured and one["variables"] in ({}, WITHOUT_P2P)
 
 
-def _write(file: Path, verdicts: list[P2PVerdict]) -> str:
-    """'' or an error text."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        rundir.write_json(file, {"schema_version": SCHEMA_VERSION, "verdicts": verdicts})
-    except OSError as error:
-        return msg("host.p2p.unwritable", file=file, strerror=error.strerror)
-    return ""
+def _write(file: Path, verdicts: list[P2PVerdict]) -> None:
+    rundir.write_json(file, {"schema_version": SCHEMA_VERSION, "verdicts": verdicts})
+
+
+def _lock(file: Path) -> Path:
+    return file.with_name(f".{file.name}.lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import selectors
 import time
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING
 from training.core import heartbeat, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import failure_report, spawn, stop_signals
+from training.launcher import failure_report, local_ranks, spawn, stop_signals
 from training.launcher.attempt_limits import AttemptLimits
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.first_failure import FirstFailure
 from training.launcher.local_ranks import LocalRanks, is_script
+from training.launcher.other_ranks import OtherRanks
 from training.launcher.others import Others
 from training.launcher.outcome import Outcome
 from training.launcher.outputs import Outputs
@@ -56,7 +58,11 @@ class Attempt:
             RanksWatch(run, plan, team.ranks, team.world_size),
             heartbeat.Readings(run.heartbeats, team.ranks),
         )
-        self._outputs = Outputs(run, self._selector, self.state.watch.output)
+        shown = local_ranks.shown(plan, team.ranks)
+        others = None if self.outcome.ours or team.ranks.start not in shown else OtherRanks()
+        self._outputs = Outputs(
+            run, self._selector, self.state.watch.output, shown, team.ranks.start, others
+        )
         self.children = ChildProcesses(
             self.state, self._selector, self._outputs, token, self._on_exit
         )
@@ -91,6 +97,11 @@ class Attempt:
                 best_effort(msg("launcher.effort.sweep"), self.children.sweep)
                 best_effort(msg("launcher.effort.sockets"), self.children.remove_sockets)
                 best_effort(msg("launcher.effort.drain"), self._outputs.drain_rest)
+                if self.outcome.failed_at is None:
+                    best_effort(
+                        msg("launcher.effort.others"),
+                        functools.partial(self._outputs.show_others, ended=True),
+                    )
                 self._selector.close()
         return self.outcome
 
@@ -105,6 +116,8 @@ class Attempt:
     def _check(self) -> None:
         self._limits.check()
         self.state.best_effort(msg("launcher.effort.threads"), self._outputs.show_threads)
+        if self.outcome.failed_at is None:
+            self.state.best_effort(msg("launcher.effort.others"), self._outputs.show_others)
         if not self.outcome.gone:
             self.state.best_effort(msg("launcher.effort.progress"), self.each_pass)
 

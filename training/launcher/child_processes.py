@@ -56,13 +56,13 @@ class ChildProcesses:
                 command,
                 self._token,
                 ours=ours,
-                terminal=os.isatty(2),
                 bound=state.plan.get("numa"),
+                more=self._variables,
             )
         state.team.close()
         for child in children:
-            output = self._outputs.add(child, shown=child.rank in (None, state.team.ranks.start))
-            state.outcome.log_from[output.path] = output.begins
+            path, begins = self._outputs.add(child)
+            state.outcome.log_from[path] = begins
             self.alive[child.pidfd] = child
             self._selector.register(child.pidfd, selectors.EVENT_READ, self._on_pidfd)
         known = rundir.read_json(state.run.supervisor) or {}
@@ -70,6 +70,12 @@ class ChildProcesses:
             state.run.supervisor,
             known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
         )
+
+    def _variables(self, rank: int) -> dict[str, str]:
+        """Further variables of a rank."""
+        if self._state.outcome.ours:
+            return {}
+        return local_ranks.torchelastic(self._state.run, self._state.plan, rank)
 
     def _on_pidfd(self, pidfd: int) -> None:
         """Reap one child; its process group (data-loader workers, helpers) is killed."""
@@ -85,6 +91,11 @@ class ChildProcesses:
     def pids(self) -> dict[int | None, int]:
         """Rank → PID of the children that run; torchrun is None."""
         return {child.rank: child.popen.pid for child in self.alive.values()}
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal that does not stop anything to each rank."""
+        for child in self.alive.values():
+            child.signal(signal.Signals(number))
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""

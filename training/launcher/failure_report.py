@@ -218,17 +218,7 @@ def _what(
     if outcome.elsewhere and outcome.here is None:
         return "peer_died", DIED, msg("launcher.failure.elsewhere")
     if found := outcome.finding:
-        text = (
-            msg("launcher.failure.hang", how=found.how, since_s=found.since_s)
-            if found.rank is None
-            else msg(
-                "watchdog.verdict.short",
-                rank=found.rank,
-                how=found.how,
-                since_s=found.since_s,
-            )
-        )
-        return "hang", found.kind, text
+        return "hang", found.kind, found.short()
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
     if lost := causes.lost_gpus(plan):

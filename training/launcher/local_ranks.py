@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.config.fault_spec import ATTEMPT
 from training.core import rundir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -35,17 +36,26 @@ class LocalRanks:
     port: int = 0
     store: socket.socket | None = None
 
-    def variables(self, rank: int) -> dict[str, str]:
-        """Variables as torchrun sets them; none for a single rank, which has no process group."""
-        if self.world_size == 1:
+    def variables(self, rank: int, *, ours: bool) -> dict[str, str]:
+        """Variables as torchrun sets them. A single rank of Duet's own training has no process
+        group, and gets none."""
+        if ours and self.world_size == 1:
             return {}
+        local = len(self.ranks)
         numbers = {
             "RANK": rank,
             "LOCAL_RANK": rank - self.ranks.start,
             "WORLD_SIZE": self.world_size,
-            "LOCAL_WORLD_SIZE": len(self.ranks),
+            "LOCAL_WORLD_SIZE": local,
+            "GROUP_RANK": self.ranks.start // local,
+            "MASTER_PORT": self.port,
         }
-        numbers |= {"GROUP_RANK": self.ranks.start // len(self.ranks), "MASTER_PORT": self.port}
+        if not ours:
+            numbers |= {
+                "ROLE_RANK": rank,
+                "ROLE_WORLD_SIZE": self.world_size,
+                "GROUP_WORLD_SIZE": self.world_size // local,
+            }
         return {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": self.address}
 
     def close(self) -> None:
@@ -57,7 +67,7 @@ def alone(plan: Plan) -> LocalRanks:
     """All ranks on this machine. Raises UserError when the requested port and the following ones
     are taken."""
     count, wanted = plan["ranks"], plan["master_port"]
-    if count == 1:
+    if count == 1 and not is_script(plan):
         return LocalRanks(range(1), 1)
     if is_script(plan) or plan["launcher"]["value"] == "torchrun":
         return LocalRanks(range(count), count, LOOPBACK, wanted or free_port(LOOPBACK))
@@ -70,21 +80,40 @@ def is_script(plan: Plan) -> bool:
     return plan.get("script") is not None
 
 
+def shown(plan: Plan, ranks: range) -> list[int]:
+    """The ranks of this machine whose output the console shows (--show_ranks)."""
+    asked = plan["config"].get("show_ranks", "0")
+    if asked == "all":
+        return list(ranks)
+    return [ranks[int(i)] for i in asked.split(",") if int(i) < len(ranks)]
+
+
 def command(run: rundir.RunDir, plan: Plan) -> list[str]:
     """Command line of every rank."""
     if not is_script(plan):
         return [sys.executable, str(ROOT / ENTRYPOINT)]
     script = plan["script"]
+    words = [*(["-m"] if script.get("module") else []), script["path"], *script["args"]]
     if script["python"] is None:
-        return [script["path"], *script["args"]]
-    return [
-        script["python"],
-        "-u",
-        str(ROOT / "lib/run_script.py"),
-        str(run.ranks),
-        script["path"],
-        *script["args"],
-    ]
+        return words
+    return [script["python"], "-u", str(ROOT / "lib/run_script.py"), str(run.ranks), *words]
+
+
+def torchelastic(run: rundir.RunDir, plan: Plan, rank: int) -> dict[str, str]:
+    """The other variables that torchrun sets for a script. Lightning recognises its launcher by
+    them, scripts read the number of restarts, and `@record` writes the error file.
+
+    Source: torch/distributed/elastic/agent/server/local_elastic_agent.py of torch 2.13.
+    """
+    return {
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run.name,
+        "TORCHELASTIC_RESTART_COUNT": str(int(os.environ[ATTEMPT]) - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan["retries"]["value"]),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": str(run.elastic_error(rank)),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 def listen(address: str, wanted: int, backlog: int) -> socket.socket:

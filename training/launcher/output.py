@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
+import select
+from collections.abc import Callable
 from pathlib import Path
 
 from training.core import log
@@ -23,10 +24,12 @@ MOST_FRAMES = 100  # lines of it
 
 
 class RankOutput:
-    """Drains one descriptor. `shown`: the output of this child appears on the console."""
+    """Drains one descriptor. `console`: the launcher's descriptor that shows it (1 or 2); `label`:
+    before each line there."""
 
-    def __init__(self, fd: int, path: Path, shown: bool) -> None:
-        self.fd, self.path, self.shown = fd, path, shown
+    def __init__(self, fd: int, path: Path, console: int | None, label: bytes = b"") -> None:
+        self.fd, self.path, self._console, self._label = fd, path, console, label
+        self.heard: Callable[[bytes], None] = lambda chunk: None
         self._file = path.open("ab", buffering=0)
         # offset of this attempt: earlier ones have written before it
         self.begins = os.fstat(self._file.fileno()).st_size
@@ -36,7 +39,7 @@ class RankOutput:
             None  # offset of an exception in a thread that has not been reported
         )
         # one per rank on the console; a rank that is shown there needs none
-        self._thread_shown = shown
+        self._thread_shown = console is not None
         self._warned = False
         self._terminal = os.isatty(fd)  # a terminal holds 4 KiB: its reads must not be delayed
         self.trickles = False  # output comes in small pieces: after a short wait there is more
@@ -63,24 +66,32 @@ class RankOutput:
                     msg("launcher.cannot_write", path=self._file.name, strerror=error.strerror)
                 )
             self._warned = True
+        self.heard(chunk)
         if not self._thread_shown and self._thread_at is None:
             self._look_for_thread(chunk)
-        if not self.shown:
+        if self._console is None:
             return
-        try:
-            sys.stderr.buffer.write(chunk)
-            sys.stderr.buffer.flush()
-        except OSError:  # the terminal is closed; the files are still written
-            pass
+        if not self._label:
+            self._show(chunk)
         cut = chunk.rfind(b"\n") + 1
         if cut:  # whole lines at once: no cost per line
-            log.lines_to_log(self._line + chunk[:cut])
+            whole = self._line + chunk[:cut]
+            if self._label:
+                whole = b"".join(self._label + line for line in whole.splitlines(keepends=True))
+                self._show(whole)
+            log.lines_to_log(whole)
             self._line = chunk[cut:]
         else:
             self._line += chunk
         if len(self._line) > OPEN_BYTES:  # a progress bar, one unterminated line
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
-        log.left_open(self._line)
+        if not self._label and (self._console == 2 or os.isatty(1)):
+            log.left_open(self._line)
+
+    def _show(self, data: bytes) -> None:
+        # the terminal or the reader of a pipe is gone; the files are still written
+        with contextlib.suppress(OSError):
+            _write(self._console or 2, data)
 
     def _look_for_thread(self, chunk: bytes) -> None:
         if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
@@ -101,10 +112,23 @@ class RankOutput:
         return found
 
     def close(self) -> None:
-        if self._line and self.shown:
+        if self._line and self._console:
+            if self._label:
+                self._line = self._label + self._line
+                self._show(self._line + b"\n")
             log.lines_to_log(self._line + b"\n")
         self._file.close()
         os.close(self.fd)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Unbuffered, so that nothing is left to fail at exit. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:  # another program has made the terminal non-blocking
+            select.select([], [fd], [])
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:

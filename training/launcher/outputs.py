@@ -3,14 +3,19 @@ also to the console."""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from training.core import log, rundir
 from training.core.messages import msg
 from training.host.gpus import one_line
+from training.launcher import other_ranks
+from training.launcher.other_ranks import OtherRanks
 from training.launcher.output import RankOutput
 from training.launcher.spawn import Child
 
@@ -18,24 +23,44 @@ GATHER_S = 0.002
 
 
 class Outputs:
-    """`heard` is called when a rank has printed something."""
+    """`heard` is called when a rank has printed something. `shown`: the ranks whose output the
+    console shows, each line with its rank if they are not the `first` one of this machine alone.
+    `others`: collects lines of ranks that are not shown."""
 
     def __init__(
-        self, run: rundir.RunDir, selector: selectors.BaseSelector, heard: Callable[[], None]
+        self,
+        run: rundir.RunDir,
+        selector: selectors.BaseSelector,
+        heard: Callable[[], None],
+        shown: Collection[int],
+        first: int,
+        others: OtherRanks | None,
     ) -> None:
         self._run, self._selector, self._heard = run, selector, heard
+        self._shown, self._first, self._others = shown, first, others
         self._open: dict[int, RankOutput] = {}  # by descriptor
+        self._told_of_more = False
         self._trickles = False  # output comes in small pieces
 
-    def add(self, child: Child, *, shown: bool) -> RankOutput:
+    def add(self, child: Child) -> tuple[Path, int]:
+        """Its log, and the size of the log before this attempt."""
         path = (
             self._run.ranks / "torchrun.log"
             if child.rank is None
             else self._run.rank_log(child.rank)
         )
-        output = self._open[child.output] = RankOutput(child.output, path, shown=shown)
-        self._selector.register(child.output, selectors.EVENT_READ, self._on_output)
-        return output
+        rank = self._first if child.rank is None else child.rank
+        shown = child.rank is None or rank in self._shown
+        labelled = child.rank is not None and set(self._shown) != {self._first}
+        for number, fd in child.outputs.items():
+            output = self._open[fd] = RankOutput(
+                fd, path, number if shown else None, b"[rank%d] " % rank if labelled else b""
+            )
+            if self._others and number == 2 and child.rank is not None:
+                add = functools.partial(self._others.add, rank, first=shown)
+                output.heard = add
+            self._selector.register(fd, selectors.EVENT_READ, self._on_output)
+        return path, output.begins
 
     def gather(self) -> None:
         """Wait briefly where output comes in small pieces: one system call a line would take CPU
@@ -72,6 +97,16 @@ class Outputs:
                     rank=int(output.path.stem.removeprefix("rank")),
                     by="supervisor",
                 )
+
+    def show_others(self, ended: bool = False) -> None:
+        """Lines that only other ranks print on standard error; at the end also the latest."""
+        if self._others is None:
+            return
+        for rank, line in self._others.due(math.inf if ended else None):
+            log.raw(f"[rank{rank}] {line.decode('utf-8', 'replace')}\n")
+        if self._others.silenced and not self._told_of_more:
+            self._told_of_more = True
+            log.info(msg("launcher.others.more", most=other_ranks.MOST, folder=self._run.ranks))
 
     def drain_rest(self) -> None:
         """The remaining output of ended children; a grandchild that keeps the pipe open cannot

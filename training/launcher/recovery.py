@@ -14,8 +14,9 @@ from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir, units
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import stop_signals
+from training.launcher import script_recovery, script_snapshot, stop_signals
 from training.launcher.json_socket import Message
+from training.launcher.local_ranks import is_script
 from training.launcher.outcome import Outcome
 from training.launcher.recovery_policy import (
     BY_ITSELF,
@@ -50,6 +51,8 @@ class Recovery:
         self._failures: list[Failure] = []
         self._failed_at = 0.0
         self._waits = False  # waits for the first step after a restart
+        self._of_script = is_script(plan)
+        self._policy = script_recovery.remedy if self._of_script else remedy
         self._attempt = 1
         os.environ[ATTEMPT] = "1"
 
@@ -68,7 +71,9 @@ class Recovery:
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure = self._failure(record)
         chosen = (
-            remedy(failure, self.plan, self._failures) if outcome.asked == Exit.DONE else GiveUp("")
+            self._policy(failure, self.plan, self._failures)
+            if outcome.asked == Exit.DONE
+            else GiveUp("")
         )
         if isinstance(chosen, Restart) and outcome.blocked:
             chosen = GiveUp(outcome.blocked)
@@ -98,12 +103,12 @@ class Recovery:
             return False
         self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
         self.stopped = stop_signals.code(number)
+        name = stop_signals.name(number)
         log.warning(
-            msg(
-                "launcher.restart.stopped",
-                name=stop_signals.name(number),
-                saved=self._saved(),
-                code=int(self.stopped),
+            msg("launcher.restart.script_stopped", name=name, code=int(self.stopped))
+            if self._of_script
+            else msg(
+                "launcher.restart.stopped", name=name, saved=self._saved(), code=int(self.stopped)
             )
         )
         return True
@@ -187,17 +192,27 @@ class Recovery:
         )
         pause = msg("launcher.restart.pause", pause_s=chosen.pause_s) if chosen.pause_s else ""
         changes = msg("launcher.restart.changes", label=chosen.label) if chosen.label else ""
-        text = msg(
-            "launcher.restart.text",
-            origin=origin,
-            count=count,
-            pause=pause,
-            steps=_steps(failure.lost),
-            changes=changes,
+        text = (
+            msg("launcher.restart.script", count=count, pause=pause, snapshot=self._snapshot())
+            if self._of_script
+            else msg(
+                "launcher.restart.text",
+                origin=origin,
+                count=count,
+                pause=pause,
+                steps=_steps(failure.lost),
+                changes=changes,
+            )
         )
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
         log.warning(f"{_headline(record)}; {text}")
+
+    def _snapshot(self) -> str:
+        """What the script has saved in this launch, as far as it is recognised."""
+        command, script = self.plan["command"], self.plan["script"]
+        found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
+        return str(found) if found else msg("launcher.snapshot.none")
 
     def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
@@ -211,13 +226,15 @@ class Recovery:
             "steps_lost": failure.lost,
             "seconds_lost": time.time() - self._failed_at,
             "changes": changes,
-            "text": ", ".join(
+            "text": failure.summary
+            if self._of_script
+            else ", ".join(
                 [msg("launcher.restart.event", failure=failure, step=failure.saved), *changed]
             ),
         }
         self.run.event("restart", **facts)
         self.restarts.append(facts)
-        self._waits = True
+        self._waits = not self._of_script  # no heartbeat
 
     def look(self) -> None:
         """Called repeatedly while ranks run: records when they train again after a restart."""
@@ -241,7 +258,8 @@ class Recovery:
             return ""
         if known := run_reader.read_summary(self.run.summary):
             rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
-        count, kinds = len(self.restarts), Counter(map(str, self._failures))
+        texts = (f.summary if self._of_script else str(f) for f in self._failures)
+        count, kinds = len(self.restarts), Counter(texts)
         shown = [
             msg("launcher.restart.times", text=text, times=times) if times > 1 else text
             for text, times in kinds.items()

@@ -126,9 +126,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return cured
     if failure.kind == DIED and failure.status >= 0:
         return GiveUp(msg("launcher.retry.exits_by_itself", summary=failure.summary))
-    killed = failure.kind == DIED and -failure.status in SIGNALS
     hang = failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
-    if not (killed or hang or failure.cause in NETWORK or failure.cause in WORKER):
+    if not (killed(failure) or hang or failure.cause in NETWORK or failure.cause in WORKER):
         return GiveUp(msg("launcher.retry.never.code_error"))
     same_plan = row[max((i + 1 for i, f in enumerate(row) if f.changed), default=0) :]
     if any(failure.same(earlier) for earlier in same_plan):
@@ -143,11 +142,20 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
                 reason=plan["retries"]["reason"],
             )
         )
-    network = sum(f.cause in NETWORK for f in row)
-    return Restart(
-        number,
-        pause_s=PAUSES_S[min(network, len(PAUSES_S) - 1)] if failure.cause in NETWORK else 0.0,
-    )
+    return Restart(number, pause_s=network_pause(failure, row))
+
+
+def killed(failure: Failure) -> bool:
+    """Whether a signal that may not come again has ended a rank."""
+    return failure.kind == DIED and -failure.status in SIGNALS
+
+
+def network_pause(failure: Failure, before: Sequence[Failure]) -> float:
+    """Seconds before the restart."""
+    if failure.cause not in NETWORK:
+        return 0.0
+    earlier = sum(f.cause in NETWORK for f in before)
+    return PAUSES_S[min(earlier, len(PAUSES_S) - 1)]
 
 
 def _row(failures: Sequence[Failure]) -> Sequence[Failure]:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import BindingRecord, NumaRecord
 
 # Files that a rank writes for one attempt. Its log is kept and appended to.
-PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock)")
+PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock|torchelastic\.json)")
 
 
 @dataclass
@@ -36,7 +37,8 @@ class Child:
 
     rank: int | None
     popen: subprocess.Popen[bytes]
-    output: int  # descriptor of its output
+    # 1: standard output, 2: standard error → descriptor that reads it; one of them: both are joined
+    outputs: dict[int, int]
     pidfd: int  # readable when it has exited
 
     @property
@@ -83,22 +85,22 @@ def start_ranks(
     token: str,
     *,
     ours: bool,
-    terminal: bool,
     bound: NumaRecord | None = None,
+    more: Callable[[int], dict[str, str]],
 ) -> list[Child]:
-    """Start this machine's ranks. With `terminal`, the first one gets a pseudo-terminal, for
-    progress bars. `bound`: their NUMA nodes."""
+    """Start this machine's ranks. `bound`: their NUMA nodes; `more`: further variables of a
+    rank."""
     children = []
     for rank in team.ranks:
-        env = clean_environment(ours) | team.variables(rank) | {process.TOKEN: token}
+        env = clean_environment(ours) | team.variables(rank, ours=ours) | {process.TOKEN: token}
+        env |= more(rank)
         inherited: tuple[int, ...] = ()
         if rank == 0 and team.store:
             env["DUET_STORE_FD"], inherited = str(team.store.fileno()), (team.store.fileno(),)
         binding = bound["value"][rank - team.ranks.start] if bound else None
         memory = bool(bound and bound["memory"])
-        children.append(
-            _start(command, env, rank, terminal and rank == 0, inherited, binding, memory)
-        )
+        streams = Streams(ours, rank == team.ranks.start)
+        children.append(_start(command, env, rank, streams, inherited, binding, memory))
     return children
 
 
@@ -131,32 +133,26 @@ def start_torchrun(
     ]
     to_files = ",".join(f"{rank}:3" for rank in range(1, count))
     argv += ["--log-dir", str(logs), "--redirects", to_files or "0", *program]
-    return _start(argv, clean_environment(ours) | {process.TOKEN: token}, None, False, ())
+    env = clean_environment(ours) | {process.TOKEN: token}
+    return _start(argv, env, None, Streams(ours, first=False))
 
 
 def _start(
     argv: list[str],
     env: dict[str, str],
     rank: int | None,
-    terminal: bool,
-    inherited: tuple[int, ...],
+    streams: Streams,
+    inherited: tuple[int, ...] = (),
     binding: BindingRecord | None = None,
     memory: bool = False,
 ) -> Child:
-    if terminal:
-        reader, writer = pty.openpty()
-        _raw(writer)
-        size = fcntl.ioctl(sys.stderr, termios.TIOCGWINSZ, b"\0" * 8)
-        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)  # as wide as the user's terminal
-    else:
-        reader, writer = os.pipe()
     try:
         popen = subprocess.Popen(
             argv,
             env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=writer,
-            stderr=writer,
+            stdin=streams.stdin(),
+            stdout=streams.writers.get(1, streams.writers.get(2)),
+            stderr=streams.writers.get(2, streams.writers.get(1)),
             # Ctrl-C reaches the supervisor alone, which signals the ranks
             start_new_session=True,
             pass_fds=inherited,
@@ -164,17 +160,55 @@ def _start(
             preexec_fn=functools.partial(_in_child, os.getpid(), binding, memory),  # noqa: PLW1509
         )
     finally:
-        os.close(writer)
-    return Child(rank, popen, reader, os.pidfd_open(popen.pid))
+        for writer in streams.writers.values():
+            os.close(writer)
+    return Child(rank, popen, streams.readers, os.pidfd_open(popen.pid))
+
+
+class Streams:
+    """Standard input, output and error of one child. The output of Duet's own training is joined; a
+    script keeps both, and its first rank reads the launcher's input."""
+
+    def __init__(self, ours: bool, first: bool) -> None:
+        self._reads = first and not ours
+        terminals = [number for number in (1, 2) if first and os.isatty(number)]
+        # One terminal for both keeps their order.
+        numbers = (2,) if ours else (1,) if len(terminals) == 2 else (1, 2)
+        self.readers: dict[int, int] = {}
+        self.writers: dict[int, int] = {}
+        for number in numbers:
+            self.readers[number], self.writers[number] = (
+                _terminal_like(number) if number in terminals else os.pipe()
+            )
+
+    def stdin(self) -> int | None:
+        """None: inherited. A job in the background would take what is typed for the shell."""
+        with contextlib.suppress(OSError):  # closed
+            os.fstat(0)
+            if self._reads and (not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()):
+                return None
+        return subprocess.DEVNULL
+
+
+def _terminal_like(number: int) -> tuple[int, int]:
+    """A pseudo-terminal as wide as the user's, so that a rank shows progress bars and colours."""
+    reader, writer = pty.openpty()
+    _raw(writer)
+    size = fcntl.ioctl(number, termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+    return reader, writer
 
 
 def _in_child(parent: int, binding: BindingRecord | None, memory: bool) -> None:
     process.die_with_parent(parent)
     if binding:
+        node, text = binding["node"], ""
         try:
-            numa.bind(binding["cores"], binding["node"], memory=memory)
+            if not numa.bind(binding["cores"], node, memory=memory):
+                text = msg("launcher.numa.cores_only", node=node)
         except OSError as error:  # cores taken away since the plan: slower, not wrong
-            text = msg("launcher.numa.unbound", node=binding["node"], error=error)
+            text = msg("launcher.numa.unbound", node=node, error=error)
+        if text:
             os.write(2, f"{text}\n".encode())
     process.allow_tracing()  # kept across exec: stacks of any program can be read
 

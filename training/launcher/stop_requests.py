@@ -28,6 +28,9 @@ class StopRequests:
     def on_signal(self, fd: int) -> None:
         """Stop signals of this process have arrived."""
         for number in self._stop_signals.read():
+            if number in stop_signals.PASSED_ON:
+                self._children.pass_on(number)
+                continue
             self._signals += 1
             # a signal that every machine of the job gets may have been passed on before it arrives
             if self._signals > self.count:

@@ -19,6 +19,7 @@ def code(number: int) -> Exit:
 
 
 # A rank that exits with such a status got this stop signal itself.
+PASSED_ON = (signal.SIGUSR2,)  # has a meaning for the script alone
 SIGNALS = {int(Exit.PREEMPTED): signal.SIGTERM, int(Exit.INTERRUPTED): signal.SIGINT}
 
 
@@ -45,6 +46,7 @@ class StopSignals:
             self._before = {
                 number: signal.signal(number, self._note) for number in process.STOP_SIGNALS
             }
+            self._before |= {n: signal.signal(n, lambda *_: None) for n in PASSED_ON}
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -52,7 +54,8 @@ class StopSignals:
         if self._depth:
             return
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_IGN if self._asked else handler)
+            ignored = self._asked or number in PASSED_ON
+            signal.signal(number, signal.SIG_IGN if ignored else handler)
         signal.set_wakeup_fd(self._previous)
         os.close(self.fd)
         os.close(self._writer)
@@ -64,19 +67,19 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def read(self) -> list[int]:
-        """Signals since the last call."""
+        """Signals since the last call: stop signals, and those for the ranks alone."""
         try:
             arrived = os.read(self.fd, 64)
         except BlockingIOError:
             return []
-        return [number for number in arrived if number in process.STOP_SIGNALS]
+        return [n for n in arrived if n in process.STOP_SIGNALS or n in PASSED_ON]
 
     def wait(self, seconds: float) -> int | None:
         """The signal that has arrived, or arrives within `seconds`."""
         end = time.monotonic() + seconds
         while True:
             select.select([self.fd], [], [], max(0.0, end - time.monotonic()))
-            if numbers := self.read():
+            if numbers := [n for n in self.read() if n not in PASSED_ON]:
                 return numbers[0]
             if time.monotonic() >= end:
                 return None

@@ -54,7 +54,9 @@ def main(argv: list[str]) -> int:
     if plan is None:
         console.error(msg("core.manifest.damaged", file=run.own_plan))
         return Exit.CONFIG
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal does not end the training
+    # A closed terminal does not end the training; a handler is not inherited by the ranks.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     os.environ["DUET_SUPERVISED"] = "1"
     console.open_log(plan["log_file"])
     planner.announce(plan)
@@ -131,7 +133,7 @@ def _together(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, t
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
             return (
-                _regular_end(run, plan, ending, outcome, recovery.finish())
+                _regular_end(run, plan, ending, outcome, recovery)
                 if first
                 else _node_end(run, code, outcome)
             )
@@ -174,7 +176,7 @@ def _attempts(run: rundir.RunDir, plan: Plan, ending: PostRun, stages: set[str],
                 return Exit.TRAINING
             code = failure_report.exit_code(outcome)
             if not outcome.guilty and not outcome.killed:
-                return _regular_end(run, plan, ending, outcome, recovery.finish())
+                return _regular_end(run, plan, ending, outcome, recovery)
             if not outcome.blocked and _lacks_libuv(run, plan, outcome):
                 continue
             # Whatever its ranks exited with: while starting they may exit with any status on a stop
@@ -295,11 +297,11 @@ def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
 
 
 def _regular_end(
-    run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovered: str = ""
+    run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovery: Recovery
 ) -> int:
-    code = failure_report.exit_code(outcome)
+    code, recovered = failure_report.exit_code(outcome), recovery.finish()
     if local_ranks.is_script(plan):
-        return _script_end(run, plan, code, outcome)
+        return _script_end(run, plan, code, outcome, recovery)
     ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
@@ -314,7 +316,9 @@ def _regular_end(
     return code
 
 
-def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> int:
+def _script_end(
+    run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome, recovery: Recovery
+) -> int:
     seconds = time.time() - plan["created"]
     ranks = plural(plan["ranks"], "rank")
     status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
@@ -325,9 +329,19 @@ def _script_end(run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome) -> 
             "seconds": seconds,
             "exit_code": int(code),
         }
+        if recovery.restarts:
+            done["restarts"] = recovery.restarts
         rundir.write_json(run.summary, done)
     if code == Exit.DONE:
-        console.success(msg("launcher.end.script", ranks=ranks, seconds=seconds, folder=run.ranks))
+        console.success(
+            msg(
+                "launcher.end.script",
+                ranks=ranks,
+                seconds=seconds,
+                recovered=recovery.finish(),
+                folder=run.ranks,
+            )
+        )
     else:
         who = (
             msg("launcher.end.on_request")

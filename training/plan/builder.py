@@ -94,7 +94,11 @@ def start(
             msg("plan.text.ranks", ranks=counted, launcher=by, reason=why)
             if local == ranks
             else msg("plan.text.ranks_here", ranks=counted, local=local, launcher=by, reason=why),
-            *([bound.sentence()] if device.value == "cuda" or config.numa != numa.AUTO else []),
+            *(
+                [bound.sentence(place.node_rank * local)]
+                if device.value == "cuda" or config.numa != numa.AUTO
+                else []
+            ),
         ],
     }, [check] if check else []
 

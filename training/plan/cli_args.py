@@ -20,7 +20,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
 from training.plan import resume_run
-from training.plan.script_words import launch_words
+from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
@@ -29,6 +29,7 @@ SCRIPTS: dict[str, int | None] = {
     "train_dual_gpu.sh": 2,
     "train_dual_gpu_enhanced.sh": 2,
     "launch_train.sh": None,
+    RUN: None,
     ENTRYPOINT: 1,
 }
 MAX_RANKS = 1024
@@ -161,20 +162,19 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
 def command(script: str, args: list[str], /, **changes: Any) -> str:
     """The user's own command with these flags changed, to paste into a shell. `config` replaces a
     config that is given by its path alone; a value of None makes the flag a switch."""
-    program = "python train.py" if script == ENTRYPOINT else f"./{script}"
-    line = flags.parse(args, tasks.everything())
+    own, theirs = split(args) if asked_for(args) else (args, [])
+    line = flags.parse(own, tasks.everything())
     out = {i for name, start, stop in line.places if name in changes for i in range(start, stop)}
-    kept = {i: word for i, word in enumerate(args) if i not in out}
+    kept = {i: word for i, word in enumerate(own) if i not in out}
     at = line.positional_at[takes_ranks(script) :]
     if "config" in changes and "config" not in line.flags:
-        kept[at[0] if at else len(args)] = str(changes.pop("config"))
-    return " ".join(
-        [
-            program,
-            *map(shlex.quote, kept.values()),
-            *(flags.written(k, v) for k, v in changes.items()),
-        ]
-    )
+        kept[at[0] if at else len(own)] = str(changes.pop("config"))
+    changed = [flags.written(k, v) for k, v in changes.items()]
+    if script == RUN:
+        return as_run(list(kept.values()), changed, theirs)
+    program = "python train.py" if script == ENTRYPOINT else f"./{script}"
+    tail = [SEPARATOR, shlex.join(theirs)] if theirs else []
+    return " ".join([program, *map(shlex.quote, kept.values()), *changed, *tail])
 
 
 def is_config(word: str) -> bool:

@@ -11,6 +11,7 @@ from training.core.messages import msg
 from training.core.project import typed
 from training.core.units import plural
 from training.host import p2p_cache
+from training.host.gpus import VISIBLE
 from training.plan import preflight
 from training.plan.request import LaunchRequest
 
@@ -38,17 +39,21 @@ def settle(
     known = p2p_cache.known(key)
     needed = p2p_cache.remembered(key)
     if test and _wanted(request, begun, checks, known is not None, key.complete):
-        begun["variables"] += _missing(begun, needed, environ)
-        known = test(begun) or known
+        # A test on demand finds out whether the copies work now, and omits them by itself.
+        if request.config.communication_test != "1":
+            begun["variables"] += _missing(begun, needed, environ)
+        found = test(begun)
+        # A failed test has withdrawn what was known.
+        known = found or p2p_cache.known(key)
+        needed = found["variables"] if found else p2p_cache.remembered(key)
     if known:
-        needed = needed | known["variables"]
         begun["communication"] = {
             "gb_per_s": known["gb_per_s"],
             "small_ms": known["small_ms"],
             "time": known["time"],
             "p2p": p2p_cache.P2P not in known["variables"] | known["settings"],
         }
-        begun["headline"].append(_sentence(known, begun["local_ranks"]))
+        begun["headline"].append(_sentence(known, begun))
         begun["text"].append(begun["headline"][-1])
     begun["variables"] += _missing(begun, needed, environ)
     if needed and not environ.get(p2p_cache.P2P):
@@ -65,8 +70,7 @@ def _wanted(
     nameable: bool,
 ) -> bool:
     wish = request.config.communication_test
-    unusable = any(c.status == preflight.ERROR and c.name in ("GPUs", "torch") for c in checks)
-    if unusable or begun["torch"] is None or wish == "0":
+    if preflight.unusable(checks) or begun["torch"] is None or wish == "0":
         return False
     if request.check or request.dry_run:
         return request.check
@@ -78,14 +82,23 @@ def _missing(
     begun: PlanStart, needed: Mapping[str, str], environ: Mapping[str, str]
 ) -> list[VariableRecord]:
     there = {v["name"] for v in begun["variables"] if v["origin"] == "set here"}
-    return [v.record() for v in p2p_cache.as_variables(needed, environ) if v.name not in there]
+    return [v.record() for v in p2p_cache.variables(needed, environ) if v.name not in there]
 
 
-def _sentence(known: P2PVerdict, ranks: int) -> str:
+def command(ranks: int, device: str, visible: str = "") -> str:
+    """Command of the test alone, to paste into a shell. `visible`: CUDA_VISIBLE_DEVICES of the
+    ranks where Duet has chosen the GPUs; the command takes the first ones."""
+    gpus = f"{VISIBLE}={visible} " if visible else ""
+    return gpus + typed(f"./duet communication {ranks} --device={device}")
+
+
+def _sentence(known: P2PVerdict, begun: PlanStart) -> str:
+    ranks = begun["local_ranks"]
+    chosen = {v["name"]: v["value"] for v in begun["variables"] if v["origin"] == "set here"}
     return msg(
         "plan.communication.known",
         rate=f"{known['gb_per_s']:.3g}",
         gpus=plural(ranks, "GPU"),
         when=time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"])),
-        again=typed(f"./duet communication {ranks}"),
+        again=command(ranks, "cuda", chosen.get(VISIBLE, "")),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from training.core import units
+from training.core import standing, units
 from training.core.messages import msg
 from training.host import flops, p2p_cache
 from training.host.decisions import AS_ASKED, Decision
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     )
 
 BF16, NONE = "bf16", "none"
-HALF = ("bf16", "fp16")  # precisions with the listed peak
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,12 @@ def decide(
     if begun["ranks"] == 1:
         return GradientPlan(_fields(Decision(NONE, msg("plan.gradients.one_rank"))))
     one = _predicted(begun, decided, precision, compiled)
+    kept = _kept_bucket(request, begun)
     known = one is not None and one.compute_s is not None
     if wish != "auto":
         compression = Decision(wish, AS_ASKED)
     elif one is None or not known:
-        compression = Decision(NONE, _unknown(begun, one, precision))
+        compression = Decision(NONE, _unknown(begun, precision))
     else:
         saved = exchange.saved_by_compression(one) or 0.0
         compression = (
@@ -69,11 +69,11 @@ def decide(
             compression=compression.value,
             compression_reason=compression.reason,
         )
-        return GradientPlan(_fields(compression), [] if wish == NONE else [text])
+        fields = _fields(compression) | ({"bucket_mib": kept.record()} if kept else {})
+        return GradientPlan(fields, [] if wish == NONE else [text])
     one = replace(one, compressed=compression.value == BF16)
-    size, optimum = exchange.best_bucket(one)
-    bucket = Decision(size, msg("plan.gradients.buckets", optimum=optimum))
-    one = replace(one, bucket_mib=size)
+    bucket = kept or _best_bucket(one)
+    one = replace(one, bucket_mib=bucket.value)
     fields = _fields(compression) | {"bucket_mib": bucket.record(), "exchange": _record(one)}
     text = _sentence(one, compression, bucket, _mfu(compiled))
     return GradientPlan(fields, [text], _little_gain(gpus, begun, decided, one))
@@ -81,6 +81,24 @@ def decide(
 
 def _fields(compression: Decision) -> GradientFields:
     return {"gradient_compression": compression.record()}
+
+
+def _best_bucket(one: Exchange) -> Decision:
+    size, optimum = exchange.best_bucket(one)
+    if size == exchange.BUCKET_MIB:
+        return Decision(size, msg("plan.gradients.default_buckets", optimum=optimum))
+    return Decision(size, msg("plan.gradients.buckets", optimum=optimum))
+
+
+def _kept_bucket(request: Request, begun: PlanStart) -> Decision | None:
+    """The bucket size of the run to resume, since it determines the order in which more than two
+    ranks add gradients; None for a new run and for another number of ranks."""
+    before = standing.read_plan(request.resume_from) if request.resume_from else None
+    if before is None or before.get("ranks") != begun["ranks"] or "bucket_mib" not in before:
+        return None
+    assert request.resume_from
+    origin = msg("plan.resume.origin", name=request.resume_from.name)
+    return Decision(before["bucket_mib"]["value"], origin)
 
 
 def _predicted(
@@ -92,13 +110,9 @@ def _predicted(
         return None
     if not step.gradient_bytes:
         return None
-    peak = _peak(begun["gpus"])
+    peak = _peak(begun["gpus"], precision.value)
     work = step.flops(1)
-    compute = (
-        work / begun["ranks"] / (peak * _mfu(compiled))
-        if peak and work and precision.value in HALF
-        else None
-    )
+    compute = work / begun["ranks"] / (peak * _mfu(compiled)) if peak and work else None
     measured = begun["communication"]
     return Exchange(
         ranks=begun["ranks"],
@@ -111,9 +125,12 @@ def _predicted(
     )
 
 
-def _peak(gpus: list[GpuRecord]) -> float | None:
-    """Peak of the slowest GPU, operations per s."""
-    peaks = [flops.peak(gpu["name"]) for gpu in gpus]
+def _peak(gpus: list[GpuRecord], precision: str) -> float | None:
+    """Peak of the slowest GPU, operations per s; None if unknown, as for fp8, whose products are
+    faster than their peak in bf16."""
+    if precision == "fp8":
+        return None
+    peaks = [flops.peak(gpu["name"], precision) for gpu in gpus]
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 
 
@@ -121,12 +138,12 @@ def _mfu(compiled: Decision) -> float:
     return exchange.MFU_COMPILED if compiled.value else exchange.MFU_EAGER
 
 
-def _unknown(begun: PlanStart, one: Exchange | None, precision: Decision) -> str:
+def _unknown(begun: PlanStart, precision: Decision) -> str:
     if begun["device"]["value"] != "cuda":
         return msg("plan.gradients.cpu")
     if begun["ranks"] != begun["local_ranks"]:
         return msg("plan.gradients.machines")
-    if one is None:
+    if "communication" not in begun:
         return msg("plan.gradients.unmeasured")
     name = begun["gpus"][0]["name"]
     return msg("plan.gradients.arithmetic", name=name, precision=precision.value)
@@ -194,18 +211,18 @@ def _little_gain(
     if not one.compressed:
         half = replace(one, compressed=True)
         helps.append(msg("plan.gradients.help_compression", speed=half.speed_up))
-    if one.speed_up <= 1 or not helps:
+    if one.speed_up <= 1:
         helps.append(msg("plan.gradients.help_one_gpu"))
-    return [
-        msg(
-            "plan.gradients.little_gain",
-            speed=one.speed_up,
-            ranks=one.ranks,
-            share=100 * one.share,
-            why=msg("plan.word.comma").join(_why(gpus, begun)),
-            helps=msg("plan.word.comma").join(helps),
-        )
-    ]
+    text = msg(
+        "plan.gradients.little_gain",
+        speed=one.speed_up,
+        ranks=one.ranks,
+        share=100 * one.share,
+        why=msg("plan.word.comma").join(_why(gpus, begun)),
+    )
+    if helps:
+        text = msg("plan.gradients.with_helps", text=text, helps=msg("plan.word.comma").join(helps))
+    return [text]
 
 
 def _why(gpus: Sequence[Gpu], begun: PlanStart) -> list[str]:

@@ -14,6 +14,7 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data import tokenizer, tokenizer_base
 from training.data.prepare import PreparedCorpus, content
+from training.plan import exchange
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -189,6 +190,10 @@ def _arithmetic(plan: Plan) -> FieldValues:
         Literal["device", "precision", "compile", "loss_chunks", "gradient_compression"], ...
     ] = ("device", "precision", "compile", "loss_chunks", "gradient_compression")
     values: FieldValues = {name: plan[name]["value"] for name in names if name in plan}
+    if plan.get("ranks", 0) > 2:  # the order in which they add gradients
+        values["bucket_mib"] = (
+            plan["bucket_mib"]["value"] if "bucket_mib" in plan else exchange.BUCKET_MIB
+        )
     if values.get("compile") and "selective_checkpointing" in plan:
         values["selective_checkpointing"] = plan["selective_checkpointing"]["value"]
     return values | {

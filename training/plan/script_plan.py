@@ -64,7 +64,7 @@ def build(
         "script": script.record(),
     }
     plan["notes"] += builder.warnings(checks)
-    plan["headline"] += [
+    own = [
         msg("plan.script.python", python=script.python, reason=script.python_reason)
         if script.python
         else msg("plan.script.program"),
@@ -72,8 +72,9 @@ def build(
         if config.device == "auto"
         else msg("plan.text.device", value=device.value, reason=device.reason),
     ]
+    plan["headline"] += own
     plan["text"] += [
         msg("plan.script.command", command=shlex.join([script.path, *script.args])),
-        *plan["headline"],
+        *own,
     ]
     return plan, checks

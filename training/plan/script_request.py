@@ -7,14 +7,13 @@ of Duet's own training do not apply.
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.config import flags, resolve
 from training.config.schema import FIELDS
@@ -23,12 +22,10 @@ from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.host.placement import RANK
+from training.plan import script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of, run_name
-from training.plan.script_words import SEPARATOR, USED, split
-
-if TYPE_CHECKING:
-    from training.core.contracts.plan import ScriptRecord
+from training.plan.script_words import RUN, SEPARATOR, USED, split
 
 SCRIPT = "launch_train.sh"
 ALLOWED = msg("plan.script.own_arguments")
@@ -38,51 +35,19 @@ ALLOWED = msg("plan.script.own_arguments")
 class ScriptLaunchRequest(LaunchRequest):
     """A checked request to start a script."""
 
-    runs: Script
+    runs: script_program.Script
 
     @property
     def base_name(self) -> str:
         return Path(self.runs.path).stem
 
     def command(self, **changes: Any) -> str:
-        return command_of(self.script, self.args, **changes)
+        return command(self.script, self.args, **changes)
 
     def command_with(self, ranks: int) -> str:
         own = split(self.args)[0]
         at = next(i for i in range(len(own)) if flags.parse(own[: i + 1]).positional)
         return replace(self, args=[*self.args[:at], str(ranks), *self.args[at + 1 :]]).command()
-
-
-@dataclass(frozen=True)
-class Script:
-    """What the ranks execute; `python` is None for a program other than a Python file."""
-
-    path: str
-    args: list[str]
-    python: str | None
-    python_reason: str
-
-    def record(self) -> ScriptRecord:
-        return {
-            "path": self.path,
-            "args": self.args,
-            "python": self.python,
-            "python_reason": self.python_reason,
-        }
-
-
-def asked_for(args: list[str]) -> bool:
-    """Whether --script is on the command line; arguments after -- belong to the script."""
-    own, _ = split(args)
-    return any(word == "--script" or word.startswith("--script=") for word in own)
-
-
-def command_of(program: str, args: list[str], /, **changes: Any) -> str:
-    """The user's own command with these launcher flags changed."""
-    own, theirs = split(args)
-    return " ".join(
-        [command(program, own, **changes), *([SEPARATOR, shlex.join(theirs)] if theirs else [])]
-    )
 
 
 def _not_for_scripts(name: str) -> bool:
@@ -102,7 +67,7 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         )
     problems, positional = line.problems, list(line.positional)
     typed = SCRIPTS[program] or number_of_ranks(line, positional, problems)
-    if program != SCRIPT:
+    if program not in (SCRIPT, RUN):
         problems.append(
             Problem(
                 "flag.other_script", msg("plan.script.only_for", script=SCRIPT), "", [f"N={typed}"]
@@ -119,17 +84,20 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     resolved = resolve.resolve(line, {}, {k: v for k, v in environ.items() if not _other_field(k)})
     problems += resolved.problems
     config, origins = resolved.config, resolved.origins
-    if isinstance(config.retries, int) and config.retries:
-        what = msg("plan.script.retries", retries=config.retries, origin=origins["retries"])
-        problems.append(Problem("script.retries", what, "0", ["--retries=0"]))
+    problems += _show_ranks(config.show_ranks, origins["show_ranks"])
     if origins["device"] == "default":
         config.device = "auto"
-    script = _script(line.flags["script"][0], theirs, environ, problems)
+    script = script_program.find(
+        line.flags["script"][0],
+        theirs,
+        environ,
+        problems,
+        module=line.on("module"),
+        no_python=line.on("no_python"),
+    )
     experiments = folder("out_dir", resolved)
     place = place_of(program, config, environ, problems, 0)
-    problems += run_name(
-        config, origins, experiments, None, place, partial(command_of, program, args)
-    )
+    problems += run_name(config, origins, experiments, None, place, partial(command, program, args))
     if place and place.kind == RANK:
         text = msg("plan.nested.script", reason=place.reason)
         why = msg("plan.nested.is_rank")
@@ -146,22 +114,33 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         )
     if problems or place is None or _moved(line, own):
         raise UserError(
-            [*_misplaced(line, own, theirs, typed), *_in_full(problems, line, own, theirs, typed)]
+            [
+                *_misplaced(program, line, own, theirs, typed),
+                *_in_full(program, problems, line, own, theirs, typed),
+            ]
         )
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
     return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
 
 
+def _show_ranks(text: str, origin: str) -> list[Problem]:
+    if text == "all" or re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        return []
+    what = msg("plan.script.show_ranks", text=text, origin=origin)
+    allowed = msg("plan.script.show_ranks_allowed")
+    return [Problem("script.show_ranks", what, allowed, ["--show_ranks=all"])]
+
+
 def _misplaced(
-    line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
+    program: str, line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
 ) -> list[Problem]:
     """Arguments before -- that belong to the script or to another launcher, each with the whole
     command."""
     from training.config import foreign_names, meant
 
     out = []
-    command = _rebuilt(line, own, theirs, ranks, {})
+    command = _rebuilt(program, line, own, theirs, ranks, {})
     used = {name: FIELDS[name] for name in USED}
     for one in line.unknown:
         if _of_a_launcher(one):
@@ -179,7 +158,8 @@ def _misplaced(
             :1
         ]
         fixes = [
-            _rebuilt(line, own, theirs, ranks, {n: one.text or "true"}, without=one) for n in near
+            _rebuilt(program, line, own, theirs, ranks, {n: one.text or "true"}, without=one)
+            for n in near
         ]
         out.append(
             Problem(
@@ -211,7 +191,12 @@ def _misplaced(
 
 
 def _in_full(
-    problems: list[Problem], line: flags.CommandLine, own: list[str], theirs: list[str], ranks: int
+    program: str,
+    problems: list[Problem],
+    line: flags.CommandLine,
+    own: list[str],
+    theirs: list[str],
+    ranks: int,
 ) -> list[Problem]:
     """Expand suggestions of flags alone to whole commands."""
     from training.plan.corrections import as_changes
@@ -220,7 +205,7 @@ def _in_full(
     for problem in problems:
         fixes = [(fix, as_changes(fix, FIELDS)) for fix in problem.fixes]
         whole = [
-            fix if changes is None else _rebuilt(line, own, theirs, ranks, changes)
+            fix if changes is None else _rebuilt(program, line, own, theirs, ranks, changes)
             for fix, changes in fixes
         ]
         out.append(replace(problem, fixes=whole))
@@ -254,6 +239,7 @@ def _moved(line: flags.CommandLine, own: list[str]) -> list[str]:
 
 
 def _rebuilt(
+    program: str,
     line: flags.CommandLine,
     own: list[str],
     theirs: list[str],
@@ -284,94 +270,10 @@ def _rebuilt(
     kept = [word for i, word in enumerate(own) if i not in moved | gone | set(first)]
     variables = [f"{n}={shlex.quote(changes.pop(n))}" for n in list(changes) if n.isupper()]
     tail = [*(own[i] for i in sorted(moved - gone)), *theirs]
-    return " ".join(
-        [
-            *variables,
-            command(SCRIPT, [number, *kept], **changes),
-            *([SEPARATOR, shlex.join(tail)] if tail else []),
-        ]
-    )
+    words = [number, *kept, *([SEPARATOR, *tail] if tail else [])]
+    return " ".join([*variables, command(RUN if program == RUN else SCRIPT, words, **changes)])
 
 
 def _other_field(variable: str) -> bool:
     name = variable.removeprefix(resolve.PREFIX).lower()
     return variable.startswith(resolve.PREFIX) and name in FIELDS and name not in USED
-
-
-def _script(
-    path: str, args: list[str], environ: Mapping[str, str], problems: list[Problem]
-) -> Script:
-    file = Path(os.path.expanduser(path))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-    python, reason = interpreter(environ)
-    if not file.is_file():
-        near = suggest.suggest(
-            file.name, [p.name for p in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        )
-        fixes = [f"--script={shlex.quote(str(file.with_name(name)))}" for name in near]
-        what = (
-            msg("plan.script.is_folder", path=path)
-            if file.is_dir()
-            else msg("plan.script.missing", path=path)
-        )
-        problems.append(
-            Problem(
-                "script.file",
-                what,
-                msg("plan.script.allowed"),
-                fixes,
-            )
-        )
-    elif not os.access(file, os.R_OK):
-        problems.append(
-            Problem(
-                "script.unreadable",
-                msg("plan.script.unreadable", path=path),
-                "",
-                [f"chmod u+r {shlex.quote(str(file))}"],
-            )
-        )
-    elif file.suffix != ".py":
-        if not os.access(file, os.X_OK):
-            what = msg("plan.script.not_executable", path=path)
-            problems.append(
-                Problem(
-                    "script.file",
-                    what,
-                    msg("plan.script.allowed"),
-                    [] if _not_executed(file, path) else [f"chmod +x {shlex.quote(str(file))}"],
-                )
-            )
-        elif problem := _not_executed(file, path):
-            problems.append(problem)
-        return Script(str(file.absolute()), args, None, "")
-    return Script(str(file), args, python, reason)
-
-
-def _not_executed(file: Path, path: str) -> Problem | None:
-    """A file that the kernel would refuse: neither ELF nor with a #! line, or with a missing
-    interpreter. The interpreter's path ends at the first blank."""
-    with file.open("rb") as stream:
-        line = stream.readline(256).rstrip(b"\n")
-    if line.startswith(b"\x7fELF"):
-        return None
-    words = os.fsdecode(line.removeprefix(b"#!")).split(maxsplit=1)
-    shown, allowed = msg("plan.script.the_script", path=path), msg("plan.script.allowed")
-    if not line.startswith(b"#!") or not words:
-        fix = msg("plan.script.add_interpreter", file=shlex.quote(path))
-        return Problem(
-            "script.interpreter", msg("plan.script.no_interpreter", shown=shown), allowed, [fix]
-        )
-    if not os.access(words[0], os.X_OK):
-        what = msg("plan.script.interpreter_missing", shown=shown, interpreter=" ".join(words))
-        fix = msg("plan.script.change_interpreter", file=shlex.quote(path))
-        return Problem("script.interpreter", what, allowed, [fix])
-    return None
-
-
-def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The script's Python: that of the active environment, else the launcher's."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        path = Path(environ.get(variable, ""), "bin/python")
-        if environ.get(variable) and os.access(path, os.X_OK):
-            return str(path), msg("plan.script.active_environment", variable=variable)
-    return sys.executable, msg("plan.script.launcher_python")

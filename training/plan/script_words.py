@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 from training.config import flags
 from training.config.schema import FIELDS
 
 SEPARATOR = "--"
+RUN = "duet run"  # the other command that launches a script; lib/init.sh passes its name
+PROGRAM = ("script", "module", "no_python")  # flags that name what is launched
 # Fields that apply to the launch of any script.
 USED = (
     *(
@@ -21,6 +25,26 @@ def split(args: list[str]) -> tuple[list[str], list[str]]:
     """(the launcher's words, the script's)."""
     at = args.index(SEPARATOR) if SEPARATOR in args else len(args)
     return args[:at], args[at + 1 :]
+
+
+def asked_for(args: list[str]) -> bool:
+    """Whether --script is on the command line; arguments after -- belong to the script."""
+    return any(word == "--script" or word.startswith("--script=") for word in split(args)[0])
+
+
+def as_run(own: list[str], changed: list[str], theirs: list[str]) -> str:
+    """The launcher's words for launch_train.sh, further flags quoted for the shell, and the
+    script's words, as a command line of `duet run`."""
+    line = flags.parse(own)
+    program = ["--no-python"] if line.on("no_python") else []
+    program += ["-m"] if line.on("module") else []
+    program += [text for text, _ in [line.flags.get("script", ("", ""))] if text]
+    moved = {i for name, *span in line.places if name in PROGRAM for i in range(*span)}
+    moved |= set(line.positional_at[:1])
+    kept = [word for i, word in enumerate(own) if i not in moved]
+    number = ["-n", *line.positional[:1]] if line.positional else []
+    before, after = [*number, *kept], [*program, *theirs]
+    return " ".join(["./duet run", *map(shlex.quote, before), *changed, shlex.join(after)])
 
 
 def launch_words(words: list[str]) -> tuple[list[str], list[str]]:

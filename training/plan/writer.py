@@ -147,7 +147,7 @@ def new_run(request: LaunchRequest) -> rundir.RunDir:
 
 def _new_log(request: LaunchRequest) -> Path:
     request.logs.mkdir(parents=True, exist_ok=True)
-    base = f"{Path(request.script).stem}_{time.strftime('%Y%m%d_%H%M%S')}"
+    base = f"{Path(request.script).stem.replace(' ', '_')}_{time.strftime('%Y%m%d_%H%M%S')}"
     for attempt in range(1, 1000):
         path = request.logs / (f"{base}.log" if attempt == 1 else f"{base}_{attempt}.log")
         try:

@@ -13,7 +13,8 @@ from training.config.schema import Config
 MOMENTUM = (0.85, 0.95)  # Muon's, at the first step and from step MOMENTUM_STEPS
 MOMENTUM_STEPS = 300
 
-ON_DEVICE = "_step_supports_amp_scaling"  # torch's attribute of such optimizers
+# torch's name for: reads found_inf and skips the step on the device
+ON_DEVICE = "_step_supports_amp_scaling"
 
 Group = dict[str, Any]  # torch parameter group
 

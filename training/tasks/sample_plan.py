@@ -91,7 +91,7 @@ def _size(question: Question, found: Answer) -> Decision:
         size,
         msg("tasks.sample.plan.largest_power", of=found.of)
         if follows
-        else msg("tasks.sample.plan.largest", of=found.of),
+        else msg("tasks.gpt.fit.largest", sizes=found.of),
     )
 
 

@@ -24,7 +24,8 @@ def mean_in_bf16(
     """Communication hook of DDP: the mean of one bucket over the ranks, equal on all of them."""
     gradients = bucket.buffer()
     ranks = dist.get_world_size(group)
-    if gradients.dtype != torch.float32:  # of a model in half precision; float64 has its reason
+    # The model is in half precision, or float64 was chosen for its accuracy, so it is not rounded.
+    if gradients.dtype != torch.float32:
         return _sum(group, gradients, ranks, gradients.dtype)
     if ranks == PAIR:
         return _pair(group, gradients)
@@ -43,7 +44,8 @@ def _pair(
         every.view(torch.uint8).flatten(), mine.view(torch.uint8), group=group, async_op=True
     )
 
-    def mean(_: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    def mean(exchanged: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        exchanged.value()  # raises the error of a failed exchange
         return torch.mean(every, 0, dtype=torch.float32, out=gradients)
 
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(mean)
@@ -58,7 +60,8 @@ def _sum(
     sent = gradients.div_(ranks).to(dtype)
     work = dist.all_reduce(sent, group=group, async_op=True)
 
-    def wide(_: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    def wide(exchanged: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        exchanged.value()
         return gradients if sent is gradients else gradients.copy_(sent)
 
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(wide)

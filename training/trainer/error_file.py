@@ -17,7 +17,7 @@ from training.core.errors import RANK_DISK_FULL, RANK_FAILED, RunStopped
 from training.trainer import memory_snapshot
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import RankErrorRecord
+    from training.core.contracts.verdict import ExhaustedMemoryRecord, RankErrorRecord
 
 _reserved: list[int] = []
 SIGCHLD_S = 0.2
@@ -39,9 +39,9 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     facts = _facts(run, rank, error)
     status = RANK_DISK_FULL if facts["disk_full"] else RANK_FAILED
     text = "".join(facts["traceback"])
+    if memory := _memory(run, rank, error):
+        facts["memory"] = memory
     try:
-        if memory := memory_snapshot.keep(run, rank, error):
-            facts["memory"] = memory
         rundir.write_json(run.rank_error(rank), facts)
         if "DUET_SUPERVISED" in os.environ:
             with run.rank_log(rank).open("a") as log:
@@ -53,6 +53,14 @@ def record(run: rundir.RunDir, rank: int, error: BaseException) -> int:
     sys.stderr.write(text)
     sys.stderr.flush()
     return status
+
+
+def _memory(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMemoryRecord | None:
+    try:
+        return memory_snapshot.keep(run, rank, error)
+    # A disk without room for it, another form of torch's snapshot: the error itself is reported.
+    except Exception:
+        return None
 
 
 def _final(error: BaseException) -> BaseException:

@@ -58,8 +58,7 @@ def train(
         with Progress(session, recorder, position) as progress:
             while position.step < total and session.steps_left(position) and code == Exit.DONE:
                 begun, number = position, position.step + 1
-                if profiled and profiled.begin(number):
-                    watch.restart()
+                since = watch.now() if profiled and profiled.begin(number) else None
                 pulse.step = number
                 rate = session.optimizer.schedule(
                     position.step, session.task.rate(position.step, total)
@@ -76,7 +75,7 @@ def train(
                 pulse.beat("optimizer")
                 used = update(session, exchange)
                 position = after(session, begun)
-                queue.add(QueuedStep(begun, position, rate, exchange.finish(norm, used)))
+                queue.add(QueuedStep(begun, position, rate, exchange.finish(norm, used), since))
 
                 done = number == total
                 evaluates = config.eval_every > 0 and (done or due(config.eval_every, number))
@@ -85,18 +84,20 @@ def train(
                 code = queue.read(progress, everything=evaluates or saves or last)
                 if done:  # a stop request after the last step has no effect
                     code = Exit.DONE
+                    if profiled:  # its last step has neither validation nor checkpoint
+                        profiled.close()
                 # Before the checkpoint: after a kill between the two, a resumed run would skip this
                 # validation.
                 if evaluates and code == Exit.DONE:
                     progress.evaluation(position, validate(session))
-                    watch.restart()
+                    watch.restart(watch.now())
                 if saves or code != Exit.DONE:
                     pulse.beat("gather state")
                     session.save(position, required=done or code != Exit.DONE)
-                    watch.restart()
+                    watch.restart(watch.now())
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
-    if profiled:
+    if profiled:  # stopped: the checkpoint came first, since its time may be short
         profiled.close()
     return position, code
 

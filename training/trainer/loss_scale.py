@@ -31,7 +31,7 @@ class LossScale:
     far as their figures were read."""
 
     def __init__(self, device: torch.device) -> None:
-        # From the host: a kernel would be a launch more, and the null GPU computes nothing.
+        # Filled on the host: no kernel launch.
         self.scale = torch.tensor(INITIAL).to(device)
         self._good_steps = torch.tensor(0, dtype=torch.int32).to(device)
         self.skipped = self.stuck = 0
@@ -45,7 +45,7 @@ class LossScale:
         0.0."""
         found = torch.zeros_like(self.scale)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        # in float64: unless the scale is a power of two, a product in fp32 would be inexact
+        # as GradScaler: the reciprocal in float64, then rounded once
         inverse = self.scale.double().reciprocal().float()
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
         return found

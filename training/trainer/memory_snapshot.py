@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from training.core import rundir
 
 if TYPE_CHECKING:
-    from training.core.contracts.verdict import MemoryRecord
+    from training.core.contracts.verdict import ExhaustedMemoryRecord
 
 HISTORY = 100_000  # allocations and releases with their stacks, with --debug
 LARGEST = 5  # sizes
@@ -45,7 +45,7 @@ def _failed(device: int, requested: int, total: int, free: int) -> None:
     _seen = device, requested, torch.cuda.memory._snapshot()
 
 
-def keep(run: rundir.RunDir, rank: int, error: BaseException) -> MemoryRecord | None:
+def keep(run: rundir.RunDir, rank: int, error: BaseException) -> ExhaustedMemoryRecord | None:
     """Write the snapshot of the allocation that failed with `error`; None if it is another error or
     none was taken. Raises OSError."""
     if _seen is None or type(error).__name__ != "OutOfMemoryError":
@@ -56,7 +56,7 @@ def keep(run: rundir.RunDir, rank: int, error: BaseException) -> MemoryRecord | 
     return {"file": str(path), "requested_bytes": requested, **digest(snapshot, device)}
 
 
-def digest(snapshot: Mapping[str, Any], device: int) -> MemoryRecord:
+def digest(snapshot: Mapping[str, Any], device: int) -> ExhaustedMemoryRecord:
     """Allocated and reserved bytes of a GPU, and its largest blocks by size."""
     segments = [s for s in snapshot["segments"] if s["device"] == device]
     blocks = [block for segment in segments for block in segment["blocks"]]

@@ -160,7 +160,8 @@ def _gpu_parts(
         kernels[part].append((event["ts"], _end(event)))
     covered: list[Interval] = []
     out = dict.fromkeys(PARTS, 0.0)
-    # What runs beside the model costs nothing: it comes last.
+    # Time in which kernels of several parts run belongs to the first of them; copies of data come
+    # last, since they run beside the model.
     for part in ("forward", "backward", "optimizer", OTHER, "data"):
         out[part] = _length(_without(kernels[part], covered))
         covered = _union([*covered, *kernels[part]])
@@ -196,9 +197,6 @@ def _synchronisations(
     by_kind: dict[str, list[TraceEvent]], phases: Phases
 ) -> dict[tuple[str, str, str], tuple[int, float]]:
     """(call, operator, part) → (number, µs) of the calls that wait for the GPU."""
-    operators: dict[int, list[TraceEvent]] = defaultdict(list)
-    for event in by_kind["cpu_op"]:
-        operators[event["tid"]].append(event)
     found = [
         e
         for kind in _CALLS
@@ -206,9 +204,17 @@ def _synchronisations(
         if _SYNCHRONISES.match(e["name"]) and not phases.profiles(e["ts"])
     ]
     out: dict[tuple[str, str, str], tuple[int, float]] = {}
-    for event in found:
-        around = [o for o in operators[event["tid"]] if o["ts"] <= event["ts"] <= _end(o)]
-        operator = min(around, key=lambda o: o["dur"])["name"] if around else ""
+    stacks: dict[int, list[TraceEvent]] = defaultdict(list)
+    # One pass by time, since a trace may have thousands of calls and a million operators; an
+    # operator comes before the call that it begins with.
+    for event in sorted([*by_kind["cpu_op"], *found], key=lambda e: e["ts"]):
+        stack = stacks[event["tid"]]
+        while stack and _end(stack[-1]) < event["ts"]:
+            stack.pop()
+        if event["cat"] not in _CALLS:
+            stack.append(event)
+            continue
+        operator = stack[-1]["name"] if stack else ""
         _add(out, (event["name"], operator, phases.part(event["ts"])), event["dur"])
     return out
 

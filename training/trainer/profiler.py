@@ -3,6 +3,7 @@ in the run directory. A profile that fails is reported as a warning; training co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -77,8 +78,17 @@ class StepProfiler:
         except Exception as error:
             self._over = True
             self._marks.end()
+            self._discard()
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             _warn(self._run, msg("trainer.profile.failed", rank=self._world.rank, why=why))
+
+    def _discard(self) -> None:
+        """Stop a profiler that has failed: it would record all further steps."""
+        failed, self._profile = self._profile, None
+        if failed is not None:
+            failed.on_trace_ready = None
+            with contextlib.suppress(Exception):  # the first error is reported
+                failed.stop()
 
     def _start(self) -> None:
         os.environ.setdefault(LOG_LEVEL, SILENT)
@@ -91,8 +101,8 @@ class StepProfiler:
             on_trace_ready=self._write,
         )
         self._synchronize()
-        found.start()
         self._profile = found
+        found.start()
         self._marks.begin()
 
     def _next(self) -> None:

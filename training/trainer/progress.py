@@ -28,10 +28,14 @@ class Stopwatch:
 
     def __init__(self, units: int, device: torch.device) -> None:
         self.units, self._cuda = units, device.type == "cuda"
-        self._last = moment(self._cuda)
+        self._last = self.now()
 
-    def restart(self) -> None:
-        self._last = moment(self._cuda)
+    def now(self) -> Any:
+        return moment(self._cuda)
+
+    def restart(self, since: Any) -> None:
+        """The next step began at `since`, of now()."""
+        self._last = since
 
     def lap(self, end: Any) -> tuple[float, float]:
         """(milliseconds of the step, units per second of all ranks); `end`: the moment at which the
@@ -43,7 +47,7 @@ class Stopwatch:
 def _speed_at_peak(session: TrainState) -> float | None:
     """Units per second if all ranks' GPUs (assumed equal) only did the model's arithmetic, in bf16
     (also of fp8) or fp16; None: unknown, or fp32."""
-    if session.world.device.type != "cuda" or session.precision == "fp32":
+    if session.world.device.type != "cuda":
         return None
     peak, cost = (
         flops.peak(torch.cuda.get_device_name(session.world.device), session.precision),

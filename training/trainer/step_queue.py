@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from training.core import heartbeat
 from training.core.errors import Exit
@@ -21,12 +22,14 @@ from training.trainer.train_state import TrainState
 
 @dataclass(frozen=True)
 class QueuedStep:
-    """A step from `begun` to `position`, with learning rate `rate`."""
+    """A step from `begun` to `position`, with learning rate `rate`. `since`: the moment from which
+    its time counts; None: the end of the step before."""
 
     begun: TrainProgress
     position: TrainProgress
     rate: float
     report: PendingReport
+    since: Any = None
 
 
 class StepQueue:
@@ -52,6 +55,8 @@ class StepQueue:
             if self._session.loss_scale:
                 self._session.loss_scale.count(report)
             sanity_checks.check_step(self._session, report, step.begun)
+            if step.since is not None:  # not when it began: the step before was unread then
+                self._watch.restart(step.since)
             lap = self._watch.lap(step.report.arrived)
             progress.step(step.position, report, step.rate, lap)
             code = code or Exit(report.stop)

@@ -47,6 +47,17 @@ class HangFinding:
     phase: str | None = None  # Duet's training only: the phase of the guilty rank
     folder: str | None = None  # stacks of all ranks
 
+    @property
+    def compares(self) -> bool:
+        """Whether `how` is a sentence about all ranks, and not what the guilty one does."""
+        return self.rank is None or self.kind == DESYNC
+
+    def short(self) -> str:
+        """The guilty rank, what it does, and for how long."""
+        if self.compares:
+            return msg("watchdog.verdict.compared", how=self.how, since_s=self.since_s)
+        return msg("watchdog.verdict.short", rank=self.rank, how=self.how, since_s=self.since_s)
+
     def sentence(self) -> str:
         """The finding in one line."""
         if self.rank is None:
@@ -60,14 +71,25 @@ class HangFinding:
             if self.where and self.where not in self.how
             else ""
         )
+        kind, how, since_s = self.kind.upper(), self.how, self.since_s
+        if self.compares:
+            return msg(
+                "watchdog.verdict.odd_rank",
+                kind=kind,
+                rank=self.rank,
+                doing=doing,
+                at=at,
+                how=how,
+                since_s=since_s,
+            )
         return msg(
             "watchdog.verdict.rank",
-            kind=self.kind.upper(),
+            kind=kind,
             rank=self.rank,
             doing=doing,
-            how=self.how,
+            how=how,
             at=at,
-            since_s=self.since_s,
+            since_s=since_s,
         )
 
     def others(self) -> str:

@@ -165,10 +165,11 @@ class CorpusRecord(TypedDict):
 class ScriptRecord(TypedDict):
     """A user script that is launched unchanged."""
 
-    path: str
+    path: str  # of a file as typed, or the name of a module
     args: list[str]
     python: str | None  # interpreter; None: a program that is executed directly
     python_reason: str
+    module: NotRequired[bool]  # `path` is a module; missing in plans of early 0.1
 
 
 class BindingRecord(TypedDict):

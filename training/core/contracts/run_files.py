@@ -85,6 +85,7 @@ class ScriptSummary(TypedDict):
     ranks: int
     seconds: float
     exit_code: int
+    restarts: NotRequired[list[RestartFacts]]
 
 
 class LossScaleRecord(TypedDict):

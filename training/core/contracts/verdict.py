@@ -39,7 +39,7 @@ class BlockRecord(TypedDict):
     count: int
 
 
-class MemoryRecord(TypedDict):
+class ExhaustedMemoryRecord(TypedDict):
     """The memory of a GPU when an allocation failed (training.trainer.memory_snapshot)."""
 
     file: NotRequired[str]  # the whole snapshot, for pytorch.org/memory_viz
@@ -64,7 +64,7 @@ class RankErrorRecord(ReportedError):
     disk_full: bool
     traceback: list[str]
     stopped: NotRequired[str]  # message of a run that stopped itself
-    memory: NotRequired[MemoryRecord]  # the GPU had none left
+    memory: NotRequired[ExhaustedMemoryRecord]  # the GPU had none left
 
 
 class EndedRecord(TypedDict):
@@ -104,7 +104,7 @@ class FailureRecord(EndRecord):
     log: str
     torn_down: bool  # a script had finished its work
     time: float  # unix s
-    memory: NotRequired[MemoryRecord]  # the GPU of `rank` had none left
+    memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
     advice: NotRequired[list[str]]  # derived from the other fields
 
 

@@ -71,7 +71,8 @@ def _hang(outcome: CommunicationOutcome, order: list[str]) -> CommunicationFindi
     stage, limit_s, kind = order[first], outcome.limit_s, HANG
     title, who = stages.title(stage), ranks_text(behind)
     since_s = min(outcome.since_s[rank] for rank in behind)
-    if stages.is_communication(stage) and since_s < MOVING * outcome.limit_s:
+    still_s = max(MOVING * limit_s, stages.STILL_S if outcome.patient else 0.0)
+    if stages.is_communication(stage) and since_s < still_s:
         kind = SLOW
         text = msg(
             "launcher.communication.slow", limit_s=limit_s, who=who, title=title, since_s=since_s

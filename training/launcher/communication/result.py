@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.core.messages import msg
-from training.core.project import typed
+from training.host.gpus import VISIBLE
 from training.host.p2p_cache import P2P, P2PVerdict
 from training.launcher.communication import analysis, stages
 from training.launcher.communication.analysis import CommunicationFinding
 from training.plan import preflight
+from training.plan.communication import command
 
 NAME = "communication"
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -20,11 +21,6 @@ HARDWARE = [
     msg("launcher.communication.fix.iommu"),
     msg("launcher.communication.fix.p2p"),
 ]
-
-
-def command(ranks: int, device: str) -> str:
-    """Command of the test alone, to paste into a shell."""
-    return typed(f"./duet communication {ranks} --device={device}")
 
 
 def p2p_may_help(finding: CommunicationFinding) -> bool:
@@ -66,6 +62,11 @@ class CommunicationResult:
     @property
     def ok(self) -> bool:
         return self.finding is None or self.finding.kind == analysis.OK
+
+    @property
+    def again(self) -> str:
+        """Command of this test alone, on the same GPUs."""
+        return command(self.ranks, self.device, self.variables.get(VISIBLE, ""))
 
     @property
     def only_without_p2p(self) -> bool:
@@ -113,7 +114,7 @@ class CommunicationResult:
         )
 
     def _fixes(self, finding: CommunicationFinding) -> list[str]:
-        again = command(self.ranks, self.device)
+        again = self.again
         if finding.killed:
             return [msg("launcher.communication.fix.oom"), again]
         if finding.kind == analysis.FAILED and not finding.guilty:

@@ -44,6 +44,7 @@ class CommunicationOutcome:
 
     ranks: int
     limit_s: float
+    patient: bool = False  # ranks that moved got more time
     seconds: float = 0.0
     # rank → its stage at its end, at the first failure or at the limit
     reached: dict[int, str] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class _Trial:
 
     def go(self, patience_s: float) -> CommunicationOutcome:
         begin = time.monotonic()
+        self.outcome.patient = patience_s > 0
         try:
             self._start()
             self._watch(begin, patience_s)
@@ -193,12 +195,13 @@ class _Trial:
     def _watch(self, begin: float, patience_s: float) -> None:
         """Wait until all have exited; a failure, a signal or the limit ends the wait sooner. Ranks
         that move get up to `patience_s` more."""
-        ready, end = False, begin + START_FACTOR * self.outcome.limit_s + patience_s
-        limit = longest = end
+        ready, failed = False, False
+        start_s = START_FACTOR * self.outcome.limit_s + patience_s
+        end = longest = begin + start_s
         while self._alive and not self._arrived:
-            if not ready and end == limit and self._ready():
+            if not ready and not failed and self._ready():
                 ready, end = True, time.monotonic() + self.outcome.limit_s
-                limit, longest = end, end + patience_s
+                longest = end + patience_s
             left = end - time.monotonic()
             pause = left if ready else min(left, READY_S)
             # also past the limit: this process may have been stopped itself
@@ -207,19 +210,21 @@ class _Trial:
                     os.read(self._wakeup, 64)
                 else:
                     self._reap(key.fd)
-            if self._failed() and end == limit:
+            if not failed and self._failed():
+                failed = True
                 self._note_stages()
-                end = min(limit, time.monotonic() + PEER_GRACE_S)
+                end = min(end, time.monotonic() + PEER_GRACE_S)
             elif left <= 0:
-                more = min(self._moving_s(), longest - time.monotonic()) if ready else 0.0
-                if more <= 0 or self._failed():
+                moving = ready and not failed
+                more = min(self._moving_s(), longest - time.monotonic()) if moving else 0.0
+                if more <= 0:
                     break
-                limit = end = time.monotonic() + more
+                end = time.monotonic() + more
                 self.outcome.limit_s += round(more)
-        if self._alive and not self._arrived and not self._failed():
+        if self._alive and not self._arrived and not failed:
             self.outcome.timed_out = True
             if not ready:
-                self.outcome.limit_s *= START_FACTOR
+                self.outcome.limit_s = start_s
             self._note_stages()
             self._take_stacks()
 

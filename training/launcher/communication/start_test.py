@@ -27,7 +27,7 @@ class StartTest:
     def __call__(self, plan: RanksPlan) -> P2PVerdict | None:
         """None if the test has come to no result. Raises UserError (exit 3) where the run would
         hang or train on wrong data."""
-        from training.launcher.communication.result import command, p2p_may_help
+        from training.launcher.communication.result import p2p_may_help
         from training.launcher.communication.run import run
 
         ranks = plural(plan["local_ranks"], "rank")
@@ -48,7 +48,7 @@ class StartTest:
                 msg(
                     "launcher.communication.no_result",
                     text=result.finding.text,
-                    command=command(result.ranks, result.device),
+                    command=result.again,
                 )
             )
         return result.verdict

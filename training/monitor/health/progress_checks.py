@@ -3,6 +3,7 @@ for Duet's tasks, else by stacks, CPU, I/O and collectives."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.core import phases
@@ -293,13 +294,13 @@ def _elsewhere(silent: list[int]) -> str:
 
 def _headline(found: HangFinding) -> str:
     """First line of the answer for a hang."""
-    if found.rank is None:
+    if found.compares:
         return found.how
     known = found.where and found.where not in found.how
     how = found.how
     how += msg("monitor.health.steps.hang_place", place=found.where) if known else ""
     if not found.phase:
-        return msg("watchdog.verdict.short", rank=found.rank, how=how, since_s=found.since_s)
+        return replace(found, how=how).short()
     return msg(
         "monitor.health.steps.hang_in_phase",
         rank=found.rank,

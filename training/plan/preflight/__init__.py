@@ -16,7 +16,7 @@ from training.host.torch_build import TorchBuild
 from training.plan.preflight import torch_wheels
 from training.plan.preflight.gpu_checks import compile_works, gpus, torch_fits
 from training.plan.preflight.precision_checks import precision_works
-from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, worst
+from training.plan.preflight.report import ERROR, OK, WARNING, Check, count, table, unusable, worst
 from training.plan.preflight.startup_checks import (
     cpu,
     folder,
@@ -34,7 +34,8 @@ from training.tasks.memory import Estimate, StepNeeds
 __all__ = [
     "ERROR", "OK", "WARNING", "Check", "PreflightContext", "at_every_start", "compile_works",
     "count", "folder", "gpus", "host_memory", "not_running", "only_in_check", "port",
-    "precision_works", "shared_memory", "table", "torch_fits", "worst",
+    "precision_works", "shared_memory", "table", "torch_fits", "unusable",
+    "worst",
 ]  # fmt: skip
 
 

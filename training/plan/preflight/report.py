@@ -55,6 +55,11 @@ def worst(checks: Iterable[Check]) -> CheckStatus:
     return max((c.status for c in checks), key=SEVERITY.__getitem__, default=OK)
 
 
+def unusable(checks: Iterable[Check]) -> bool:
+    """Whether ranks cannot use these GPUs at all, so that testing them is useless."""
+    return any(c.status == ERROR and c.name in ("GPUs", "torch", "torch kernels") for c in checks)
+
+
 def table(records: list[CheckRecord]) -> str:
     """The resource report: one line per check, below failed ones their fixes, each fix once."""
     width = max(len(r["name"]) for r in records)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.host import packages
+from training.host import package_sources, packages
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import WARNING, Check
@@ -29,8 +29,9 @@ OLDER_VERSIONS = (2, 6), (2, 14)
 
 
 def older(machine: GpuInventory, version: str, request: LaunchRequest) -> list[str]:
-    """The command that installs the build for older GPUs and drivers; [] if there is none for this
-    version (such as 2.13.0+cu130), or if the GPUs or the driver cannot use it."""
+    """The command that installs the build for older GPUs and drivers. `version`: such as
+    2.13.0+cu130; [] if that release has no older build, or if the GPUs or the driver cannot use
+    it."""
     number = re.match(r"(\d+)\.(\d+)[.\d]*", version)
     first, last = OLDER_VERSIONS
     if not number or not first <= (int(number[1]), int(number[2])) <= last:
@@ -60,7 +61,7 @@ def before_install(
     """Whether the torch that is about to be installed can use these GPUs. No check where the user
     has chosen other sources of packages."""
     gpus = machine.gpus[: request.gpu_ranks]
-    if request.installed or torch or not gpus or _other_sources(environ):
+    if request.installed or torch or not gpus or package_sources.other_sources(environ):
         return
     version = next(pin for pin in packages.locked("run") if pin.startswith("torch=="))[7:]
     why = _too_old(gpus) or _driver(machine)
@@ -88,10 +89,3 @@ def _driver(machine: GpuInventory) -> str:
 
 def _major(cuda: str) -> int:
     return int(cuda.partition(".")[0])
-
-
-def _other_sources(environ: Mapping[str, str]) -> bool:
-    kinds, ends = ("PIP_", "UV_"), ("INDEX", "INDEX_URL", "FIND_LINKS")
-    return any(
-        value and name.startswith(kinds) and name.endswith(ends) for name, value in environ.items()
-    )

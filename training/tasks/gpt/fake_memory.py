@@ -29,7 +29,7 @@ def peak(load: StepWorkload) -> int:
     """Bytes at the peak of an eager step of this load. Raises Unavailable.
 
     The peak is linear in the number of blocks of each kind (plain, checkpointed as a whole or
-    selectively), so models of two or three blocks with the real width, batch and vocabulary are
+    selectively), so models of at most four blocks with the real width, batch and vocabulary are
     measured, in a second each, and extrapolated. Muon's state held by other ranks is subtracted;
     memory held for accumulation and checkpoints is added.
     """

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 from training.core.messages import msg
-from training.tasks.gpt.model_dims import ModelDims
+from training.tasks.gpt.model_dims import ModelDims, muon_share
 from training.tasks.memory import CONTEXT, gib, pinned, with_ample_margin, with_margin
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ PROMISE = {"conservative": "15–16 GB", "balanced": "20–22 GB", "aggressive":
 # multiplications in bf16 for which a GPU needs as long as for one byte.
 ELEMENTWISE = 2000
 
+# Bytes per weight of Muon's updates: bf16 or fp16. (GPUs without tensor cores exchange fp32.)
+UPDATE = 2
+
 # Bytes per token and unit of width. The residual stream is fp32, also under bf16 autocast.
-MUON_BATCH = 128 << 20  # bytes: BATCH_BYTES of training/tasks/gpt/muon.py on a GPU
 RESIDUAL = 4  # kept by a checkpointed block: its input
 PARTS = 8  # gradients of the parts of a split loss while they are summed
 
@@ -89,11 +91,17 @@ class StepWorkload:
     @property
     def updates(self) -> int:
         """Temporary bytes of Muon's step on a GPU: a batch in fp32, two that overlap, and what NCCL
-        gathers into."""
+        gathers into. Assumes updates of 16 bits."""
         if not self.muon or not self.cuda:
             return 0
-        of_one_shape = 2 * 2 * self.depth * self.width * self.shape.inner  # gate and up, bf16
-        return 6 * min(MUON_BATCH, of_one_shape)
+        square = self._muon_batch(4 * self.depth, self.width**2)  # query, key, value, projection
+        tall = self._muon_batch(2 * self.depth, self.width * self.shape.inner)  # gate and up
+        return 6 * max(square, tall)
+
+    def _muon_batch(self, count: int, weights: int) -> int:
+        """Bytes of the updates in the first batch of `count` matrices: as many of each rank."""
+        share = min(muon_share(UPDATE * weights, self.ranks, "cuda"), -(-count // self.ranks))
+        return share * self.ranks * UPDATE * weights
 
     @property
     def saved(self) -> int:

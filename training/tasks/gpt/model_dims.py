@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 WIDTH_PER_LAYER = 64
 HEAD_DIM = 128
+# Bytes of all ranks' updates in one iteration of Muon. More would save launches on a GPU, but cost
+# several times this in temporary memory; a CPU launches nothing.
+MUON_BATCH = {"cuda": 128 << 20, "cpu": 16 << 20}
 # Dimensions of products in fp8 (torch._scaled_mm); the widths are multiples of it at every depth.
 FP8_MULTIPLE = 16
 
@@ -40,6 +43,13 @@ class ModelDims:
     @property
     def weights(self) -> int:
         return self.depth * self.block_weights + 2 * self.vocab * self.width
+
+
+def muon_share(update_bytes: int, ranks: int, device: str) -> int:
+    """Matrices of one shape that each rank updates in one iteration of Muon. `update_bytes`: of one
+    matrix; `device`: type of the device."""
+    most = MUON_BATCH["cuda" if device == "cuda" else "cpu"]
+    return max(1, most // (ranks * update_bytes))
 
 
 def flops_per_token(shape: ModelDims) -> int:

@@ -18,14 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.tasks.gpt.model_dims import muon_share
 from training.tasks.optim import Group
 
 # The constants of torch.optim.Muon, which computes the same one matrix at a time.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS, EPSILON = 5, 1e-7
-# Bytes of all ranks' updates in one iteration. More would save launches on a GPU, but cost several
-# times this in temporary memory; a CPU launches nothing.
-BATCH_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}
 
 
 @dataclass
@@ -52,7 +50,8 @@ class Muon(torch.optim.Optimizer):
     step() and gather() are called by all ranks; its state dict has the form of torch.optim.Muon's
     and does not depend on the number of ranks."""
 
-    _step_supports_amp_scaling = True  # name of torch
+    # torch's name for: reads found_inf and skips the step on the device
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -81,8 +80,9 @@ class Muon(torch.optim.Optimizer):
         ]
 
     def _batches(self, alike: list[Tensor]) -> Iterator[list[Tensor]]:
-        each = self.ranks * alike[0].numel() * self.dtype.itemsize
-        count = self.ranks * max(1, BATCH_BYTES.get(alike[0].device.type, 16 << 20) // each)
+        first = alike[0]
+        each = first.numel() * self.dtype.itemsize
+        count = self.ranks * muon_share(each, self.ranks, first.device.type)
         return (alike[at : at + count] for at in range(0, len(alike), count))
 
     def _bucket(self, matrices: list[Tensor]) -> _Bucket:
@@ -116,11 +116,12 @@ class Muon(torch.optim.Optimizer):
         group = self.param_groups[0]
         if work is not None:
             work.wait()
-        keep: float | Tensor = 1 - group["lr"] * group["weight_decay"]
         if self._skip is not None:
-            keep = torch.full((), keep, device=updates.device).masked_fill_(self._skip, 1)
             updates = updates.masked_fill(self._skip, 0)
         if group["weight_decay"]:
+            keep: float | Tensor = 1 - group["lr"] * group["weight_decay"]
+            if self._skip is not None:
+                keep = torch.full((), keep, device=updates.device).masked_fill_(self._skip, 1)
             torch._foreach_mul_(bucket.matrices, keep)
         torch._foreach_add_(
             bucket.matrices,

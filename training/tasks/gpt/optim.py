@@ -4,6 +4,7 @@ measured in docs/model.md."""
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from training.config.schema import Config
 from training.host import decisions
@@ -16,6 +17,9 @@ EPSILON = 1e-10
 REFERENCE_WIDTH = 768  # the configured AdamW learning rates apply to this width
 # Learning rate of the blocks if the configuration has auto.
 MATRIX_LR = {"muon": 0.02, "adamw": 0.0015}
+
+# In this order: what multiplies in one of them multiplies in those before.
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def build(model: GPT, config: Config) -> Optimizers:
@@ -56,8 +60,17 @@ def build(model: GPT, config: Config) -> Optimizers:
 
 def _products(device: torch.device) -> torch.dtype:
     """The type in which Muon multiplies: without matrix units for bf16 it is emulated, on a CPU ten
-    times as slowly as fp32."""
+    times as slowly as fp32. All ranks have the same, since they exchange updates as bytes; with a
+    process group a collective."""
     if device.type == "cpu":
-        return torch.bfloat16 if decisions.cpu_bf16() else torch.float32
-    major, _ = torch.cuda.get_device_capability(device)
-    return torch.bfloat16 if major >= 8 else torch.float16 if major == 7 else torch.float32
+        own = "bf16" if decisions.cpu_bf16() else "fp32"
+    else:
+        own = decisions.best_type(
+            torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device)
+        )
+    number = list(TYPES).index(own)
+    if dist.is_available() and dist.is_initialized():
+        least = torch.tensor(number, device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        number = int(least)
+    return list(TYPES.values())[number]

@@ -40,8 +40,9 @@ class GptStep(StepNeeds):
 
     @property
     def update_bytes(self) -> int:
+        """Assumes updates of 16 bits: fp32 ones, of GPUs without tensor cores, take twice this."""
         shape = self.load.shape
-        return 2 * self.load.depth * shape.block_weights if self.load.muon else 0
+        return memory.UPDATE * self.load.depth * shape.block_weights if self.load.muon else 0
 
     @property
     def elsewhere(self) -> int:

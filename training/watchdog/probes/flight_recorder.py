@@ -34,6 +34,7 @@ UNREADABLE = (
 # Collectives whose inputs or outputs may differ between ranks: only one rank scatters, parts may
 # have any size.
 OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
+SCHEDULED, STARTED = "scheduled", "started"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Call:
     operation: str  # all_reduce
     shapes: str  # float32 [3, 5]
     open: bool = True  # not completed yet
-    started: bool = False  # by the GPU, not only queued (TORCH_NCCL_ENABLE_TIMING=1); never on gloo
+    # By the GPU: SCHEDULED, STARTED (only with TORCH_NCCL_ENABLE_TIMING=1; never on gloo) or
+    # completed, which a call may be for a while before its rank closes it.
+    state: str = SCHEDULED
 
     def __str__(self) -> str:
         return (
@@ -133,7 +136,7 @@ def _call(entry: Mapping[str, Any]) -> Call:
         operation.lower(),
         shapes,
         open=not entry.get("retired", False),
-        started=entry.get("state") == "started",
+        state=str(entry.get("state", SCHEDULED)),
     )
 
 
@@ -179,7 +182,7 @@ def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
     """The one rank whose GPU has not reached a collective in which the GPUs of all others wait, and
     that collective."""
     waiting = {
-        rank: {(c.group, c.number) for c in own if c.open and c.started}
+        rank: {(c.group, c.number) for c in own if c.open and c.state == STARTED}
         for rank, own in calls.items()
     }
     for rank, own in calls.items():
@@ -188,7 +191,8 @@ def not_started(calls: Mapping[int, Sequence[Call]]) -> tuple[int, Call] | None:
             return None
         for call in own:
             key = (call.group, call.number)
-            if call.open and not call.started and all(key in reached for reached in others):
+            late = call.open and call.state == SCHEDULED
+            if late and all(key in reached for reached in others):
                 return rank, call
     return None
 

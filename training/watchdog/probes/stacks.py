@@ -36,7 +36,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 _HERE = Path(__file__).resolve().parents[3]
 _BARRIERS = str(_HERE / "training/inspector/distributed.py")
-_STARTERS = (str(_HERE / "lib/run_script.py"), str(_HERE / "lib/run_module.py"))
+_STARTERS = tuple(
+    str(_HERE / "lib" / name) for name in ("run_script.py", "main_program.py", "run_module.py")
+)
 _PLUMBING = (_BARRIERS, *_STARTERS)
 # also a torch that was built locally, outside the environment's packages
 _NOT_OURS = re.compile(

@@ -1,0 +1,103 @@
+"""What a communication test learns about GPUs, from synthetic outcomes of its ranks; real ones:
+tests/e2e."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.host import p2p_cache
+from training.launcher.communication import run, runner
+from training.launcher.communication.result import CommunicationResult
+from training.launcher.communication.runner import CommunicationOutcome
+
+LARGE = "all_reduce of 64 MiB"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+
+
+def key() -> p2p_cache.Key:
+    return p2p_cache.key(["GPU-a", "GPU-b"], "580", "2.13.0")
+
+
+def hung() -> CommunicationOutcome:
+    return CommunicationOutcome(
+        *(2, 20.0), reached={0: LARGE, 1: LARGE}, since_s={0: 15.0, 1: 15.0}, timed_out=True
+    )
+
+
+def worked() -> CommunicationOutcome:
+    records = {rank: {"wrong": [], "small_s": 1e-4, "large_s": 1e-2} for rank in (0, 1)}
+    return CommunicationOutcome(2, 20.0, statuses={0: 0, 1: 0}, records=records)
+
+
+def result_of(
+    monkeypatch: pytest.MonkeyPatch, *outcomes: CommunicationOutcome, use_percent: int | None = 0
+) -> CommunicationResult:
+    """A test whose attempts end like this, on two GPUs."""
+    left = list(outcomes)
+    monkeypatch.setattr(runner, "run", lambda *arguments: left.pop(0))
+    gpus = [
+        {"uuid": f"GPU-{name}", "index": index, "use_percent": use_percent}
+        for index, name in enumerate("ab")
+    ]
+    plan: Any = {"local_ranks": 2, "device": {"value": "cuda", "reason": ""}, "variables": []}
+    result = run.run({**plan, "gpus": gpus, "driver": "580", "torch": "2.13.0"})
+    assert not left
+    return result
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the ranks by shell commands."""
+
+    def replace(*commands: str) -> None:
+        def start(trial: Any, rank: int, env: Any, inherited: Any) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(["sh", "-c", commands[rank]], start_new_session=True)
+
+        monkeypatch.setattr(runner._Trial, "_start_one", start)
+        monkeypatch.setattr(runner, "STACK_S", 0.0)
+
+    return replace
+
+
+def test_a_failure_shortly_before_the_limit_ends_the_test(programs: Callable[..., None]) -> None:
+    programs("sleep 20", "exit 3")
+    outcome = runner.run(2, "cpu", {}, limit_s=0.05)
+    assert (outcome.statuses, outcome.timed_out) == ({1: 3}, False)
+    assert outcome.seconds < 10
+
+
+def test_the_limit_of_the_start_includes_the_patience(programs: Callable[..., None]) -> None:
+    programs("sleep 20", "sleep 20")
+    outcome = runner.run(2, "cpu", {}, limit_s=0.1, patience_s=0.2)
+    assert outcome.timed_out and outcome.limit_s == pytest.approx(0.5)
+
+
+def test_gpus_that_hang_now_are_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    result_of(monkeypatch, worked())
+    assert p2p_cache.known(key())
+    result_of(monkeypatch, hung(), hung())
+    assert p2p_cache.known(key()) is None
+    result_of(monkeypatch, hung(), worked())
+    assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P
+
+
+def test_only_a_verdict_against_copies_is_learnt_on_busy_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for use, kept in ((None, True), (29, True), (30, False)):
+        p2p_cache.forget(key())
+        result = result_of(monkeypatch, worked(), use_percent=use)
+        assert result.verdict and (p2p_cache.known(key()) is not None) == kept, use
+        assert bool(result.note) != kept
+    result_of(monkeypatch, hung(), worked(), use_percent=30)
+    assert p2p_cache.remembered(key()) == p2p_cache.WITHOUT_P2P

@@ -1,0 +1,135 @@
+"""The loop with a profiler: times of the steps, and what is outside of the profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from training.config.batch import Batch
+from training.config.schema import Config
+from training.core import rundir
+from training.core.errors import Exit
+from training.data.duration import TrainingLength
+from training.data.loader import Batches
+from training.inspector import step_timer
+from training.inspector.distributed import World
+from training.tasks.base import Task
+from training.trainer import loop
+from training.trainer.checkpoint import TrainProgress
+from training.trainer.step_queue import StepQueue
+from training.trainer.step_stats import StopRequest
+from training.trainer.train_state import TrainState
+
+CPU = torch.device("cpu")
+STEPS = 4
+STEP_S, PROFILER_S = 0.25, 8.0  # by the clock of the test
+
+
+class Clock:
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Line(Task):
+    def model(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train_data(self) -> Dataset[Any]:
+        return TensorDataset(torch.arange(float(STEPS)).unsqueeze(1))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.options.clock.now += STEP_S
+        return model(batch[0]).square().mean()
+
+
+class Profiled:
+    """At work before each step from the third on."""
+
+    def __init__(self, clock: Clock, seen: list[str]) -> None:
+        self._clock, self._seen = clock, seen
+
+    def begin(self, step: int) -> bool:
+        self._clock.now += PROFILER_S if step > 2 else 0.0
+        return step > 2
+
+    def close(self) -> None:
+        if "profile" not in self._seen:
+            self._seen.append("profile")
+
+
+class Lagging(StepQueue):
+    """Reads a step during the next one, as on a GPU."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._lag = 1
+
+
+def trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stop: Exit = Exit.DONE
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """What happened in order, and the records of the steps."""
+    clock, seen, records = Clock(), list[str](), list[dict[str, Any]]()
+    monkeypatch.setattr(step_timer, "time", clock)
+    monkeypatch.setattr(loop, "StepQueue", Lagging)
+    monkeypatch.setattr(loop.gc, "freeze", lambda: None)  # objects of other tests
+    monkeypatch.setattr(loop.profiler, "planned", lambda session: Profiled(clock, seen))
+    monkeypatch.setattr(loop, "evaluate", lambda session: seen.append("validation"))
+    run = rundir.RunDir(folder)
+    run.create()
+    config = Config(eval_every=STEPS, save_every=STEPS, num_workers=0)
+    task, batch = Line(SimpleNamespace(clock=clock), config, CPU), Batch(1, 1, 1, 1)
+    rows, raw, saver = task.rows("train"), task.model(), SimpleNamespace()
+    saver.save = lambda *state, required: seen.append("checkpoint")
+    assert rows
+    session = TrainState(
+        config=config,
+        run=run,
+        world=World(0, 0, 1, CPU, "none", "-"),
+        batch=batch,
+        length=TrainingLength(STEPS, STEPS, 1),
+        task=task,
+        raw=raw,
+        weights=list(raw.parameters()),
+        model=raw,
+        optimizer=task.optimizers(raw),
+        batches=Batches(rows, batch, rank=0, seed=1, workers=0, persistent=False),
+        validation=None,
+        autocast=torch.autocast("cpu", torch.bfloat16, enabled=False),
+        precision="fp32",
+        compiled=False,
+        loss_scale=None,
+        position=TrainProgress(),
+        saver=saver,
+        facts={},  # type: ignore[typeddict-item]
+    )
+    request = StopRequest()
+    request.code = stop
+    recorder: Any = SimpleNamespace(power=None, write=records.append)
+    loop.train(session, recorder, request)
+    return seen, [record for record in records if "step_ms" in record]
+
+
+def test_a_profiler_at_work_is_in_no_step_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, records = trained(tmp_path, monkeypatch)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert [record["step_ms"] for record in records] == [1000 * STEP_S] * STEPS
+
+
+def test_a_profile_ends_before_the_last_validation_and_a_stopped_run_s_after_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, _ = trained(tmp_path / "whole", monkeypatch)
+    assert seen == ["profile", "validation", "checkpoint"]
+    seen, _ = trained(tmp_path / "stopped", monkeypatch, Exit.PREEMPTED)
+    assert seen == ["checkpoint", "profile"]

@@ -1,0 +1,90 @@
+"""`duet run`: its words as those of launch_train.sh, and back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from training.cli import run
+from training.core.errors import UserError
+from training.launcher.other_ranks import HOLD_S, MOST, OtherRanks
+from training.plan import script_request
+from training.plan.cli_args import command
+from training.plan.script_words import RUN
+
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def translated(line: str) -> str:
+    return " ".join(run.translate(*run.parse(line.split()), ENVIRONMENT))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train.py", "1 --script=train.py"),
+        ("-n 2 train.py -n 4 --dry_run", "2 --script=train.py -- -n 4 --dry_run"),
+        ("-n2 -- train.py -- x", "2 --script=train.py -- x"),
+        ("-n2 train.py a -- x", "2 --script=train.py -- a -- x"),
+        ("--nproc-per-node=3 -m a.b --x", "3 --module --script=a.b -- --x"),
+        ("--nproc_per_node 3 --no-python prog", "3 --no_python --script=prog"),
+        ("-n cpu train.py", f"{len(os.sched_getaffinity(0))} --script=train.py"),
+        ("-n two train.py", "two --script=train.py"),
+        ("--standalone --rdzv-backend c10d --rdzv-id 7 t.py", "1 --script=t.py"),
+        (
+            "--nnodes=2 --node-rank 1 --rdzv-endpoint host:29400 t.py",
+            "1 --nnodes=2 --node_rank=1 --master_addr=host --master_port=29400 --script=t.py",
+        ),
+        ("--max-restarts=3 --log-dir logs t.py", "1 --retries=3 --log_dir=logs --script=t.py"),
+        ("--tee 3 --redirects 3 t.py", "1 --show_ranks=all --script=t.py"),
+        ("-t 0:3,1:0,2:1 t.py", "1 --show_ranks=0,2 --script=t.py"),
+        ("--local-ranks-filter=0,1 t.py", "1 --show_ranks=0,1 --script=t.py"),
+        ("--dry_run --hang_timeout 9 t.py", "1 --dry_run --hang_timeout=9 --script=t.py"),
+        ("--no-report --debug t.py", "1 --no-report --debug --script=t.py"),
+        ("--unknown 3 t.py", "1 --unknown=3 --script=t.py"),
+    ],
+)
+def test_words(line: str, words: str) -> None:
+    assert translated(line) == words
+
+
+def test_a_program_is_required_and_gpu_needs_one() -> None:
+    for line, code in (("-n 2", "run.no_program"), ("-n gpu t.py", "run.no_gpu")):
+        with pytest.raises(UserError) as caught:
+            translated(line)
+        assert [problem.code for problem in caught.value.problems] == [code]
+
+
+def test_a_suggested_command_is_one_of_duet_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my t.py").touch()
+    words = ["2", "--master_port=29500", "--module", "--script=my t.py", "--", "--x", "a b"]
+    assert command(RUN, words, master_port=29501) == (
+        "./duet run -n 2 --master_port=29501 -m 'my t.py' --x 'a b'"
+    )
+    with pytest.raises(UserError) as caught:
+        script_request.read(RUN, ["2", "--epochs=3", "--script=my t.py", "--", "--x"], {})
+    assert caught.value.problems[0].fixes[-1] == "./duet run -n 2 'my t.py' --epochs=3 --x"
+
+
+def test_lines_that_only_other_ranks_print() -> None:
+    others = OtherRanks()
+    others.add(0, b"NCCL version 2.27 pid 17\n", first=True)
+    others.add(1, b"NCCL version 2.27 pid 18\nWarning: on", first=False)
+    others.add(1, b"e GPU\n 50%\r100%\n", first=False)
+    others.add(2, b"Warning: one GPU\n", first=False)
+    others.add(
+        2, b"Traceback (most recent call last):\n  File\nValueError: x\nafter\n", first=False
+    )
+    others.add(1, b"[rank1]: Traceback (most recent call last):\n", first=False)
+    others.add(1, b"[rank1]:   File\n[rank1]: ValueError: x\n", first=False)
+    assert others.due(0.0) == [], "the first rank may print them later"
+    assert others.due(1e12) == [(1, b"Warning: one GPU"), (2, b"after")]
+    for number in range(2 * MOST):
+        others.add(1, b"line " + b"x" * number + b"\n", first=False)
+    assert len(others.due(1e12)) == MOST - 2 and others.silenced == MOST + 2
+    assert HOLD_S > 0

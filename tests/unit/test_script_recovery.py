@@ -1,0 +1,72 @@
+"""Restarts of user scripts: which failures are tried again, and what the script has saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from training.diagnose.exception_cause import KILLED, RAISED
+from training.launcher import script_snapshot
+from training.launcher.recovery_policy import NEVER, Failure, GiveUp, Restart
+from training.launcher.script_recovery import remedy
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+PLAN = cast("Plan", {"retries": {"value": 2, "reason": "as asked"}})
+KILL = Failure(KILLED, "died", 1, -9, 0, 0, "", "killed by SIGKILL")
+RAISE = Failure(RAISED, "error", 0, 1, 0, 0, "", "ValueError: planted")
+
+
+def test_which_failures_are_tried_again() -> None:
+    assert remedy(KILL, PLAN, []) == Restart(1)
+    assert remedy(KILL, PLAN, [KILL]) == Restart(2), "a signal may not come again"
+    assert isinstance(remedy(KILL, PLAN, [KILL, KILL]), GiveUp)
+    assert remedy(RAISE, PLAN, []) == Restart(1), "as under torchrun"
+    assert isinstance(remedy(RAISE, PLAN, [RAISE]), GiveUp), "the same exception"
+    assert remedy(replace(RAISE, summary="OSError: other"), PLAN, [RAISE]) == Restart(2)
+    full = replace(RAISE, cause="disk_full")
+    assert remedy(full, PLAN, []) == GiveUp(NEVER["disk_full"])
+    network = replace(RAISE, cause="nccl_network")
+    assert [remedy(network, PLAN, [network] * n) for n in (0, 1)] == [
+        Restart(1, pause_s=1.0),
+        Restart(2, pause_s=5.0),
+    ]
+    none = cast("Plan", {"retries": {"value": 0, "reason": ""}})
+    assert remedy(KILL, none, []) == GiveUp("")
+
+
+def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    (out / "checkpoint-40").mkdir(parents=True)
+    old = work / "old.pt"
+    old.write_bytes(b"")
+    os.utime(old, (1.0, 1.0))
+    since = time.time() - 60
+    words = ["--epochs=3", f"--out={out}", "--name=x"]
+    assert script_snapshot.newest(str(work), words, since) is None
+    torch.save({"MODEL_STATE": {"w": torch.zeros(3)}, "EPOCHS_RUN": 7}, work / "snapshot.pt")
+    found = script_snapshot.newest(str(work), words, since)
+    assert found and (found.path.name, found.progress) == ("snapshot.pt", "epoch 7")
+    state = out / "checkpoint-40/trainer_state.json"
+    state.write_text(json.dumps({"global_step": 40, "epoch": 1.5}))
+    os.utime(state, (time.time() + 5,) * 2)
+    found = script_snapshot.newest(str(work), words, since)
+    assert found and (found.path.name, found.progress) == ("checkpoint-40", "step 40")
+
+
+def test_progress_of_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for name, progress in (("epoch=3-step=40.ckpt", "epoch 3"), ("model.safetensors", "")):
+        (tmp_path / name).write_bytes(b"half a file")
+        assert script_snapshot.progress(tmp_path / name) == progress
+    (tmp_path / "checkpoint-12").mkdir()
+    assert script_snapshot.progress(tmp_path / "checkpoint-12") == "checkpoint 12"

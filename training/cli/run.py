@@ -1,0 +1,175 @@
+"""Run your own program with N processes, unchanged; its arguments follow it.
+
+Usage:
+  ./duet run [-n N] [FLAGS] FILE [ARGS…]          a Python file, a folder or an archive
+  ./duet run [-n N] [FLAGS] -m MODULE [ARGS…]     a module, as for python -m
+  ./duet run [-n N] [FLAGS] PROGRAM [ARGS…]       any other program, also one on PATH
+
+  -n N                   processes on this machine: a number, gpu (one for each GPU), cpu (one for
+                         each core) or auto (gpu, else cpu); default: one for each GPU, else one
+  -m, --module           FILE is the name of a module
+  --no-python            execute the program directly, without Python
+  --show_ranks=0,1|all   show the output of these ranks of this machine, each line with its rank
+  --retries=N            restarts after failures of a rank or of the machine
+
+torchrun's flags have the same meaning here: --nproc-per-node, --nnodes, --node-rank, --master-addr,
+--master-port, --rdzv-endpoint, --max-restarts, --log-dir, --tee, --redirects, --local-ranks-filter,
+--standalone. The other flags of ./duet launch apply as well, such as --run_name, --hang_timeout,
+--numa, --dry_run and --check.
+
+Examples:
+  ./duet run -n 2 train.py --epochs=3
+  ./duet run -n gpu -m package.train --epochs=3
+  ./duet run -n 2 --max-restarts=3 train.py       # restarts, as with torchrun
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from training.config import flags
+from training.config.schema import FIELDS, kind
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.core.project import ROOT, typed
+from training.host import gpus, program
+from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
+
+SCRIPT = "launch_train.sh"
+COUNTS = ("gpu", "cpu", "auto")
+RANKS = "nproc_per_node"
+Flag = tuple[str, str | None, str]  # name, value, first word as typed
+
+
+def _show(text: str) -> list[str]:
+    """--tee: streams of all ranks (1: stdout, 2: stderr, 3: both), or of each: 0:3,1:2."""
+    if ":" not in text:
+        return [] if text == "0" else ["--show_ranks=all"]
+    pairs = [pair.partition(":") for pair in text.split(",")]
+    shown = [rank for rank, _, stream in pairs if stream != "0"]
+    return [f"--show_ranks={','.join(shown)}"] if shown else []
+
+
+def _endpoint(text: str) -> list[str]:
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", "")
+    return [f"--master_addr={host}", *([f"--master_port={port}"] if port not in ("", "0") else [])]
+
+
+def _field(name: str) -> Callable[[str], list[str]]:
+    return lambda text: [f"--{name}={text}"]
+
+
+def _nothing(text: str) -> list[str]:
+    return []
+
+
+# torchrun's flags with a value → words of launch_train.sh. Source: torch/distributed/run.py of
+# torch 2.13. Every rank has a log file and a rendezvous, so some are not needed.
+TORCHRUN: dict[str, Callable[[str], list[str]]] = {
+    "nnodes": _field("nnodes"),
+    "node_rank": _field("node_rank"),
+    "master_addr": _field("master_addr"),
+    "master_port": _field("master_port"),
+    "rdzv_endpoint": _endpoint,
+    "max_restarts": _field("retries"),
+    "log_dir": _field("log_dir"),
+    "tee": _show,
+    "local_ranks_filter": _field("show_ranks"),
+    "numa_binding": lambda text: ["--numa=auto"],
+    **dict.fromkeys(
+        (
+            *("rdzv_backend", "rdzv_id", "rdzv_conf", "local_addr", "redirects", "role"),
+            *("monitor_interval", "start_method", "log_line_prefix_template", "logs_specs"),
+            *("signals_to_handle", "shutdown_timeout", "virtual_local_rank"),
+        ),
+        _nothing,
+    ),
+}
+SHORT = {"-n": RANKS, "-m": "module", "-t": "tee", "-r": "redirects"}
+IGNORED_SWITCHES = ("standalone", "duplicate_stdout_filters", "duplicate_stderr_filters")
+
+
+def main(argv: list[str]) -> int:
+    flags_given, rest = parse(argv)
+    if not argv or any(name in ("h", "help") for name, _, _ in flags_given):
+        print(typed((__doc__ or "").strip()))
+        return int(Exit.DONE if argv else Exit.CONFIG)
+    words = translate(flags_given, rest, os.environ)
+    os.environ["DUET_COMMAND"] = RUN
+    os.execv(ROOT / SCRIPT, [str(ROOT / SCRIPT), *words])
+
+
+def parse(argv: list[str]) -> tuple[list[Flag], list[str]]:
+    """The flags, and what follows them: the program and its arguments."""
+    found: list[Flag] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", SEPARATOR):
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        if word.startswith("-n") and word[2:].isdecimal():  # -n2
+            name, equals, text = "-n", "=", word[2:]
+        name = SHORT.get(name, name).lstrip("-").replace("-", "_")
+        value: str | None = text if equals else None
+        if not equals and _takes_value(name, rest):
+            value = rest.pop(0) if rest else ""
+        found.append((name, value, word))
+    return found, rest[1:] if rest[:1] == [SEPARATOR] else rest
+
+
+def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) -> list[str]:
+    """The words of launch_train.sh. Raises UserError without a program."""
+    number, words = "", []
+    for name, value, word in given:
+        if name == RANKS:
+            number = value or ""
+        elif name in TORCHRUN:
+            words += TORCHRUN[name](value or "")
+        elif name not in IGNORED_SWITCHES:
+            whole = word if value is None or "=" in word else f"{word}={value}"
+            words.append(f"--{name}" if name in PROGRAM else whole)
+    if not rest:
+        raise UserError(
+            Problem(
+                "run.no_program",
+                msg("cli.run.no_program"),
+                msg("plan.script.allowed"),
+                [f"./duet run -n {number or 2} train.py"],
+            )
+        )
+    own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
+    tail = [SEPARATOR, *own] if own else []
+    return [processes(number, environ), *words, f"--script={rest[0]}", *tail]
+
+
+def processes(text: str, environ: Mapping[str, str]) -> str:
+    """The number of processes. A text that is none is returned, and reported by the plan. Raises
+    UserError for `gpu` without a GPU."""
+    if text and text not in COUNTS:
+        return text
+    machine = gpus.inventory(environ) if text != "cpu" else None
+    found = len(machine.gpus) if machine else 0
+    if text == "gpu" and machine and not found:
+        what = msg("cli.run.no_gpu", reason=machine.reason)
+        fix = "./duet run -n 2 train.py"
+        raise UserError(Problem("run.no_gpu", what, msg("cli.run.counts"), [fix]))
+    return str(found or (len(os.sched_getaffinity(0)) if text else 1))
+
+
+def _takes_value(name: str, rest: list[str]) -> bool:
+    """Whether the next word belongs to this flag. An unknown flag takes it unless it may be the
+    program."""
+    field = name.removeprefix("no_")
+    if name in IGNORED_SWITCHES or name in (*flags.SWITCHES, "h"):
+        return False
+    if name in (RANKS, "lang", *TORCHRUN) or (name in USED and kind(name) != "bool"):
+        return True
+    if field in FIELDS and kind(field) == "bool":
+        return False
+    return bool(rest) and not rest[0].startswith("-") and not Path(rest[0]).exists()
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main, __doc__, internal=True))

@@ -1,0 +1,30 @@
+"""A lock between processes on one machine: a file that exists only while it is held."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock file, after waiting for other processes, and remove it afterwards. Raises
+    OSError where it cannot be created."""
+    while True:
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+            except FileNotFoundError:
+                same = False
+            # the previous holder removed the file: another process may hold a new one
+            if not same:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return

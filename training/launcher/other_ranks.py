@@ -1,0 +1,76 @@
+"""Lines on the standard error of a user script's other ranks that the first rank does not print,
+such as a warning on one rank only. The console shows them with their rank."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+
+HOLD_S = 2.0  # the first rank may print the same line later; a failing rank's are on its card
+MOST = 20  # lines of one attempt; the rest is in the log of the rank
+KNOWN = 1000  # lines of the first rank that are remembered
+_NUMBER = re.compile(rb"0x[0-9a-fA-F]+|\d+")
+_ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
+_TRACEBACK = b"Traceback (most recent call last)"
+
+
+def shape(line: bytes) -> bytes:
+    """A line without its numbers: times, ranks, devices and process ids differ between ranks."""
+    return _NUMBER.sub(b"#", _ESCAPE.sub(b"", line)).strip()
+
+
+class OtherRanks:
+    """Collects lines of one attempt."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, None] = {}
+        self._waiting: deque[tuple[float, int, bytes]] = deque()
+        self._in_traceback: dict[int, bool] = {}
+        self._rest: dict[int, bytes] = {}  # unfinished lines
+        self.shown = 0
+        self.silenced = 0  # lines beyond MOST
+
+    def add(self, rank: int, chunk: bytes, *, first: bool) -> None:
+        lines = (self._rest.get(rank, b"") + chunk).split(b"\n")
+        self._rest[rank] = lines.pop()[-4096:]
+        for line in lines:
+            if first:
+                self._know(shape(line))
+            elif not self._of_traceback(rank, line):
+                self._waiting.append((time.monotonic(), rank, line))
+
+    def _know(self, seen: bytes) -> None:
+        self._known[seen] = None
+        if len(self._known) > KNOWN:
+            self._known.pop(next(iter(self._known)))
+
+    def _of_traceback(self, rank: int, line: bytes) -> bool:
+        """A traceback, with the exception in its last line: the failure card shows it."""
+        line = _PREFIX.sub(b"", line, count=1)
+        inside = self._in_traceback.get(rank, False)
+        if line.startswith(_TRACEBACK):
+            self._in_traceback[rank] = True
+            return True
+        if inside and not line.startswith((b" ", b"\t")):
+            self._in_traceback[rank] = False
+        return inside
+
+    def due(self, now: float | None = None) -> list[tuple[int, bytes]]:
+        """(rank, line) of what the first rank has not printed within HOLD_S, each line once for all
+        ranks. Progress bars and empty lines are left out."""
+        now = time.monotonic() if now is None else now
+        found = []
+        while self._waiting and now - self._waiting[0][0] > HOLD_S:
+            _, rank, line = self._waiting.popleft()
+            seen = shape(line)
+            if not seen or b"\r" in line or seen in self._known:
+                continue
+            self._know(seen)
+            if self.shown < MOST:
+                self.shown += 1
+                found.append((rank, line))
+            else:
+                self.silenced += 1
+        return found

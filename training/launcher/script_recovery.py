@@ -1,0 +1,51 @@
+"""Restarts of a user script, with torchrun's contract: the script loads its own snapshot, and
+TORCHELASTIC_RESTART_COUNT is the number of restarts.
+
+Unlike under torchrun, the same exception is not tried a second time, and what a restart cannot
+remove (a full disk, a faulty GPU) ends the run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from training.core.messages import msg
+from training.core.rundir import ASKED
+from training.core.units import plural
+from training.launcher.recovery_policy import (
+    NETWORK,
+    NEVER,
+    Failure,
+    GiveUp,
+    Restart,
+    killed,
+    network_pause,
+)
+from training.watchdog.hang_report import DESYNC, UNEVEN
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+
+def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart | GiveUp:
+    """`before`: earlier failures of this launch, oldest first."""
+    retries = plan["retries"]["value"]
+    if not retries or failure.kind == ASKED:
+        return GiveUp("")
+    if failure.cause in NEVER and not killed(failure):
+        return GiveUp(NEVER[failure.cause])
+    passing = killed(failure) or failure.cause in NETWORK
+    passing |= failure.cause == "hang" and failure.kind not in (DESYNC, UNEVEN)
+    again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in before)
+    if again and not passing:
+        return GiveUp(msg("launcher.retry.same_exception"))
+    if len(before) >= retries:
+        return GiveUp(
+            msg(
+                "launcher.retry.all_used",
+                restarts=plural(retries, "restart"),
+                reason=plan["retries"]["reason"],
+            )
+        )
+    return Restart(len(before) + 1, pause_s=network_pause(failure, before))

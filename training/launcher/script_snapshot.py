@@ -1,0 +1,119 @@
+"""The newest checkpoint that a user script has written, for the message of a restart.
+
+Recognised: files of torch.save and Lightning (.pt, .pth, .ckpt), safetensors, folders of torch's
+distributed checkpoints (.metadata) and of Hugging Face's Trainer (trainer_state.json). Files are
+read without torch, and nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickletools
+import re
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core.messages import msg
+from training.core.units import duration
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
+FOLDERS = ("trainer_state.json", ".metadata")  # a checkpoint is the folder of such a file
+SKIPPED = {"node_modules", "site-packages", "__pycache__", "wandb"}
+DEPTH = 4  # of folders below the working directory
+MOST_ENTRIES = 20_000
+MOST_PICKLE = 1 << 20  # bytes; the tensors of a torch file are not in its pickle
+COUNTERS = re.compile(
+    r"(epochs?(_run|s_run)?|current_epoch|global_step|steps?|iter(ation|_num)?s?)", re.IGNORECASE
+)
+IN_NAME = re.compile(r"(epoch|step|iter|checkpoint)[-_=]?(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    path: Path
+    written: float  # seconds since the epoch
+    progress: str  # such as `epoch 3`; "" if unknown
+
+    def __str__(self) -> str:
+        seconds = max(0.0, time.time() - self.written)
+        age = f"{seconds:.0f} s" if seconds < 100 else duration(seconds)
+        if self.progress:
+            return msg("launcher.snapshot.at", name=self.path.name, progress=self.progress, age=age)
+        return msg("launcher.snapshot.written", name=self.path.name, age=age)
+
+
+def newest(cwd: str, words: Sequence[str], since: float) -> Snapshot | None:
+    """Below the working directory and the folders among the script's arguments; written after
+    `since`."""
+    found: tuple[float, Path] | None = None
+    for folder in _folders(cwd, words):
+        for path, written in _checkpoints(folder):
+            if written >= since and (found is None or written > found[0]):
+                found = written, path
+    return Snapshot(found[1], found[0], progress(found[1])) if found else None
+
+
+def _folders(cwd: str, words: Sequence[str]) -> list[Path]:
+    named = [Path(cwd, word.rpartition("=")[2]) for word in words]
+    around = [path if path.is_dir() else path.parent for path in named]
+    known = [path.resolve() for path in around if path.is_dir()]
+    return list(dict.fromkeys([Path(cwd).resolve(), *known]))
+
+
+def _checkpoints(top: Path) -> Iterator[tuple[Path, float]]:
+    seen = 0
+    for folder, folders, names in os.walk(top):
+        depth = len(Path(folder).relative_to(top).parts)
+        hidden = [n for n in folders if n.startswith(".") or n in SKIPPED]
+        folders[:] = [] if depth >= DEPTH else [n for n in folders if n not in hidden]
+        seen += len(names)
+        if seen > MOST_ENTRIES:
+            return
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(SUFFIXES) or name in FOLDERS:
+                try:
+                    written = path.stat().st_mtime
+                except OSError:  # removed in the meantime
+                    continue
+                yield (path.parent if name in FOLDERS else path), written
+
+
+def progress(path: Path) -> str:
+    """How far training had come: from the file, else from its name; "" if unknown."""
+    try:
+        inside = _of_trainer(path) if path.is_dir() else _of_torch(path)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # unfinished, or another format
+        inside = ""
+    named = IN_NAME.search(path.name)
+    return inside or (f"{named[1].lower()} {named[2]}" if named else "")
+
+
+def _of_trainer(folder: Path) -> str:
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    return f"step {int(state['global_step'])}"
+
+
+def _of_torch(path: Path) -> str:
+    """A counter at the top of the pickle, such as "EPOCHS_RUN": 3."""
+    with zipfile.ZipFile(path) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+        with archive.open(name) as file:
+            data = file.read(MOST_PICKLE)
+    found: dict[str, int] = {}
+    key = ""
+    for operation, value, _ in pickletools.genops(data):
+        if operation.name.startswith(("BINPUT", "LONG_BINPUT", "MEMOIZE")):
+            continue  # between a key and its value
+        if key and isinstance(value, int):
+            found[key] = value
+        key = value if isinstance(value, str) and COUNTERS.fullmatch(value) else ""
+    for unit in ("epoch", "step", "iter"):
+        for name, number in found.items():
+            if unit in name.lower():
+                return f"{unit} {number}"
+    return ""
