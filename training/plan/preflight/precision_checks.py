@@ -13,7 +13,7 @@ from training.host.torch_build import TorchBuild
 from training.plan.preflight.report import ERROR, WARNING, Check
 from training.plan.request import LaunchRequest
 
-# Earlier ones lack its workaround for a Triton bug that puts NaN into compiled backward passes
+# Earlier ones lack its workaround for a Triton bug that can put NaN into compiled backward passes
 # (triton#11111); this one needs torch 2.11.
 TORCHAO, OLDEST_TORCHAO = "torchao", (0, 18)
 OLDEST_TORCH = (2, 11)
