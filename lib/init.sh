@@ -65,6 +65,8 @@ source "$DUET_ROOT/lib/messages.sh"
 source "$DUET_ROOT/lib/help.sh"
 # shellcheck source=lib/python.sh
 source "$DUET_ROOT/lib/python.sh"
+# shellcheck source=lib/script.sh
+source "$DUET_ROOT/lib/script.sh"
 # shellcheck source=lib/venv.sh
 source "$DUET_ROOT/lib/venv.sh"
 # shellcheck source=lib/run.sh

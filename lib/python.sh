@@ -43,39 +43,7 @@ python::base() {
 
 # Sets PYTHON; exits if the command can be answered without the packages. Usage: python::ensure ARGS… of the script
 python::ensure() {
-  if python::_launches_script "$@" && python::_for_script; then
-    return
-  fi
-  python::find || python::install_after training.cli.plan --before-install "$DUET_SCRIPT" "$@"
-}
-
-# Whether the arguments launch a user's script.
-python::_launches_script() {
-  local word
-  for word in "$@"; do
-    case $word in
-    --) return 1 ;;
-    --script | --script=*) return 0 ;;
-    esac
-  done
-  return 1
-}
-
-# Sets PYTHON to the user's own Python if it has torch but lacks packages of Duet: the launcher of a script needs only the standard
-# library. Without an active environment that is the Python on PATH, as in containers.
-python::_for_script() {
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} any
-  [[ -z ${DUET_PYTHON-}${TORCH_LOCAL_PATH:-} ]] || return
-  if [[ -x $active/bin/python ]]; then
-    any=$active/bin/python
-    if "$any" "$DUET_ROOT/lib/environment.py" missing "$active" &>/dev/null; then return 1; fi # complete: found as usual
-  else
-    any=$(python::base) || return
-  fi
-  "$any" -c 'import importlib.util, sys
-sys.exit(sys.version_info < (3, 10) or importlib.util.find_spec("torch") is None)' 2>/dev/null || return
-  if venv::is_current; then return 1; fi # it has more: stacks of hung ranks, charts
-  PYTHON=$any
+  script::find_python "$@" || python::find || python::install_after training.cli.plan --before-install "$DUET_SCRIPT" "$@"
 }
 
 # Run the part of a module that works with any Python (invalid arguments, missing GPUs, a dry run); install the environment only

@@ -148,7 +148,7 @@ def test_under_torchrun(launch: Launch) -> None:
     by_entry = launch(*torchrun, "train.py", f"--config={CONFIG}").ok()
     assert (
         first_line(by_entry)
-        == "rank 0 of 2: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+        == "rank 0 of 2: torchrun or Duet has started the ranks (TORCHELASTIC_RUN_ID is set)"
     )
     by_script = launch(*torchrun, "--no-python", *SCRIPT).ok()
     assert first_line(by_script) == first_line(by_entry) and by_script.losses == by_entry.losses

@@ -73,7 +73,7 @@ def test_started_by_torchrun() -> None:
     )
     assert (
         place.sentence()
-        == "mode rank 3 of 4: torchrun has started the ranks (TORCHELASTIC_RUN_ID is set)"
+        == "mode rank 3 of 4: torchrun or Duet has started the ranks (TORCHELASTIC_RUN_ID is set)"
     )
     alone = find({"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
     assert (alone.kind, alone.world_size) == (RANK, 1), "torchrun --nproc_per_node=1"

@@ -108,7 +108,7 @@ def torchelastic(run: rundir.RunDir, plan: Plan, rank: int) -> dict[str, str]:
     return {
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": run.name,
-        "TORCHELASTIC_RESTART_COUNT": str(int(os.environ[ATTEMPT]) - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(int(os.environ.get(ATTEMPT, "1")) - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(plan["retries"]["value"]),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": str(run.elastic_error(rank)),

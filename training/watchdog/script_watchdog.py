@@ -121,7 +121,7 @@ class ScriptWatch:
         if not stopped and silent < patience / 2:
             return None
         for rank, pid in pids.items():
-            if procfs.reads_input(pid):  # the others wait for whoever types
+            if procfs.reads_input(pid):  # the other ranks wait for the user
                 self._warn(msg("watchdog.script.reads_input", rank=rank), "input")
                 self._begin(now)
                 return None
