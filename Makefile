@@ -1,5 +1,5 @@
 # make check   lint, types and fast tests, three at a time (JOBS=8 for more): 8 minutes on two cores
-# make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 26 minutes on two cores
+# make test    make check plus one longer test of each mechanism, as in CI; installs what tests need: 20 to 28 minutes on two cores
 # make soak    all other tests: the whole fault matrix, a hundred random kills, every way to start: 60 minutes on two cores
 # make gpu-path  the GPU's code paths on a null GPU, which computes nothing; installs torch's CUDA build (5 GB) into .tools/cuda
 # make gpu     measure the GPUs of this machine, in stages; installs nothing (GPU_FLAGS='--stages=oom --again')
