@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import gpu_memory
 from tests.e2e.conftest import Launched
 from tests.null_gpu.conftest import NullGpus
-from tests.null_gpu.test_memory import PLAIN
+from tests.null_gpu.test_memory import PLAIN, peaks_as_estimated
 from training.core.rundir import read_json, read_records
 from training.host import packages
-from training.tasks.gpt.memory import estimate
 
 Train = Callable[..., Launched]
 FP8 = replace(PLAIN, fp8=True)
@@ -61,9 +59,4 @@ def test_a_compiled_run(train: Train) -> None:
 
 
 def test_the_formula_is_the_allocator_s_peak(gpus: NullGpus, token: str) -> None:
-    found = list(gpu_memory.measured(LOADS, gpus.environ))
-    ratios = []
-    for load, peak in zip(LOADS, found, strict=True):
-        formula = estimate(load)
-        ratios.append((formula.total - formula.context) / peak["allocated"])
-    assert ratios == [pytest.approx(1, abs=0.03)] * len(LOADS)
+    peaks_as_estimated(LOADS, gpus)

@@ -299,9 +299,10 @@ def _node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
 def _regular_end(
     run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovery: Recovery
 ) -> int:
-    code, recovered = failure_report.exit_code(outcome), recovery.finish()
+    code = failure_report.exit_code(outcome)
     if local_ranks.is_script(plan):
         return _script_end(run, plan, code, outcome, recovery)
+    recovered = recovery.finish()
     ending.report(code)
     text = summary.render(run, plan)
     if code == Exit.DONE:
