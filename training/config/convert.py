@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from training.config.flags import WORDS
-from training.config.schema import FIELDS, Known, kind
+from training.config.schema import DURATION, FIELDS, Known, kind
 from training.core.messages import msg
+from training.core.units import read_duration
 
 
 def as_text(raw: Any) -> str:
@@ -29,6 +30,12 @@ def convert(name: str, raw: Any, is_text: bool, fields: Known = FIELDS) -> tuple
     if raw in meta["words"]:
         return raw, None
     value: Any = raw
+    if meta["unit"] == DURATION and isinstance(raw, str):  # '8h', also in a file
+        try:
+            raw, is_text = read_duration(raw), False
+        except ValueError:
+            return None, ""
+        value = raw
     if meta["choices"]:
         # `compile = True` and `TORCH_COMPILE=1` mean the same.
         value = str(int(raw)) if isinstance(raw, (bool, int)) else raw

@@ -86,6 +86,7 @@ _FAULTS = (
     Fault("abort", msg("config.fault.abort")),
     Fault("exit", msg("config.fault.exit"), keys={"code": 0}),
     Fault("raise", msg("config.fault.raise")),
+    Fault("ecc", msg("config.fault.ecc")),
     Fault(
         "oom",
         msg("config.fault.oom"),

@@ -25,10 +25,11 @@ ACTIONS = {
     "built-in training",
     "module": "with --script: it is the name of a module, as for python -m",
     "no_python": "with --script: execute it directly, without Python",
+    "watch": "with --script: the program starts the ranks itself (./duet watch)",
     "help": "show this help",
 }
 ALIASES = {"opt": "config"}  # as KAIR calls it
-SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "help")
+SWITCHES = ("dry_run", "explain", "check", "json", "module", "no_python", "watch", "help")
 WORDS = {
     "true": True,
     "yes": True,
@@ -153,6 +154,27 @@ def parse(argv: list[str], fields: Known = FIELDS) -> CommandLine:
             )
         )
     return line
+
+
+def without(args: list[str], name: str) -> list[str]:
+    """The arguments without this flag and its value, however it was typed."""
+    kept, skip = [], False
+    switch = name not in FIELDS or kind(name) == "bool"
+    for i, arg in enumerate(args):
+        typed, equals, _ = arg.partition("=")
+        if skip:
+            skip = False
+        elif typed.startswith("--") and typed[2:].replace("-", "_") in (name, f"no_{name}"):
+            after = args[i + 1] if i + 1 < len(args) else "--"
+            takes = (
+                after.lower() in WORDS and not after.isdigit()
+                if switch
+                else not after.startswith("--")
+            )
+            skip = takes and not equals
+        else:
+            kept.append(arg)
+    return kept
 
 
 def written(name: str, value: Any) -> str:

@@ -125,6 +125,8 @@ def value(field: str, raw: Any, fields: Known) -> tuple[list[str], str]:
             ["cuda"],
             msg("config.meant.visible_devices", gpus=word.partition(":")[2]),
         )
+    if field == "nnodes" and (machines := re.fullmatch(r"\d+:(\d+)", word)):
+        return [machines[1]], msg("config.meant.elastic")
     if meta["choices"] or meta["words"]:
         found += suggest(word, [*meta["choices"], *meta["words"]], most=1)
     if kind(field, fields) in ("int", "float") and not meta["choices"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from training.core.messages import msg
 
+DURATION = "seconds, or 90m, 8h, 1d12h"
 RATE = "at width 768, other widths × √(768/width)"
 _UNITS = {
     "path": msg("config.unit.path"),
@@ -32,7 +33,9 @@ _UNITS = {
     "processes per rank": msg("config.unit.processes_per_rank"),
     "checkpoints": msg("config.unit.checkpoints"),
     "seconds": msg("config.unit.seconds"),
+    DURATION: msg("config.unit.duration"),
     "restarts": msg("config.unit.restarts"),
+    "ranks": msg("config.unit.ranks"),
     "shell command": msg("config.unit.shell_command"),
     "this process": msg("config.unit.this_process"),
     "machines": msg("config.unit.machines"),
@@ -122,6 +125,21 @@ class Config:
         own=True,
     )
 
+    init_from: str = option(
+        "",
+        "model",
+        "start from trained weights: a run, a checkpoint, a folder of ./duet export or a file of "
+        "tensors; sets the fields of the model that are not set otherwise",
+        unit="path",
+    )
+    init_weights: str = option(
+        "auto",
+        "model",
+        "weights of init_from: their moving average (ema) or the trained ones (raw); auto: ema if "
+        "there is one",
+        choices=("auto", "ema", "raw"),
+    )
+
     device_batch_size: int | str = option(
         8,
         "batch",
@@ -165,14 +183,38 @@ class Config:
     )
 
     num_iterations: int = option(
-        0, "duration", "stop after this many optimizer steps; 0: no limit", unit="steps", low=0
+        0,
+        "duration",
+        "stop after this many optimizer steps; 0: no limit; auto (gpt): 20 tokens for each "
+        "parameter of the model",
+        unit="steps",
+        low=0,
+        words=AUTO,  # replaced before the plan is made (training.plan.length)
+    )
+    tokens_per_param: float = option(
+        0.0,
+        "duration",
+        "stop after this many tokens for each parameter of the model (sets num_iterations); 0: not "
+        "used",
+        unit="tokens",
+        low=0,
+        high=1e6,
+        own=True,
     )
     num_epochs: int = option(
         0,
         "duration",
-        "stop after this many passes over the data; 0: no limit, or one pass if num_iterations is "
-        "0 too",
+        "stop after this many passes over the data; 0: no limit, or one pass without another limit",
         unit="epochs",
+        low=0,
+    )
+    max_time: float = option(
+        0.0,
+        "duration",
+        "end after this time, with the decay of the learning rate done: the schedule follows the "
+        "time or the steps, whichever is further; restarts count the time already used; 0: no "
+        "limit",
+        unit=DURATION,
         low=0,
     )
     eval_every: int = option(
@@ -238,6 +280,15 @@ class Config:
     )
     final_lr_frac: float = option(
         0.05, "optimizer", "final learning rate", unit="fraction of the peak", low=0, high=1
+    )
+    ema: float = option(
+        0.0,
+        "optimizer",
+        "decay of an exponential moving average of the weights, such as 0.999, which evaluation, "
+        "samples and exports use; 0: off",
+        unit="per step",
+        low=0,
+        high=0.999999,
     )
 
     data: str = option(
@@ -350,6 +401,12 @@ class Config:
     keep_checkpoints: int = option(
         2, "run", "number of checkpoints to keep", unit="checkpoints", low=1
     )
+    keep_best: bool = option(
+        False,
+        "run",
+        "keep the checkpoint of the best evaluation too: each evaluation that is the best so far "
+        "saves one",
+    )
     resume: str = option(
         "",
         "run",
@@ -373,6 +430,22 @@ class Config:
         low=0,
         high=100,
         words=AUTO,
+    )
+
+    min_ranks: int | str = option(
+        "all",
+        "run",
+        "continue with the remaining ranks after the loss of a GPU or a machine other than the "
+        "first, as long as there are this many; all: a loss ends the run",
+        unit="ranks",
+        low=1,
+        words=("all",),
+    )
+    rejoin: bool = option(
+        True,
+        "run",
+        "with --min_ranks: test lost GPUs after each checkpoint and use them again if they work; a "
+        "lost machine whose launcher is started again joins at the next checkpoint",
     )
 
     use_dummy_wandb: bool = option(False, "tracking", "do not import W&B")
@@ -426,10 +499,26 @@ class Config:
     master_port: int = option(
         0,
         "launch",
-        "rendezvous port of the ranks; 0: any free one, 12355 with several machines",
+        "rendezvous port of the ranks; 0: any free one, on several machines 12355 without --hosts",
         unit="TCP port",
         low=0,
         high=65535,
+    )
+    hosts: str = option(
+        "",
+        "launch",
+        "start the run on these machines over ssh, from this one command: a,b or user@a:2; the "
+        "first one is node 0",
+        unit="comma-separated",
+    )
+    hostfile: str = option(
+        "",
+        "launch",
+        "the same from a file with `host slots=N` lines, as of deepspeed and Open MPI",
+        unit="path",
+    )
+    ssh_args: str = option(
+        "", "launch", "further arguments of ssh for --hosts, such as '-p 2222 -i KEY'"
     )
     rendezvous_timeout: int = option(
         300,

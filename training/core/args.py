@@ -52,22 +52,30 @@ def whole(low: int, high: int, usual: int, allowed: str = "", bare: int | None =
 
 
 def seconds(low: float, high: float, usual: float, bare: float | None = None) -> Flag:
-    def number(text: str) -> float:
+    return number(low, high, usual, msg("core.args.seconds", low=low, high=high), bare)
+
+
+def number(
+    low: float, high: float, usual: float, allowed: str = "", bare: float | None = None
+) -> Flag:
+    """A number; `usual`: the suggestion for anything that is not one."""
+
+    def value_of(text: str) -> float:
         try:
             return float(text)
         except ValueError:
             return math.nan
 
     def read(text: str) -> float:
-        if not low <= number(text) <= high:
+        if not low <= value_of(text) <= high:
             raise ValueError(text)
-        return number(text)
+        return value_of(text)
 
     def near(text: str) -> list[str]:
-        value = number(text)
+        value = value_of(text)
         return [f"{usual if math.isnan(value) else min(max(value, low), high):g}"]
 
-    return Flag(read, msg("core.args.seconds", low=low, high=high), near, bare)
+    return Flag(read, allowed or msg("core.args.number", low=low, high=high), near, bare)
 
 
 def process_id() -> Flag:

@@ -1,10 +1,11 @@
-"""Run lookup for every command that reads runs: a run directory, its name in experiments/, or the
-newest run."""
+"""Run lookup for every command that reads runs: a run directory, its name in experiments/, a file
+of `./duet archive`, or the newest run."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:
     return run
 
 
+def several(words: Sequence[str], asker: RunSelector) -> list[Problem]:
+    """The problem with more than one run, for commands of one."""
+    if len(words) < 2:
+        return []
+    what = msg("core.find_run.several", count=len(words), runs=", ".join(map(repr, words)))
+    fixes = [asker.command(word) for word in words]
+    return [Problem("run.several", what, msg("monitor.option.one_of_them"), fixes)]
+
+
 def path_of(typed: str) -> Path:
     """A typed path with `~` expanded; `~` of an unknown user is kept, as in a shell."""
     return Path(os.path.expanduser(typed))  # noqa: PTH111 – Path.expanduser raises for an unknown user
@@ -78,6 +88,10 @@ def is_run(run: RunDir) -> bool:
 
 def _named(wanted: str, experiments: Path, asker: RunSelector) -> RunDir:
     for path in (path_of(wanted), experiments / wanted):
+        if rundir.is_archive(path):
+            from training.core import archive
+
+            return archive.opened(path)
         if is_run(RunDir(path)):
             return RunDir(path.absolute())
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 NAME = "manifest.json"
+TEMPORARY = ".writing-"  # prefix of a folder that is being written or removed
+STATE = "state.pt"
+CHUNK = 1 << 20
 OWN = re.compile(r"step_\d{8,}")
 # Required keys; `own_sha256` is the checksum of all the others.
 KEYS = (
@@ -72,6 +75,30 @@ def all_in(checkpoints: Path) -> list[Path]:
 def newest(checkpoints: Path) -> ManifestRecord | None:
     """The newest valid manifest; the state of its checkpoint is not verified."""
     return next((found for path in reversed(all_in(checkpoints)) if (found := read(path)[0])), None)
+
+
+def damage(state: Path, size: int, checksum: str, moved: Callable[[], None] = lambda: None) -> str:
+    """What is wrong with a file of weights that should have this size and sha256, or "". `moved()`
+    is called for each piece that is read."""
+    try:
+        found = state.stat().st_size
+        if found != size:
+            return msg("core.manifest.size", file=state.name, size=found, bytes=size)
+        if sha256(state, moved) != checksum:
+            return msg("core.manifest.state_checksum", file=state.name)
+    except OSError as error:
+        return msg("core.manifest.unreadable", file=state.name, strerror=error.strerror)
+    return ""
+
+
+def sha256(path: Path, moved: Callable[[], None] = lambda: None) -> str:
+    """`moved()` is called for each piece that is read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            moved()
+    return digest.hexdigest()
 
 
 def _checksum(facts: Mapping[str, object]) -> str:

@@ -131,6 +131,18 @@ def scores(keys: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name.endswith(INPUT), name == PLAIN))
 
 
+def main_score(figures: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Name and value of the score that evaluations are compared by; None: not a finite number."""
+    name = next(iter(scores(figures)), "")
+    value = number(figures.get(name))
+    return (name, value) if value is not None and math.isfinite(value) else None
+
+
+def rank_of(name: str, value: float) -> float:
+    """A number by which to sort evaluations; lower is better."""
+    return -value if higher_is_better(name) else value
+
+
 def of_the_input(key: str, keys: Iterable[str]) -> bool:
     """Whether `key` is the baseline of another of these scores."""
     return key.endswith(INPUT) and key.removesuffix(INPUT) in keys

@@ -12,18 +12,26 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
+# Fields of a start on several machines, which is typed with the number of ranks of one machine.
+HOSTS = ("hosts", "hostfile", "ssh_args")
+BY_HAND = ("nnodes", "node_rank", "master_addr", "master_port")
+
+
 def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     """The command that resumes `run`, with flags from `changes`. The run keeps its configuration,
     so the command is short."""
-    script = plan["command"]["script"]
+    script, origins = plan["command"]["script"], plan["origins"]
+    by_hand = BY_HAND if plan["config"].get("nnodes", 1) > 1 else ()
+    machines = [n for n in (*HOSTS, *by_hand) if origins.get(n, "default") != "default"]
+    ranks = plan["local_ranks"] if machines else plan["ranks"]
     program = {
-        "launch_train.sh": f"./launch_train.sh {plan['ranks']}",
+        "launch_train.sh": f"./launch_train.sh {ranks}",
         "train.py": "python train.py",
     }.get(script, f"./{script}")
     if script == "train.py" and plan["ranks"] > 1:
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
-    kept = {n: plan["config"][n] for n in ("out_dir", "log_dir") if plan["origins"][n] != "default"}
-    flags = kept | {"resume": run.name} | changes
+    kept = [n for n in ("out_dir", "log_dir") if origins[n] != "default"] + machines
+    flags = {n: plan["config"][n] for n in kept} | {"resume": run.name} | changes
     return typed(
         " ".join(
             [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]

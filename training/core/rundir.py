@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import string
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, overload
 
 from training.core import log
 from training.core.messages import msg
@@ -16,14 +16,35 @@ from training.core.messages import msg
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from training.core.contracts import events
+    from training.core.contracts import events as records
 
 VARIABLE = "DUET_RUN_DIR"
 # A kind of failure besides exits and hangs (training.watchdog): the user asked for it.
 ASKED: Final = "asked"
 MTIME_SLACK_S = 0.05  # file times come from a coarser clock than time.time()
 
+# Suffixes of an archived run (training.core.archive).
+GZIP, ZSTANDARD = ".tar.gz", ".tar.zst"
+ARCHIVES = (GZIP, ZSTANDARD)
+
+NAME = set(string.ascii_letters + string.digits + "._-")  # characters of is_name()
+
 _warned: set[Path] = set()  # files whose write error was reported
+
+
+class _Inside:
+    """A path in the run directory, made at its first use: a list of many runs needs few of them."""
+
+    def __init__(self, name: str, *, own: bool = False) -> None:
+        self._name, self._own = name, own
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self._attribute = attribute
+
+    def __get__(self, run: RunDir, owner: type) -> Path:
+        made = (run.own if self._own else run.path) / self._name
+        run.__dict__[self._attribute] = made
+        return made
 
 
 class RunDir:
@@ -31,43 +52,64 @@ class RunDir:
     the machine; each has a folder for its own plan and results, which is the run directory for the
     first one."""
 
+    plan = _Inside("plan.json")
+    # Those before a resume, kept until the resumed run has ended (training.core.standing).
+    plan_before = _Inside("plan.before.json")
+    data_before = _Inside("data.before.json")
+    own_plan = _Inside("plan.json", own=True)
+    preflight = _Inside("preflight.json", own=True)
+    argv = _Inside("launch.argv", own=True)
+    env = _Inside("launch.env", own=True)
+    data = _Inside("data.json")
+    metrics = _Inside("metrics.jsonl")
+    events = _Inside("events.jsonl")
+    summary = _Inside("summary.json")
+    report = _Inside("report.html")
+    failure = _Inside("failure.json", own=True)
+    supervisor = _Inside("supervisor.json", own=True)
+    heartbeats = _Inside("heartbeat")
+    ranks = _Inside("ranks")
+    hangs = _Inside("hangs")
+    watch_error = _Inside("watch_error.txt", own=True)
+    checkpoints = _Inside("checkpoints")
+    tokenizer = _Inside("tokenizer")  # a copy of the learned vocabulary
+    # images of the model's output, shown in the report
+    samples = _Inside("samples")
+    profile = _Inside("profile")  # traces of --profile
+    tensorboard = _Inside("tb_logger")
+    wandb = _Inside("wandb")
+    # only in a run that was unpacked from an archive (training.core.archive)
+    archived = _Inside("archive.json")
+    wandb_id = _Inside("wandb.json")  # the W&B run that every start continues
+
     def __init__(self, path: str | os.PathLike[str], node: int = 0) -> None:
         self.path = Path(path)
         self.own = self.path / f"node{node}" if node else self.path
-        self.plan = self.path / "plan.json"
-        # Those before a resume, kept until the resumed run has ended (training.core.standing).
-        self.plan_before = self.path / "plan.before.json"
-        self.data_before = self.path / "data.before.json"
-        self.own_plan = self.own / "plan.json"
-        self.preflight = self.own / "preflight.json"
-        self.argv = self.own / "launch.argv"
-        self.env = self.own / "launch.env"
-        self.data = self.path / "data.json"
-        self.metrics = self.path / "metrics.jsonl"
-        self.events = self.path / "events.jsonl"
-        self.summary = self.path / "summary.json"
-        self.report = self.path / "report.html"
-        self.failure = self.own / "failure.json"
-        self.supervisor = self.own / "supervisor.json"
-        self.heartbeats = self.path / "heartbeat"
-        self.ranks = self.path / "ranks"
-        self.hangs = self.path / "hangs"
-        self.watch_error = self.own / "watch_error.txt"
-        self.checkpoints = self.path / "checkpoints"
-        # images of the model's output, shown in the report
-        self.samples = self.path / "samples"
-        self.profile = self.path / "profile"  # traces of --profile
-        self.tensorboard = self.path / "tb_logger"
-        self.wandb = self.path / "wandb"
-        self.wandb_id = self.path / "wandb.json"  # the W&B run that every start continues
 
     @property
     def name(self) -> str:
         return self.path.name
 
+    @property
+    def is_archived(self) -> bool:
+        """Whether the run was unpacked from an archive: its processes were those of another
+        machine."""
+        return os.path.exists(self.archived)
+
     def create(self) -> None:
         for folder in (self.own, self.heartbeats, self.ranks, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def received(self) -> Path:
+        """On a machine other than the first: the resumed run as node 0 has sent it
+        (training.plan.sent_run)."""
+        return self.own / self.path.name
+
+    def token(self, launch: str) -> Path:
+        """Made by node 0 at each launch: another machine that finds it has the same disk. A new
+        name each time, because NFS may show old contents of a known one."""
+        return self.path / f".launch-{launch}"
 
     def is_gone(self) -> bool:
         """Whether the directory was removed; other errors of the disk do not count."""
@@ -92,6 +134,10 @@ class RunDir:
     def rank_log(self, rank: int) -> Path:
         return self.ranks / f"rank{rank}.log"
 
+    def launcher_log(self, launcher: str) -> Path:
+        """Output of another launcher that starts the ranks: torchrun's, or a watched command's."""
+        return self.ranks / ("torchrun.log" if launcher == "torchrun" else "launcher.log")
+
     def rank_error(self, rank: int) -> Path:
         """The error file of a failed rank (training.trainer.error_file)."""
         return self.ranks / f"rank{rank}.error.json"
@@ -112,42 +158,44 @@ class RunDir:
         return self.ranks / f"rank{rank}.memory.pickle"
 
     @overload
-    def event(self, kind: Literal["start"], /, **facts: Unpack[events.StartFacts]) -> None: ...
+    def event(self, kind: Literal["start"], /, **facts: Unpack[records.StartFacts]) -> None: ...
     @overload
     def event(
-        self, kind: Literal["checkpoint", "resume"], /, **facts: Unpack[events.CheckpointFacts]
+        self, kind: Literal["checkpoint", "resume"], /, **facts: Unpack[records.CheckpointFacts]
     ) -> None: ...
     @overload
     def event(self, kind: Literal["eval"], /, *, step: int, **scores: float) -> None: ...
     @overload
-    def event(self, kind: Literal["shards"], /, **facts: Unpack[events.ShardsFacts]) -> None: ...
+    def event(self, kind: Literal["shards"], /, **facts: Unpack[records.ShardsFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["end"], /, **facts: Unpack[events.EndFacts]) -> None: ...
+    def event(self, kind: Literal["end"], /, **facts: Unpack[records.EndFacts]) -> None: ...
     @overload
-    def event(self, kind: Literal["warning"], /, **facts: Unpack[events.WarningFacts]) -> None: ...
-    @overload
-    def event(
-        self, kind: Literal["injected"], /, **facts: Unpack[events.InjectedFacts]
-    ) -> None: ...
-    @overload
-    def event(self, kind: Literal["verdict"], /, **facts: Unpack[events.VerdictFacts]) -> None: ...
-    @overload
-    def event(self, kind: Literal["failure"], /, **facts: Unpack[events.FailureFacts]) -> None: ...
-    @overload
-    def event(self, kind: Literal["restart"], /, **facts: Unpack[events.RestartFacts]) -> None: ...
+    def event(self, kind: Literal["warning"], /, **facts: Unpack[records.WarningFacts]) -> None: ...
     @overload
     def event(
-        self, kind: Literal["recovered"], /, **facts: Unpack[events.RecoveredFacts]
+        self, kind: Literal["injected"], /, **facts: Unpack[records.InjectedFacts]
     ) -> None: ...
     @overload
-    def event(self, kind: Literal["given_up"], /, **facts: Unpack[events.TextFacts]) -> None: ...
+    def event(self, kind: Literal["verdict"], /, **facts: Unpack[records.VerdictFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["failure"], /, **facts: Unpack[records.FailureFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["restart"], /, **facts: Unpack[records.RestartFacts]) -> None: ...
     @overload
     def event(
-        self, kind: Literal["submitted"], /, **facts: Unpack[events.SubmittedFacts]
+        self, kind: Literal["recovered"], /, **facts: Unpack[records.RecoveredFacts]
     ) -> None: ...
     @overload
-    def event(self, kind: Literal["requeue"], /, **facts: Unpack[events.RequeueFacts]) -> None: ...
-    def event(self, kind: events.EventKind, /, **facts: object) -> None:
+    def event(self, kind: Literal["pace"], /, **facts: Unpack[records.PaceFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["given_up"], /, **facts: Unpack[records.TextFacts]) -> None: ...
+    @overload
+    def event(
+        self, kind: Literal["submitted"], /, **facts: Unpack[records.SubmittedFacts]
+    ) -> None: ...
+    @overload
+    def event(self, kind: Literal["requeue"], /, **facts: Unpack[records.RequeueFacts]) -> None: ...
+    def event(self, kind: records.EventKind, /, **facts: object) -> None:
         """Append one record to events.jsonl, in a single write so that several processes may
         append. A write error, such as a full disk, is logged once and not raised."""
         try:
@@ -160,6 +208,13 @@ class RunDir:
             _warned.add(self.events)
 
 
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a value from a network is safe as a file name and on a terminal."""
+    return (
+        isinstance(value, str) and bool(value) and set(value) <= NAME and not value.startswith(".")
+    )
+
+
 def written_since(path: Path, since: float) -> bool:
     try:
         return path.stat().st_mtime + MTIME_SLACK_S >= since
@@ -170,6 +225,8 @@ def written_since(path: Path, since: float) -> bool:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` atomically: temporary file in the same folder, fsync, rename. Raises
     OSError."""
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -223,6 +280,10 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
                     yield record
     except OSError:
         return
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVES) and os.path.isfile(path)  # noqa: PTH113 – any name
 
 
 def newest(experiments: Path) -> RunDir | None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import heartbeat, run_reader, rundir
+from training.core import run_reader, rundir
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -58,7 +57,7 @@ def ends(run: rundir.RunDir) -> tuple[SummaryRecord | None, FailureRecord | None
 def lives(supervisor: SupervisorRecord) -> bool:
     """Whether the supervisor process is alive and its PID was not reused. True for a supervisor on
     another machine, which cannot be checked."""
-    if supervisor.get("host") != socket.gethostname():
+    if supervisor.get("host") != os.uname().nodename:
         return True
     try:
         pid = int(supervisor["pid"])
@@ -97,6 +96,8 @@ def _may_live(run: rundir.RunDir, created: float) -> bool:
     supervisor = run_reader.read_supervisor(run.supervisor) or {}
     if float(supervisor.get("started", 0.0)) >= created:
         return lives(supervisor)
+    from training.core import heartbeat
+
     beats = [beat for beat in heartbeat.read_all(run.heartbeats) if beat.wall_time >= created]
     if beats:
         return any(os.path.exists(f"/proc/{beat.pid}") for beat in beats)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 from training.core import messages
 
 SMALL = 0.01  # smaller values need more than four decimal places
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+# compiled at their first use, by `re`
+_PART = r"(\d+(?:\.\d+)?)([smhdw])"
+_CLOCK = r"(?:\d+:)?\d+:\d\d:\d\d"
+_CLOCK_S = (1, 60, 3600, 86400)
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{unit}": base ** (power + 1)
+    for power, prefix in enumerate("kmgt")
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+_SIZE = r"(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -94,3 +108,30 @@ def gib(value: float | None) -> str:
     return (
         "-" if value is None else format(value / (1 << 30), ".1f" if value < 100 << 30 else ".0f")
     )
+
+
+def read_duration(text: str) -> float:
+    """Seconds of '90s', '30m', '8h', '1h30m', '2d', '1w', '8:30:00', '1:08:30:00' or of a number.
+    Raises ValueError."""
+    text = text.strip().lower()
+    parts = re.findall(_PART, text)
+    if re.fullmatch(_CLOCK, text):  # [days:]hours:minutes:seconds
+        text = str(
+            sum(int(n) * one for n, one in zip(reversed(text.split(":")), _CLOCK_S, strict=False))
+        )
+        parts = []
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    else:
+        seconds = float(text)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(text)
+    return seconds
+
+
+def read_size(text: str) -> float:
+    """Bytes of '10GB', '1.5 GiB', '300MB', or of a number. Raises ValueError."""
+    found = re.fullmatch(_SIZE, text.strip().lower())
+    if not found or found[2] not in _BYTES:
+        raise ValueError(text)
+    return float(found[1]) * _BYTES[found[2]]

@@ -5,24 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from training.core.contracts.kinds import FailureKind, VerdictKind
+from training.core.contracts.plan import LostRank
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 EventKind = Literal[
     "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict",
-    "failure", "restart", "recovered", "given_up", "submitted", "requeue", "inspection",
+    "failure", "restart", "recovered", "pace", "given_up", "submitted", "requeue", "inspection",
 ]  # fmt: skip
 
 
-class StartFacts(TypedDict):
+class StartLength(TypedDict):
+    """Length of the training; 0: only the time ends it."""
+
+    total_steps: int
+    steps_per_epoch: int
+    epochs: int
+
+
+class StartFacts(StartLength):
     """The ranks begin to train."""
 
     step: int  # completed before
     world_size: int
-    total_steps: int
-    steps_per_epoch: int
-    epochs: int
 
 
 class CheckpointFacts(TypedDict):
@@ -106,6 +112,10 @@ class RestartFacts(TypedDict):
     steps_lost: int
     seconds_lost: float
     changes: dict[str, list[Any]]  # configuration field → [before, after]
+    ranks: NotRequired[list[int]]  # [before, after], if they differ; with the next two
+    lost: NotRequired[list[LostRank]]  # by this failure
+    back: NotRequired[list[int]]  # planned numbers of ranks whose GPUs work again
+    expected_slowdown: NotRequired[float]  # time of a step after / before
     text: str
 
 
@@ -115,6 +125,17 @@ class RecoveredFacts(TypedDict):
     attempt: int
     step: int
     seconds: float  # since the failure
+
+
+class PaceFacts(TypedDict):
+    """The measured time of a step after a restart with another number of ranks."""
+
+    attempt: int
+    ranks: list[int]  # before, after
+    step_ms: list[float]  # median before, after
+    expected_slowdown: float  # time of a step after / before
+    slowdown: float
+    text: str
 
 
 class TextFacts(TypedDict):

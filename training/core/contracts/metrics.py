@@ -28,6 +28,7 @@ class StepRecord(TypedDict):
     samples: NotRequired[int]
     tokens_per_s: NotRequired[float]  # all ranks together
     samples_per_s: NotRequired[float]
+    used_s: NotRequired[float]  # of --max_time, over all starts; only with such a limit
     step_ms: float  # wall time, without evaluation and checkpoint
     mfu: float | None  # 0 to 1, share of the GPU's peak; None: peak unknown
     power_w: NotRequired[float]  # all GPUs together; this and the next one: only if known

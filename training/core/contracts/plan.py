@@ -116,6 +116,16 @@ class TaskRecord(TypedDict):
     options: FieldValues
 
 
+class InitRecord(TypedDict):
+    """The weights that a run starts from."""
+
+    file: str  # absolute path
+    title: str
+    bytes: int | None  # this and the next: None for a file of another program
+    sha256: str | None
+    averaged: NotRequired[bool]  # the moving average of --ema; missing in early 0.1
+
+
 class BatchRecord(TypedDict):
     """One optimizer step (training.config.batch.Batch)."""
 
@@ -138,6 +148,7 @@ class MemoryRecord(TypedDict):
     updates_bytes: NotRequired[int]
     context_bytes: int
     saved_bytes: int
+    average_bytes: NotRequired[int]  # of the weights; missing in early 0.1
     total_bytes: int
     needed_bytes: int  # with the required margin
     tight_bytes: int  # with a comfortable margin
@@ -187,6 +198,34 @@ class NumaRecord(TypedDict):
     reason: str
 
 
+class LostRank(TypedDict):
+    """A rank whose GPU the run no longer uses."""
+
+    seat: int  # its number among all planned ranks
+    gpu: int | None  # index in PCI order; None: on the CPU
+    uuid: str  # '': on the CPU
+    cause: str  # catalogue ID
+    step: int  # that had been started
+    time: float  # unix s
+    text: str  # one line
+    node: NotRequired[int]  # of a run on several machines
+
+
+class ElasticRecord(TypedDict):
+    """What a run with --min_ranks was planned with, and what is left of it."""
+
+    min_ranks: int
+    ranks: int  # planned
+    per_node: NotRequired[int]  # planned ranks of each machine, of a run on several
+    device_batch_size: int | None  # planned; the current one is in the configuration
+    # of this machine's planned ranks, then those of a script without a rank; [] on CPUs
+    gpus: list[GpuRecord]
+    bindings: list[BindingRecord | None]  # of this machine's planned ranks
+    seats: list[int]  # planned numbers of the current ranks, ascending
+    lost: list[LostRank]
+    rejoined: list[int]  # planned numbers of ranks that were lost and came back
+
+
 class RanksPlan(TypedDict):
     """The part of a plan that the communication test needs."""
 
@@ -227,6 +266,8 @@ class PlanStart(RanksPlan):
     duet_version: NotRequired[str]  # that wrote the plan; missing before the release of 0.1
     created: float  # unix s
     launch: str  # 16 hex digits: the same on every machine of a start
+    # only on a machine other than the first: whether it sees node 0's run directory
+    shared: NotRequired[bool]
     command: CommandRecord
     origins: dict[str, str]  # configuration field → origin of its value, such as 'default'
     place: PlaceRecord
@@ -242,9 +283,11 @@ class PlanStart(RanksPlan):
     run_name: NotRequired[str]  # this and the next two: once the run directory exists
     run_dir: NotRequired[str]
     log_file: NotRequired[str]
+    elastic: NotRequired[ElasticRecord]  # only of a run that may lose ranks
     script: NotRequired[ScriptRecord]  # only in the plan of a script
     communication: NotRequired[CommunicationRecord]  # of several GPUs, if it is known
     login_file: NotRequired[str | None]  # option file with the W&B key
+    init_from: NotRequired[InitRecord]  # only of a run that starts from trained weights
     task: NotRequired[TaskRecord]  # missing in plans that predate tasks: gpt
     precision: NotRequired[TextDecision]  # bf16, fp16, fp8, fp32
     tf32: NotRequired[SwitchDecision]  # this and the next: missing in plans of early 0.1

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from training.core.contracts.events import RestartFacts
-from training.core.contracts.kinds import NotifyStatus, SummaryStatus
+from training.core.contracts.kinds import FieldValues, NotifyStatus, SummaryStatus
+from training.core.contracts.plan import LostRank, TaskRecord
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -74,8 +75,30 @@ class SummaryRecord(TypedDict):
     checkpoint: str  # folder
     sample: str | None  # generated text
     restarts: NotRequired[list[RestartFacts]]
+    lost: NotRequired[list[LostRank]]  # at the end, of a run with --min_ranks
     val_bpb_first: NotRequired[float]  # bits per byte
     val_bpb_last: NotRequired[float]
+
+
+class SweepRun(TypedDict):
+    """One run of a sweep."""
+
+    name: str  # of the run directory
+    args: list[str]  # config and flags
+    values: FieldValues  # of the fields in which the runs differ
+
+
+class SweepRecord(TypedDict):
+    """sweep.json, which never changes: states of the runs are in their directories."""
+
+    schema_version: int
+    duet_version: str
+    created: float  # unix s
+    command: list[str]  # arguments of ./duet sweep
+    cwd: str  # to which paths in `args` are relative
+    ranks: int  # of each run
+    device: str  # cuda or cpu
+    runs: list[SweepRun]
 
 
 class ScriptSummary(TypedDict):
@@ -132,6 +155,13 @@ class ProfileRecord(TypedDict):
     trace: str  # file beside this one
 
 
+class ScoreRecord(TypedDict):
+    """The score that evaluations are compared by (training.core.metric_units.main_score)."""
+
+    name: str  # val_NAME
+    value: float
+
+
 class ManifestRecord(TypedDict, total=False):
     """manifest.json of a checkpoint: position, model, data and checksums."""
 
@@ -147,9 +177,46 @@ class ManifestRecord(TypedDict, total=False):
     tokenizer: str | None
     task: str  # missing in checkpoints that predate tasks: gpt
     run: str
+    # of the evaluation at this step; None: there was none; missing in early 0.1
+    score: ScoreRecord | None
+    ema: float  # decay of the average in state.pt; only with --ema
+    used_s: float  # of --max_time, over all starts; only with such a limit
     bytes: int  # of state.pt
     sha256: str
     own_sha256: str  # of all other fields
+
+
+class ExportRecord(TypedDict):
+    """duet.json of an exported model (training.tasks.weights)."""
+
+    format: int
+    duet_version: str
+    task: TaskRecord  # the file of a user's task is relative to the folder
+    config: FieldValues  # fields that may matter to the model
+    shape: FieldValues
+    tokenizer: str | None  # as in ManifestRecord
+    run: str
+    step: int
+    ema: NotRequired[float]  # the weights are a moving average with this decay
+    weights: str  # file, with its size and checksum
+    bytes: int
+    sha256: str
+
+
+class ArchivedFile(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class ArchiveIndex(TypedDict):
+    """The first member of an archived run (training.core.archive)."""
+
+    version: int
+    duet_version: str
+    name: str  # of the run: the folder of all members
+    created: float  # unix s
+    files: dict[str, ArchivedFile]  # by member name
+    left_out: list[str]  # links and other special files; checkpoints, if they were not wanted
 
 
 class JobStart(TypedDict):

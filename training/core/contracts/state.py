@@ -20,6 +20,7 @@ class RunFacts(TypedDict):
     program: str | None  # user script
     task: str | None
     ranks: int | None
+    planned_ranks: NotRequired[int]  # only of a run that has lost ranks
     device: str | None
     precision: str | None
     state: RunStatus
@@ -102,6 +103,12 @@ class RankState(TypedDict):
     late: NotRequired[bool]  # this and the next two are added after the analysis of the run
     compute_ms_median: NotRequired[float | None]
     memory_bytes: NotRequired[float | None]
+    output_age_s: NotRequired[float]  # this and the next: of a user script
+    last_line: NotRequired[str | None]
+    # with its children
+    cpu_percent: NotRequired[float | None]  # 100: one core
+    rss_bytes: NotRequired[int]
+    gpu_bytes: NotRequired[int | None]
 
 
 class GpuProcessState(TypedDict):

@@ -105,6 +105,8 @@ class FailureRecord(EndRecord):
     torn_down: bool  # a script had finished its work
     time: float  # unix s
     memory: NotRequired[ExhaustedMemoryRecord]  # the GPU of `rank` had none left
+    threads: NotRequired[dict[str, str]]  # rank → exception that has ended a thread of it
+    lost_ranks: NotRequired[list[int]]  # whose GPUs the driver no longer lists
     advice: NotRequired[list[str]]  # derived from the other fields
 
 

@@ -1,0 +1,73 @@
+"""Evaluations of a run, and the checkpoint with the best one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from training.core import jsonl, manifest, metric_units
+from training.core.jsonl import Record, number, whole
+from training.core.rundir import RunDir
+
+
+def read(file: Path) -> tuple[dict[int, Record], float]:
+    """From events.jsonl: (evaluations by step, of which a resume has discarded the later ones; time
+    of the last restart)."""
+    evaluations: dict[int, Record] = {}
+    restarted = 0.0
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return evaluations, restarted
+    # Most events are checkpoints. All others in one call: one for each would take three times as
+    # long.
+    lines = [
+        line
+        for line in content.split(b"\n")
+        if b'"eval"' in line or b'"resume"' in line or b'"restart"' in line
+    ]
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):  # a line cut by a crash
+        records = [jsonl.parse(line) for line in lines]
+    for record in records:
+        if not isinstance(record, dict):
+            continue
+        kind, step = record.get("event"), whole(record.get("step"))
+        if kind == "restart":
+            restarted = max(restarted, number(record.get("time")) or 0.0)
+        elif kind == "eval" and step is not None:
+            evaluations[step] = record
+        elif kind == "resume" and step is not None:
+            evaluations = {s: r for s, r in evaluations.items() if s <= step}
+    return evaluations, restarted
+
+
+def best_checkpoint(checkpoints: Iterable[Path]) -> tuple[Path, str, float] | None:
+    """(folder, name of the score, value) of the checkpoint with the best evaluation at its own
+    step, the first of equal ones; None: none was evaluated. `checkpoints`: of one run, oldest
+    first; damaged manifests are skipped.
+
+    The score is in the manifest; that of a checkpoint of early 0.1 in events.jsonl.
+    """
+    found: list[tuple[Path, str, float]] = []
+    recorded: dict[int, Record] | None = None
+    for path in checkpoints:
+        facts = manifest.read(path)[0]
+        if facts is None:
+            continue
+        if "score" in facts:
+            score = facts["score"]
+            if score:
+                found.append((path, score["name"], score["value"]))
+            continue
+        if recorded is None:
+            recorded = read(RunDir(path.parent.parent).events)[0]
+        if main := metric_units.main_score(recorded.get(facts["step"], {})):
+            found.append((path, *main))
+    if not found:
+        return None
+    name = found[-1][1]  # other ones are from before a change of the task's metrics
+    same = [one for one in found if one[1] == name]
+    return min(same, key=lambda one: metric_units.rank_of(name, one[2]))

@@ -1,0 +1,95 @@
+"""Folder and record of a sweep: experiments/sweeps/<name>/. Its runs are ordinary run directories
+next to that folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from training.core import rundir
+from training.core.errors import Problem, UserError
+from training.core.jsonl import dig, items, text, whole
+from training.core.messages import msg
+from training.core.suggest import suggest
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import SweepRecord
+
+SWEEPS = "sweeps"  # in experiments/: not a run
+VERSION = 1
+COMMAND = "./duet sweep"
+
+
+class SweepDir:
+    """Paths of one sweep."""
+
+    def __init__(self, experiments: Path, name: str) -> None:
+        self.name, self.experiments = name, experiments
+        self.path = experiments / SWEEPS / name
+        self.record = self.path / "sweep.json"
+        self.page = self.path / "report.html"
+        self.lock = self.path / "sweep.lock"  # held by the process that runs the sweep
+
+    def console(self, run: str) -> Path:
+        """Output of the launcher of a run, of all its starts."""
+        return self.path / f"{run}.log"
+
+    def create(self, record: SweepRecord) -> None:
+        """Raises OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        rundir.write_json(self.record, record)
+
+
+def read(folder: SweepDir) -> SweepRecord | None:
+    """The record; None if it is missing or damaged."""
+    found = rundir.read_json(folder.record)
+    runs = items(dig(found, "runs"))
+    complete = (
+        found is not None
+        and whole(found.get("schema_version")) == VERSION
+        and whole(found.get("ranks"))
+        and text(found.get("cwd"))
+        and text(found.get("device"))
+        and runs
+        and all(
+            text(dig(run, "name")) and isinstance(dig(run, "values"), dict) and "args" in run
+            for run in runs
+        )
+    )
+    return cast("SweepRecord", found) if complete else None
+
+
+def names(experiments: Path) -> list[str]:
+    """The newest first."""
+    files = []
+    for file in (experiments / SWEEPS).glob("*/sweep.json"):
+        try:
+            files.append((-file.stat().st_mtime_ns, file.parent.name))
+        except OSError:  # removed meanwhile
+            continue
+    return [name for _, name in sorted(files)]
+
+
+def find(wanted: str, experiments: Path, flag: str) -> tuple[SweepDir, SweepRecord]:
+    """The sweep named `wanted`, or at this path. `flag`: of the command. Raises UserError."""
+    folder = SweepDir(experiments, wanted)
+    path = Path(wanted).absolute()
+    if path.parent.name == SWEEPS and path.is_dir():
+        folder = SweepDir(path.parent.parent, path.name)
+    record = read(folder)
+    if record is not None:
+        return folder, record
+    there = names(experiments)
+    if folder.record.exists():
+        what = msg("core.sweep.damaged", file=folder.record)
+        raise UserError(Problem("sweep.damaged", what))
+    near = suggest(wanted.rstrip("/").rsplit("/", 1)[-1], there)[:1] or there[:1]
+    raise UserError(
+        Problem(
+            "sweep.missing",
+            msg("core.sweep.missing", wanted=wanted, folder=experiments / SWEEPS),
+            ", ".join(there[:6]),
+            [f"{COMMAND} --{flag}={name}" for name in near],
+            flag,
+        )
+    )
