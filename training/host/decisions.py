@@ -192,6 +192,8 @@ def retries(config: Config, started_by: Decision, script: str) -> Decision:
         return Decision(config.retries, AS_ASKED)
     if script == RECOVERS:
         return Decision(RETRIES, msg("host.decision.default_of", script=RECOVERS))
+    if isinstance(config.min_ranks, int):
+        return Decision(RETRIES, msg("host.decision.default_of", script="--min_ranks"))
     return Decision(0, msg("host.decision.retries"))
 
 

@@ -48,11 +48,34 @@ def interface_towards(name: str) -> tuple[str, str] | None:
     own = own_addresses()
     if address in own:  # node 0: the route to one of its own addresses is the loopback
         return own[address], address
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    source = _source(address)
+    return (own[source], source) if source in own else None
+
+
+def source_towards(name: str) -> str:
+    """The address of this machine on the route to `name`; '' if unknown."""
+    address = resolve(name)
+    return _source(address) if address else ""
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine has this address. Works before the installation."""
+    with socket.socket(_family(address)) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _source(address: str) -> str:
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # sends nothing
         except OSError:
-            return None
-        source = probe.getsockname()[0]
-    return (own[source], source) if source in own else None
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

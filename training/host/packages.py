@@ -43,6 +43,7 @@ OPTIONAL = {
     "tensorboard": Optional("tensorboard", msg("host.package.tensorboard")),
     "wandb": Optional("wandb", msg("host.package.wandb")),
     "pillow": Optional("PIL", msg("host.package.pillow")),
+    "safetensors": Optional("safetensors", msg("host.package.safetensors")),
 }
 
 

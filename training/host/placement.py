@@ -30,6 +30,9 @@ class LauncherOptions:
     node_rank: int = 0
     master_addr: str = ""
     master_port: int = 0
+    hosts: str = ""
+    hostfile: str = ""
+    ssh_args: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Topology:
     """`kind`: LOCAL and NODE start ranks, a RANK is one of them."""
 
     kind: PlaceKind
-    source: str  # nobody, flags, torchrun, platform, slurm  # language: quoted
+    source: str  # nobody, flags, hosts, torchrun, platform, slurm, mpi  # language: quoted
     reason: str
     rank: int = 0
     local_rank: int = 0
@@ -79,6 +82,13 @@ class Topology:
         numbers |= {"MASTER_PORT": self.master_port} if self.master_port else {}
         texts = {"MASTER_ADDR": self.master_addr} if self.master_addr else {}
         return {name: str(value) for name, value in numbers.items()} | texts
+
+
+def on_one_machine(place: PlaceRecord) -> bool:
+    """Whether all ranks of this plan are known to run on the same machine."""
+    if place["kind"] == RANK:
+        return place["local_world_size"] == place["world_size"]
+    return place["nnodes"] == 1
 
 
 def numbers(environ: Mapping[str, str], names: Iterable[str], reason: str) -> list[int]:

@@ -39,10 +39,10 @@ LOOK_S = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Let the kernel kill this process when its parent dies (Linux, prctl(2)). `parent`: its PID,
-    to detect an earlier death."""
-    if _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent dies (Linux, prctl(2)). `parent`:
+    its PID, to detect an earlier death."""
+    if _libc.prctl(PR_SET_PDEATHSIG, number) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if parent is not None and os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from training.core import log, project
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
-from training.host import packages
 
 
 def run(
@@ -50,6 +49,10 @@ def run(
 
 def require(names: tuple[str, ...], said_by_another: bool = False) -> None:
     """Raises UserError (exit 3) if this interpreter lacks one of these packages."""
+    if not names:
+        return
+    from training.host import packages
+
     lacks = packages.lacking(names)
     if not lacks:
         return

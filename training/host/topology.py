@@ -1,8 +1,9 @@
 """Detection of this process's role: alone, one node of several, or a rank started by another
 launcher. Ranks are never started inside a rank.
 
-Checked in this order: torchrun; a platform that injects ranks; a platform that injects nodes; a
-SLURM step; --nnodes. Otherwise the role is local, and variables of other launchers are ignored.
+Checked in this order: --hosts; torchrun; a platform that injects ranks; mpirun; a platform that
+injects nodes; a SLURM step; SkyPilot; an Indexed Job of Kubernetes; --nnodes. Otherwise the role is
+local, and variables of other launchers are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
-from training.host import slurm_env
+from training.host import hosts, mpi_env, platform_env, slurm_env
 from training.host.placement import (
     DEFAULT_PORT,
     LOCAL,
@@ -39,6 +40,7 @@ RANK_VARIABLES = (
         "MASTER_PORT",
     ),
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+    hosts.VARIABLE,
 )
 RANK_PREFIXES = ("PET_", "TORCHELASTIC_")
 
@@ -67,6 +69,8 @@ def find(
     """`starts_ranks`: the caller is a launch script, which can start ranks; train.py starts them
     only if a platform assigns it a whole node (`several_gpus`: this machine has more than one).
     Raises UserError for inconsistent variables."""
+    if hosts.given(asked):
+        return hosts.find(environ, asked, starts_ranks=starts_ranks)
     if asked.launcher == "slurm":
         return slurm_env.rank(environ, asked, msg("host.place.asked_slurm"))
     if asked.launcher == "env":
@@ -76,16 +80,23 @@ def find(
     has = {name for name in RANK_VARIABLES if environ.get(name)}
     if "TORCHELASTIC_RUN_ID" in environ and {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= has:
         return _rank(environ, "torchrun", msg("host.place.torchrun"))
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= has and environ["WORLD_SIZE"] != "1":
-        if "LOCAL_RANK" in has:
-            reason = msg("host.place.platform")
-            return _rank(environ, "platform", reason)
+    whole = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= has and environ["WORLD_SIZE"] != "1"
+    if whole and "LOCAL_RANK" in has:
+        return _rank(environ, "platform", msg("host.place.platform"))
+    if mpi := mpi_env.process(environ):
+        one_per_node = mpi.one_per_node and (starts_ranks or several_gpus)
+        return (mpi_env.node if one_per_node else mpi_env.rank)(environ, asked, mpi)
+    if found := platform_env.torchrun_nodes(environ):
+        if found[1] == 1:  # WORLD_SIZE counts the ranks of this machine
+            return _own(environ, asked, "")
+        return platform_env.torchrun_node(environ, asked, found)
+    if whole:
         return _injected_node(environ, asked)
     if step := slurm_env.tasks(environ):
         if step.one_per_node and (starts_ranks or several_gpus):
             return slurm_env.node(environ, asked, step)
         return slurm_env.rank(environ, asked, msg("host.place.slurm_tasks", tasks=step.tasks))
-    return _own(environ, asked, "")
+    return platform_env.node(environ, asked) or _own(environ, asked, "")
 
 
 def _own(environ: Mapping[str, str], asked: LauncherOptions, reason: str) -> Topology:

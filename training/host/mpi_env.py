@@ -1,0 +1,113 @@
+"""Ranks and nodes of an mpirun: Open MPI, MPICH and Intel MPI."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.host.placement import (
+    DEFAULT_PORT,
+    LOOPBACK,
+    NODE,
+    OFF,
+    RANK,
+    LauncherOptions,
+    Topology,
+    inside,
+)
+from training.host.slurm_env import PORTS
+
+SOURCE = "mpi"
+# rank, number of ranks, rank on this machine, ranks on this machine. PMI_RANK alone may be of srun.
+_NAMES = (
+    *(
+        tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ),
+)
+_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+@dataclass(frozen=True)
+class MpiProcess:
+    name: str  # of the variable with the number of processes
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def one_per_node(self) -> bool:
+        return self.local_size == 1
+
+
+def process(environ: Mapping[str, str]) -> MpiProcess | None:
+    """This process of an mpirun; None outside of one, and if it is the only one."""
+    for names in _NAMES:
+        words = [environ.get(name, "") for name in names]
+        if all(word.isdecimal() for word in words) and int(words[1]) > 1:
+            rank, size, local_rank, local_size = map(int, words)
+            inside(names[0], rank, names[1], size)
+            return MpiProcess(names[1], rank, size, local_rank, local_size)
+    return None
+
+
+def rank(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:
+    """This process is a rank. Raises UserError without the address of rank 0."""
+    here = found.local_size == found.size
+    return Topology(
+        RANK,
+        SOURCE,
+        msg("host.place.mpi_ranks", size=found.size, name=found.name),
+        rank=found.rank,
+        local_rank=found.local_rank,
+        world_size=found.size,
+        local_world_size=found.local_size,
+        master_addr=LOOPBACK if here else _address(environ, asked, found),
+        master_port=_port(environ, asked),
+    )
+
+
+def node(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> Topology:
+    """This process is alone on its machine: the ranks are started here."""
+    return Topology(
+        NODE,
+        SOURCE,
+        msg("host.place.mpi_nodes", size=found.size, name=found.name),
+        nnodes=found.size,
+        node_rank=found.rank,
+        master_addr=_address(environ, asked, found),
+        master_port=_port(environ, asked),
+    )
+
+
+def _address(environ: Mapping[str, str], asked: LauncherOptions, found: MpiProcess) -> str:
+    """mpirun does not export the machine of rank 0."""
+    address = asked.master_addr or environ.get("MASTER_ADDR", "")
+    if address:
+        return address
+    export = "-x MASTER_ADDR" if found.name.startswith("OMPI") else "-genvlist MASTER_ADDR"
+    raise UserError(
+        Problem(
+            "environment.no_master_addr",
+            msg("host.place.mpi_no_address", size=found.size, name=found.name),
+            msg("host.place.address_of_node_0"),
+            [
+                f"MASTER_ADDR=10.0.0.1 mpirun {export} …",
+                "--master_addr=10.0.0.1",
+                msg("host.place.start_here", OFF=OFF),
+            ],
+        )
+    )
+
+
+def _port(environ: Mapping[str, str], asked: LauncherOptions) -> int:
+    """The same on every process, and another one for each job where that has an ID."""
+    given = environ.get("MASTER_PORT", "")
+    if asked.master_port or (given.isdecimal() and int(given)):
+        return asked.master_port or int(given)
+    job = next((environ[name] for name in _JOB if environ.get(name)), "")
+    return PORTS[zlib.crc32(job.encode()) % len(PORTS)] if job else DEFAULT_PORT
