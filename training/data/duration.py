@@ -1,9 +1,9 @@
 """Length of a run: steps per epoch and total steps, from iterations or epochs, whichever ends
-first."""
+first. The time (--max_time) is measured during the run (training.trainer.time_limit)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from training.config.batch import Batch
 from training.config.schema import FIELDS, Config
@@ -11,12 +11,21 @@ from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data.prepare import PreparedCorpus
 
+# Steps of a run that only the time ends: a number, so that the schedule needs no other case.
+UNLIMITED = 10**9
+
 
 @dataclass(frozen=True)
 class TrainingLength:
-    total_steps: int
+    total_steps: int  # UNLIMITED: until the time is up
     steps_per_epoch: int  # in a full epoch of this data with this batch
     epochs: int  # started, full or partial
+
+    def record(self) -> dict[str, int]:
+        """As in events.jsonl; 0: not known before the end."""
+        if self.total_steps < UNLIMITED:
+            return asdict(self)
+        return {**asdict(self), "total_steps": 0, "epochs": 0}
 
 
 def plan_length(
@@ -31,6 +40,8 @@ def plan_length(
     if not steps:
         return None
     limits = [config.num_iterations] if config.num_iterations else []
+    if config.max_time and not limits and not config.num_epochs:
+        return TrainingLength(UNLIMITED, steps, UNLIMITED // steps)
     if config.num_epochs or not limits:
         more = max(1, config.num_epochs) - epoch  # this one and those not started
         limits.append(step + (left + (more - 1) * steps if more > 0 else 0))

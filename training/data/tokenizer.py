@@ -64,13 +64,20 @@ def for_corpus(prepared: PreparedCorpus) -> Tokenizer:
     )
 
 
+def file_in(folder: Path) -> Path | None:
+    """The file of a learned vocabulary in a prepared or exported folder or a run."""
+    return next((f for f in (folder / JSON, folder / TIKTOKEN) if f.is_file()), None)
+
+
 def identity(prepared: PreparedCorpus) -> str:
     """Identity of the corpus's tokenizer: the checksum of its file in the prepared folder, or
     "bytes"."""
-    file = next(
-        (f for f in (Path(prepared.folder, name) for name in (JSON, TIKTOKEN)) if f.is_file()), None
-    )
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file else BYTES
+    file = file_in(Path(prepared.folder))
+    return checksum(file) if file else BYTES
+
+
+def checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def load(tokenizer: str, name: str = "", padded_vocab: int = 0) -> Tokenizer:

@@ -1,0 +1,2 @@
+"""Frames as arrays: from pictures, video files and LMDB databases, and written as pictures or a
+video."""

@@ -1,0 +1,190 @@
+"""Where frames are written: a video file, a folder of PNG pictures or one PNG. Each appears
+complete or not at all."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.data.frames import pyav
+from training.data.frames.source import FILM, FOLDER, PICTURE, Frame, Source
+from training.host import packages
+
+PNG = ".png"
+FASTER = 1  # zlib's level: a third of the time of Pillow's default, files 10 % larger
+
+
+@dataclass(frozen=True)
+class Target:
+    """Checked output. `kind`: as of a Source; `rate`: of a video, None: the input's."""
+
+    path: Path
+    kind: str
+    overwrite: bool = False
+    rate: Fraction | None = None
+
+
+def find(
+    path: Path, source: Source | None, overwrite: bool, rate: float | None, problems: list[Problem]
+) -> Target:
+    """The target at this path; problems are added."""
+    suffix = path.suffix.lower()
+    kind = FILM if suffix in pyav.CODECS else PICTURE if suffix == PNG else FOLDER
+    allowed = msg("data.frames.target_wanted")
+    if suffix and kind == FOLDER and not path.is_dir():
+        fixes = [f"--out={shlex.quote(str(path.with_suffix('.mp4')))}"]
+        what = msg("data.frames.suffix", path=path, suffix=path.suffix)
+        problems.append(Problem("output.suffix", what, allowed, fixes, "out"))
+    elif source and kind == PICTURE and source.total != 1:
+        fixes = [f"--out={shlex.quote(str(path.with_suffix('')))}"]
+        what = msg("data.frames.one_picture", path=path)
+        problems.append(Problem("output.suffix", what, allowed, fixes, "out"))
+    elif not path.parent.is_dir():
+        fixes = [f"mkdir -p {shlex.quote(str(path.parent))}"]
+        what = msg("data.frames.missing", path=path.parent)
+        problems.append(Problem("output.no_folder", what, allowed, fixes, "out"))
+    elif source and _inside(path, source):
+        what = msg("data.frames.inside", path=path, source=source.path)
+        problems.append(Problem("output.exists", what, allowed, field="out"))
+    elif path.exists() or path.is_symlink():
+        problems += _existing(path, kind, overwrite, allowed)
+    if kind == FILM and not packages.found("av") and not (source and source.kind == FILM):
+        what = msg("data.frames.needs_package", path=path, package="av")
+        problems.append(Problem("package.missing", what, "", packages.add(["av"])))
+    if rate and (kind != FILM or (source and source.kind == FILM)):
+        what = msg("data.frames.fps", rate=f"{rate:g}")
+        problems.append(Problem("flag.contradiction", what, msg("data.frames.fps_wanted")))
+    return Target(path, kind, overwrite, Fraction(rate).limit_denominator(1001) if rate else None)
+
+
+def _inside(path: Path, source: Source) -> bool:
+    """Whether the output would replace the input or be in the input folder."""
+    out, given = path.resolve(), source.path.resolve()
+    return out == given or given in out.parents or out in given.parents
+
+
+def _existing(path: Path, kind: str, overwrite: bool, allowed: str) -> list[Problem]:
+    replace = ["--overwrite"]
+    if kind != FOLDER:
+        if path.is_dir():
+            what = msg("data.frames.is_folder", path=path)
+            return [Problem("output.is_folder", what, allowed, field="out")]
+        what = msg("data.frames.exists", path=path)
+        return [] if overwrite else [Problem("output.exists", what, allowed, replace, "out")]
+    if not path.is_dir():
+        what = msg("data.frames.no_folder", path=path)
+        return [Problem("output.exists", what, allowed, field="out")]
+    names = [entry.name for entry in path.iterdir()]
+    others = [n for n in names if not n.lower().endswith(PNG) or (path / n).is_dir()]
+    if others:  # never deleted, whatever the flags
+        what = msg("data.frames.other_files", path=path, name=min(others))
+        return [Problem("output.not_empty", what, allowed, field="out")]
+    what = msg("data.frames.not_empty", path=path)
+    return (
+        [Problem("output.not_empty", what, allowed, replace, "out")]
+        if names and not overwrite
+        else []
+    )
+
+
+class Writer:
+    """Context manager: the output is complete after it, unchanged after an exception. Raises
+    OSError. `size`: of the frames written."""
+
+    def __init__(self, target: Target, source: Source, size: tuple[int, int]) -> None:
+        self.target, self.source, self.size = target, source, size
+        self.written = 0
+        self.encoder: pyav.Encoder | None = None
+        self.sound = False
+
+    def __enter__(self) -> Writer:
+        out = self.target.path
+        self.work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.writing-"))
+        self.result = self.work if self.target.kind == FOLDER else self.work / out.name
+        try:
+            if self.target.kind == FILM:
+                self._encode()
+        except BaseException:
+            shutil.rmtree(self.work, ignore_errors=True)
+            raise
+        return self
+
+    def _encode(self) -> None:
+        source, facts = self.source, self.source.facts
+        rate = self.target.rate or source.rate or pyav.RATE
+        self.sound = bool(facts and facts.audio and source.whole)
+        self.encoder = pyav.Encoder(
+            self.result,
+            self.target.path.suffix.lower(),
+            self.size,
+            rate,
+            facts,
+            source.path if self.sound else None,
+        )
+
+    def frame(self, frame: Frame, pixels: Any) -> None:
+        """Write the restored pixels, uint8 (h, w, 3), of a frame of the source."""
+        self.written += 1
+        if self.encoder:
+            self.encoder.frame(pixels, frame.time)
+            return
+        from PIL import Image
+
+        picture = Image.fromarray(pixels)
+        file = self.result / f"{frame.name}{PNG}" if self.target.kind == FOLDER else self.result
+        picture.save(file, compress_level=FASTER)
+
+    def packet(self, packet: Any) -> None:
+        """Copy a packet of the source's sound."""
+        if self.encoder:
+            self.encoder.sound(packet)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self.encoder:
+                self.encoder.abandon() if error else self.encoder.finish()
+            if error is None:
+                self._publish()
+        finally:
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    def _publish(self) -> None:
+        out = self.target.path
+        for file in sorted(self.work.iterdir()):
+            os.chmod(file, 0o644)
+            _sync(file)
+        if self.target.kind != FOLDER:
+            os.replace(self.result, out)
+        else:
+            os.chmod(self.work, 0o755)
+            _sync(self.work)
+            old = None
+            if out.is_dir() and any(out.iterdir()):  # PNG files only, checked by find()
+                old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old-"))
+                out.rename(old)
+            self.work.rename(out)
+            if old:
+                shutil.rmtree(old, ignore_errors=True)
+        _sync(out.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

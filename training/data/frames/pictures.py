@@ -1,0 +1,111 @@
+"""Pictures on disk: names of frames in order, and their pixels. Importing this loads neither numpy
+nor Pillow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.core.messages import msg
+from training.data.frames import lmdb_folder
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from PIL import Image
+
+    Planes = npt.NDArray[Any]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # Pillow's with 8 bits per colour
+
+
+class Unreadable(RuntimeError):
+    """A frame that cannot be read or has the wrong size. One text argument, so that it can be
+    passed unchanged from a loader worker."""
+
+
+def in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
+    """The frames of a folder in order: name without suffix → file. Raises OSError."""
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".")]
+    parts = (name.rpartition(".") for name in names)
+    found = {
+        stem: f"{folder}/{stem}.{suffix}"
+        for stem, _, suffix in parts
+        if f".{suffix.lower()}" in suffixes
+    }
+    return {stem: found[stem] for stem in in_order(found)}
+
+
+def in_order(stems: Iterable[str]) -> list[str]:
+    """Sort by name; by number if names are numbers of different lengths."""
+    plain = sorted(stems)
+    return plain if len({len(stem) for stem in plain}) == 1 else sorted(plain, key=natural)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key: numbers in a name by their value."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
+
+
+def stream(file: str) -> str | BytesIO:
+    """What Pillow reads for a file or an address in an LMDB database. Raises Unreadable."""
+    if lmdb_folder.MARK not in file:
+        return file
+    try:
+        found = lmdb_folder.picture(file)
+    except OSError as error:
+        raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
+    if found is None:
+        raise Unreadable(msg("data.frames.no_key", file=file))
+    return BytesIO(found)
+
+
+def length(file: str) -> int:
+    """Bytes of a file or of a picture in a database. Raises OSError, Unreadable."""
+    found = stream(file)
+    return len(found.getbuffer()) if isinstance(found, BytesIO) else Path(found).stat().st_size
+
+
+@contextmanager
+def opened(file: str) -> Iterator[Image.Image]:
+    """The picture of a file. Raises Unreadable, also for what Pillow raises while it is used."""
+    from PIL import Image
+
+    try:
+        with Image.open(stream(file)) as picture:
+            yield picture
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
+
+
+def pixels(file: str, box: tuple[int, ...] | None = None) -> Planes:
+    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left. Raises
+    Unreadable."""
+    import numpy as np
+
+    with opened(file) as picture:
+        if box is not None and (picture.width < box[2] or picture.height < box[3]):
+            raise Unreadable(
+                msg(
+                    "data.frames.smaller_than_first",
+                    file=file,
+                    width=picture.width,
+                    height=picture.height,
+                )
+            )
+        part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
+        return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
+
+
+def size(file: str) -> tuple[int, int]:
+    """(width, height), from the header. Raises Unreadable."""
+    with opened(file) as picture:
+        return picture.size
