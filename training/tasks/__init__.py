@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from training.config.schema import FIELDS, Known
 from training.core.errors import Problem
-from training.tasks import custom
+from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
+from training.core.project import WORK
+from training.tasks import custom, weights
 from training.tasks.gpt.spec import NAME as GPT
 from training.tasks.gpt.spec import GptSpec
 from training.tasks.memory import StepNeeds
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan, TaskRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
+    from training.tasks.trained import Trained
 
 # A built-in task is named only here and in its own folder.
 BUILT_IN: dict[str, TaskSpec] = {
@@ -72,19 +75,33 @@ def spec_of(plan: Plan) -> TaskSpec:
     )
 
 
-def step_of(plan: Plan, sequences: int | None = None) -> StepNeeds | None:
-    """The planned step, or the same step with another micro-batch; None if the plan has no memory
-    estimate."""
+def step_of(plan: Plan, sequences: int | None = None, ranks: int | None = None) -> StepNeeds | None:
+    """The planned step, or the same step with another micro-batch on as many or on `ranks` ranks;
+    None if the plan has no memory estimate."""
     load = plan.get("memory", {}).get("load")
     if not load:
         return None
     step = spec_of(plan).step(load)
-    return step.resized(sequences) if sequences else step
+    return step.resized(sequences, ranks) if sequences else step
 
 
 def login_key(file: Path | None) -> str | None:
     """The W&B key in a config file of another format. Never write it anywhere."""
     return next((key for spec in BUILT_IN.values() if file and (key := spec.login_key(file))), None)
+
+
+def load_model(
+    source: str | Path = LATEST, device: str = "cpu", kind: str | None = None
+) -> Trained:
+    """A trained model for your own Python: `.model` is the module in eval mode; a language model
+    also has `.generate(prompt)` and `.tokenizer`. `source`: a run or its name, a checkpoint, an
+    exported folder, or latest; `device`: cpu, cuda or auto; `kind`: ema or raw, None: the moving
+    average if there is one. Raises UserError."""
+    from training.tasks import trained
+
+    word = None if source == LATEST else str(source)
+    found = weights.find(word, WORK / EXPERIMENTS, RunSelector("source", "", LATEST), kind)
+    return trained.load(spec_of(found.plan), found, device)
 
 
 def make(plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:

@@ -25,6 +25,7 @@ from training.tasks import optim
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
+    from training.tasks.evaluation import Part
 
 
 class Task(ABC):
@@ -118,6 +119,11 @@ class Task(ABC):
         return {name: values.double().sum() for name, values in found.items()} | {
             "": torch.tensor(float(self.count(batch)))
         }
+
+    def part(self, model: nn.Module, index: int, batch: Any, pictured: bool) -> Part | None:
+        """Name, and pictures if wanted, of the validation sample `index`, the only one in `batch`;
+        None: it has none. For the page of ./duet evaluate."""
+        return None
 
     def fill(self, rows: Any, size: int) -> Any | None:
         """Validation rows extended to `size` samples by ones that change no score, so that a

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config.flags import ACTIONS, ALIASES
 from training.config.schema import FIELDS, Config, option, shared
-from training.core.errors import Problem
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.suggest import suggest
 from training.tasks.sample_spec import SampleSpec
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
+    from training.tasks.trained import Trained
+    from training.tasks.weights import Weights
 
 OPTIONS = "OPTIONS"
 NO_TASKS = ("torch", "torchvision", "numpy")
@@ -39,6 +41,14 @@ KINDS = ("bool", "int", "float", "str")
 @dataclass(frozen=True)
 class CustomSpec(SampleSpec):
     """Spec of a task in a user's file."""
+
+    def trained(
+        self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
+    ) -> Trained:
+        if self.file is None or not self.file.is_file():
+            what = msg("tasks.custom.lost", name=self.name, file=self.file or "-")
+            raise UserError(Problem("task.unreadable", what, msg("tasks.custom.lost_wanted")))
+        return super().trained(weights, state, device)
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         assert self.file

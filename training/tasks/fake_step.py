@@ -48,6 +48,7 @@ class Height:
     gradients: int
     optimizer: int
     peak: int
+    average: int  # of the weights
     pinned: int  # of a checkpoint's copy
 
     @property
@@ -94,6 +95,7 @@ class FakeTraining:
             cuda=asked.cuda,
             ranks=asked.ranks,
             total=asked.total,
+            average=here.average,
             pinned=here.pinned,
         )
 
@@ -110,6 +112,7 @@ class FakeTraining:
             cuda=asked.cuda,
             ranks=asked.ranks,
             total=asked.total,
+            average=here.average,
             pinned=here.pinned,
         )
         return asked.room is None or SampleStep(load).estimate.needed <= asked.room
@@ -131,12 +134,15 @@ class FakeTraining:
                 lambda: self.task.loss(model, batch),
                 bf16=self.question.bf16,
             )
+            average = _average(model) if self.task.config.ema else []
+            stored = [*(one.nbytes for one in [*_stored(model), *_state(optimizer)]), *average]
             return Height(
                 _bytes([*model.parameters(), *model.buffers()]),
                 _bytes(_gradients(model)),
                 _bytes(_state(optimizer)),
                 peak,
-                sum(pinned(one.nbytes) for one in [*_stored(model), *_state(optimizer)]),
+                sum(average),
+                sum(map(pinned, stored)),
             )
 
     def _model(self, mode: Any) -> nn.Module:
@@ -170,6 +176,15 @@ class FakeTraining:
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def _average(model: nn.Module) -> list[int]:
+    """Bytes of the average of each weight that is trained (training.trainer.weight_average)."""
+    return [
+        weight.numel() * max(4, weight.element_size())
+        for weight in model.parameters()
+        if weight.requires_grad
+    ]
 
 
 def _stored(model: nn.Module) -> list[torch.Tensor]:

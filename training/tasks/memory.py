@@ -29,6 +29,8 @@ class Estimate(Protocol):
     @property
     def optimizer(self) -> int: ...
     @property
+    def average(self) -> int: ...
+    @property
     def total(self) -> int: ...
     @property
     def needed(self) -> int: ...
@@ -88,11 +90,17 @@ class StepNeeds(ABC):
     def saving(self) -> int:
         """Bytes of host memory on rank 0 of a GPU training that saves a checkpoint: the copy, and
         what it has gathered from other ranks."""
-        return self.estimate.parameters + self.estimate.optimizer + 2 * self.elsewhere
+        return self.stored + self.elsewhere
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a checkpoint."""
+        found = self.estimate
+        return found.parameters + found.optimizer + found.average + self.elsewhere
 
     @abstractmethod
-    def resized(self, sequences: int) -> StepNeeds:
-        """The same step with another micro-batch."""
+    def resized(self, sequences: int, ranks: int | None = None) -> StepNeeds:
+        """The same step with another micro-batch, on another number of ranks if given."""
 
     @abstractmethod
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, cast
 from training.config import batch
 from training.config.schema import Config
 from training.core.messages import msg
-from training.tasks.memory import CONTEXT, StepNeeds, gib, with_ample_margin, with_margin
+from training.tasks.memory import (
+    CONTEXT,
+    StepNeeds,
+    gib,
+    with_ample_margin,
+    with_margin,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -31,6 +37,7 @@ class SampleLoad:
     cuda: bool
     ranks: int
     total: int = 0  # samples per optimizer step, all ranks; 0: one micro-batch each
+    average: int = 0  # moving average of the weights
     pinned: int = 0  # copy of a checkpoint of a GPU training; 0: measured by an earlier version
 
     @property
@@ -50,6 +57,7 @@ class SampleEstimate:
     activations: int
     context: int
     saved: int  # checkpoint copy, on rank 0 of a CPU run
+    average: int = 0  # of the weights
 
     @property
     def total(self) -> int:
@@ -75,7 +83,8 @@ class SampleEstimate:
         )
 
     def sentence(self) -> str:
-        copy = msg("tasks.sample.memory.saved", saved=gib(self.saved)) if self.saved else ""
+        copy = msg("tasks.sample.memory.average", average=gib(self.average)) if self.average else ""
+        copy += msg("tasks.sample.memory.saved", saved=gib(self.saved)) if self.saved else ""
         return msg(
             "tasks.sample.memory.estimate",
             total=gib(self.total),
@@ -101,7 +110,8 @@ class SampleStep(StepNeeds):
             optimizer=load.optimizer,
             activations=max(0, load.fixed + load.per_sample * load.sequences),
             context=CONTEXT if load.cuda else 0,
-            saved=0 if load.cuda else load.parameters + load.optimizer,
+            saved=0 if load.cuda else load.parameters + load.optimizer + load.average,
+            average=load.average,
         )
 
     @property
@@ -117,8 +127,12 @@ class SampleStep(StepNeeds):
         precision = "16-bit" if self.load.bf16 else "fp32"
         return msg("tasks.sample.memory.source", precision=precision)
 
-    def resized(self, sequences: int) -> SampleStep:
-        return SampleStep(replace(self.load, sequences=sequences))
+    def resized(self, sequences: int, ranks: int | None = None) -> SampleStep:
+        load = replace(self.load, sequences=sequences)
+        if ranks is None:
+            return SampleStep(load)
+        total = self.load.total or self.load.sequences * self.load.ranks
+        return SampleStep(replace(load, ranks=ranks, total=total))
 
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         """A smaller micro-batch, the only known way to save memory."""

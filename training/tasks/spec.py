@@ -3,6 +3,7 @@ no task names. No torch; the class that trains is training.tasks.base.Task, whic
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from training.config.batch import Batch
 from training.config.loader import ConfigFile
 from training.config.schema import FIELDS, Config, Known, shared
 from training.core.errors import Problem
+from training.core.messages import msg
 from training.data.corpus import CorpusSource
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, PlanRequest, Situation
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan, TaskRecord
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
+    from training.tasks.trained import Trained
+    from training.tasks.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class TaskSpec(ABC):
     reads_text: ClassVar[bool] = False  # whether text must be prepared before the ranks train
     total_follows: ClassVar[bool]  # total_batch_size follows from the ranks if not set
     fp8: ClassVar[bool] = False  # whether its model computes in fp8 if asked
+    writes_text: ClassVar[bool] = False  # whether its model continues a prompt
     lighter: ClassVar[str]  # what to try if the smallest micro-batch does not fit
 
     @property
@@ -88,6 +93,10 @@ class TaskSpec(ABC):
         `installed`: this interpreter has the packages; `whole`: all options are final."""
         return None, []
 
+    def parameters(self, config: Config) -> int | None:
+        """The parameters of the model; None: unknown without building it."""
+        return None
+
     # Plan.
 
     @abstractmethod
@@ -117,6 +126,68 @@ class TaskSpec(ABC):
     @abstractmethod
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         """The planned task on this rank, with torch. `data`: for tasks that read text."""
+
+    # Trained weights (training.tasks.weights).
+
+    def trained(
+        self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
+    ) -> Trained:
+        """The model with these tensors. Raises RuntimeError if they are of another model."""
+        from training.tasks.trained import Trained
+
+        task = self.make(weights.plan, device, None)
+        model = task.model()
+        model.load_state_dict(state)
+        return Trained(weights, model, device, task)
+
+    def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
+        """The plan of trained weights with other validation data: `given` has the fields data,
+        text_field and encoding as far as they were typed. And problems of the data. No torch."""
+        if not given:
+            return plan, []
+        what = msg("tasks.spec.own_data", task=self.name)
+        return plan, [Problem("task.unsupported", what, msg("tasks.spec.own_data_allowed"))]
+
+    def restores(self, weights: Weights) -> list[Problem]:
+        """Why these weights cannot restore the frames of a video. No torch."""
+        what = msg("tasks.spec.no_frames", name=weights.name, task=self.name)
+        fixes = [f"./duet sample {shlex.quote(weights.name)}"] if self.writes_text else []
+        return [Problem("task.unsupported", what, msg("tasks.spec.frames_wanted"), fixes)]
+
+    def fields_of(self, weights: Weights) -> FieldValues:
+        """Fields that determine the model, as these weights need them."""
+        options = weights.plan["task"]["options"]
+        return {name: options[name] for name in weights.facts["shape"] if name in options}
+
+    def differences(
+        self,
+        weights: Weights,
+        config: Config,
+        options: Mapping[str, Any],
+        origins: Mapping[str, str],
+    ) -> list[Problem]:
+        """Why a model of this configuration cannot have these weights, one problem per field."""
+        return [
+            self.differs(weights, name, value, options[name], origins[name])
+            for name, value in self.fields_of(weights).items()
+            if options.get(name, value) != value
+        ]
+
+    def differs(
+        self, weights: Weights, name: str, theirs: object, value: object, origin: str
+    ) -> Problem:
+        what = msg(
+            "tasks.spec.differs",
+            name=name,
+            value=value,
+            origin=origin,
+            title=weights.title,
+            theirs=theirs,
+        )
+        allowed = msg("tasks.spec.same_model")
+        return Problem(
+            "init.differs", what, allowed, [f"--{name}={shlex.quote(str(theirs))}"], name
+        )
 
     def model_name(self, config: Mapping[str, Any]) -> str:
         """Model name for the summary."""

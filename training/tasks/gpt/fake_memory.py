@@ -31,7 +31,7 @@ def peak(load: StepWorkload) -> int:
     The peak is linear in the number of blocks of each kind (plain, checkpointed as a whole or
     selectively), so models of at most four blocks with the real width, batch and vocabulary are
     measured, in a second each, and extrapolated. Muon's state held by other ranks is subtracted;
-    memory held for accumulation and checkpoints is added.
+    memory held for accumulation, checkpoints and the average of the weights is added.
     """
     counts = (load.plain, load.blocks, load.selective)
     few = [min(count, 1) for count in counts]
@@ -40,7 +40,7 @@ def peak(load: StepWorkload) -> int:
         if count > 1:
             more = [one + (number == kind) for number, one in enumerate(few)]
             total += (count - 1) * (step_peak(load, *more) - base)
-    return total - load.elsewhere + load.second_gradients + load.saved
+    return total - load.elsewhere + load.second_gradients + load.saved + load.average
 
 
 def step_peak(load: StepWorkload, plain: int, again: int, selective: int = 0) -> int:

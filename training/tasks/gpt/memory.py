@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 from training.core.messages import msg
 from training.tasks.gpt.model_dims import ModelDims, muon_share
-from training.tasks.memory import CONTEXT, gib, pinned, with_ample_margin, with_margin
+from training.tasks.memory import (
+    CONTEXT,
+    gib,
+    pinned,
+    with_ample_margin,
+    with_margin,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import MemoryRecord
@@ -52,6 +58,7 @@ class StepWorkload:
     chunks: int = 1  # parts of the loss
     total_tokens: int = 0  # per optimizer step, all ranks; 0: one micro-batch
     fp8: bool = False  # products of the blocks
+    ema: bool = False  # a moving average of the weights
     copy: bool = False  # rank 0's checkpoint copy is in the same memory, as on a CPU
 
     @property
@@ -77,6 +84,11 @@ class StepWorkload:
         return (
             4 if self.muon else 8
         ) * self.depth * self.shape.block_weights + 16 * self.vocab * self.width
+
+    @property
+    def average(self) -> int:
+        """Bytes of the moving average of the weights."""
+        return 4 * self.shape.weights if self.ema else 0
 
     @property
     def second_gradients(self) -> int:
@@ -107,7 +119,8 @@ class StepWorkload:
     def saved(self) -> int:
         """Bytes allocated and kept by checkpoints in the same memory: state gathered from other
         ranks, and a copy of everything."""
-        return self.elsewhere + 4 * self.shape.weights + self.optimizer_state if self.copy else 0
+        stored = 4 * self.shape.weights + self.optimizer_state + self.average
+        return self.elsewhere + stored if self.copy else 0
 
     @property
     def elsewhere(self) -> int:
@@ -122,7 +135,8 @@ class StepWorkload:
         blocks, table = self.depth * (4 * square + 3 * tall), pinned(4 * self.vocab * self.width)
         # weights and state; of Muon's only this rank's share, and the others' as it was received
         own = blocks + blocks // self.ranks if self.muon else 3 * blocks
-        return own + 6 * table + 2 * self.elsewhere
+        average = blocks + 2 * table if self.ema else 0
+        return own + 6 * table + 2 * self.elsewhere + average
 
     @property
     def extra_time(self) -> float:
@@ -150,6 +164,7 @@ class Estimate:
     context: int
     saved: int = 0  # for checkpoints, on rank 0 of a CPU run
     updates: int = 0  # Muon's, in its step; 0 unless the peak is there
+    average: int = 0  # of the weights
 
     @property
     def total(self) -> int:
@@ -183,6 +198,7 @@ class Estimate:
             if self.weight_copies
             else ""
         )
+        copies += msg("tasks.gpt.memory.average", average=gib(self.average)) if self.average else ""
         copies += msg("tasks.gpt.memory.saved", saved=gib(self.saved)) if self.saved else ""
         return msg(
             "tasks.gpt.memory.estimate",
@@ -271,4 +287,5 @@ def estimate(load: StepWorkload) -> Estimate:
         context=CONTEXT if load.cuda else 0,
         saved=load.saved,
         updates=updates,
+        average=load.average,
     )

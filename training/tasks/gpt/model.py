@@ -7,7 +7,6 @@ width allows it. The effect of each choice: docs/model.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +96,8 @@ class TransformerBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """forward(inputs) returns logits; forward(inputs, targets) the mean loss in nats per token."""
+    """forward(inputs) returns logits; forward(inputs, targets) the mean loss in nats per token, or
+    by `reduction` their sum or, as "none", the loss of each."""
 
     def __init__(
         self, shape: ModelDims, frugal: MemorySavings | None = None, dropout: float = 0.0
@@ -173,6 +173,8 @@ class GPT(nn.Module):
         x = norm(x)
         if targets is None:
             return self.logits(x)
+        if reduction == "none":
+            return self._each(x.flatten(0, 1), targets.flatten()).view_as(targets)
         nats = self._nats(x.flatten(0, 1), targets.flatten())
         return nats if reduction == "sum" else nats / (targets != -1).sum()
 
@@ -196,28 +198,16 @@ class GPT(nn.Module):
             ]
         ).sum()
 
+    def _each(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each position, (positions,); 0 where it is ignored. Without gradients."""
+        size = -(-len(x) // self.frugal.chunks)
+        parts = zip(x.split(size), targets.split(size), strict=True)
+        return torch.cat(
+            [
+                F.cross_entropy(self.logits(a), b, ignore_index=-1, reduction="none")
+                for a, b in parts
+            ]
+        )
+
     def _chunk(self, x: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x), targets, ignore_index=-1, reduction="sum")
-
-    @torch.no_grad()
-    def generate(
-        self,
-        prompt: list[int],
-        count: int,
-        temperature: float,
-        generator: torch.Generator,
-        each: Callable[[], None] = lambda: None,
-    ) -> list[int]:
-        """`count` tokens after the prompt, sampled one by one; `each()` is called before each."""
-        device = self.head.weight.device
-        tokens = torch.tensor([prompt], device=device)
-        for _ in range(count):
-            each()
-            # eager: otherwise each length would be compiled
-            with torch.compiler.set_stance("force_eager"):
-                logits = self(tokens[:, -self.shape.max_seq_len :])[:, -1]
-            chances = torch.softmax(logits.cpu() / temperature, dim=-1)
-            tokens = torch.cat(
-                (tokens, torch.multinomial(chances, 1, generator=generator).to(device)), dim=1
-            )
-        return tokens[0, len(prompt) :].tolist()

@@ -123,9 +123,11 @@ class Muon(torch.optim.Optimizer):
             if self._skip is not None:
                 keep = torch.full((), keep, device=updates.device).masked_fill_(self._skip, 1)
             torch._foreach_mul_(bucket.matrices, keep)
+        # Contiguous, as the matrices: otherwise one launch per matrix.
+        updates = updates.to(bucket.momentum.dtype, memory_format=torch.contiguous_format)
         torch._foreach_add_(
             bucket.matrices,
-            updates.to(bucket.momentum.dtype).unbind()[: len(bucket.matrices)],
+            updates.unbind()[: len(bucket.matrices)],
             alpha=-group["lr"] * bucket.scale,
         )
 

@@ -65,6 +65,7 @@ def decide(request: PlanRequest, machine: Situation) -> Decided:
         muon=config.optimizer == "muon",
         ranks=ranks,
         total_tokens=config.total_batch_size,
+        ema=config.ema > 0,
         copy=machine.device == "cpu",
     )
     fitting = memory_fit.choose(asked, config, ranks, machine.room)

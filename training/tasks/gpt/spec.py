@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.config import batch
 from training.config.schema import FIELDS, Config, Known
-from training.core.errors import Problem
+from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.data import corpus, optional_deps, tokenizer, tokenizer_base
+from training.data import encoding as text_encoding
 from training.data.corpus import CorpusSource
+from training.data.tokenizer import vocab_of
 from training.tasks.gpt import validation
 from training.tasks.planning import Decided, PlanRequest, Situation
 from training.tasks.spec import TaskSpec
@@ -22,9 +26,29 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
+    from training.tasks.gpt.trained import TrainedGpt
     from training.tasks.memory import StepNeeds
+    from training.tasks.weights import Weights
 
 NAME = "gpt"
+
+
+def _tokenizer(weights: Weights) -> str | None:
+    """The value of --tokenizer for these weights; None: its file is lost."""
+    identity = weights.facts["tokenizer"]
+    if identity in (None, tokenizer_base.BYTES):
+        return tokenizer_base.BYTES
+    files = [file for folder in weights.folders if (file := tokenizer.file_in(folder))]
+    return next((str(file) for file in files if tokenizer.checksum(file) == identity), None)
+
+
+def _same_tokenizer(chosen: str, theirs: str) -> bool:
+    """Whether the vocabulary is the same file; one trained on the data is another."""
+    names = (tokenizer_base.BYTES, tokenizer_base.BPE)
+    if chosen in names or theirs in names:
+        return chosen == theirs
+    file = tokenizer.expanded(chosen)
+    return file.is_file() and tokenizer.checksum(file) == tokenizer.checksum(Path(theirs))
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,7 @@ class GptSpec(TaskSpec):
     reads_text: ClassVar[bool] = True
     total_follows: ClassVar[bool] = False
     fp8: ClassVar[bool] = True
+    writes_text: ClassVar[bool] = True
     lighter: ClassVar[str] = msg("tasks.gpt.model.lighter")
 
     @property
@@ -71,6 +96,15 @@ class GptSpec(TaskSpec):
     ) -> tuple[CorpusSource | None, list[Problem]]:
         return validation.check(config, origins, installed)
 
+    def parameters(self, config: Config) -> int | None:
+        from training.tasks.gpt.model_dims import ModelDims
+
+        try:
+            vocab = vocab_of(config.tokenizer, config.vocab_size)
+        except (OSError, UserError, ValueError):  # reported by check()
+            return None
+        return ModelDims(config.depth, vocab, config.max_seq_len).weights
+
     def decide(self, request: PlanRequest, machine: Situation) -> Decided:
         from training.tasks.gpt import planning  # not needed to check a request
 
@@ -98,6 +132,58 @@ class GptSpec(TaskSpec):
         )
         fp8 = plan["precision"]["value"] == "fp8"
         return LanguageModel(Config(**plan["config"]), device, data, savings, fp8=fp8)
+
+    def trained(
+        self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
+    ) -> TrainedGpt:
+        from training.tasks.gpt.trained import TrainedGpt
+
+        return TrainedGpt(weights, state, device)
+
+    def fields_of(self, weights: Weights) -> FieldValues:
+        shape, words = weights.facts["shape"], _tokenizer(weights)
+        found: FieldValues = {"depth": shape["depth"], "max_seq_len": shape["max_seq_len"]}
+        return found | ({"tokenizer": words} if words else {})
+
+    def differences(
+        self,
+        weights: Weights,
+        config: Config,
+        options: Mapping[str, Any],
+        origins: Mapping[str, str],
+    ) -> list[Problem]:
+        """The context may differ: rotary positions have no weights."""
+        depth, words = weights.facts["shape"]["depth"], _tokenizer(weights)
+        out = []
+        if config.depth != depth:
+            out.append(self.differs(weights, "depth", depth, config.depth, origins["depth"]))
+        if words is None:
+            out.append(
+                Problem(
+                    "tokenizer.lost",
+                    msg(
+                        "tasks.gpt.trained.no_tokenizer",
+                        folders=", ".join(map(str, weights.folders)),
+                    ),
+                    msg("tasks.gpt.trained.tokenizer_wanted"),
+                )
+            )
+        elif not _same_tokenizer(config.tokenizer, words):
+            origin = origins["tokenizer"]
+            out.append(self.differs(weights, "tokenizer", words, config.tokenizer, origin))
+        return out
+
+    def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
+        if "data" not in given:
+            missing = msg("tasks.gpt.evaluation.no_data")
+            return plan, [Problem("flag.no_value", missing, corpus.NAMED, field="data")]
+        name = given.get("encoding", "")
+        encoding_wrong = text_encoding.check(name, "--encoding") if name else []
+        name = "" if encoding_wrong else name
+        source, wrong = corpus.find(given["data"], "--data", name)
+        lacks = optional_deps.missing(source.files, "") if source else []
+        problems = [*encoding_wrong, *([wrong] if wrong else []), *lacks]
+        return {**plan, "config": {**plan["config"], **given}}, problems
 
     def model_name(self, config: Mapping[str, Any]) -> str:
         return msg("tasks.gpt.model.name", depth=config["depth"])

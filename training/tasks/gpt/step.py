@@ -52,8 +52,8 @@ class GptStep(StepNeeds):
     def saving(self) -> int:
         return self.load.saving
 
-    def resized(self, sequences: int) -> GptStep:
-        return GptStep(replace(self.load, sequences=sequences))
+    def resized(self, sequences: int, ranks: int | None = None) -> GptStep:
+        return GptStep(replace(self.load, sequences=sequences, ranks=ranks or self.load.ranks))
 
     def suggestions(self, config: Config, ranks: int, room: int) -> list[FieldValues]:
         return memory_fit.suggestions(self.load, config, ranks, room)

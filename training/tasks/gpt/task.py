@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from training.data.token_dataset import Pair, TokenDataset
 from training.data.tokenizer import for_corpus as tokenizer_of
 from training.data.tokenizer import identity
 from training.tasks.base import Task
-from training.tasks.gpt import optim
+from training.tasks.gpt import generate, optim, scores
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims, flops_per_token
 from training.tasks.optim import Optimizers
@@ -109,28 +108,14 @@ class LanguageModel(Task):
         )
 
     def measure(self, model: nn.Module, batch: Pair) -> dict[str, torch.Tensor]:
-        """Separators are not text: they have no bytes and are not predicted."""
-        inputs, targets = batch
-        told = self._byte_lengths()[targets]
-        targets = targets.masked_fill(told == 0, -1)
-        nats = model(inputs, targets, reduction="sum")
-        return {
-            "nats": nats.double(),
-            "tokens": (targets != -1).sum().double(),
-            "bytes": told.sum().double(),
-        }
+        return scores.sums(model, *batch, self._byte_lengths())
 
     def fill(self, rows: torch.Tensor, size: int) -> torch.Tensor:
         """Rows of separators have nothing to predict."""
         return F.pad(rows, (0, 0, 0, size - len(rows)), value=self.tokenizer.bos)
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """loss: nats per token; bpb: bits per byte; NaN for data of separators alone."""
-        nats, tokens, text = sums["nats"], sums["tokens"], sums["bytes"]
-        return {
-            "loss": nats / tokens if tokens else math.nan,
-            "bpb": nats / math.log(2) / text if text else math.nan,
-        }
+        return scores.scores(sums)
 
     def shown_loss(self, loss: float) -> str:
         return (
@@ -165,14 +150,12 @@ class LanguageModel(Task):
         if not self.config.sample_tokens:
             return None
         assert isinstance(model, GPT)
-        generator = torch.Generator().manual_seed(self.config.seed)
-        made = model.generate(
-            [self.tokenizer.bos],
-            self.config.sample_tokens,
-            TEMPERATURE,
-            generator,
-            lambda: heartbeat.current.beat("sample"),
+        assert isinstance(model, GPT)
+        how = generate.Sampling(self.config.sample_tokens, TEMPERATURE, seed=self.config.seed)
+        columns = generate.generate(
+            model, [self.tokenizer.bos], how, lambda: heartbeat.current.beat("sample")
         )
+        made = [token for (token,) in columns if token is not None]
         return self.tokenizer.decode(made)
 
     def _byte_lengths(self) -> torch.Tensor:

@@ -13,17 +13,14 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from training.core.messages import msg
+from training.data.frames import pictures
+from training.data.frames.pictures import Unreadable
 from training.tasks.video_restoration import folders
 from training.tasks.video_restoration.listing import Clip
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; pixels
 Planes = npt.NDArray[Any]
 Sample = dict[str, torch.Tensor]  # lq (T, C, h, w) and gt (T, 3, H, W), float32, 0 … 1
-
-
-class Unreadable(RuntimeError):
-    """A frame that is not a picture or has the wrong size. One text argument, so that it can be
-    passed unchanged from a loader worker."""
 
 
 class Frames:
@@ -42,8 +39,8 @@ class Frames:
         """(gt, lq, spikes) of some frames: uint8 (T, H, W, 3), (T, h, w, 3), float32 (T, h, w, C)
         or None. `box`: in lq's pixels."""
         large = None if box is None else tuple(side * self.scale for side in box)
-        gt = _stacked([_picture(clip.gt[i], large) for i in frames], clip.gt, frames)
-        lq = _stacked([_picture(clip.lq[i], box) for i in frames], clip.lq, frames)
+        gt = _stacked([pictures.pixels(clip.gt[i], large) for i in frames], clip.gt, frames)
+        lq = _stacked([pictures.pixels(clip.lq[i], box) for i in frames], clip.lq, frames)
         if gt.shape[1:3] != (lq.shape[1] * self.scale, lq.shape[2] * self.scale):
             raise Unreadable(
                 msg(
@@ -62,13 +59,7 @@ class Frames:
 
     def size(self, clip: Clip) -> tuple[int, int]:
         """(width, height) of a blurred frame, from the header of the first."""
-        try:
-            with Image.open(clip.lq[0]) as picture:
-                return picture.size
-        except (OSError, ValueError, SyntaxError) as error:
-            raise Unreadable(
-                msg("tasks.video.frame.unreadable", file=clip.lq[0], error=error)
-            ) from None
+        return pictures.size(clip.lq[0])
 
     def _spikes(self, file: str, size: tuple[int, int], box: Box | None) -> Planes:
         """Spike planes of one frame, (h, w, C) float32, as large as the frame."""
@@ -168,30 +159,11 @@ class Validation(Dataset[Sample]):
         )
 
 
-def _picture(file: str, box: tuple[int, ...] | None) -> Planes:
-    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left."""
-    try:
-        with Image.open(file) as picture:
-            if box is not None and (picture.width < box[2] or picture.height < box[3]):
-                raise Unreadable(
-                    msg(
-                        "tasks.video.frame.smaller_than_first",
-                        file=file,
-                        width=picture.width,
-                        height=picture.height,
-                    )
-                )
-            part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
-            return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Unreadable(msg("tasks.video.frame.unreadable", file=file, error=error)) from None
-
-
 def _stacked(pictures: list[Planes], files: tuple[str, ...], frames: list[int]) -> Planes:
     for frame, picture in zip(frames, pictures, strict=True):
         if picture.shape != pictures[0].shape:
             raise Unreadable(
-                msg("tasks.video.frame.other_size", file=files[frame], first=files[frames[0]])
+                msg("data.frames.other_size", file=files[frame], first=files[frames[0]])
             )
     return np.stack(pictures)
 
@@ -212,7 +184,7 @@ def _planes(file: str, options: Any) -> Planes:
         planes = bits[: len(bits) // (height * width) * height * width].reshape(-1, height, width)
         return planes[:, ::-1] if options.spike_flipud else planes
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise Unreadable(msg("tasks.video.frame.unreadable", file=file, error=error)) from None
+        raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
 
 
 def _resized(plane: Planes, size: tuple[int, int], box: Box | None) -> Planes:

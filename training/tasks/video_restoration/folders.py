@@ -5,30 +5,62 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.units import plural
+from training.data.frames import lmdb_folder, pictures
+from training.host import packages
 from training.tasks.video_restoration import headers, lists
 from training.tasks.video_restoration.listing import PARTS, Clip, Scan, shown, some
+from training.tasks.video_restoration.roots import expanded
 
 OVERLAP = 20  # overlap of two squares of size_patch_testing in pixels, as in KAIR
 
 
-def check(options: Any, origins: Mapping[str, str], *, pictures: bool = True) -> list[Problem]:
-    """All problems of all options. `origins`: name → origin of its value; `pictures`: read their
-    headers, which needs Pillow."""
+def check(options: Any, origins: Mapping[str, str], *, headers_too: bool = True) -> list[Problem]:
+    """All problems of all options. `origins`: name → origin of its value; `headers_too`: read their
+    headers, which needs Pillow, and databases, which needs lmdb."""
     problems = _numbers(options, origins) + _both(options, origins)
     for part in PARTS:
         scan = Scan(options, part, origins)
         problems += scan.problems
+        damaged = damage(options, part, origins) if headers_too and scan.clips else []
+        problems += damaged
+        if scan.clips and headers_too and not damaged:
+            problems += headers.check(options, part, scan, origins)
         if scan.clips:
-            problems += headers.check(options, part, scan, origins) if pictures else []
             problems += _lengths(options, scan, origins) if part == "train" else []
     return problems
+
+
+def packed(options: Any, part: str) -> dict[str, Path]:
+    """The LMDB databases of a part: option → path."""
+    names = [PARTS[part] + name for name in ("dataroot_gt", "dataroot_lq")]
+    paths = {name: expanded(getattr(options, name)) for name in names}
+    return {name: path for name, path in paths.items() if lmdb_folder.is_packed(path)}
+
+
+def damage(options: Any, part: str, origins: Mapping[str, str]) -> list[Problem]:
+    """Problems inside the databases of a part, which needs lmdb."""
+    return [
+        Problem("video.lmdb", f"{shown(options, name, origins)}: {wrong}", allowed)
+        for name, path in packed(options, part).items()
+        for allowed in [msg("tasks.video.clips.lmdb_wanted")]
+        if (wrong := lmdb_folder.damage(path))
+    ]
+
+
+def needs_lmdb(options: Any, parts: Iterable[str] = PARTS) -> list[Problem]:
+    """The missing package, if a root of these parts is a database."""
+    roots = [str(path) for part in parts for path in packed(options, part).values()]
+    if not roots or packages.found("lmdb"):
+        return []
+    what = msg("data.frames.needs_package", path=roots[0], package="lmdb")
+    return [Problem("package.missing", what, "", packages.add(["lmdb"]))]
 
 
 def clips(options: Any, part: str) -> list[Clip]:
@@ -74,7 +106,7 @@ def content(options: Any) -> str:
             for kind in (clip.gt, clip.lq, clip.spike):
                 for file in kind:
                     digest.update(
-                        f"{part}\0{clip.name}\0{os.path.basename(file)}\0{Path(file).stat().st_size}\n".encode()
+                        f"{part}\0{clip.name}\0{os.path.basename(file)}\0{pictures.length(file)}\n".encode()
                     )
     return digest.hexdigest()[:16]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from training.core.errors import Problem
 from training.core.messages import msg
+from training.data.frames import pictures
 from training.tasks.video_restoration.listing import PARTS, Scan, shown, some
 
 LOOKED_AT = 6  # clips per part whose first frames' headers are read
-MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # Pillow's with 8 bits per colour
 WINDOW = 11  # SSIM's
 CAMERA = "--spike_h=250 --spike_w=400"  # of the spike camera in most public recordings
 Size = tuple[int, int]  # width, height
@@ -116,15 +116,18 @@ def _size(file: str, problems: list[Problem]) -> Size | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about very large pictures
-            with Image.open(file) as picture:
+            with Image.open(pictures.stream(file)) as picture:
                 size, mode = picture.size, picture.mode
+    except pictures.Unreadable as error:
+        problems.append(Problem("video.frame_unreadable", str(error)))
+        return None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or msg("tasks.video.header.no_picture")
         problems.append(
             Problem("video.frame_unreadable", f"{file}: {why}", msg("tasks.video.header.formats"))
         )
         return None
-    if mode not in MODES:
+    if mode not in pictures.MODES:
         problems.append(
             Problem(
                 "video.pixel_format",

@@ -3,34 +3,27 @@ picture is opened.
 
 KAIR: dataroot_gt/CLIP/FRAME.png and dataroot_lq/CLIP/FRAME.png. GoPro:
 dataroot_gt/CLIP/sharp/FRAME.png and CLIP/blur/FRAME.png. Spikes: dataroot_spike/CLIP/FRAME.dat
-(.npy, .png) or CLIP/spike/FRAME.dat.
+(.npy, .png) or CLIP/spike/FRAME.dat. Pictures may be packed as LMDB: dataroot_gt/CLIP/FRAME is
+then a key.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import shlex
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.core.errors import Problem
 from training.core.messages import msg
-from training.core.project import ROOT
+from training.data.frames import lmdb_folder, pictures
+from training.tasks.video_restoration import roots as clip_roots
+from training.tasks.video_restoration.roots import INNER, LAYOUT, MAKE, expanded
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-SPIKES = (".dat", ".npy", ".png")
 PARTS = {"train": "", "val": "test_"}  # part → prefix of its options
-# a folder in CLIP that may contain the frames
-INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
-# The full path, as it is right from any directory and in the installed package.
-MAKE = shlex.join([sys.executable, str(ROOT / "examples/make_blur_video.py")])
-LAYOUT = msg("tasks.video.clips.layout")
-Frames = dict[str, str]  # a frame's name without suffix → its file, in order
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Scan:
         roots = {"gt": gt, "lq": lq or gt} | ({"spike": spike} if spike else {})
         for kind, root in roots.items():
             if kind != "lq" or lq:
-                self.problems += missing(
+                self.problems += clip_roots.missing(
                     self.shown(f"dataroot_{kind}"), self.prefix + f"dataroot_{kind}", root
                 )
         if not self.problems:
@@ -97,11 +90,11 @@ class Scan:
         wanted = self._listed() if part == "train" and self.options.meta_info_file else None
         if self.problems:
             return
-        names = sorted(wanted, key=_natural) if wanted else _folders(roots["gt"])
+        names = sorted(wanted, key=pictures.natural) if wanted else clip_roots.clips(roots["gt"])
         alone: dict[str, list[str]] = {"gt": [], "lq": [], "spike": []}
         uneven: dict[str, list[str]] = {"lq": [], "spike": []}
         for name in names:
-            found = {kind: _frames(root / name, kind) for kind, root in roots.items()}
+            found = {kind: clip_roots.frames(root, name, kind) for kind, root in roots.items()}
             if not found["gt"]:
                 alone["gt"] += [name] if wanted else []  # not a clip folder
                 continue
@@ -244,15 +237,16 @@ class Scan:
     def _inside(self, root: Path) -> list[str]:
         """Subfolders with clips: the user may have given GOPRO_Large instead of its train
         folder."""
-        inner = [root / name for name in _folders(root)]
+        packed = lmdb_folder.is_packed(root)
+        inner = [] if packed else [root / name for name in clip_roots.folders(root)]
         return [
             f"--{self.prefix}dataroot_gt={shlex.quote(str(f))}"
             for f in inner
-            if any(_frames(f / n, "gt") for n in _folders(f)[:3])
+            if any(clip_roots.frames(f, n, "gt") for n in clip_roots.folders(f)[:3])
         ][:2]
 
     def _near(self, root: Path, name: str) -> list[str]:
-        near = difflib.get_close_matches(name, _folders(root), n=1)
+        near = difflib.get_close_matches(name, clip_roots.clips(root), n=1)
         return (
             [msg("tasks.video.clips.near", near=near[0], name=name)]
             if near
@@ -320,10 +314,6 @@ class Scan:
         return found
 
 
-def expanded(root: str) -> Path:
-    return Path(os.path.expanduser(root))  # noqa: PTH111 – Path.expanduser raises for an unknown user
-
-
 def shown(options: Any, name: str, origins: Mapping[str, str]) -> str:
     """An option with its value and origin."""
     value, origin = getattr(options, name), origins.get(name, "")
@@ -337,105 +327,6 @@ def shown(options: Any, name: str, origins: Mapping[str, str]) -> str:
 def some(names: list[str], limit: int = 3) -> str:
     rest, first = len(names) - limit, ", ".join(names[:limit])
     return msg("tasks.video.clips.more", first=first, rest=rest) if rest > 0 else first
-
-
-def missing(given: str, option: str, root: str) -> list[Problem]:
-    """Problems of a root that is not a folder of frames."""
-    path = expanded(root)
-    if path.suffix == ".lmdb":
-        there = (
-            [f"--{option}={shlex.quote(str(path.with_suffix('')))}"]
-            if path.with_suffix("").is_dir()
-            else []
-        )
-        return [
-            Problem(
-                "video.lmdb",
-                msg("tasks.video.clips.lmdb", given=given),
-                msg("tasks.video.clips.folders", layout=LAYOUT),
-                there or [f"--{option}=FOLDER"],
-            )
-        ]
-    if path.is_dir():
-        try:
-            with os.scandir(path):
-                return []
-        except OSError as error:
-            return [
-                Problem(
-                    "video.folder_missing",
-                    f"{given}: {error.strerror}",
-                    msg("tasks.video.clips.readable"),
-                    [f"chmod u+rx {shlex.quote(str(path))}"],
-                )
-            ]
-    if os.path.exists(path):
-        return [Problem("video.folder_missing", msg("tasks.video.clips.file", given=given), LAYOUT)]
-    return [
-        Problem(
-            "video.folder_missing",
-            msg("tasks.video.clips.missing", given=given),
-            LAYOUT,
-            _nearest(option, path),
-        )
-    ]
-
-
-def _nearest(option: str, path: Path) -> list[str]:
-    """Folders with a similar path: one name along the path may be misspelled."""
-    fixes = [MAKE] if "blur_video" in path.parts else []
-    parent = path.absolute()
-    while not parent.parent.is_dir():
-        parent = parent.parent
-    near = difflib.get_close_matches(parent.name, _folders(parent.parent), n=1, cutoff=0.6)
-    if near:
-        found = parent.parent / near[0] / path.absolute().relative_to(parent)
-        if found.is_dir():
-            shown = str(found) if path.is_absolute() else os.path.relpath(found)
-            return [f"--{option}={shlex.quote(shown)}", *fixes]
-    return fixes
-
-
-def _folders(root: Path) -> list[str]:
-    try:
-        with os.scandir(root) as entries:
-            return sorted(
-                (e.name for e in entries if not e.name.startswith(".") and e.is_dir()), key=_natural
-            )
-    except OSError:  # missing or unreadable: treated as empty, which is reported
-        return []
-
-
-def _frames(clip: Path, kind: str) -> Frames:
-    """The frames in a clip's folder or, if it exists, in its inner folder."""
-    suffixes = SPIKES if kind == "spike" else PICTURES
-    for folder in (clip / INNER[kind], clip):
-        try:
-            with os.scandir(folder) as entries:
-                names = [e.name for e in entries if not e.name.startswith(".")]
-        except OSError:  # not a folder
-            continue
-        parts = (name.rpartition(".") for name in names)
-        found = {
-            stem: f"{folder}/{stem}.{suffix}"
-            for stem, _, suffix in parts
-            if f".{suffix.lower()}" in suffixes
-        }
-        if found:
-            return {stem: found[stem] for stem in _sorted(found)}
-    return {}
-
-
-def _sorted(stems: Iterable[str]) -> list[str]:
-    """Sort by name; by number if names are numbers of different lengths."""
-    plain = sorted(stems)
-    return plain if len({len(stem) for stem in plain}) == 1 else sorted(plain, key=_natural)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
 
 
 def _number(stem: str) -> int:

@@ -92,6 +92,17 @@ class Recurrent(nn.Module):
             0, (len(seen), -1)
         ).transpose(0, 1)
 
+    def reach(self, frames: int) -> int:
+        """How many pixels away the input can change a pixel of a clip of `frames` frames."""
+        step = 1 + 2 * len(self.backward_way.blocks)
+        return 1 + DETAIL // 2 + 2 * frames * step + 2 + (self.scale > 1)
+
+    def step_bytes(self, frames: int) -> int:
+        """Memory for each input pixel of a clip of `frames` frames, without gradients; measured on
+        a CPU and rounded up."""
+        width, channels = self.last.out_channels, self.stem.in_channels // 4
+        return 4 * frames * (10 * width + 8 * channels + 12 * self.scale**2)
+
     def _stem(self, frames: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(T, B, …) → features of each frame: of its light, its detail, and its difference from the
         frames before and after it."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.tasks.base import Task
+    from training.tasks.trained import Trained
+    from training.tasks.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ class VideoSpec(SampleSpec):
             if lacks
             else []
         )
-        return None, problems + folders.check(
-            VideoOptions(**options), origins, pictures=installed and not lacks
-        )
+        video = VideoOptions(**options)
+        problems += folders.needs_lmdb(video) if installed else []
+        ready = installed and not problems
+        return None, problems + folders.check(video, origins, headers_too=ready)
 
     def sentences(self, options: Mapping[str, Any]) -> list[str]:
         from training.tasks.video_restoration import folders
@@ -72,6 +75,42 @@ class VideoSpec(SampleSpec):
         from training.tasks.video_restoration.kair import loader
 
         return loader.api_key(path)
+
+    def aim(self, plan: Plan, given: Mapping[str, str]) -> tuple[Plan, list[Problem]]:
+        """`data`: sharp frames with the blurred ones beside them, in the GoPro layout."""
+        from training.tasks.video_restoration import folders
+        from training.tasks.video_restoration.listing import Scan
+
+        if others := given.keys() - {"data"}:
+            return plan, [
+                Problem("flag.unknown", msg("tasks.video.no_text", flags=", ".join(others)))
+            ]
+        options = dict(plan["task"]["options"])
+        if "data" in given:
+            options |= {"test_dataroot_gt": given["data"], "test_dataroot_lq": ""}
+        if not options.get("test_dataroot_gt"):
+            return plan, [Problem("video.no_data", msg("tasks.video.no_evaluation"))]
+        origins = dict.fromkeys(options, msg("tasks.video.of_the_run"))
+        video, origins = VideoOptions(**options), origins | {"test_dataroot_gt": "--data"}
+        problems = Scan(video, "val", origins).problems or folders.needs_lmdb(video, ["val"])
+        problems = problems or folders.damage(video, "val", origins)
+        return {**plan, "task": {**plan["task"], "options": options}}, problems
+
+    def restores(self, weights: Weights) -> list[Problem]:
+        if not weights.plan["task"]["options"].get("dataroot_spike"):
+            return []
+        what = msg("tasks.video.needs_spikes", name=weights.name)
+        return [Problem("task.unsupported", what, msg("tasks.video.without_spikes"))]
+
+    def trained(
+        self, weights: Weights, state: Mapping[str, torch.Tensor], device: torch.device
+    ) -> Trained:
+        from training.tasks.video_restoration.trained import VideoModel
+
+        task = self.make(weights.plan, device, None)
+        model = task.model()
+        model.load_state_dict(state)
+        return VideoModel(weights, model, device, task)
 
     def make(self, plan: Plan, device: torch.device, data: PreparedCorpus | None) -> Task:
         from training.tasks.video_restoration.task import VideoRestoration

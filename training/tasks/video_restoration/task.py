@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from training.tasks.base import Task
+from training.tasks.evaluation import Part
 from training.tasks.video_restoration import (
+    clip_pictures,
     comparison_image,
     dataset,
     folders,
@@ -72,6 +75,21 @@ class VideoRestoration(Task):
             "ssim": metrics.ssim(found, wanted),
             "psnr_input": metrics.psnr(given, wanted),
         }
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [clip.name for clip in folders.clips(self.options, "val")]
+
+    def part(self, model: nn.Module, index: int, batch: Any, pictured: bool) -> Part:
+        def restore(frames: torch.Tensor) -> torch.Tensor:
+            return self.restored(model, frames)
+
+        found = (
+            clip_pictures.pictures(restore, batch["lq"], batch["gt"], self.scale)
+            if pictured
+            else []
+        )
+        return Part(self._names[index], pictures=found)
 
     def shown(self, scores: Mapping[str, float]) -> str:
         gain = scores["psnr"] - scores["psnr_input"]

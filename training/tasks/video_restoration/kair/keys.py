@@ -60,7 +60,6 @@ AS_THEY_ARE = msg("tasks.kair.why.as_they_are")
 NOISE = msg("tasks.kair.why.noise")
 WEIGHTS = msg("tasks.kair.why.weights")
 FREEZING = msg("tasks.kair.why.freezing")
-AVERAGE = msg("tasks.kair.why.average")
 EXTRA_LOSS = msg("tasks.kair.why.extra_loss")
 SAME_AS_TRAIN = "must equal the value in datasets.train"
 
@@ -77,7 +76,8 @@ _TOP: dict[str, Key] = {
 }
 _PATH: dict[str, Key] = {
     "root": to("out_dir", why='"experiments" is Duet\'s default, in the project folder'),
-    **dict.fromkeys(("pretrained_netG", "pretrained_optimizerG"), lacks(WEIGHTS)),
+    "pretrained_netG": to("init_from"),
+    "pretrained_optimizerG": lacks(WEIGHTS),
     **dict.fromkeys(
         ("pretrained_netE", "pretrained_netD", "task", "models", "log", "options", "images"), UNUSED
     ),
@@ -237,7 +237,7 @@ _TRAIN: dict[str, Key] = {
         f"G_scheduler_{name}": to(f"G_scheduler_{name}")
         for name in ("type", "periods", "restart_weights", "eta_min", "milestones", "gamma")
     },
-    "E_decay": lacks(AVERAGE),
+    "E_decay": to("ema", why=msg("tasks.kair.why.average")),
     "fix_keys": special(f"{FREEZING}; spynet and deform exist only in VRT"),
     **dict.fromkeys(("G_regularizer_orthstep", "G_regularizer_clipstep"), lacks(EXTRA_LOSS)),
     **dict.fromkeys(("freeze_backbone", "use_lora", "phase2_lora_mode"), lacks(FREEZING)),

@@ -331,20 +331,13 @@ class OptionReader:
                 for k, v in self.found.items()
                 if k.startswith(f"{part}.dataroot_") and isinstance(v, str)
             }
-            packed = [k for k, v in roots.items() if v.rstrip("/").endswith(".lmdb")]
-            lmdb = [type_key] if self.found.get(type_key) == "lmdb" else []
-            if not lmdb and not packed:
+            plain = [k for k, v in roots.items() if not v.rstrip("/").endswith(".lmdb")]
+            if self.found.get(type_key) != "lmdb" or not plain:
                 continue
-            first = min([*lmdb, *packed], key=lambda k: self.lines[k])
-            shows = (
-                ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in packed)
-                or 'io_backend "lmdb"'
-            )
-            instead = [f'"{leaf(k)}": "{re.sub(".lmdb/?$", "", roots[k])}"' for k in packed]
-            instead += ['"io_backend": {"type": "disk"}'] if lmdb else []
-            fix = msg("tasks.kair.key.lmdb_fix", instead=", ".join(instead))
-            what = msg("tasks.kair.key.lmdb", part=part, shows=shows, at=self.at(first))
-            self.wrong_at(first, what, msg("tasks.kair.key.folders"), [fix])
+            shows = ", ".join(f"{leaf(k)} {short(self.found[k])}" for k in plain)
+            what = msg("tasks.kair.key.lmdb", part=part, shows=shows, at=self.at(type_key))
+            fixes = ['"io_backend": {"type": "disk"}']
+            self.wrong_at(type_key, what, msg("tasks.kair.key.lmdb_wanted"), fixes)
         if (
             self.ours
             and len(self.loaded.gpu_ids) > 1

@@ -1,0 +1,114 @@
+"""A trained model as a folder for other programs, written completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import training
+from training.config.schema import FIELDS
+from training.core import manifest, rundir
+from training.tasks import model_card, safetensors_file
+from training.tasks.trained import Trained
+from training.tasks.weights import EXPORT, EXPORT_FORMAT, HUB, SAFETENSORS, TORCH, TORCH_FORM
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import TaskRecord
+    from training.core.contracts.run_files import ExportRecord
+
+# Fields that may matter to the model; paths, commands and trackers of the training do not.
+GROUPS = ("model", "batch", "optimizer", "compute")
+CARD = "README.md"
+
+
+def write(model: Trained, form: str, out: Path) -> None:
+    """Write the model as `form` (one of FORMATS) into the folder `out`, which does not exist or is
+    empty. Raises OSError; then `out` is unchanged."""
+    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.writing-"))
+    try:
+        file = work / (TORCH if form == TORCH_FORM else SAFETENSORS)
+        state = _separate(model.model.state_dict())
+        if form == TORCH_FORM:
+            _save(state, file)
+        else:
+            safetensors_file.write(file, state)
+        words = model.export_files(work, form == HUB)
+        rundir.write_json(work / EXPORT, _record(model, work, file, words))
+        rundir.write_bytes(work / CARD, model_card.text(model, form).encode())
+        for path in work.iterdir():
+            os.chmod(path, 0o644)
+            _sync(path)
+        os.chmod(work, 0o755)
+        _sync(work)
+        work.rename(out)  # replaces an empty folder
+        _sync(out.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _separate(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, each in memory of its own; only those that share some are copied."""
+    found: dict[str, torch.Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in state.items():
+        one = tensor.detach().cpu().contiguous()
+        storage = one.untyped_storage()
+        if storage.nbytes() != one.nbytes or storage.data_ptr() in places:
+            one = one.clone()
+        places.add(storage.data_ptr())
+        found[name] = one
+    return found
+
+
+def _save(state: Mapping[str, torch.Tensor], file: Path) -> None:
+    """torch.save(). Raises OSError, also where torch raises RuntimeError for a full disk."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        raise OSError(" ".join(str(error).split())) from None
+
+
+def _record(model: Trained, folder: Path, file: Path, words: str | None) -> ExportRecord:
+    weights = model.weights
+    task: TaskRecord = {**weights.plan["task"]}
+    if task["file"]:  # the class of a user's task belongs to its weights
+        source = Path(task["file"])
+        shutil.copyfile(source, folder / source.name)
+        task["file"] = source.name
+    config = {
+        name: value
+        for name, value in weights.plan["config"].items()
+        if name in FIELDS
+        and FIELDS[name].metadata["group"] in GROUPS
+        and name not in ("task", "init_from", "init_weights")
+    }
+    record: ExportRecord = {
+        "format": EXPORT_FORMAT,
+        "duet_version": training.__version__,
+        "task": task,
+        "config": config,
+        "shape": weights.facts["shape"],
+        "tokenizer": words,
+        "run": weights.name,
+        "step": weights.step,
+        "weights": file.name,
+        "bytes": file.stat().st_size,
+        "sha256": manifest.sha256(file),
+    }
+    if weights.averaged:
+        record["ema"] = weights.facts["ema"]
+    return record
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,152 @@
+"""Duet's GPT for transformers: copied into exported folders, where
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+runs it. It needs torch and transformers only; names and arithmetic of the weights are those of
+training/tasks/gpt/model.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class DuetConfig(PretrainedConfig):
+    model_type = "duet_gpt"
+
+    def __init__(
+        self,
+        vocab_size: int = 320,
+        hidden_size: int = 64,
+        intermediate_size: int = 192,
+        num_hidden_layers: int = 1,
+        num_attention_heads: int = 1,
+        max_position_embeddings: int = 64,
+        rope_base: float = 10000.0,
+        softcap: float = 15.0,
+        **more: Any,
+    ) -> None:
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.intermediate_size, self.num_hidden_layers = intermediate_size, num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.rope_base, self.softcap = rope_base, softcap
+        super().__init__(**{"tie_word_embeddings": False, **more})
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: DuetConfig, layer: int) -> None:
+        super().__init__()
+        self.heads, self.layer, width = config.num_attention_heads, layer, config.hidden_size
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, past: Any) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        q, k = norm(rotate(q, *angles)).to(v.dtype), norm(rotate(k, *angles)).to(v.dtype)
+        if past is not None:
+            k, v = past.update(k, v, self.layer)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.proj(out.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, config: DuetConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = Attention(config, layer)
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, past: Any) -> Tensor:
+        x = x + self.attention(norm(x), angles, mask, past)
+        y = norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class DuetForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = DuetConfig
+    _no_split_modules = ["Block"]  # noqa: RUF012 – as in transformers
+
+    def __init__(self, config: DuetConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(
+            Block(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """`attention_mask`: 0 for padding, on either side; labels of -100 are ignored."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+        batch, length = input_ids.shape
+        total = before + length
+        if attention_mask is None:
+            attention_mask = torch.ones(batch, total, dtype=torch.long, device=input_ids.device)
+        real = attention_mask.bool()
+        places = (real.long().cumsum(-1) - 1).clamp(min=0)[:, before:]
+        order = torch.arange(total, device=input_ids.device)
+        mask = (order <= order[before:, None]) & real[:, None, None, :]
+        # padding sees itself: a row without any key would be NaN
+        mask = mask | (order == order[before:, None])
+        angles = self._angles(places)
+        x = norm(self.embedding(input_ids))
+        for block in self.blocks:
+            x = block(x, angles, mask, past_key_values)
+        cap = self.config.softcap
+        logits = cap * torch.tanh(self.head(norm(x)).float() / cap)
+        loss = None
+        if labels is not None:
+            shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
+            loss = F.cross_entropy(logits.flatten(0, 1), shifted.flatten(), ignore_index=-100)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values if use_cache else None
+        )
+
+    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (batch, 1, length, head_dim / 2) each."""
+        half = self.config.hidden_size // self.config.num_attention_heads // 2
+        exponents = torch.arange(half, device=places.device, dtype=torch.float32) / half
+        angles = places[:, None, :, None].float() * self.config.rope_base**-exponents
+        return angles.cos(), angles.sin()

@@ -1,0 +1,101 @@
+"""README.md of an exported model: use, data, training, licence."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import training
+from training.core import metric_units, redact, run_reader, rundir, units
+from training.core.messages import msg
+from training.core.project import typed
+from training.tasks.weights import HUB
+
+if TYPE_CHECKING:
+    from training.core.contracts.metrics import Figures
+    from training.tasks.trained import Trained
+
+ROWS = 12  # of the curve
+
+
+def text(model: Trained, form: str) -> str:
+    """Without home folders, names of users and hosts, and secrets: it will be published."""
+    weights = model.weights
+    parts = [
+        "---\n"
+        f"license: # {msg('tasks.card.license')}\n"
+        f"library_name: {'transformers' if form == HUB else 'duet'}\n"
+        "tags: [duet]\n"
+        "---",
+        f"# {weights.name}",
+        msg(
+            "tasks.card.model",
+            model=model.describe(),
+            step=weights.step,
+            version=training.__version__,
+        ),
+        *([msg("tasks.card.averaged", decay=weights.facts["ema"])] if weights.averaged else []),
+        f"## {msg('tasks.card.use')}",
+        f"```python\n{model.usage(form)}\n```",
+        *_data(model),
+        f"## {msg('tasks.card.training')}",
+        *_curve(model),
+        *_command(model),
+        f"## {msg('tasks.card.license_title')}",
+        msg("tasks.card.license_open"),
+    ]
+    return redact.Anonymous()("\n\n".join(parts) + "\n")
+
+
+def _data(model: Trained) -> list[str]:
+    run = model.weights.run
+    data = run_reader.read_data(run.data) if run else None
+    if not data or "documents" not in data:
+        return []
+    sentence = msg(
+        "tasks.card.data",
+        name=data["name"],
+        documents=units.plural(data["documents"], "document"),
+        train=units.count(data["train_tokens"]),
+        val=units.count(data["val_tokens"]),
+        tokenizer=data["tokenizer"],
+    )
+    return [f"## {msg('tasks.card.data_title')}", sentence]
+
+
+def _curve(model: Trained) -> list[str]:
+    """The final loss, and a table of the loss and the validation scores."""
+    weights = model.weights
+    if weights.run is None:
+        return [msg("tasks.card.no_curve", step=weights.step)]
+    steps: dict[int, Figures] = {}
+    evals: dict[int, Figures] = {}
+    for record in rundir.read_records(weights.run.metrics):
+        if record.get("step", math.inf) <= weights.step:  # after a resume the last record counts
+            (steps if "loss" in record else evals)[record["step"]] = record
+    losses = {step: one["loss"] for step, one in steps.items() if one["loss"] is not None}
+    if not losses:
+        return [msg("tasks.card.no_curve", step=weights.step)]
+    unit = metric_units.counted(steps[max(steps)])
+    amount = units.count(metric_units.so_far(steps[max(steps)]) or 0)
+    last = evals[max(evals)] if evals else {}
+    names = [name for name in last if name.startswith(metric_units.EVALUATION)]
+    scores = {"loss": losses[max(losses)], **{name: last[name] for name in names}}
+    final = ", ".join(f"{name} {units.decimal(value)}" for name, value in scores.items())
+    out = [msg("tasks.card.final", step=weights.step, amount=amount, unit=unit, scores=final)]
+    shown = sorted(evals) or sorted(losses)
+    shown = sorted({shown[round(n * (len(shown) - 1) / (ROWS - 1))] for n in range(ROWS)})
+    rows = ["| step | " + " | ".join(["loss", *names]) + " |", "|---" * (len(names) + 2) + "|"]
+    for step in shown:
+        near = min(losses, key=lambda known: abs(known - step))
+        values = [losses[near], *(evals.get(step, {}).get(name) for name in names)]
+        rows.append(f"| {step} | " + " | ".join(units.decimal(value) for value in values) + " |")
+    return [*out, "\n".join(rows)]
+
+
+def _command(model: Trained) -> list[str]:
+    command = model.weights.plan.get("command")
+    if not command:
+        return []
+    shown = redact.Anonymous().command(f"./{command['script']}", command["args"])
+    return [f"```bash\n{typed(shown)}\n```"]

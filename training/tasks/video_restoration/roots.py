@@ -1,0 +1,132 @@
+"""The roots of the clips: folders, or LMDB databases. Only names are read; no picture is opened."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.core.project import ROOT
+from training.data.frames import lmdb_folder, pictures
+
+SPIKES = (".dat", ".npy", ".png")
+# a folder in CLIP that may contain the frames
+INNER = {"gt": "sharp", "lq": "blur", "spike": "spike"}
+# The full path, as it is right from any directory and in the installed package.
+MAKE = shlex.join([sys.executable, str(ROOT / "examples/make_blur_video.py")])
+LAYOUT = msg("tasks.video.clips.layout")
+Frames = dict[str, str]  # a frame's name without suffix → its file or address, in order
+
+
+def expanded(root: str) -> Path:
+    return Path(os.path.expanduser(root))  # noqa: PTH111 – Path.expanduser raises for an unknown user
+
+
+def clips(root: Path) -> list[str]:
+    """Names of the clips, in order."""
+    if lmdb_folder.is_packed(root):
+        return sorted(
+            {_outer(name) for name in lmdb_folder.clips(root)} - {""}, key=pictures.natural
+        )
+    return folders(root)
+
+
+def frames(root: Path, clip: str, kind: str) -> Frames:
+    """The frames of a clip: in its folder or, if it exists, in its inner folder."""
+    if lmdb_folder.is_packed(root):
+        listed = lmdb_folder.clips(root)
+        found = listed.get(f"{clip}/{INNER[kind]}") or listed.get(clip, {})
+        return {stem: found[stem] for stem in pictures.in_order(found)}
+    suffixes = SPIKES if kind == "spike" else pictures.SUFFIXES
+    for folder in (root / clip / INNER[kind], root / clip):
+        try:
+            found = pictures.in_folder(folder, suffixes)
+        except OSError:  # not a folder
+            continue
+        if found:
+            return found
+    return {}
+
+
+def _outer(name: str) -> str:
+    """CLIP of CLIP/sharp; other names unchanged."""
+    clip, _, last = name.rpartition("/")
+    return clip if clip and last in INNER.values() else name
+
+
+def folders(root: Path) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            return sorted(
+                (e.name for e in entries if not e.name.startswith(".") and e.is_dir()),
+                key=pictures.natural,
+            )
+    except OSError:  # missing or unreadable: treated as empty, which is reported
+        return []
+
+
+def missing(given: str, option: str, root: str) -> list[Problem]:
+    """Problems of a root that contains no frames. `given`: the option as shown."""
+    path = expanded(root)
+    if path.is_dir():
+        try:
+            with os.scandir(path):
+                return _database(given, option, path) if lmdb_folder.is_packed(path) else []
+        except OSError as error:
+            return [
+                Problem(
+                    "video.folder_missing",
+                    f"{given}: {error.strerror}",
+                    msg("tasks.video.clips.readable"),
+                    [f"chmod u+rx {shlex.quote(str(path))}"],
+                )
+            ]
+    if os.path.exists(path):
+        return [Problem("video.folder_missing", msg("tasks.video.clips.file", given=given), LAYOUT)]
+    return [
+        Problem(
+            "video.folder_missing",
+            msg("tasks.video.clips.missing", given=given),
+            LAYOUT,
+            _nearest(option, path),
+        )
+    ]
+
+
+def _database(given: str, option: str, path: Path) -> list[Problem]:
+    what = ""
+    if option.endswith("_spike"):
+        what = msg("tasks.video.clips.lmdb_spikes", given=given)
+    elif lacks := lmdb_folder.lacking(path):
+        what = msg("tasks.video.clips.lmdb_lacks", given=given, names=", ".join(lacks))
+    else:
+        try:
+            lmdb_folder.clips(path)
+        except (OSError, ValueError) as error:
+            what = f"{given}: {getattr(error, 'strerror', None) or error}"
+    if not what:
+        return []
+    plain = path.with_suffix("")
+    fixes = [f"--{option}={shlex.quote(str(plain))}"] if plain.is_dir() else []
+    return [Problem("video.lmdb", what, msg("tasks.video.clips.lmdb_wanted"), fixes)]
+
+
+def _nearest(option: str, path: Path) -> list[str]:
+    """Folders with a similar path: one name along the path may be misspelled."""
+    fixes = [MAKE] if "blur_video" in path.parts else []
+    if lmdb_folder.is_packed(path) and path.with_suffix("").is_dir():
+        return [f"--{option}={shlex.quote(str(path.with_suffix('')))}"]
+    parent = path.absolute()
+    while not parent.parent.is_dir():
+        parent = parent.parent
+    near = difflib.get_close_matches(parent.name, folders(parent.parent), n=1, cutoff=0.6)
+    if near:
+        found = parent.parent / near[0] / path.absolute().relative_to(parent)
+        if found.is_dir():
+            shown = str(found) if path.is_absolute() else os.path.relpath(found)
+            return [f"--{option}={shlex.quote(shown)}", *fixes]
+    return fixes

@@ -1,0 +1,293 @@
+"""Trained weights on disk: in a run, one of its checkpoints, an exported folder, or a bare file. No
+torch: training.tasks.trained reads the tensors."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from training.core import evaluations, find_run, manifest, run_reader, rundir
+from training.core.errors import Problem, UserError
+from training.core.find_run import RunSelector
+from training.core.jsonl import Record
+from training.core.messages import msg
+from training.core.rundir import RunDir
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import ExportRecord, ManifestRecord
+
+EXPORT, EXPORT_FORMAT = "duet.json", 1
+SAFETENSORS, TORCH = "model.safetensors", "model.pt"
+TORCH_FORM, HUB = "torch", "hf"
+FORMATS = ("safetensors", TORCH_FORM, HUB)  # of an export
+BEST = "best"  # RUN/best: the checkpoint with the best evaluation
+EMA, RAW = "ema", "raw"
+KINDS = (EMA, RAW)  # of weights: their moving average, or as trained
+PARTS: dict[str, type | tuple[type, ...]] = {  # of EXPORT, with their types
+    "task": dict,
+    "config": dict,
+    "shape": dict,
+    "tokenizer": (str, type(None)),
+    "run": str,
+    "step": int,
+    "weights": str,
+    "bytes": int,
+    "sha256": str,
+}
+BARE = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`plan`: of the run, or as much of it as an exported folder has; `folders`: may contain the
+    tokenizer; `earlier`: checkpoints to use instead if this one is damaged."""
+
+    file: Path
+    name: str  # of the run
+    plan: Plan
+    facts: ManifestRecord  # shape, tokenizer, step, ema; bytes and sha256 of the file
+    folders: tuple[Path, ...] = ()
+    run: RunDir | None = None  # None: exported
+    earlier: tuple[Weights, ...] = ()
+    averaged: bool = False  # read the moving average; where the file has one, if that is unknown
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        return EMA if self.averaged else RAW
+
+    @property
+    def step(self) -> int:
+        return self.facts["step"]
+
+    @property
+    def title(self) -> str:
+        """'RUN, step 200', or the name of a file."""
+        if "step" not in self.facts:
+            return self.name
+        return title(self.name, self.step, self.kind)
+
+    def damage(self) -> str:
+        """What is wrong with the file, or "". Reads all of it."""
+        return manifest.damage(self.file, self.facts["bytes"], self.facts["sha256"])
+
+
+def title(name: str, step: int, kind: str) -> str:
+    """'RUN, step 200'."""
+    if kind == EMA:
+        return msg("tasks.weights.title_averaged", name=name, step=step)
+    return msg("tasks.weights.title", name=name, step=step)
+
+
+def find(
+    word: str | None,
+    experiments: Path,
+    asker: RunSelector,
+    kind: str | None = None,
+    flag: str = "weights",
+) -> Weights:
+    """The weights of a run (its newest checkpoint; RUN/best: the one with the best evaluation), a
+    checkpoint, an exported folder or a file in one of these; None: the newest run. `kind`: one of
+    KINDS, given by `flag`; None: the moving average if there is one. Reads manifests only, not the
+    weights. Raises UserError."""
+    found = _at(find_run.path_of(word)) if word is not None else None
+    if found is None and word is not None and _asks_for_best(word, experiments):
+        name = os.path.dirname(word.rstrip("/"))
+        found = _best(find_run.find(None if name == find_run.LATEST else name, experiments, asker))
+    if found is None:
+        found = _of_run(find_run.find(word, experiments, asker), experiments, asker)
+    again = asker.newest if word is None else asker.command(word)
+    return _of_kind(found, kind, f"{again} --{flag}=")
+
+
+def bare(file: Path, kind: str | None = None) -> Weights:
+    """A file of tensors of another program: nothing else is known of it."""
+    return Weights(file.absolute(), file.name, cast("Plan", {}), {}, averaged=kind != RAW)
+
+
+def _of_kind(found: Weights, kind: str | None, again: str) -> Weights:
+    """`again`: the words that select another kind, without it. Raises UserError if there are no
+    weights of this kind."""
+    has = "ema" in found.facts
+    if kind == EMA and not has:
+        raise UserError(
+            Problem(
+                "weights.other_kind",
+                msg("tasks.weights.no_average", title=found.title),
+                RAW,
+                [f"{again}{RAW}"],
+            )
+        )
+    if kind == RAW and has and found.run is None:  # exported: one kind only
+        raise UserError(
+            Problem(
+                "weights.other_kind",
+                msg("tasks.weights.only_average", title=found.title),
+                EMA,
+                [f"{again}{EMA}"],
+            )
+        )
+    earlier = tuple(
+        _of_kind(one, None if kind == EMA else kind, again)
+        for one in found.earlier
+        if kind != EMA or "ema" in one.facts
+    )
+    return replace(found, averaged=has and kind != RAW, earlier=earlier)
+
+
+def is_weights(path: Path) -> bool:
+    """Whether this is a checkpoint, an exported folder or a file in one of them."""
+    return any(
+        (place / name).is_file() for place in _places(path) for name in (EXPORT, manifest.NAME)
+    )
+
+
+def _places(path: Path) -> list[Path]:
+    return [path, *([path.parent] if path.is_file() else [])]
+
+
+def _at(path: Path) -> Weights | None:
+    for place in _places(path):
+        if (place / EXPORT).is_file():
+            return _exported(place.absolute())
+        if (place / manifest.NAME).is_file():
+            return _checkpoint(place.absolute())
+    return None
+
+
+def _exported(folder: Path) -> Weights:
+    file = folder / EXPORT
+    read = rundir.read_json(file) or {}
+    form = read.get("format")
+    if form != EXPORT_FORMAT or not _is_export(read):
+        what = (
+            msg("tasks.weights.later_format", file=file, form=form, readable=EXPORT_FORMAT)
+            if isinstance(form, int) and form > EXPORT_FORMAT
+            else msg("core.manifest.damaged", file=file)
+        )
+        raise UserError(Problem("weights.unreadable", what, msg("tasks.weights.allowed")))
+    found = cast("ExportRecord", read)
+    task = dict(found["task"])
+    if task["file"]:
+        task["file"] = str(folder / str(task["file"]))
+    plan = cast("Plan", {"task": task, "config": found["config"]})
+    facts: ManifestRecord = {
+        "step": found["step"],
+        "shape": found["shape"],
+        "tokenizer": found["tokenizer"],
+        "bytes": found["bytes"],
+        "sha256": found["sha256"],
+    }
+    if "ema" in found:
+        facts["ema"] = found["ema"]
+    return Weights(folder / found["weights"], found["run"], plan, facts, (folder,))
+
+
+def _is_export(record: Record) -> bool:
+    """Whether all parts are there, with their types."""
+    right = all(isinstance(record.get(name, ...), kind) for name, kind in PARTS.items())
+    return right and _is_task(record["task"])
+
+
+def _is_task(record: object) -> bool:
+    """Whether this is the task of a plan; None: of plans from before there were several."""
+    return record is None or (
+        isinstance(record, dict) and {"name", "file", "options"} <= record.keys()
+    )
+
+
+def _checkpoint(folder: Path) -> Weights:
+    """A checkpoint that was named itself: no other one replaces it."""
+    run = RunDir(folder.parent.parent)
+    facts, wrong = manifest.read(folder)
+    if facts is None:
+        raise UserError(
+            Problem(
+                "checkpoint.damaged",
+                msg("tasks.weights.damaged", path=folder, wrong=wrong),
+                msg("tasks.weights.allowed"),
+            )
+        )
+    return _from(run, folder, facts, _plan(run))
+
+
+def _asks_for_best(word: str, experiments: Path) -> bool:
+    """Whether this is RUN/best, and not a run with that name."""
+    run, _, name = word.rstrip("/").rpartition("/")
+    places = (find_run.path_of(word), experiments / word)
+    return bool(run) and name == BEST and not any(find_run.is_run(RunDir(p)) for p in places)
+
+
+def _best(run: RunDir) -> Weights:
+    """The checkpoint with the best evaluation at its step. Raises UserError if there is none."""
+    found = evaluations.best_checkpoint(manifest.all_in(run.checkpoints))
+    if found is None:
+        what = msg("tasks.weights.no_best", name=run.name)
+        raise UserError(Problem("weights.no_best", what, msg("tasks.weights.allowed"), []))
+    return _checkpoint(found[0])
+
+
+def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
+    if run.is_archived:
+        file = (rundir.read_json(run.archived) or {}).get("file", "")
+        what = msg("tasks.weights.archived", name=run.name)
+        fix = f"tar -xf {shlex.quote(file)}"
+        raise UserError(Problem("run.archived", what, msg("tasks.weights.allowed"), [fix]))
+    plan, found, skipped = _plan(run), [], []
+    for folder in reversed(manifest.all_in(run.checkpoints)):
+        facts, wrong = manifest.read(folder)
+        if facts:
+            found.append(_from(run, folder, facts, plan))
+        else:
+            skipped.append(f"{folder.name}: {wrong}")
+    if found:
+        return replace(found[0], earlier=tuple(found[1:]))
+    if skipped:
+        raise damaged(run.checkpoints, skipped)
+    others = [
+        one
+        for one in sorted(experiments.glob("*/checkpoints"), key=os.path.getmtime, reverse=True)
+        if manifest.newest(one)
+    ]
+    what = (
+        msg("tasks.weights.script", name=run.name)
+        if plan.get("script")
+        else msg("tasks.weights.none", name=run.name)
+    )
+    fixes = [asker.command(one.parent.name) for one in others[:1]]
+    raise UserError(Problem("weights.none", what, msg("tasks.weights.allowed"), fixes))
+
+
+def damaged(checkpoints: Path, wrong: list[str]) -> UserError:
+    return UserError(
+        Problem(
+            "checkpoint.damaged",
+            msg("tasks.weights.all_damaged", folder=checkpoints, skipped="; ".join(wrong)),
+            msg("tasks.weights.allowed"),
+        )
+    )
+
+
+def _plan(run: RunDir) -> Plan:
+    plan = run_reader.read_plan(run.plan)
+    if plan is None or not isinstance(plan.get("config"), dict) or not _is_task(plan.get("task")):
+        if plan and plan.get("script"):
+            return plan
+        raise UserError(
+            Problem(
+                "run.not_a_run",
+                msg("core.manifest.damaged", file=run.plan),
+                msg("tasks.weights.allowed"),
+            )
+        )
+    return plan
+
+
+def _from(run: RunDir, folder: Path, facts: ManifestRecord, plan: Plan) -> Weights:
+    data = run_reader.read_data(run.data) or {}
+    folders = [run.tokenizer, *([Path(data["folder"])] if "folder" in data else [])]
+    return Weights(folder / manifest.STATE, run.name, plan, facts, tuple(folders), run)
