@@ -45,8 +45,11 @@ class AsyncCheckpointer:
         on_saved: Callable[[int, Path], None],
         on_warning: Callable[[str, str], None],
         resume: str = "",
+        *,
+        keep_best: bool = False,
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
+        self.keep_best = keep_best
         self._on_saved, self._on_warning = on_saved, on_warning
         self._pieces = 0  # pieces written or read back so far
         self._thread: threading.Thread | None = None
@@ -94,7 +97,7 @@ class AsyncCheckpointer:
             path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
             self._missed = None
             self._on_saved(position.step, path)
-            if left := checkpoint.prune(path, self.keep):
+            if left := checkpoint.prune(path, self.keep, keep_best=self.keep_best):
                 self._on_warning("warning.checkpoint_not_pruned", left)
         except OSError as error:
             if "DUET_SUPERVISED" in os.environ and not self.folder.parent.exists():
@@ -146,7 +149,8 @@ class AsyncCheckpointer:
             room=self._room(),
         )
         room = msg(
-            "trainer.checkpoint.room_wanted", checkpoints=units.plural(self.keep + 1, "checkpoint")
+            "trainer.checkpoint.room_wanted",
+            checkpoints=units.plural(self.keep + self.keep_best + 1, "checkpoint"),
         )
         again = (
             msg("trainer.checkpoint.again_fewer", resume=self.resume, keep=self.keep - 1)

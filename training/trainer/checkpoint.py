@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from training.core import manifest
+from training.core import evaluations, manifest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
 
-TEMPORARY = ".writing-"
-CHUNK = 1 << 20
 # bytes between heartbeats: a large model written at once would exceed the hang timeout
 SYNCED = 1 << 28
 
@@ -108,9 +106,9 @@ def save(
     Raises OSError; then it leaves nothing behind, and earlier checkpoints are unchanged.
     """
     final = folder / manifest.folder_name(position.step)
-    work = Path(tempfile.mkdtemp(dir=folder, prefix=TEMPORARY))
+    work = Path(tempfile.mkdtemp(dir=folder, prefix=manifest.TEMPORARY))
     try:
-        with (work / "state.pt").open("wb") as file:
+        with (work / manifest.STATE).open("wb") as file:
             hashed = _Hashed(file, moved)
             try:
                 torch.save(state, hashed)
@@ -126,8 +124,8 @@ def save(
         manifest.write(
             work, {**position.record(), **facts, "bytes": hashed.bytes, "sha256": checksum}
         )
-        if _sha256(work / "state.pt", moved) != checksum:
-            raise OSError(msg("trainer.checkpoint.read_back", file=work / "state.pt"))
+        if manifest.sha256(work / manifest.STATE, moved) != checksum:
+            raise OSError(msg("trainer.checkpoint.read_back", file=work / manifest.STATE))
         os.chmod(work, 0o755)
         if final.exists():  # the same step after a resume
             _remove(final)
@@ -140,13 +138,17 @@ def save(
     return final
 
 
-def prune(newest: Path, keep: int) -> str:
-    """Remove checkpoints older than the last `keep` up to `newest`, and all later ones: they are
-    damaged or from before a resume from an older one. Returns what could not be removed, or ""."""
+def prune(newest: Path, keep: int, *, keep_best: bool = False) -> str:
+    """Remove checkpoints older than the last `keep` up to `newest`, except with `keep_best` the one
+    with the best evaluation; and all later ones: they are damaged or from before a resume from an
+    older one. Returns what could not be removed, or ""."""
     found = manifest.all_in(newest.parent)
     at = found.index(newest)
+    best = evaluations.best_checkpoint(found[: at + 1]) if keep_best else None
     left = []
     for old in [*found[: max(0, at - keep + 1)], *found[at + 1 :]]:
+        if best and old == best[0]:
+            continue
         try:
             _remove(old)
         except OSError as error:
@@ -159,7 +161,7 @@ def _remove(path: Path) -> None:
     partial folder with a checkpoint's name."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, msg("trainer.checkpoint.link"))
-    work = path.with_name(f"{TEMPORARY}{path.name}")
+    work = path.with_name(f"{manifest.TEMPORARY}{path.name}")
     shutil.rmtree(work, ignore_errors=True)
     path.rename(work)
     shutil.rmtree(work)
@@ -167,17 +169,8 @@ def _remove(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process had begun to write or remove."""
-    for path in folder.glob(f"{TEMPORARY}*"):
+    for path in folder.glob(f"{manifest.TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sha256(path: Path, moved: Callable[[], None] = lambda: None) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-            moved()
-    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -188,8 +181,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def latest(folder: Path) -> LoadedCheckpoint | None:
-    """The newest intact checkpoint, or None if there is none at all.
+def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedCheckpoint | None:
+    """The newest intact checkpoint, or None if there is none at all. `moved()` is called for each
+    piece that is read.
 
     Raises UserError if there are checkpoints but all are damaged: starting over would hide the
     loss.
@@ -197,14 +191,15 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
     skipped: list[str] = []
     for path in reversed(manifest.all_in(folder)):
         facts, wrong = manifest.read(path)
-        wrong = wrong or _wrong(path / "state.pt", facts or {})
+        if facts:
+            wrong = manifest.damage(path / manifest.STATE, facts["bytes"], facts["sha256"], moved)
         if wrong or facts is None:
             skipped.append(f"{path.name}: {wrong}")
             continue
         position = TrainProgress(
             facts["step"], facts["epoch"], facts["used"], facts.get("tokens", 0)
         )
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        state = torch.load(path / manifest.STATE, map_location="cpu", weights_only=True)
         return LoadedCheckpoint(position, state, facts, path, skipped)
     if skipped:
         raise UserError(
@@ -215,16 +210,3 @@ def latest(folder: Path) -> LoadedCheckpoint | None:
             )
         )
     return None
-
-
-def _wrong(state: Path, facts: ManifestRecord) -> str:
-    """What is wrong with a checkpoint's state, or ""."""
-    try:
-        size = state.stat().st_size
-        if size != facts["bytes"]:
-            return msg("trainer.checkpoint.size", size=size, bytes=facts["bytes"])
-        if _sha256(state) != facts["sha256"]:
-            return msg("trainer.checkpoint.checksum")
-    except OSError as error:
-        return msg("trainer.checkpoint.unreadable", strerror=error.strerror)
-    return ""

@@ -13,7 +13,8 @@ from training.core import heartbeat, metric_units, run_reader, rundir
 from training.core.cells import cells
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.core.units import plural
+from training.core.units import duration, plural
+from training.data.duration import UNLIMITED
 from training.inspector.distributed import World
 from training.trainer.checkpoint import TrainProgress
 from training.trainer.metrics_writer import MetricsWriter
@@ -38,6 +39,12 @@ def banner(world: World, session: TrainState, wandb: str) -> str:
         msg(
             "trainer.banner.steps",
             total_steps=length.total_steps,
+            steps_per_epoch=length.steps_per_epoch,
+        )
+        if length.total_steps < UNLIMITED
+        else msg(
+            "trainer.banner.until",
+            time=duration(session.config.max_time),
             steps_per_epoch=length.steps_per_epoch,
         ),
         msg("trainer.banner.wandb", wandb=wandb),
@@ -132,7 +139,7 @@ def sample(session: TrainState) -> str | None:
     folder = session.run.samples
     folder.mkdir(exist_ok=True)
     heartbeat.current.beat("sample")
-    with session.autocast, torch.no_grad():
+    with session.averaged(), session.autocast, torch.no_grad():
         text = session.task.sample(session.raw, folder)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,9 @@ from training.data.permutation import mix
 from training.inspector.checksum import checksum as checksum_of
 from training.inspector.distributed import barrier
 from training.trainer import profiler, sanity_checks
+from training.trainer.best_score import score_of
 from training.trainer.checkpoint import TrainProgress
-from training.trainer.evaluate import PHASE, Scores, evaluate
+from training.trainer.evaluate import PHASE, evaluate
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.prefetch import ahead
 from training.trainer.progress import Progress, Stopwatch
@@ -32,12 +33,15 @@ from training.trainer.step_queue import QueuedStep, StepQueue
 from training.trainer.step_stats import LocalStep, OwnTime, StepAllReduce, StopRequest
 from training.trainer.train_state import TrainState
 
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ScoreRecord
+
 
 def train(
     session: TrainState, recorder: MetricsWriter | None, stop: StopRequest
 ) -> tuple[TrainProgress, Exit]:
     """Run until the last step or a stop request. Returns the position, saved in a checkpoint."""
-    config, total, position = session.config, session.length.total_steps, session.position
+    config, position = session.config, session.position
     exchange, own, pulse = (
         StepAllReduce(session.world),
         OwnTime(session.world.device),
@@ -52,17 +56,19 @@ def train(
     gc.enable()  # disabled at the start (train.py)
     gc.freeze()
 
-    while position.step < total and code == Exit.DONE:
+    while position.step < session.length.total_steps and code == Exit.DONE:
         batches = begin_epoch(session, position)
         pulse.beat("progress bar")
         with Progress(session, recorder, position) as progress:
-            while position.step < total and session.steps_left(position) and code == Exit.DONE:
+            while (
+                position.step < session.length.total_steps
+                and session.steps_left(position)
+                and code == Exit.DONE
+            ):
                 begun, number = position, position.step + 1
                 since = watch.now() if profiled and profiled.begin(number) else None
                 pulse.step = number
-                rate = session.optimizer.schedule(
-                    position.step, session.task.rate(position.step, total)
-                )
+                rate = begin_step(session, position.step)
                 work = forward_backward(session, batches, position, own)
                 pulse.beat("reduce")
                 checksum = (
@@ -70,14 +76,14 @@ def train(
                 )
                 scale = session.loss_scale
                 overflow = scale.unscale(session.weights) if scale else None
-                exchange.start(number, work, checksum, stop.code, overflow)
+                exchange.start(number, work, checksum, stop.code, overflow, session.used_s())
                 norm = clip(session)
                 pulse.beat("optimizer")
-                used = update(session, exchange)
+                used = update(session, exchange, begun.step)
                 position = after(session, begun)
                 queue.add(QueuedStep(begun, position, rate, exchange.finish(norm, used), since))
 
-                done = number == total
+                done = number == session.length.total_steps
                 evaluates = config.eval_every > 0 and (done or due(config.eval_every, number))
                 saves = done or due(config.save_every, number)
                 last = done or not session.steps_left(position)  # of the epoch
@@ -88,18 +94,30 @@ def train(
                         profiled.close()
                 # Before the checkpoint: after a kill between the two, a resumed run would skip this
                 # validation.
+                score, better = None, False
                 if evaluates and code == Exit.DONE:
-                    progress.evaluation(position, validate(session))
+                    score, better = validate(session, progress, position)
                     watch.restart(watch.now())
-                if saves or code != Exit.DONE:
+                if saves or better or code != Exit.DONE:
                     pulse.beat("gather state")
-                    session.save(position, required=done or code != Exit.DONE)
+                    session.save(position, score, required=done or code != Exit.DONE)
                     watch.restart(watch.now())
         if not session.steps_left(position):
             position = replace(position, epoch=position.epoch + 1, used=0)
     if profiled:  # stopped: the checkpoint came first, since its time may be short
         profiled.close()
     return position, code
+
+
+def begin_step(session: TrainState, step: int) -> float:
+    """Set the learning rates of a step (0-based), and make it the last one if --max_time leaves no
+    time for another. Returns the rate to record. All ranks decide alike."""
+    limit, total = session.time_limit, session.length.total_steps
+    if limit:
+        if limit.is_last():
+            session.length = replace(session.length, total_steps=step + 1)
+        total = limit.total(step)
+    return session.optimizer.schedule(step, session.task.rate(step, total))
 
 
 def after(session: TrainState, begun: TrainProgress) -> TrainProgress:
@@ -174,22 +192,29 @@ def clip(session: TrainState) -> torch.Tensor:
     return torch.nn.utils.clip_grad_norm_(session.weights, limit)
 
 
-def update(session: TrainState, exchange: StepAllReduce) -> torch.Tensor | None:
-    """Step the optimizer. With fp16 it changes nothing if any rank's gradients are not finite;
-    returns the loss scale of the step."""
-    if session.loss_scale is None:
-        session.optimizer.step()
-        session.optimizer.zero_grad()
-        return None
-    overflow, used = exchange.overflow(), session.loss_scale.scale.clone()
+def update(session: TrainState, exchange: StepAllReduce, step: int) -> torch.Tensor | None:
+    """Step the optimizer, and average the weights. With fp16 this changes nothing if any rank's
+    gradients are not finite; returns the loss scale of the step. `step`: 0-based."""
+    scale = session.loss_scale
+    overflow, used = (exchange.overflow(), scale.scale.clone()) if scale else (None, None)
     session.optimizer.step(overflow)
     session.optimizer.zero_grad()
-    session.loss_scale.update(overflow)
+    if session.average:
+        session.average.update(step, overflow)
+    if scale and overflow is not None:
+        scale.update(overflow)
     return used
 
 
-def validate(session: TrainState) -> tuple[Scores | None, float]:
-    """(scores, seconds); all ranks take part."""
+def validate(
+    session: TrainState, progress: Progress, position: TrainProgress
+) -> tuple[ScoreRecord | None, bool]:
+    """Evaluate, with the averaged weights if there are any, and record it; all ranks take part.
+    Returns the score and whether --keep_best saves it."""
     heartbeat.current.beat(PHASE)
     started = time.perf_counter()
-    return evaluate(session), time.perf_counter() - started
+    with session.averaged():
+        scores = evaluate(session)
+    progress.evaluation(position, (scores, time.perf_counter() - started))
+    score = score_of(scores)
+    return score, session.best is not None and session.best.improves(score)

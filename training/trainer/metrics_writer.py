@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from training.core.contracts.metrics import Figures
     from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import SummaryRecord
+    from training.trainer.forecast import Forecast
 
 AFTER_A_START = ("failure", "restart")  # events passed to trackers at the next start
 
@@ -62,6 +63,7 @@ class MetricsWriter:
             makers["W&B"] = lambda first: tracking.WandB(run, config, mode, shown, key)
         self.wandb = f"{mode} ({reason})"
         self.power: PowerMeter | None = None  # of the GPUs; None: unknown
+        self.forecast: Forecast | None = None
         self._trackers = Trackers(makers)
         _current = self
 

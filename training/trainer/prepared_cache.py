@@ -60,9 +60,14 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
         )
         if note := tokenizer.fewer(config.tokenizer, config.vocab_size, data.vocab):
             log.info(note)
-        if warning := resume_checks.check_data(run, data):
+        saved = _of_node_0(run, plan)
+        if warning := resume_checks.check_data(saved, data):
             log.warning(warning)
-        steps = duration.of_text(config, batch, data, **resume_checks.position(run, data))
+        if file := tokenizer.file_in(Path(data.folder)):
+            # The run stays usable without the prepared data.
+            run.tokenizer.mkdir(exist_ok=True)
+            rundir.write_bytes(run.tokenizer / file.name, file.read_bytes())
+        steps = duration.of_text(config, batch, data, **resume_checks.position(saved, data))
     except OSError as error:
         rundir.write_json(run.data, {"failed": int(Exit.RESOURCES)})
         what = msg("trainer.data.unwritable", cache=cache, strerror=error.strerror)
@@ -77,13 +82,15 @@ def prepare(run: rundir.RunDir, plan: Plan, cache: Path = CACHE) -> PreparedCorp
     except UserError as error:
         rundir.write_json(run.data, {"failed": int(error.code)})
         raise
-    facts = {
-        "total_steps": steps.total_steps,
-        "steps_per_epoch": steps.steps_per_epoch,
-        "epochs": steps.epochs,
-    }
+    facts = {name: count for name, count in steps.record().items() if count}
     rundir.write_json(run.data, asdict(data) | facts)
     return data
+
+
+def _of_node_0(run: rundir.RunDir, plan: Plan) -> rundir.RunDir:
+    """The run with node 0's checkpoints, as far as this machine has them: a disk of its own may
+    have older ones."""
+    return run if plan.get("shared", True) else rundir.RunDir(run.received)
 
 
 def published(run: rundir.RunDir) -> PreparedCorpus | None:

@@ -19,6 +19,7 @@ from training.trainer.checkpoint import TrainProgress
 from training.trainer.evaluate import Scores
 from training.trainer.metrics_writer import MetricsWriter
 from training.trainer.step_stats import StepReport
+from training.trainer.time_limit import USED
 from training.trainer.train_state import TrainState
 
 
@@ -113,6 +114,8 @@ class Progress:
         }
         if scale := self.session.loss_scale:
             record |= {"loss_scale": report.scale, "skipped_steps": scale.skipped}
+        if self.session.time_limit:
+            record[USED] = round(report.used_s, 3)
         unit = self.session.task.unit
         use = {unit: position.tokens, f"{unit}_per_s": speed, "step_ms": milliseconds}
         ranks = {
@@ -125,6 +128,8 @@ class Progress:
         self.recorder.write(
             {**record, **use, "mfu": self._speed_at_peak and speed / self._speed_at_peak, **ranks}
         )
+        if self.recorder.forecast:
+            self.recorder.forecast.step(position.step, milliseconds, report.used_s)
         if self._bar is not None:
             if loss is not None:
                 self._bar.set_postfix(loss=self.session.task.shown_loss(loss), refresh=False)

@@ -54,6 +54,8 @@ class StepQueue:
             heartbeat.current.beat("record")
             if self._session.loss_scale:
                 self._session.loss_scale.count(report)
+            if self._session.time_limit:
+                self._session.time_limit.agree(report.used_s)
             sanity_checks.check_step(self._session, report, step.begun)
             if step.since is not None:  # not when it began: the step before was unread then
                 self._watch.restart(step.since)

@@ -81,6 +81,7 @@ class StepReport:
     stop: int
     norm: float = 0.0
     scale: float | None = None
+    used_s: float = 0.0  # of --max_time, by rank 0's clock
 
     @property
     def skipped(self) -> bool:
@@ -106,7 +107,7 @@ class PendingReport:
         """Waits for the step on a GPU."""
         if isinstance(self.arrived, torch.cuda.Event):
             self.arrived.synchronize()
-        *slots, preempted, interrupted = self.values.tolist()
+        *slots, used_s, preempted, interrupted = self.values.tolist()
         rows = [slots[i : i + SLOTS] for i in range(0, len(slots), SLOTS)]
         shares = [
             RankStep(
@@ -117,7 +118,7 @@ class PendingReport:
         ]
         stop = Exit.INTERRUPTED if interrupted else Exit.PREEMPTED if preempted else Exit.DONE
         scale = None if self.scale is None else float(self.scale)
-        return StepReport(shares, int(stop), float(self.norm), scale)
+        return StepReport(shares, int(stop), float(self.norm), scale, used_s)
 
 
 class StepAllReduce:
@@ -133,7 +134,7 @@ class StepAllReduce:
         self.world, self._memory = world, MemoryUse(world.device)
         self._work: dist.Work | None = None
         self._values = torch.zeros(
-            SLOTS * world.world_size + 2, dtype=torch.float64, device=world.device
+            SLOTS * world.world_size + 3, dtype=torch.float64, device=world.device
         )
 
     def start(
@@ -143,14 +144,17 @@ class StepAllReduce:
         checksum: torch.Tensor | None,
         stop: int,
         overflow: torch.Tensor | None = None,
+        used_s: float = 0.0,
     ) -> None:
-        """`overflow`: 1.0 if this rank's gradients are not finite; None: not checked."""
+        """`overflow`: 1.0 if this rank's gradients are not finite; None: not checked. `used_s`: of
+        --max_time; that of rank 0 counts."""
         facts = [0.0] * len(self._values)
         at = SLOTS * self.world.rank
         facts[at : at + SLOTS] = (
             *(float(step), float(work.sequences), 0.0, NO_CHECKSUM),
             *(work.compute_ms, self._memory.now(), 0.0),
         )
+        facts[-3] = used_s if self.world.rank == 0 else 0.0
         facts[-2 if stop == Exit.PREEMPTED else -1] = float(stop != 0)
         # One copy from pinned memory and no assignment of a number to a GPU's tensor: each of those
         # would wait until the backward pass has ended.
@@ -170,7 +174,7 @@ class StepAllReduce:
         """1.0 if the gradients of any rank are not finite, else 0.0; on the device. DDP has spread
         most of them, but not those of weights that a task excludes from it."""
         self._wait()
-        return (self._values[6:-2:SLOTS].sum() > 0).float()
+        return (self._values[6:-3:SLOTS].sum() > 0).float()
 
     def finish(self, norm: torch.Tensor, scale: torch.Tensor | None = None) -> PendingReport:
         """`norm`: of the gradients, a scalar; equal on all ranks as the scale, so that neither is

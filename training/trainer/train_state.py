@@ -14,23 +14,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import heartbeat, log, next_command, phase_timeouts, rundir, units
+from training.core import heartbeat, log, manifest, next_command, phase_timeouts, rundir, units
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
 from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
+from training.host import placement
 from training.inspector.distributed import World
 from training.plan.exchange import BUCKET_MIB
-from training.tasks import optim
+from training.tasks import optim, trained
 from training.tasks.base import Task
-from training.trainer import checkpoint, compression
+from training.trainer import checkpoint, checkpoint_transfer, compression, same_data, time_limit
 from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
+from training.trainer.best_score import BestScore
 from training.trainer.loss_scale import LossScale
+from training.trainer.time_limit import TimeLimit
+from training.trainer.weight_average import WeightAverage
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import Plan
-    from training.core.contracts.run_files import ManifestRecord
+    from training.core.contracts.plan import InitRecord, Plan
+    from training.core.contracts.run_files import ManifestRecord, ScoreRecord
 
 
 @dataclass
@@ -58,6 +62,9 @@ class TrainState:
     position: checkpoint.TrainProgress
     saver: AsyncCheckpointer
     facts: ManifestRecord  # stored in every checkpoint and compared by a resume
+    time_limit: TimeLimit | None = None  # of --max_time
+    average: WeightAverage | None = None  # of --ema
+    best: BestScore | None = None  # of --keep_best
 
     @property
     def parameters(self) -> int:
@@ -78,6 +85,10 @@ class TrainState:
         """Steps until the end of this epoch or of the training."""
         return min(self.steps_left(position), self.length.total_steps - position.step)
 
+    def used_s(self) -> float:
+        """Of --max_time, by this rank's clock; 0 without a limit."""
+        return self.time_limit.now_s() if self.time_limit else 0.0
+
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are exchanged only in the last micro-batch of a step."""
         return (
@@ -86,9 +97,15 @@ class TrainState:
             else self.model.no_sync()
         )
 
-    def save(self, position: checkpoint.TrainProgress, *, required: bool) -> None:
+    def averaged(self) -> AbstractContextManager[Any]:
+        """The weights of evaluations and samples."""
+        return self.average.applied() if self.average else nullcontext()
+
+    def save(
+        self, position: checkpoint.TrainProgress, score: ScoreRecord | None, *, required: bool
+    ) -> None:
         """Copy the state on rank 0 and start writing it; if `required`, return when it is on disk
-        (OSError). A collective."""
+        (OSError). `score`: of the evaluation at this step, if there was one. A collective."""
         self.optimizer.gather()
         heartbeat.current.beat(PHASE)
         if self.world.rank != 0:
@@ -99,7 +116,12 @@ class TrainState:
         }
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.state_dict()
-        self.saver.save(position, state, self.facts, required=required)
+        if self.average:
+            state[trained.AVERAGE] = self.average.state_dict()
+        facts: ManifestRecord = {**self.facts, "score": score}
+        if self.time_limit:
+            facts = {**facts, "used_s": self.time_limit.used_s}
+        self.saver.save(position, state, facts, required=required)
 
 
 def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainState:
@@ -126,8 +148,13 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         "run": run.name,
         **task.facts(),
     }
+    if config.ema:
+        facts["ema"] = config.ema
     position = checkpoint.TrainProgress()
-    loaded = checkpoint.latest(run.checkpoints)
+    one_machine = placement.on_one_machine(plan["place"])
+    if not one_machine:
+        same_data.check(task, facts)
+    loaded = checkpoint_transfer.load(run.checkpoints, world, one_machine=one_machine)
     if loaded:
         position = loaded.position
         if not position.tokens:  # a checkpoint from before tokens were counted
@@ -138,6 +165,8 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
         _report_resume(loaded, run, world)
+    elif "init_from" in plan and world.rank == 0:  # DDP copies them to the other ranks
+        _start_from(raw, plan["init_from"])
     train = task.rows("train")
     assert train is not None
     length = plan_length(
@@ -168,6 +197,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         arrive=as_it_is if world.device.type == "cuda" else task.arrive,
     )
     model = _wrap(raw, task, plan, world)
+    average = _average(raw, config, loaded)
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
     if world.world_size > 2:
@@ -192,7 +222,32 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         position=position,
         saver=_saver(run, config, next_command.next_command(plan, run)),
         facts=facts,
+        time_limit=time_limit.begin(
+            config.max_time,
+            length.total_steps,
+            loaded.manifest if loaded else None,
+            run.metrics,
+            world,
+        ),
+        average=average,
+        best=BestScore(run.checkpoints, position.step, world) if config.keep_best else None,
     )
+
+
+def _average(
+    raw: torch.nn.Module, config: Config, loaded: checkpoint.LoadedCheckpoint | None
+) -> WeightAverage | None:
+    """The average of --ema, from the checkpoint or else from the current weights, which DDP has
+    made equal on all ranks. Raises UserError."""
+    if not config.ema:
+        return None
+    average = WeightAverage(raw, config.ema)
+    if loaded and trained.AVERAGE in loaded.state:
+        try:
+            average.load_state_dict(loaded.state[trained.AVERAGE])
+        except ValueError as error:
+            raise _other_model(loaded, error) from error
+    return average
 
 
 def _repeatable() -> None:
@@ -222,12 +277,31 @@ def _load(
         raw.load_state_dict(loaded.state["model"])
         optimizer.load_state_dict(loaded.state["optimizer"])
     except (RuntimeError, ValueError) as error:
-        what = msg(
-            "trainer.state.other_model", path=loaded.path, error=" ".join(str(error).split())[:300]
-        )
-        raise UserError(
-            Problem("resume.other_model", what, msg("trainer.state.same_model"))
-        ) from error
+        raise _other_model(loaded, error) from error
+
+
+def _other_model(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:
+    reasons = " ".join(str(error).split())[:300]
+    what = msg("trainer.state.other_model", path=loaded.path, error=reasons)
+    return UserError(Problem("resume.other_model", what, msg("trainer.state.same_model")))
+
+
+def _start_from(raw: torch.nn.Module, start: InitRecord) -> None:
+    """Load the weights of --init_from. Raises UserError if they are damaged or of another model."""
+    file = Path(start["file"])
+    size, checksum = start["bytes"], start["sha256"]
+    if size is not None and checksum is not None:  # else it is a file of another program
+        wrong = manifest.damage(file, size, checksum, heartbeat.current.again)
+        if wrong:
+            raise trained.unreadable(file, wrong)
+    try:
+        found = trained.tensors(file, averaged=start.get("averaged", False))
+        raw.load_state_dict(trained.fitted(found, raw.state_dict()))
+    except RuntimeError as error:
+        reasons = " ".join(str(error).split())[:600]
+        what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
+        raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
+    log.info(msg("trainer.state.starts_from", title=start["title"]))
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
@@ -238,7 +312,9 @@ def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer
         log.warning(text)
         run.event("warning", code=code, text=text)
 
-    return AsyncCheckpointer(run.checkpoints, config.keep_checkpoints, saved, warned, resume)
+    return AsyncCheckpointer(
+        run.checkpoints, config.keep_checkpoints, saved, warned, resume, keep_best=config.keep_best
+    )
 
 
 def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn.Module:

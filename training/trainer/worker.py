@@ -10,8 +10,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from training.core import heartbeat, log, run_reader, rundir
 from training.core.errors import Exit, UserError
@@ -20,6 +19,7 @@ from training.host import allocator, process
 from training.trainer import flight_recorder_server, memory_snapshot, power
 
 if TYPE_CHECKING:
+    from training.core.contracts.events import StartLength
     from training.core.contracts.plan import Plan
     from training.data.prepare import PreparedCorpus
     from training.inspector.distributed import World
@@ -72,6 +72,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         error_file,
         evaluate,
         finish,
+        forecast,
         loop,
         metrics_writer,
         summary,
@@ -101,6 +102,7 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
             plan["config"] | tasks.task_of(plan)["options"],
             metrics_writer.login(plan),
         )
+        recorder.forecast = forecast.Forecast(setup)
         recorder.power = power.meter(plan, plan["local_ranks"], world.world_size)
         log.raw(finish.banner(world, setup, recorder.wandb))
         if setup.position.step >= setup.length.total_steps:
@@ -114,8 +116,13 @@ def live(run: rundir.RunDir, plan: Plan, world: World, ending: PostRunHook | Non
         if text := evaluate.why_not(setup):
             log.warning(text)
         run.event(
-            "start", step=setup.position.step, world_size=world.world_size, **asdict(setup.length)
+            "start",
+            step=setup.position.step,
+            world_size=world.world_size,
+            **cast("StartLength", setup.length.record()),
         )
+    if setup.time_limit:  # not before: trackers have logged in
+        setup.time_limit.start()
     with setup.saver if world.rank == 0 else nullcontext():
         position, code = loop.train(setup, recorder, stop)
     setup.batches.close()

@@ -113,6 +113,10 @@ def raise_(here: FaultContext) -> None:
     raise ValueError("injected on purpose")
 
 
+def ecc(here: FaultContext) -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
 def oom(here: FaultContext) -> None:
     import torch
 

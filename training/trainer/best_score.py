@@ -1,0 +1,58 @@
+"""The best evaluation so far (--keep_best): one that is better is saved at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from training.core import evaluations, manifest, metric_units
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ScoreRecord
+    from training.inspector.distributed import World
+
+
+def score_of(scores: Mapping[str, float] | None) -> ScoreRecord | None:
+    """The score that evaluations are compared by; None: no evaluation, or it is not finite."""
+    named = {f"{metric_units.EVALUATION}{name}": value for name, value in (scores or {}).items()}
+    found = metric_units.main_score(named)
+    return {"name": found[0], "value": found[1]} if found else None
+
+
+class BestScore:
+    """Rank 0 knows the best score with a checkpoint, after a resume from the manifests of those
+    that exist, up to `step`; its decision is the one of all ranks."""
+
+    def __init__(self, checkpoints: Path, step: int, world: World) -> None:
+        self.world = world
+        self.best: ScoreRecord | None = None
+        if world.rank == 0:
+            there = [
+                path
+                for path in manifest.all_in(checkpoints)
+                if path.name <= manifest.folder_name(step)
+            ]
+            if found := evaluations.best_checkpoint(there):
+                self.best = {"name": found[1], "value": found[2]}
+
+    def improves(self, score: ScoreRecord | None) -> bool:
+        """Whether this is the best score so far; then it counts as saved. A collective."""
+        better = score is not None and (
+            self.best is None or self.best["name"] != score["name"] or _better(score, self.best)
+        )
+        if self.world.world_size > 1:
+            decided = torch.tensor(float(better), device=self.world.device)
+            dist.broadcast(decided, 0)
+            better = bool(decided.item())
+        if better:
+            self.best = score
+        return better
+
+
+def _better(one: ScoreRecord, other: ScoreRecord) -> bool:
+    name = one["name"]
+    return metric_units.rank_of(name, one["value"]) < metric_units.rank_of(name, other["value"])

@@ -1,0 +1,206 @@
+"""Loading the checkpoint of a run on several machines: rank 0 reads and verifies the file and sends
+its tensors to the other ranks, so that only the first machine needs the checkpoints.
+
+The other ranks never look at a disk, which may have older checkpoints of the same run. The state is
+the same for all ranks: the optimizers gather it before each save and take their own part when it is
+loaded, and the order of the data follows from the position.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.core import heartbeat, log, units
+from training.core.errors import Exit, UserError
+from training.core.messages import msg
+from training.inspector.distributed import World, from_main
+from training.trainer import checkpoint
+from training.trainer.checkpoint import LoadedCheckpoint, TensorTree, TrainProgress
+
+CHUNK = 1 << 26  # bytes of a broadcast, which has a buffer in host memory and one on the GPU
+FACTS, DIGEST = "checkpoint", "checkpoint/sha256"  # keys of the ranks' store
+Broadcast = Callable[[torch.Tensor], None]  # of a part of the buffer, in place
+
+
+class TransferError(RuntimeError):
+    """What this rank received differs from what rank 0 has sent."""
+
+
+def load(folder: Path, world: World, *, one_machine: bool) -> LoadedCheckpoint | None:
+    """The newest intact checkpoint in rank 0's `folder`, or None. On several machines, all ranks
+    must call it.
+
+    Raises UserError if there are checkpoints but all are damaged, and TransferError.
+    """
+    if one_machine or world.world_size == 1:
+        return checkpoint.latest(folder, heartbeat.current.again)
+    return _send(folder, world) if world.rank == 0 else _receive(folder, world)
+
+
+def _send(folder: Path, world: World) -> LoadedCheckpoint | None:
+    try:
+        loaded = checkpoint.latest(folder, heartbeat.current.again)
+    except UserError as error:
+        from_main(FACTS, json.dumps({"failed": int(error.code)}))
+        raise
+    if loaded is None:
+        from_main(FACTS, "{}")
+        return None
+    began, form = time.monotonic(), _form(loaded.state)
+    pieces = [_flat(tensor) for tensor in _tensors(loaded.state)]
+    facts = {
+        "name": loaded.path.name,
+        "position": asdict(loaded.position),
+        "manifest": loaded.manifest,
+        "form_bytes": len(form),
+        "form_sha256": hashlib.sha256(form).hexdigest(),
+    }
+    from_main(FACTS, json.dumps(facts))
+    send([torch.frombuffer(bytearray(form), dtype=torch.uint8)], _broadcast(world))
+    from_main(DIGEST, send(pieces, _broadcast(world)))
+    log.info(
+        msg(
+            "trainer.checkpoint.sent",
+            name=loaded.path.name,
+            size=units.size(len(form) + sum(map(torch.numel, pieces))),
+            seconds=time.monotonic() - began,
+            ranks=units.plural(world.world_size - 1, "rank"),
+        )
+    )
+    return loaded
+
+
+def _receive(folder: Path, world: World) -> LoadedCheckpoint | None:
+    facts = json.loads(from_main(FACTS, waiting=heartbeat.current.again))
+    if "failed" in facts:
+        raise UserError([], Exit(facts["failed"]), said_by_another=True)
+    if not facts:
+        return None
+    form = torch.empty(facts["form_bytes"], dtype=torch.uint8)
+    _compare(receive([form], _broadcast(world)), facts["form_sha256"], facts["name"])
+    state = _empty(form.numpy().tobytes())
+    found = receive([_flat(tensor) for tensor in _tensors(state)], _broadcast(world))
+    _compare(found, from_main(DIGEST), facts["name"])
+    position, path = TrainProgress(**facts["position"]), folder / facts["name"]
+    return LoadedCheckpoint(position, state, facts["manifest"], path, [])
+
+
+def _compare(found: str, sent: str, name: str) -> None:
+    """Compare the checksums of what was received and sent. Raises TransferError."""
+    if found != sent:
+        text = msg(
+            "trainer.checkpoint.transfer",
+            host=socket.gethostname(),
+            name=name,
+            found=found[:12],
+            sent=sent[:12],
+        )
+        raise TransferError(text)
+
+
+def _broadcast(world: World) -> Broadcast:
+    def broadcast(chunk: torch.Tensor) -> None:
+        heartbeat.current.again()
+        there = chunk.to(world.device)
+        dist.broadcast(there, 0)
+        if there is not chunk:
+            chunk.copy_(there)
+
+    return broadcast
+
+
+def send(pieces: list[torch.Tensor], broadcast: Broadcast) -> str:
+    """Broadcast the bytes of `pieces` (uint8, one dimension each); returns their sha256."""
+    digest = hashlib.sha256()
+    for chunk, parts in _chunks(pieces):
+        for place, part in parts:
+            place.copy_(part)
+        broadcast(chunk)
+        digest.update(chunk.numpy())
+    return digest.hexdigest()
+
+
+def receive(pieces: list[torch.Tensor], broadcast: Broadcast) -> str:
+    """Fill `pieces`, of the same sizes as rank 0's; returns the sha256 of their bytes."""
+    digest = hashlib.sha256()
+    for chunk, parts in _chunks(pieces):
+        broadcast(chunk)
+        digest.update(chunk.numpy())
+        for place, part in parts:
+            part.copy_(place)
+    return digest.hexdigest()
+
+
+def _chunks(
+    pieces: list[torch.Tensor],
+) -> Iterator[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
+    """The used part of one buffer, with (place in the buffer, part of a piece); each but the last
+    is CHUNK bytes. Small tensors travel together: an optimizer has thousands of them."""
+    buffer = torch.empty(min(CHUNK, sum(map(torch.numel, pieces))), dtype=torch.uint8)
+    used, parts = 0, []
+    for piece in pieces:
+        left = piece
+        while left.numel():
+            place = buffer[used : used + left.numel()]
+            parts.append((place, left[: place.numel()]))
+            used, left = used + place.numel(), left[place.numel() :]
+            if used == len(buffer):
+                yield buffer, parts
+                used, parts = 0, []
+    if parts:
+        yield buffer[:used], parts
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor: a view of a contiguous one."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors, in an order that depends on the structure alone."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _form(state: TensorTree) -> bytes:
+    """Everything but the contents of the tensors."""
+    file = io.BytesIO()
+    torch.save(_replaced(state, lambda tensor: torch.empty_like(tensor, device="meta")), file)
+    return file.getvalue()
+
+
+def _empty(form: bytes) -> TensorTree:
+    """The state of `form`, with tensors to be filled."""
+    found = torch.load(io.BytesIO(form), weights_only=True)
+    state: TensorTree = _replaced(found, lambda t: torch.empty(t.shape, dtype=t.dtype))
+    return state
+
+
+def _replaced(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        other = copy.copy(value)  # keeps the versions of modules in a state_dict's _metadata
+        other.update((key, _replaced(item, change)) for key, item in value.items())
+        return other
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(item, change) for item in value)
+    return value

@@ -1,0 +1,95 @@
+"""--max_time: the schedule and the end of a training follow rank 0's clock.
+
+All ranks decide by the same figure: the time used as rank 0 measured it in a step that all ranks
+have read (it is sent with the loss). It includes evaluations and checkpoints, and the time of
+earlier starts, also of work that was lost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from training.core.read_backwards import backwards
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from training.core.contracts.run_files import ManifestRecord
+    from training.inspector.distributed import World
+
+RECENT = 5  # steps: one that waited for an evaluation is not typical
+USED = "used_s"  # in metrics.jsonl and in the manifest of a checkpoint
+
+
+class TimeLimit:
+    """`limit_s`: of all starts together, of which `used_s` were used before this one. `planned`:
+    steps after which the training would end anyway. `lag`: steps that are queued before the figures
+    of one are read."""
+
+    def __init__(self, limit_s: float, planned: int, used_s: float = 0.0, lag: int = 0) -> None:
+        self.limit_s, self.planned, self.used_s, self._lag = limit_s, planned, used_s, lag
+        self.start()
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._read = 0  # steps of this start
+
+    def start(self) -> None:
+        """The first step begins now."""
+        self._began = time.monotonic() - self.used_s
+
+    def now_s(self) -> float:
+        """The time used by this rank's clock; that of rank 0 counts."""
+        return time.monotonic() - self._began
+
+    def agree(self, used_s: float) -> None:
+        """Take the time of a step that has been read."""
+        self._read += 1
+        if self._read > 1:  # the first one may compile the model
+            self._recent.append(used_s - self.used_s)
+        self.used_s = used_s
+
+    @property
+    def share(self) -> float:
+        """The part of the limit that is used, 0 to 1."""
+        return min(1.0, self.used_s / self.limit_s)
+
+    def is_last(self) -> bool:
+        """Whether the next step is the last: after it there is no time for another one."""
+        step_s = statistics.median(self._recent) if self._recent else 0.0
+        return self.used_s + (2 + self._lag) * step_s > self.limit_s
+
+    def total(self, step: int) -> int:
+        """The steps of the schedule at `step` (0-based): as planned, or as many as the time allows
+        at the pace so far if those are fewer. Steps remain steps, since milestones count them."""
+        share = self.share
+        if share * self.planned <= step:
+            return self.planned
+        return max(step + 1, round(step / share))
+
+
+def begin(
+    limit_s: float, planned: int, manifest: ManifestRecord | None, metrics: Path, world: World
+) -> TimeLimit | None:
+    """None without a limit. `planned`: as in TimeLimit; `manifest`: of the loaded checkpoint; None:
+    the run begins, maybe again. A collective: the value of rank 0 counts."""
+    if not limit_s:
+        return None
+    used = torch.zeros((), dtype=torch.float64, device=world.device)
+    if world.rank == 0:
+        saved_s = float(manifest.get("used_s", 0.0)) if manifest else 0.0
+        used.fill_(max(saved_s, _recorded_s(metrics)))
+    if world.world_size > 1:
+        dist.broadcast(used, 0)
+    return TimeLimit(limit_s, planned, float(used), lag=int(world.device.type == "cuda"))
+
+
+def _recorded_s(metrics: Path) -> float:
+    """The time used up to the last recorded step, which may be later than the last checkpoint. It
+    never decreases, so the end of the file is enough: the other ranks wait meanwhile."""
+    found = (record.get(USED) for record in backwards(metrics))
+    return next((float(s) for s in found if isinstance(s, (int, float))), 0.0)
