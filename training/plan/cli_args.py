@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any
 
 from training import tasks
 from training.config import flags, loader, program, resolve
-from training.config.schema import FIELDS, Known
+from training.config.schema import FIELDS, Config, Known
 from training.config.translate import RANKS
 from training.core import rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT, WORK, shipped
-from training.plan import resume_run
+from training.plan import init_from, length, resume_run
 from training.plan.script_words import RUN, SEPARATOR, as_run, asked_for, launch_words, split
 from training.tasks.spec import TaskSpec
+from training.tasks.weights import Weights
 
 QUICKSTART = "configs/dual_gpu/quickstart.py"
 # Ranks that each script starts on a machine; None: the first argument is the number.
@@ -32,6 +33,9 @@ SCRIPTS: dict[str, int | None] = {
     RUN: None,
     ENTRYPOINT: 1,
 }
+# configuration, folder of the runs → the run to resume as node 0 has sent it; None: it is here
+# (training.launcher.resumed_run)
+Received = Callable[[Config, Path], rundir.RunDir | None]
 MAX_RANKS = 1024
 # Words that may be typed for N.
 NUMBERS = {
@@ -57,6 +61,7 @@ class ParsedArgs:
     resume_from: rundir.RunDir | None = None
     answer: str = ""  # why there is nothing to resume: the run is finished
     problems: list[Problem] = field(default_factory=list)
+    start: Weights | None = None  # of --init_from
 
     def bad(self, names: Collection[str]) -> bool:
         """Whether the value of one of these fields is unknown because of a problem already
@@ -64,6 +69,8 @@ class ParsedArgs:
         unread = bool(self.file.problems and not self.file.values.keys() - {"task"}) or any(
             p.field in names for p in self.file.problems
         )
+        # the weights that would set them were not found
+        unread |= bool(self.resolved.config.init_from and not (self.start or self.resume_from))
         return unread or any(p.field in names for p in self.resolved.problems)
 
     def overruled(self) -> list[str]:
@@ -91,13 +98,19 @@ class ParsedArgs:
         )
 
 
-def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> ParsedArgs:
+def nothing(config: Config, experiments: Path) -> None:
+    """A Received without other machines."""
+
+
+def parse_args(
+    script: str, args: list[str], environ: Mapping[str, str], received: Received = nothing
+) -> ParsedArgs:
     """Problems are collected in the result."""
     # First with the fields of all tasks: the task decides which of them are allowed.
-    first = _look(script, args, environ, tasks.everything())
+    first = _look(script, args, environ, tasks.everything(), received)
     named, origin = first.resolved.config.task, first.resolved.origins["task"]
     kind, problems = tasks.find(named, origin)
-    asked = _look(script, args, environ, kind.fields)
+    asked = _look(script, args, environ, kind.fields, received)
     asked.kind, asked.problems = kind, [*problems, *asked.problems]
     if problems:  # the flags of the task are unknown
         asked.problems, asked.line.unknown = (
@@ -107,7 +120,9 @@ def parse_args(script: str, args: list[str], environ: Mapping[str, str]) -> Pars
     return asked
 
 
-def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Known) -> ParsedArgs:
+def _look(
+    script: str, args: list[str], environ: Mapping[str, str], fields: Known, received: Received
+) -> ParsedArgs:
     line = flags.parse(args, fields)
     problems, positional = list(line.problems), list(line.positional)
     typed = SCRIPTS[script] or number_of_ranks(line, positional, problems)
@@ -121,15 +136,19 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
     )
     problems += file.problems
     resolved = resolve.resolve(line, file.values, environ, fields=fields)
+    length.settle(resolved)
     experiments = folder("out_dir", resolved)
     found = resume_run.Found()
     if resolved.config.resume:
 
         def merged(known: loader.Values, having: Known) -> resolve.Resolved:
-            return resolve.resolve(
+            found = resolve.resolve(
                 line, file.values, environ, {n: v for n, v in known.items() if n in having}, having
             )
+            length.settle(found)
+            return found
 
+        starts = not any(line.on(name) for name in ("dry_run", "explain", "check"))
         wish = resume_run.ResumeRequest(
             script,
             typed,
@@ -140,9 +159,14 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
             merged,
             fields,
             partial(command, script, args),
+            received(resolved.config, experiments) if starts else None,
         )
         found = resume_run.find(wish, problems)
         resolved = found.resolved or resolved
+    start = init_from.find(resolved, experiments, found.run, problems)
+    if start:
+        below = {n: v for n, v in init_from.values(start).items() if n in fields}
+        resolved = resolve.resolve(line, {**below, **file.values}, environ, found.known, fields)
     problems += resolved.problems
     return ParsedArgs(
         line,
@@ -156,6 +180,7 @@ def _look(script: str, args: list[str], environ: Mapping[str, str], fields: Know
         found.run,
         found.answer,
         problems,
+        start,
     )
 
 

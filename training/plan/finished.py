@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
 
-LIMITS = ("num_iterations", "num_epochs")
+LIMITS = ("num_iterations", "num_epochs", "max_time")
 # Fields that determine the number of steps of an epoch.
 EPOCH = ("total_batch_size", "max_seq_len", "data", "text_field", "tokenizer", "vocab_size")
 
@@ -27,7 +28,7 @@ class Finished:
 
     steps: int
     at: float  # unix s
-    longer: dict[str, int]  # flags that train for twice as long
+    longer: dict[str, float]  # flags that train for twice as long
 
     def sentence(self) -> str:
         return msg(
@@ -51,19 +52,18 @@ def find(run: rundir.RunDir, config: Config, options: FieldValues) -> Finished |
     steps = summary["steps"]
     if not _reached(run, plan, config, options, steps):
         return None
-    return Finished(
-        steps,
-        float(summary.get("time", 0.0)),
-        longer({n: getattr(config, n) for n in LIMITS}, steps),
-    )
+    limits = {name: getattr(config, name) for name in LIMITS}
+    if config.max_time:
+        limits["max_time"] = max(config.max_time, math.ceil(_used_s(run)))
+    return Finished(steps, float(summary.get("time", 0.0)), longer(limits, steps))
 
 
-def longer(config: FieldValues, steps: int) -> dict[str, int]:
+def longer(config: FieldValues, steps: int) -> dict[str, float]:
     """The limits that end a run, doubled."""
     limits = {
         name: 2 * max(config[name], steps if name == "num_iterations" else 1)
         for name in LIMITS
-        if config[name]
+        if config.get(name)
     }
     return limits or {"num_iterations": 2 * steps}
 
@@ -73,6 +73,8 @@ def _reached(
 ) -> bool:
     if config.num_iterations and steps >= config.num_iterations:
         return True
+    if config.max_time and _used_s(run) >= config.max_time:
+        return True
     before = plan["config"]
     same = all(before.get(n) == getattr(config, n) for n in EPOCH if n in before)
     same &= all(
@@ -80,7 +82,8 @@ def _reached(
     )
     if all(before.get(name, 0) == getattr(config, name) for name in LIMITS):
         return same  # the same limits
-    if not same or (config.num_iterations and not config.num_epochs):
+    # the rest of a change of the time is known only during the run
+    if not same or ((config.num_iterations or config.max_time) and not config.num_epochs):
         return False
     saved, per_epoch = manifest.newest(run.checkpoints), _steps_per_epoch(run)
     if saved is None or not per_epoch:
@@ -88,6 +91,12 @@ def _reached(
     more = max(1, config.num_epochs) - saved["epoch"]  # this epoch and later ones
     per_step = config.total_batch_size // tasks.spec_of(plan).seq_len(config)
     return more < 1 or (more == 1 and per_epoch * per_step - saved["used"] < per_step)
+
+
+def _used_s(run: rundir.RunDir) -> float:
+    """Of --max_time, up to the newest checkpoint."""
+    saved = manifest.newest(run.checkpoints)
+    return saved.get("used_s", 0.0) if saved else 0.0
 
 
 def _steps_per_epoch(run: rundir.RunDir) -> int:

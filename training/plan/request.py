@@ -9,24 +9,26 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from training import tasks
 from training.config import batch, flags, loader, origin, resolve, saved
-from training.config.schema import FIELDS, Config
+from training.config.schema import Config
 from training.core import log, rundir, standing
 from training.core.errors import NothingToDo, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ENTRYPOINT
 from training.data import corpus
-from training.host import packages, topology
+from training.host import hosts, packages, topology
 from training.host.placement import NODE, RANK, LauncherOptions, Topology
 from training.plan import cli_args as reading
-from training.plan import finished
+from training.plan import elastic, field_checks, finished, init_from
 from training.plan.cli_args import command, folder
 from training.tasks.spec import TaskSpec
+from training.tasks.weights import Weights
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -83,6 +85,7 @@ class Request(LaunchRequest):
     gpu_ids: list[int]  # from the config file
     source: corpus.CorpusSource | None  # None: the task reads no text
     resumed: loader.Values  # configuration of the resumed run
+    start: Weights | None = None  # of --init_from
 
     @property
     def base_name(self) -> str:
@@ -164,13 +167,15 @@ def read(
     environ: Mapping[str, str],
     installed: bool = True,
     gpus: int = 0,
+    received: reading.Received = reading.nothing,
 ) -> Request:
     """Check everything that does not depend on the machine. `installed`: this interpreter has the
     packages of the run. `gpus`: number of visible GPUs, for train.py on a whole node.
+    `received`: gets the run to resume from node 0.
 
     Raises UserError with all problems at once.
     """
-    asked = reading.parse_args(script, args, environ)
+    asked = reading.parse_args(script, args, environ, received)
     problems, resolved, kind = asked.problems, asked.resolved, asked.kind
     config, origins, resume_from, notes = (
         resolved.config,
@@ -178,7 +183,7 @@ def read(
         asked.resume_from,
         list(asked.file.notes),
     )
-    place = place_of(script, config, environ, problems, gpus)
+    place = place_of(script, config, environ, problems, gpus, asked.typed)
     ranks, local_ranks, more = (
         count(place, asked.typed, script, gpus) if place else (asked.typed, asked.typed, [])
     )
@@ -188,7 +193,9 @@ def read(
     problems += (
         [] if asked.bad(kind.sizes) or not ranks else kind.divides(config, origins, ranks)
     ) + wrong
-    problems += _not_computable(kind, config, origins)
+    problems += field_checks.problems(kind, config, origins)
+    problems += elastic.problems(config, origins, ranks, place) if place and ranks else []
+    problems += init_from.differences(asked.start, kind, resolved) if asked.start else []
     problems += not_trackable(config, origins) if installed else []
     problems += run_name(
         config, origins, asked.experiments, resume_from, place, partial(command, script, args)
@@ -232,20 +239,10 @@ def read(
         source=source,
         resume_from=resume_from,
         resumed=asked.resumed,
+        start=asked.start,
         notes=notes,
         installed=installed,
     )
-
-
-def _not_computable(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A precision that the task's model does not have."""
-    if config.precision != "fp8" or kind.fp8:
-        return []
-    text = msg("plan.precision.task", origin=origins["precision"], task=kind.name)
-    others = [value for value in FIELDS["precision"].metadata["choices"] if value != "fp8"]
-    return [
-        Problem("config.task_precision", text, ", ".join(others), ["--precision=auto"], "precision")
-    ]
 
 
 def trackers(config: Config, key: str | None = None) -> list[str]:
@@ -322,12 +319,21 @@ def common(
     }
 
 
+def launcher_options(config: Config) -> LauncherOptions:
+    return LauncherOptions(**{f.name: getattr(config, f.name) for f in fields_of(LauncherOptions)})
+
+
 def place_of(
-    script: str, config: Config, environ: Mapping[str, str], problems: list[Problem], gpus: int
+    script: str,
+    config: Config,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    gpus: int,
+    typed: int,
 ) -> Topology | None:
-    asked = LauncherOptions(
-        config.launcher, config.nnodes, config.node_rank, config.master_addr, config.master_port
-    )
+    asked = launcher_options(config)
+    if hosts.given(asked):
+        problems += hosts.too_few_slots(asked, typed)
     try:
         return topology.find(
             environ, asked, starts_ranks=script != ENTRYPOINT, several_gpus=gpus > 1

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from training.plan.request import Request
 
 # Changed on purpose by a resume, or specific to each start: not reported.
-SILENT = {"task", "num_iterations", "num_epochs", "resume", "run_name", "out_dir", "log_dir"}
+SILENT = {
+    "task",
+    "num_iterations",
+    "num_epochs",
+    "tokens_per_param",
+    "max_time",
+    "resume",
+    "run_name",
+    "out_dir",
+    "log_dir",
+}
 # A change is reported but does not affect what is learnt. A change of any other field that is not
 # in DECIDED makes it a different run.
 HARMLESS = {
@@ -34,10 +44,13 @@ HARMLESS = {
         "sample_tokens",
         "save_every",
         "keep_checkpoints",
+        "keep_best",
         "inspect_every",
         "debug_ddp",
     ),
-    *("num_workers", "persistent_workers", "hang_timeout", "retries", "activation_checkpointing"),
+    *("num_workers", "persistent_workers", "hang_timeout", "retries", "min_ranks", "rejoin"),
+    "activation_checkpointing",
+    *("ema", "init_weights"),  # check_model() notes what becomes of the average
     *(
         "use_dummy_wandb",
         "wandb_mode",
@@ -84,8 +97,9 @@ def check_model(request: Request, model: FieldValues) -> list[str]:
         )
     else:
         _same_task(request, saved)
-        then, begins = request.kind.saved_model(saved), []
+        then = request.kind.saved_model(saved)
         _same_model(run, then, {name: value for name, value in model.items() if name in then})
+        begins = _average(request, saved)
     return begins + changes({**asdict(request.config), **request.options}, request.resumed)
 
 
@@ -102,6 +116,18 @@ def _same_task(request: Request, saved: ManifestRecord) -> None:
                 [msg("plan.resume.omit_task")],
             )
         )
+
+
+def _average(request: Request, saved: ManifestRecord) -> list[str]:
+    """A note if this resume begins or drops the average of the weights (--ema)."""
+    if bool(request.config.ema) == ("ema" in saved):
+        return []
+    step = saved["step"]
+    return [
+        msg("plan.resume.ema_begins", step=step)
+        if request.config.ema
+        else msg("plan.resume.ema_dropped", step=step)
+    ]
 
 
 def _same_model(run: rundir.RunDir, then: FieldValues, now: FieldValues) -> None:

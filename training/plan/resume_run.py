@@ -28,7 +28,8 @@ SHOWN = 6  # runs in a list
 @dataclass(frozen=True)
 class ResumeRequest:
     """A request to resume. `merged`: the configuration merged with that of the run; `fields`: those
-    that may be set; `again`: the user's own command with these flags changed."""
+    that may be set; `again`: the user's own command with these flags changed; `received`: the run
+    as node 0 has sent it."""
 
     script: str
     ranks: int  # typed
@@ -39,6 +40,7 @@ class ResumeRequest:
     merged: Callable[[loader.Values, Known], resolve.Resolved]
     fields: Known
     again: Callable[..., str]
+    received: rundir.RunDir | None = None
 
     def command(self, run: rundir.RunDir, **changes: Any) -> str:
         """The command that resumes `run`, without a config: a resumed run keeps its own."""
@@ -74,10 +76,15 @@ class Found:
 
 def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
     wanted, origin = wish.resolved.config.resume, wish.resolved.origins["resume"]
-    if wanted == LATEST:
+    if wish.received and wanted != LATEST and Path(wanted).name != wish.received.name:
+        problems.append(other_run(wish.received.name, wanted, wish.again))
+        return Found()
+    if wanted == LATEST and not wish.received:
         return _latest(wish, origin, problems)
     folders = (Path(wanted), wish.experiments / wanted)
-    run = rundir.RunDir(next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute())
+    run = wish.received or rundir.RunDir(
+        next((p for p in folders if os.path.isdir(p)), Path(wanted)).absolute()
+    )
     plan = standing.read_plan(run)
     if plan is None or not isinstance(plan.get("config"), dict):
         fixes = [
@@ -104,6 +111,14 @@ def find(wish: ResumeRequest, problems: list[Problem]) -> Found:
             again=wish.again(**end.longer),
         )
     return found
+
+
+def other_run(of_node_0: str, wanted: str, again: Callable[..., str]) -> Problem:
+    """Another machine is to resume another run than node 0."""
+    what = msg("plan.nodes.other_run", run=of_node_0, resumed=wanted)
+    return Problem(
+        "nodes.common_run", what, msg("plan.nodes.same_run"), [again(resume=of_node_0)], "resume"
+    )
 
 
 def _latest(wish: ResumeRequest, origin: str, problems: list[Problem]) -> Found:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from training.core.messages import msg
-from training.host import decisions, gpus, torch_build
-from training.host.gpu_choice import emptiest_gpus
-from training.plan import builder, communication, preflight
+from training.host import decisions, gpus, numa, torch_build
+from training.host.gpu_choice import GpuChoice, emptiest_gpus
+from training.plan import builder, communication, elastic, preflight
 from training.plan.script_request import ScriptLaunchRequest
-from training.plan.script_words import USED
+from training.plan.script_words import USED, WATCH
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -32,7 +32,9 @@ def build(
         if config.device != "cpu"
         else gpus.GpuInventory((), decisions.AS_ASKED)
     )
-    gpu_choice = emptiest_gpus(machine, local, environ, hide=False)
+    gpu_choice = (
+        GpuChoice(machine) if request.watch else emptiest_gpus(machine, local, environ, hide=False)
+    )
     machine, environ = gpu_choice.machine, gpu_choice.environ(environ)
     torch = torch_build.installed() if script.python == sys.executable else None
     device = (
@@ -63,18 +65,39 @@ def build(
         "config": {name: value for name, value in asdict(config).items() if name in USED},
         "script": script.record(),
     }
-    plan["notes"] += builder.warnings(checks)
-    own = [
-        msg("plan.script.python", python=script.python, reason=script.python_reason)
-        if script.python
-        else msg("plan.script.program"),
-        msg("plan.script.device", value=device.value, reason=device.reason)
-        if config.device == "auto"
-        else msg("plan.text.device", value=device.value, reason=device.reason),
-    ]
-    plan["headline"] += own
+    if may_lose := elastic.record(plan):
+        # a rank may use several GPUs: those without a rank stay visible
+        others = [gpu.record() for gpu in machine.gpus[local:]] if plan["gpus"] else []
+        plan["elastic"] = {**may_lose, "gpus": [*may_lose["gpus"], *others]}
+    if request.watch:
+        _leave_alone(plan, script.path)
+    plan["notes"] += [*builder.warnings(checks), *elastic.note(plan)]
+    own = (
+        []
+        if request.watch
+        else [
+            msg("plan.script.python", python=script.python, reason=script.python_reason)
+            if script.python
+            else msg("plan.script.program"),
+            msg("plan.script.device", value=device.value, reason=device.reason)
+            if config.device == "auto"
+            else msg("plan.text.device", value=device.value, reason=device.reason),
+        ]
+    )
+    plan["headline"] += [*own, *elastic.sentence(plan)]
     plan["text"] += [
         msg("plan.script.command", command=shlex.join([script.path, *script.args])),
         *own,
+        *elastic.sentence(plan),
     ]
     return plan, checks
+
+
+def _leave_alone(plan: Plan, command: str) -> None:
+    """A watched command starts its ranks in the environment of the user's shell."""
+    reason = msg("plan.watch.reason")
+    plan["launcher"] = {"value": WATCH, "reason": reason}
+    plan["numa"] = numa.NumaPlan((None,), memory=False, reason=reason).record()
+    plan["variables"] = []
+    sentence = msg("plan.watch.sentence", command=command)
+    plan["headline"], plan["text"] = [sentence], [sentence]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from training.core.contracts.plan import ScriptRecord
 
 SOURCES = (".py", ".pyc", ".pyz")
+FIND_TORCH_S = 10.0
 HEAD_BYTES = 256  # the kernel reads as much of a #! line
 
 
@@ -149,9 +151,32 @@ def _not_executable(file: Path, path: str) -> Problem | None:
 
 
 def interpreter(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The script's Python: that of the active environment, else the launcher's."""
+    """The script's Python: that of the active environment, else the one on PATH if it has torch (in
+    containers), else the launcher's."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         path = Path(environ.get(variable, ""), "bin/python")
         if environ.get(variable) and os.access(path, os.X_OK):
             return str(path), msg("plan.script.active_environment", variable=variable)
+    chosen = {"DUET_PYTHON", "TORCH_LOCAL_PATH"} & environ.keys()  # an environment, by the user
+    for name in ("python", "python3") if environ.get("PATH") and not chosen else ():
+        found = shutil.which(name, path=environ["PATH"])
+        if found and _has_torch(found):
+            return found, msg("plan.script.path_python")
     return sys.executable, msg("plan.script.launcher_python")
+
+
+def _has_torch(python: str) -> bool:
+    """Without importing it; a Python that does not run has none."""
+    ask = "import sys; sys.path.pop(0); from importlib.util import find_spec; "
+    ask += "sys.exit(find_spec('torch') is None)"
+    try:
+        done = subprocess.run(
+            [python, "-c", ask],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=FIND_TORCH_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

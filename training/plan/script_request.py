@@ -21,8 +21,9 @@ from training.config.translate import RANKS, Changes
 from training.core import suggest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.host import hosts
 from training.host.placement import RANK
-from training.plan import script_program
+from training.plan import elastic, script_program
 from training.plan.cli_args import SCRIPTS, command, folder, number_of_ranks
 from training.plan.request import LaunchRequest, common, count, place_of, run_name
 from training.plan.script_words import RUN, SEPARATOR, USED, split
@@ -35,6 +36,12 @@ class ScriptLaunchRequest(LaunchRequest):
     """A checked request to start a script."""
 
     runs: script_program.Script
+    watch: bool = False  # it starts the ranks itself
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.watch:
+            self.gpu_ranks = 0  # which GPUs it uses is unknown
 
     @property
     def base_name(self) -> str:
@@ -90,17 +97,26 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
     problems += _show_ranks(config.show_ranks, origins["show_ranks"])
     if origins["device"] == "default":
         config.device = "auto"
+    watch = line.on("watch")
     script = script_program.find(
         line.flags["script"][0],
         theirs,
         environ,
         problems,
         module=line.on("module"),
-        no_python=line.on("no_python"),
+        no_python=line.on("no_python") or watch,
     )
     experiments = folder("out_dir", resolved)
-    place = place_of(program, config, environ, problems, 0)
+    # the variables of a watched command are its own
+    place = place_of(program, config, {} if watch else environ, problems, 0, typed)
+    if watch and place and (place.nnodes > 1 or place.source == hosts.HEAD):
+        what = msg("plan.watch.nodes", nnodes=place.nnodes)
+        none = {name: "" for name in ("hosts", "hostfile") if name in line.flags}
+        fix = command(program, args, nnodes=1, **none)
+        problems.append(Problem("watch.nodes", what, msg("plan.watch.each"), [fix]))
     problems += run_name(config, origins, experiments, None, place, partial(command, program, args))
+    if place and typed:
+        problems += elastic.problems(config, origins, typed * place.nnodes, place, watch=watch)
     if place and place.kind == RANK:
         text = msg("plan.nested.script", reason=place.reason)
         why = msg("plan.nested.is_rank")
@@ -124,7 +140,9 @@ def read(program: str, args: list[str], environ: Mapping[str, str]) -> ScriptLau
         )
     ranks, local, notes = count(place, typed, program, 0)
     shared = common(program, args, line, resolved, place)
-    return ScriptLaunchRequest(**shared, ranks=ranks, local_ranks=local, notes=notes, runs=script)
+    return ScriptLaunchRequest(
+        **shared, ranks=ranks, local_ranks=local, notes=notes, runs=script, watch=watch
+    )
 
 
 def _own_arguments(program: str) -> str:

@@ -8,8 +8,9 @@ from training.config import flags
 from training.config.schema import FIELDS
 
 SEPARATOR = "--"
+WATCH = "watch"  # launcher of a plan whose ranks the program itself starts
 RUN = "duet run"  # the other command that launches a script; lib/init.sh passes its name
-PROGRAM = ("script", "module", "no_python")  # flags that name what is launched
+PROGRAM = ("script", "module", "no_python", "watch")  # flags that name what is launched
 # Fields that apply to the launch of any script.
 USED = (
     *(
@@ -18,6 +19,7 @@ USED = (
         if field.metadata["group"] == "launch" and name not in ("inject", "profile")
     ),
     *("run_name", "out_dir", "log_dir", "device", "hang_timeout", "report", "notify", "retries"),
+    "min_ranks",
 )
 
 
@@ -36,15 +38,23 @@ def as_run(own: list[str], changed: list[str], theirs: list[str]) -> str:
     """The launcher's words for launch_train.sh, further flags quoted for the shell, and the
     script's words, as a command line of `duet run`."""
     line = flags.parse(own)
-    program = ["--no-python"] if line.on("no_python") else []
+    watch = line.on("watch")
+    program = [SEPARATOR] if watch else ["--no-python"] if line.on("no_python") else []
     program += ["-m"] if line.on("module") else []
     program += [text for text, _ in [line.flags.get("script", ("", ""))] if text]
     moved = {i for name, *span in line.places if name in PROGRAM for i in range(*span)}
     moved |= set(line.positional_at[:1])
     kept = [word for i, word in enumerate(own) if i not in moved]
     number = ["-n", *line.positional[:1]] if line.positional else []
-    before, after = [*number, *kept], [*program, *theirs]
-    return " ".join(["./duet run", *map(shlex.quote, before), *changed, shlex.join(after)])
+    before, after = [*([] if watch else number), *kept], [*program, *theirs]
+    return " ".join(
+        [
+            f"./duet {'watch' if watch else 'run'}",
+            *map(shlex.quote, before),
+            *changed,
+            shlex.join(after),
+        ]
+    )
 
 
 def launch_words(words: list[str]) -> tuple[list[str], list[str]]:

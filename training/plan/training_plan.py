@@ -13,7 +13,16 @@ from training.core.project import ENTRYPOINT
 from training.host import decisions, env_vars, gpus, toolchain, torch_build
 from training.host.gpu_choice import GpuChoice, emptiest_gpus
 from training.host.placement import LOCAL, RANK
-from training.plan import builder, communication, gradients, preflight, resume_checks
+from training.plan import (
+    builder,
+    communication,
+    elastic,
+    gradients,
+    init_from,
+    preflight,
+    resume_checks,
+)
+from training.plan.cli_args import Received, nothing
 from training.plan.request import Request, read
 from training.tasks.memory import StepNeeds
 from training.tasks.planning import Decided, Situation
@@ -85,6 +94,11 @@ def build(
         **exchanged.fields,
         **decided.fields,
     }
+    if request.start:
+        plan["init_from"] = init_from.record(request.start)
+        begins = msg("plan.init.text", title=request.start.title, file=request.start.file)
+        plan["headline"].append(begins)
+        plan["text"].append(begins)
     plan["notes"] += [
         *decided.notes,
         *exchanged.notes,
@@ -92,7 +106,10 @@ def build(
         *_warnings(request, checks, static_graph),
         *resume_checks.decided_otherwise(request.resume_from, plan),
     ]
-    plan["headline"] += [_device(plan), *_recovery(plan)]
+    if may_lose := elastic.record(plan):
+        plan["elastic"] = may_lose
+    plan["notes"] += elastic.note(plan)
+    plan["headline"] += [_device(plan), *_average(plan), *_recovery(plan), *elastic.sentence(plan)]
     chosen = isinstance(request.config.device_batch_size, str)  # auto
     plan["text"] += [*sentences(plan, split, decided, chosen), *exchanged.text]
     return plan, checks
@@ -127,12 +144,21 @@ def _amount(data: CorpusRecord) -> str:
     )
 
 
-def _length(plan: Plan) -> str:
-    steps = units.plural(plan["config"]["num_iterations"], "step")
-    epochs = units.plural(plan["config"]["num_epochs"] or 1, "epoch")
-    if plan["config"]["num_iterations"] and plan["config"]["num_epochs"]:
-        return msg("plan.length.either", steps=steps, epochs=epochs)
-    return msg("plan.length.one", length=steps if plan["config"]["num_iterations"] else epochs)
+def _length(plan: Plan, split: batch.Batch) -> str:
+    config = plan["config"]
+    steps = config["num_iterations"]
+    limits = []
+    if steps:
+        unit, amount = plan["task"]["unit"], units.count(steps * split.total_tokens)
+        shown = units.plural(steps, "step")
+        limits.append(msg("plan.length.steps", steps=shown, amount=amount, unit=unit))
+    if config["num_epochs"] or not (steps or config["max_time"]):
+        limits.append(units.plural(config["num_epochs"] or 1, "epoch"))
+    if config["max_time"]:
+        limits.append(units.duration(config["max_time"]))
+    if len(limits) > 1:
+        return msg("plan.length.either", limits=msg("plan.length.or").join(limits))
+    return msg("plan.length.one", length=limits[0])
 
 
 def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) -> list[str]:
@@ -155,9 +181,11 @@ def sentences(plan: Plan, split: batch.Batch, decided: Decided, chosen: bool) ->
         *_math(plan),
         *_deterministic(plan),
         msg("plan.text.batch", sentence=split.sentence(plan["task"]["unit"])),
-        _length(plan) + data,
+        _length(plan, split) + data,
+        *_average(plan),
         *decided.text,
         *_recovery(plan),
+        *elastic.sentence(plan),
     ]
     if chosen and "device_batch_size" in plan:
         lines.append(
@@ -198,6 +226,11 @@ def _deterministic(plan: Plan) -> list[str]:
         return []
     on_gpu = plan["device"]["value"] == "cuda"
     return [msg("plan.text.deterministic") if on_gpu else msg("plan.text.deterministic_cpu")]
+
+
+def _average(plan: Plan) -> list[str]:
+    decay = plan["config"]["ema"]
+    return [msg("plan.text.ema", decay=decay)] if decay else []
 
 
 def _recovery(plan: Plan) -> list[str]:
@@ -258,10 +291,13 @@ def announce(plan: Plan) -> None:
 
 
 def make(
-    script: str, args: list[str], environ: Mapping[str, str]
+    script: str,
+    args: list[str],
+    environ: Mapping[str, str],
+    received: Received = nothing,
 ) -> tuple[Request, Plan, list[preflight.Check]]:
     count = len(gpus.inventory(environ).gpus) if script == ENTRYPOINT else 0
-    request = read(script, args, environ, gpus=count)
+    request = read(script, args, environ, gpus=count, received=received)
     if request.save_config:
         if request.place.kind != RANK or request.place.rank == 0:
             request.save()

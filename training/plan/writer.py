@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from training.core import log as console
 from training.core import rundir, standing
-from training.core.errors import Problem, UserError
+from training.core.errors import UserError
 from training.core.messages import msg
 from training.core.project import ROOT
-from training.plan import preflight
+from training.plan import preflight, resume_run
 from training.plan.request import LaunchRequest
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def write(
         else request.resume_from or new_run(request)
     )
     log = _new_log(request)
+    if not request.place.first_node:
+        plan["shared"] = run.token(plan["launch"]).exists()
+        if not (plan["shared"] or plan.get("script")):
+            plan["text"].append(msg("plan.nodes.own_disk"))
     run.create()
     if request.resume_from and request.place.first_node:
         _keep_before(run)
@@ -59,8 +63,12 @@ def write(
     )
     rundir.write_bytes(run.env, _nul([f"{name}={value}" for name, value in set_here.items()]))
     rundir.write_json(run.own_plan, plan)
-    # this node does not share a disk with the first
-    if (rundir.read_json(run.plan) or {}).get("launch") != plan["launch"]:
+    if run.own == run.path:
+        if request.place.nnodes > 1:
+            for old in run.path.glob(run.token("*").name):  # of a killed launch
+                old.unlink(missing_ok=True)
+            run.token(plan["launch"]).touch()
+    elif not plan["shared"]:
         rundir.write_json(run.plan, plan)
     return run
 
@@ -68,15 +76,7 @@ def write(
 def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
     name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
-        text = msg("plan.nodes.other_run", run=name, resumed=request.resume_from.name)
-        raise UserError(
-            Problem(
-                "nodes.common_run",
-                text,
-                msg("plan.nodes.same_run"),
-                [request.command(resume=name)],
-            )
-        )
+        raise UserError(resume_run.other_run(name, request.resume_from.name, request.command))
     return rundir.RunDir(request.experiments / name, request.place.node_rank)
 
 

@@ -45,6 +45,7 @@ class _Nothing:
 
     parameters: int = 0
     optimizer: int = 0
+    average: int = 0
     total: int = 0
     needed: int = 0
     tight: int = 0
@@ -102,12 +103,8 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     shm = shared_memory(facts.workers, ranks, nccl=facts.device == "cuda")
     checks += [shm] if shm else []
     checks.append(open_files(facts.workers, ranks))
-    # A checkpoint holds weights and optimizer state; one more exists while it is written.
-    saved = (
-        (estimate.parameters + estimate.optimizer + step.elsewhere) * (config.keep_checkpoints + 1)
-        if step
-        else 0
-    )
+    # One more exists while it is written.
+    saved = step.stored * (config.keep_checkpoints + config.keep_best + 1) if step else 0
     checks.append(
         folder("run", request.experiments, "out_dir", saved + (64 << 20), origins["out_dir"])
     )

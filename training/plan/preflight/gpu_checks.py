@@ -189,13 +189,11 @@ def torch_fits(
 def compile_works(
     torch: TorchBuild | None, device: str, missing: Mapping[str, str], request: LaunchRequest
 ) -> Iterable[Check]:
-    """`missing`: what torch.compile lacks here → its Debian package."""
+    """`missing`: what torch.compile lacks here → a command that provides it."""
     eager = request.command(compile=0)
     if missing:
         text = msg("host.decision.compile_lacks", lacks=", ".join(missing))
-        yield Check(
-            "compile", ERROR, text, [f"sudo apt-get install {' '.join(missing.values())}", eager]
-        )
+        yield Check("compile", ERROR, text, [*missing.values(), eager])
     # For CPUs torch.compile builds a shell command without quoting the path of torch.
     if device == "cpu" and torch is not None and re.search(r"[\s'\"]", torch.folder):
         text = msg("plan.torch.folder_quoted", folder=torch.folder)

@@ -193,7 +193,7 @@ def ram_beside_gpus(
     """Host memory for training on GPUs: torch, and rank 0's copy of a checkpoint during a save. To
     resume, each rank first reads a whole checkpoint."""
     free = cgroups.available_memory()
-    whole = estimate.parameters + estimate.optimizer + (step.elsewhere if step else 0)
+    whole = step.stored if step else estimate.parameters + estimate.optimizer
     copies = max(step.saving if step else whole, ranks * whole if resumes else 0)
     needed = ranks * RANK_RAM_BYTES + copies
     if free < needed:

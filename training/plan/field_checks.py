@@ -1,0 +1,37 @@
+"""Values of fields that contradict each other or the task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from training.config.schema import FIELDS, Config
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.tasks.spec import TaskSpec
+
+
+def problems(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    return _not_computable(kind, config, origins) + _nothing_to_compare(config, origins)
+
+
+def _not_computable(kind: TaskSpec, config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """A precision that the task's model does not have."""
+    if config.precision != "fp8" or kind.fp8:
+        return []
+    text = msg("plan.precision.task", origin=origins["precision"], task=kind.name)
+    others = [value for value in FIELDS["precision"].metadata["choices"] if value != "fp8"]
+    return [
+        Problem("config.task_precision", text, ", ".join(others), ["--precision=auto"], "precision")
+    ]
+
+
+def _nothing_to_compare(config: Config, origins: Mapping[str, str]) -> list[Problem]:
+    """--keep_best without evaluations."""
+    if not config.keep_best or config.eval_every:
+        return []
+    text = msg(
+        "plan.keep_best.never", keep_best=origins["keep_best"], eval_every=origins["eval_every"]
+    )
+    default = FIELDS["eval_every"].default
+    fixes = [f"--eval_every={default}", "--keep_best=false"]
+    return [Problem("flag.contradiction", text, msg("plan.keep_best.wanted"), fixes, "keep_best")]

@@ -1,0 +1,105 @@
+"""--init_from: the trained weights that a new run starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training import tasks
+from training.config import loader, origin, resolve
+from training.core import find_run, manifest, rundir
+from training.core.errors import Problem, UserError
+from training.core.find_run import RunSelector
+from training.core.messages import msg
+from training.tasks import weights
+from training.tasks.weights import Weights
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import InitRecord
+    from training.tasks.spec import TaskSpec
+
+ASKER = RunSelector("--init_from", "--init_from=", "--init_from=latest")
+
+
+def find(
+    resolved: resolve.Resolved,
+    experiments: Path,
+    resumed: rundir.RunDir | None,
+    problems: list[Problem],
+) -> Weights | None:
+    """The weights; None without --init_from, with a problem, or if a run with a checkpoint is
+    resumed."""
+    config, origins = resolved.config, resolved.origins
+    if not config.init_from:
+        return None
+    if config.resume and origin.asked_for(origins["init_from"]):
+        problems.append(
+            Problem(
+                "flag.contradiction",
+                msg("plan.init.and_resume", init=config.init_from, resume=config.resume),
+                msg("monitor.option.one_of_them"),
+                field="init_from",
+            )
+        )
+        return None
+    if resumed and manifest.newest(resumed.checkpoints):
+        return None
+    word = config.init_from
+    kind = None if config.init_weights == "auto" else config.init_weights
+    try:
+        bare = find_run.path_of(word)
+        if bare.suffix in weights.BARE and not weights.is_weights(bare):
+            if bare.is_file():
+                return weights.bare(bare, kind)
+            if not bare.exists():
+                what = msg("plan.init.no_file", word=word, origin=origins["init_from"])
+                allowed = msg("plan.init.file_wanted")
+                raise UserError(Problem("run.missing", what, allowed, field="init_from"))
+        named = None if word == find_run.LATEST else word
+        return weights.find(named, experiments, ASKER, kind, "init_weights")
+    except UserError as error:
+        problems += error.problems
+        if word == "resume":  # of nanoGPT
+            problems[-1].fixes.insert(0, "--resume=latest")
+        return None
+
+
+def values(start: Weights) -> loader.Values:
+    """Fields that follow from the weights where nothing else sets them."""
+    if not start.plan:
+        return {}
+    task = tasks.task_of(start.plan)
+    spec = tasks.spec_of(start.plan)
+    found = {"task": task["file"] or task["name"], **spec.fields_of(start)}
+    return {
+        name: (value, msg("plan.init.origin", title=start.title)) for name, value in found.items()
+    }
+
+
+def differences(start: Weights, kind: TaskSpec, resolved: resolve.Resolved) -> list[Problem]:
+    """Why the model of this run cannot have these weights, all reasons at once."""
+    if not start.plan:
+        return []
+    theirs = tasks.spec_of(start.plan)
+    if Path(theirs.name).stem != Path(kind.name).stem:
+        what = msg(
+            "plan.init.other_task",
+            title=start.title,
+            theirs=theirs.name,
+            task=kind.name,
+            origin=resolved.origins["task"],
+        )
+        return [
+            Problem("init.differs", what, msg("plan.init.same_model"), [f"--task={theirs.name}"])
+        ]
+    return kind.differences(start, resolved.config, resolved.options, resolved.origins)
+
+
+def record(start: Weights) -> InitRecord:
+    return {
+        "file": str(start.file),
+        "title": start.title,
+        "bytes": start.facts.get("bytes"),
+        "sha256": start.facts.get("sha256"),
+        "averaged": start.averaged,
+    }
