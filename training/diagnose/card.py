@@ -50,6 +50,8 @@ def of_run(record: FailureRecord) -> str:
     ]
     if record["where"]:
         lines.append(row(msg("diagnose.card.where"), record["where"]))
+    for rank, text in record.get("threads", {}).items():
+        lines.append(row(msg("diagnose.card.thread"), f"rank {rank}: {cut(text)}"))
     places = record["waiting"] or record["phases"]
     if others := [f"rank {r}: {p}" for r, p in places.items() if str(record["rank"]) != r]:
         lines.append(row(msg("diagnose.card.others"), "; ".join(others)))

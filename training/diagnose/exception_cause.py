@@ -29,7 +29,7 @@ ASK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from training.host import gpus
-machine = gpus.inventory()
+machine = gpus.inventory({})
 print(json.dumps({"uuids": [gpu.uuid for gpu in machine.gpus], "reason": machine.reason}))
 """
 UNKNOWN, RAISED, EXIT_STATUS, PEER_DIED = (
@@ -107,23 +107,27 @@ def of_log(log: Path, rank: int | None, since: int) -> RootCause | None:
     )
 
 
-def lost_gpus(plan: Plan) -> str:
-    """Message about planned GPUs of this machine that the driver no longer lists; '' if none."""
+def lost_gpus(plan: Plan) -> tuple[str, tuple[int, ...]]:
+    """Planned GPUs of this machine that the driver no longer lists, of all that it lists: message,
+    '' if none, and their positions in the plan, () if the driver does not answer."""
     if plan["device"]["value"] != "cuda" or not plan["gpus"]:
-        return ""
+        return "", ()
     try:
         machine = _ask_driver()
     except subprocess.TimeoutExpired:
-        return msg("diagnose.gpus.no_answer", limit_s=DRIVER_S)
+        return msg("diagnose.gpus.no_answer", limit_s=DRIVER_S), ()
     except (OSError, ValueError) as error:
         console.warning(msg("diagnose.gpus.query_failed", error=error))
-        return ""
-    lost = [
-        f"GPU {gpu['index']} ({gpu['name']})"
-        for gpu in plan["gpus"]
+        return "", ()
+    lost = {
+        place: f"GPU {gpu['index']} ({gpu['name']})"
+        for place, gpu in enumerate(plan["gpus"])
         if gpu["uuid"] not in machine["uuids"]
-    ]
-    return msg("diagnose.gpus.lost", lost=", ".join(lost), reason=machine["reason"]) if lost else ""
+    }
+    if not lost:
+        return "", ()
+    names = ", ".join(lost.values())
+    return msg("diagnose.gpus.lost", lost=names, reason=machine["reason"]), tuple(lost)
 
 
 def _ask_driver() -> _DriverAnswer:

@@ -68,10 +68,7 @@ class Traceback:
 
     @property
     def where(self) -> str | None:
-        """The innermost frame outside libraries, else of any file."""
-        files = [f for f in self.frames if not f.startswith(NO_FILE)]
-        own = [f for f in files if not any(mark in f for mark in LIBRARY)]
-        return (own or files or [None])[-1]  # type: ignore[list-item]
+        return innermost(self.frames)
 
     @property
     def caller(self) -> str:
@@ -85,6 +82,19 @@ class Traceback:
 
     def first(self) -> Traceback:
         return self.before.first() if self.before else self
+
+
+def innermost(frames: Sequence[str]) -> str | None:
+    """The innermost frame (file:line) outside libraries, else of any file."""
+    files = [f for f in frames if not f.startswith(NO_FILE)]
+    own = [f for f in files if not any(mark in f for mark in LIBRARY)]
+    return (own or files or [None])[-1]  # type: ignore[list-item]
+
+
+def frames_of(text: str) -> list[str]:
+    """file:line of the frames in the text of one traceback, outermost first."""
+    found = (FRAME.search(line) for line in text.splitlines())
+    return [f"{f['file'] or f['rich']}:{f['line'] or f['at']}" for f in found if f]
 
 
 def read(lines: Sequence[LogLine]) -> list[Traceback]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -26,6 +28,7 @@ from training.host.torch_build import NO_LIBUV
 # its port, and it does not listen on other interfaces.
 STORE_FD = "DUET_STORE_FD"
 DEFAULT_TIMEOUT_S = 600.0
+POLL_S = 0.05
 LEAVE_S = 10.0  # that the main process waits for the others to leave a barrier
 
 
@@ -190,14 +193,17 @@ def _common_store() -> dist.Store:
     )
 
 
-def from_main(key: str, value: str | None = None) -> str:
+def from_main(key: str, value: str | None = None, waiting: Callable[[], None] | None = None) -> str:
     """Broadcast a text from rank 0 through the store (not a collective). Waits at most setup's
-    timeout."""
+    timeout; with `waiting`, which is called regularly, as long as the store exists."""
     if _store is None:
         return value or ""
     if is_main_process():
         _store.set(f"main/{key}", value or "")
         return value or ""
+    while waiting and not _store.check([f"main/{key}"]):
+        waiting()
+        time.sleep(POLL_S)
     return _store.get(f"main/{key}").decode()
 
 

@@ -8,7 +8,6 @@ import hashlib
 import math
 import os
 from collections import deque
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ from . import checksum, sample_tracker, step_timer
 from .analysis import Judge, due
 from .background import Watcher
 from .messages import msg
-from .reporting import Finding, FindingsOutput, InspectionError, joined, listed
+from .pending_step import PendingStep
+from .reporting import Finding, FindingsOutput, InspectionError
 from .shared_store import open_board
 
 if TYPE_CHECKING:
@@ -33,21 +33,6 @@ MODES = ("auto", "warn", "raise")
 KEPT = 2  # batches, until their loss is known
 CLOSE_S = 10.0
 _made = 0  # inspectors in this process; equal on every rank
-
-
-@dataclass
-class PendingStep:
-    """A step whose loss may still be on its way from the GPU: tensors are in host memory once
-    `event` is complete."""
-
-    step: int
-    size: int | None
-    loss: torch.Tensor | float | None
-    event: Any
-    place: tuple[int, int, list[int]] | None  # epoch, batch, indices
-    batch: Any
-    losses: torch.Tensor | None
-    sums: torch.Tensor | None  # checksums of the parameters, if due
 
 
 class DDPInspector:
@@ -211,33 +196,18 @@ class DDPInspector:
     def _note(
         self, loss: Any, size: int | None, place: tuple[int, int, list[int]] | None, batch: Any
     ) -> None:
-        own: torch.Tensor | float | None = None
-        event, losses, sums = None, None, None
-        if isinstance(loss, torch.Tensor):
-            losses = loss.detach() if loss.dim() else None
-            mean = loss if losses is None else losses.float().mean()
-            own = _on_its_way(mean.detach()) if mean.is_cuda else mean.item()
-        elif loss is not None:
-            own = float(loss)
-        if due(self._steps, self._every) and self._parameters:
-            sums = _on_its_way(checksum.of_tensors(p for _, p in self._parameters))
-        if isinstance(own, torch.Tensor) or (sums is not None and sums.is_pinned()):
-            event = torch.cuda.Event()
-            event.record()
-        self._noted.append(PendingStep(self._steps, size, own, event, place, batch, losses, sums))
+        checked = due(self._steps, self._every) and self._parameters
+        parameters = (p for _, p in self._parameters) if checked else None
+        self._noted.append(PendingStep.taken(self._steps, size, loss, place, batch, parameters))
         if len(self._noted) > KEPT:  # the GPU is behind: do not keep its batches alive
             old = self._noted[-1 - KEPT]
             old.batch = old.losses = None
 
     def _settle(self, *, wait: bool) -> None:
         """Check the steps whose loss has arrived."""
-        while self._noted and (
-            wait or self._noted[0].event is None or self._noted[0].event.query()
-        ):
+        while self._noted and (wait or self._noted[0].has_arrived()):
             noted = self._noted.popleft()
-            if noted.event is not None:
-                noted.event.synchronize()
-            loss = float(noted.loss) if noted.loss is not None else None
+            loss = noted.value()
             if due(noted.step, self._every):
                 self._tell_row(noted, loss)
             if noted.size == 0:
@@ -250,7 +220,7 @@ class DDPInspector:
                     )
                 )
             elif loss is not None and not math.isfinite(loss):
-                which = _which(noted)
+                which = noted.samples()
                 text = msg("inspector.not_finite.text", loss=loss, rank=self.rank, step=noted.step)
                 text = (
                     msg("inspector.not_finite.with_samples", text=text, samples=which)
@@ -359,15 +329,6 @@ class DDPInspector:
             self._output.keep(InspectionError(self._watcher.no_data))
 
 
-def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy to host memory without waiting for the GPU."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-        tensor, non_blocking=True
-    )
-
-
 def _is_wrapped(model: nn.Module) -> bool:
     """Whether a known wrapper averages the gradients of the ranks."""
     known = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
@@ -375,33 +336,3 @@ def _is_wrapped(model: nn.Module) -> bool:
     return any(type(m).__name__ in known for m in (inner, *inner.modules())) or any(
         hasattr(p, "placements") for p in inner.parameters()
     )
-
-
-def _which(noted: PendingStep) -> str:
-    """The samples of a loss; '' if unknown."""
-    parts = []
-    indices = noted.place[2] if noted.place else []
-    if noted.place:
-        parts.append(msg("inspector.not_finite.place", epoch=noted.place[0], batch=noted.place[1]))
-    if noted.size and (noted.batch is not None or noted.losses is not None):
-        inputs, own = sample_tracker.not_finite(noted.batch, noted.losses, noted.size)
-        if inputs:
-            parts.append(msg("inspector.not_finite.input", samples=_named(inputs, indices)))
-        if own:
-            parts.append(msg("inspector.not_finite.own_loss", samples=_named(own, indices)))
-        if not inputs and not own:
-            parts.append(msg("inspector.not_finite.inputs_finite"))
-    if indices:
-        parts.append(
-            msg("inspector.not_finite.batch", samples=listed(indices, 2 * sample_tracker.SHOWN))
-        )
-    return joined(parts)
-
-
-def _named(places: list[int], indices: list[int]) -> str:
-    if indices and places[-1] < len(indices):
-        return msg(
-            "inspector.not_finite.sample",
-            samples=listed([indices[p] for p in places], sample_tracker.SHOWN),
-        )
-    return msg("inspector.not_finite.sample_place", places=listed(places, sample_tracker.SHOWN))

@@ -12,6 +12,7 @@ from pathlib import Path
 from training.core import heartbeat, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
+from training.watchdog import spawned
 from training.watchdog.probes import procfs
 
 COMMAND = "./duet attach"
@@ -20,6 +21,12 @@ RENDEZVOUS = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
+)
+# programs and modules that start ranks, in case a platform has set rank variables for them
+LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+    *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
 )
 
 
@@ -117,7 +124,7 @@ def of_process(pid: int) -> dict[int, int]:
         )
     top = _top(pid)
     if top is None:
-        found = _below(pid)
+        found = _below(pid) or {rank: [one] for rank, one in spawned.ranks(pid).items()}
         if not found and procfs.is_python(pid):
             return {0: pid}
     else:
@@ -161,35 +168,60 @@ def below(pid: int) -> dict[int, int]:
     return {rank: pids[0] for rank, pids in sorted(_below(pid).items())}
 
 
+def started_by(pid: int) -> tuple[dict[int, int], int, int]:
+    """(rank → PID, their number on this machine, on all machines) of the ranks that a command has
+    started; ({}, 0, 0) while it has started none."""
+    found, main = below(pid), python_of(pid)
+    if not found:
+        found = spawned.ranks(main)
+        return found, len(found), len(found)
+    one = next(iter(found.values()))
+    world = procfs.environment(one).get("WORLD_SIZE", "")
+    local = max(_world(one), len(found))
+    # Lightning: the program itself is the first rank, and starts itself again for each of the
+    # others. A launcher executes another program; its first rank may have ended.
+    again = one in procfs.family(main) and procfs.program(one) == procfs.program(main) != ""
+    if again and 0 not in found and len(found) == local - 1:
+        found = {0: main, **found}
+    return found, local, max(local, int(world) if world.isdecimal() else 0)
+
+
+def python_of(pid: int) -> int:
+    """The topmost Python process of a rank that a shell script or another program may have started;
+    the rank itself where there is none."""
+    if procfs.is_python(pid):
+        return pid
+    return next((child for child in procfs.family(pid) if procfs.is_python(child)), pid)
+
+
 def _below(pid: int) -> dict[int, list[int]]:
     """The topmost Python process of each rank; its workers inherit its variables."""
     found: dict[int, list[int]] = {}
     inside: set[int] = set()
     tree = procfs.tree()
     for child in procfs.family(pid, tree):
-        if child in inside or not _is_rank(child):
+        if child in inside or not _is_rank(child, tree):
             continue
         inside.update(procfs.family(child, tree))
         found.setdefault(_number(child), []).append(child)
     return found
 
 
-def _is_rank(pid: int) -> bool:
+def _is_rank(pid: int, tree: dict[int, list[int]]) -> bool:
     variables = procfs.environment(pid)
     return (
         ("RANK" in variables or "LOCAL_RANK" in variables)
         and procfs.is_python(pid)
-        and not _starts_ranks(pid)
+        and not _starts_ranks(pid, tree)
     )
 
 
-def _starts_ranks(pid: int) -> bool:
-    """Is this torchrun in an environment where a platform has set rank variables?"""
-    command = procfs.command(pid)
-    return (
-        "torch.distributed.run" in command
-        or "torch.distributed.launch" in command
-        or "/torchrun" in command.split(" --")[0]
+def _starts_ranks(pid: int, tree: dict[int, list[int]] | None = None) -> bool:
+    """Is this a launcher in an environment where a platform has set rank variables? LOCAL_RANK is
+    set by launchers alone."""
+    return procfs.program(pid) in LAUNCHERS or (
+        "LOCAL_RANK" not in procfs.environment(pid)
+        and any("LOCAL_RANK" in procfs.environment(child) for child in procfs.family(pid, tree))
     )
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from training.core import exit_status, run_reader, rundir
+from training.core import exit_status, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.tail import tail
-from training.diagnose import exception_cause
+from training.diagnose import error_reports, exception_cause
 from training.host.gpus import one_line
 from training.watchdog.hang_report import DESYNC
 from training.watchdog.probes import flight_recorder, stacks
@@ -58,11 +58,7 @@ def left_before(
         for p in run.ranks.glob("rank*.ended")
         if (facts := rundir.read_json(p))
     }
-    errors = {
-        int(e["rank"]): e
-        for p in run.ranks.glob("rank*.error.json")
-        if (e := run_reader.read_rank_error(p))
-    }
+    errors = {error["rank"]: error for error in error_reports.of_all(run)}
     if (error := errors.get(rank)) is not None:
         if not exception_cause.lost_peer(error) or any(
             e["time"] <= error["time"] and not exception_cause.lost_peer(e) for e in errors.values()
@@ -87,7 +83,7 @@ def explain(
 ) -> RankExit:
     """How and where this rank exited. `alive`: the running ranks; `log_from`: log → offset of this
     attempt."""
-    if error := run_reader.read_rank_error(run.rank_error(rank)):
+    if error := error_reports.of_rank(run, rank):
         if error["type"] == exception_cause.LEFT:
             return RankExit(DIED, rank, error["where"] or None, exception_cause.left(error))
         return RankExit(

@@ -4,25 +4,31 @@ user scripts."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core import heartbeat, log, rundir
 from training.core.messages import msg
+from training.core.units import plural
+from training.plan.script_words import WATCH
 from training.watchdog import discovery, hang_dump
 from training.watchdog.hang_report import DESYNC, HANG, UNEVEN, HangFinding
 from training.watchdog.heartbeat_watchdog import HeartbeatWatchdog
 from training.watchdog.probes import flight_recorder, procfs
 from training.watchdog.script_watchdog import ScriptWatch
+from training.watchdog.slow_rank import SlowRankWatch
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 OFF_S, ERRORS = 60.0, 5  # after an internal error, doubled each time; this many turn it off
+NONE_S = 60.0  # a watched command has started no rank for that long: reported
 BELOW_S = 1.0  # interval of the search for the ranks of torchrun
 
 
@@ -31,18 +37,30 @@ class RanksWatch:
 
     def __init__(self, run: rundir.RunDir, plan: Plan, ranks: range, world_size: int) -> None:
         self.run, self.ranks = run, ranks
-        self._heartbeats = self._script = None
+        self._heartbeats = self._script = self._slow = None
         self._errors, self._off_until = 0, 0.0
         self._below: dict[int, int] = {}  # rank → pid, under torchrun
         self._been_below: set[int] = set()  # ranks seen so far under torchrun
         self._next_below = 0.0
-        if plan.get("script"):
+        self._wrapped = bool(plan.get("script")) and plan["script"]["python"] is None
+        script = plan.get("script")
+        self._watched = (
+            Path(script["path"]).name if script and plan["launcher"]["value"] == WATCH else ""
+        )
+        self._since, self._warned_none = time.monotonic(), False
+        self._expected: set[int] | None = None  # ranks of a watched command, once known
+        if script:
             floor_s, elsewhere = float(plan["config"]["hang_timeout"]), len(ranks) < world_size
             self._script = ScriptWatch(
                 floor_s,
                 elsewhere=elsewhere,
                 pending=lambda rank: flight_recorder.pending(run.ranks, rank),
                 trains=self._trains,
+            )
+            self._slow = SlowRankWatch(
+                floor_s,
+                read=functools.partial(flight_recorder.arrivals, run.ranks),
+                warn=self._warn_of_slow,
             )
         else:
             self._heartbeats = HeartbeatWatchdog(run, plan, ranks)
@@ -55,8 +73,9 @@ class RanksWatch:
     def close(self) -> None:
         """Wait for its threads: processes must be started from a process with one thread."""
         try:
-            if self._script:
-                self._script.close()
+            for watch in (self._script, self._slow):
+                if watch:
+                    watch.close()
         except Exception as error:
             self._failed(error)
 
@@ -123,13 +142,45 @@ class RanksWatch:
         if self._heartbeats:
             return self._heartbeats.look(pids)
         assert self._script
-        if not pids:
+        if self._watched:
+            pids = self._adopt(started[None])
+            ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
+        elif not pids:
             pids = self._torchruns(started[None])
             ended = {**dict.fromkeys(self._been_below - pids.keys(), 0), **ended}
+        elif self._wrapped:
+            pids = self._pythons(pids)
+        if self._slow:
+            self._slow.look(pids)
         found = self._script.look(pids, ended)
         return (
             hang_dump.keep(self.run, self._compared(found, pids), found.texts()) if found else None
         )
+
+    @property
+    def adopted(self) -> dict[int, int]:
+        """Rank → PID of the running ranks that a watched command has started."""
+        return self._below if self._watched else {}
+
+    def _adopt(self, command: int) -> dict[int, int]:
+        """Ranks of a watched command, whose number is known when it has started the first one."""
+        self._below = {rank: pid for rank, pid in self._below.items() if _lives(pid)}
+        now = time.monotonic()
+        if self._below.keys() != self._expected and now >= self._next_below:
+            self._next_below = now + BELOW_S
+            found, local, world = discovery.started_by(command)
+            if found and found != self._below and len(found) == local:
+                ranks, pids = plural(len(found), "rank"), ", ".join(map(str, found.values()))
+                log.info(msg("watchdog.adopted", ranks=ranks, command=self._watched, pids=pids))
+            if self._script and found:
+                self._script.others_elsewhere = world > local
+            self._below = found
+            self._expected = {*found} if found and len(found) == local else None
+            self._been_below |= found.keys()
+        if not self._been_below and now - self._since > NONE_S and not self._warned_none:
+            self._warned_none = True
+            log.warning(msg("watchdog.no_ranks", command=self._watched, seconds=NONE_S))
+        return self._below
 
     def _torchruns(self, launcher: int) -> dict[int, int]:
         """Ranks of torchrun: some start late, and their exit statuses are unknown."""
@@ -144,6 +195,21 @@ class RanksWatch:
         self._below = known
         self._been_below |= known.keys()
         return known
+
+    def _warn_of_slow(self, text: str, rank: int) -> None:
+        log.warning(text)
+        self.run.event("warning", code="warning.slow_rank", text=text, rank=rank, by="supervisor")
+
+    def _pythons(self, started: Mapping[int, int]) -> dict[int, int]:
+        """Rank → its Python process, for ranks that are shell scripts or other programs."""
+        refresh = time.monotonic() >= self._next_below
+        if refresh:
+            self._next_below = time.monotonic() + BELOW_S
+        for rank, pid in started.items():
+            known = procfs.read_process(self._below.get(rank, pid))
+            if refresh and (known is None or known.state in "ZX" or known.pid == pid):
+                self._below[rank] = discovery.python_of(pid)
+        return {rank: self._below.get(rank, pid) for rank, pid in started.items()}
 
     def _trains(self) -> bool:
         """Has the script printed a step, a loss or other training output?"""
@@ -180,3 +246,8 @@ class RanksWatch:
             waiting=waiting,
             how=str(different),
         )
+
+
+def _lives(pid: int) -> bool:
+    process = procfs.read_process(pid)
+    return process is not None and process.state not in "ZX"

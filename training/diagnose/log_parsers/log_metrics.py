@@ -152,4 +152,4 @@ class ScriptFigures:
         except OSError:
             return []
         ranks = [found[rank] for rank in sorted({min(found), max(found)})] if found else []
-        return [*ranks, *self._folder.glob("torchrun.log")]
+        return [*ranks, *self._folder.glob("torchrun.log"), *self._folder.glob("launcher.log")]

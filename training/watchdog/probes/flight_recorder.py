@@ -37,6 +37,9 @@ OWN_SHAPES = {"scatter", "gather", "all_to_all", "alltoall_base", "all_to_allv"}
 SCHEDULED, STARTED = "scheduled", "started"
 
 
+CallKey = tuple[str, int]  # process group, number of the collective in it
+
+
 @dataclass(frozen=True)
 class Call:
     """One entry: the `number`-th collective of its process group."""
@@ -73,6 +76,21 @@ def read(folder: Path, rank: int) -> list[Call] | None:
     """Calls of this rank, oldest first (the last 2000); None when it does not answer."""
     try:
         return [_call(entry) for entry in _entries(folder, rank) if not entry.get("is_p2p")]
+    except UNREADABLE:
+        return None
+
+
+def arrivals(folder: Path, rank: int) -> dict[CallKey, int] | None:
+    """When this rank has called each collective, in ns on this machine's clock; None when it does
+    not answer."""
+    try:
+        return {
+            (str((entry.get("process_group") or [""])[0]), int(entry["collective_seq_id"])): int(
+                entry["time_created_ns"]
+            )
+            for entry in _entries(folder, rank)
+            if not entry.get("is_p2p")
+        }
     except UNREADABLE:
         return None
 

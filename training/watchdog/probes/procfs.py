@@ -73,6 +73,28 @@ def command(pid: int) -> str:
     return _bytes(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
+def program(pid: int) -> str:
+    """Name of the file or module that its Python executes; "" for -c and standard input."""
+    words = iter(_bytes(f"/proc/{pid}/cmdline").decode("utf-8", "replace").split("\0")[1:-1])
+    for word in words:
+        if not word.startswith("-"):
+            return os.path.basename(word.rstrip("/"))
+        letters = "" if word.startswith("--") else word[1:]
+        for at, letter in enumerate(letters, 1):
+            if letter in "cmWX":
+                value = letters[at:] or next(words, "")
+                if letter in "cm":
+                    return value if letter == "m" else ""
+                break
+    return ""
+
+
+def began(pid: int) -> int:
+    """When it was started, in clock ticks since boot; 0 when it has exited."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return int(fields[20]) if fields else 0
+
+
 def tree() -> dict[int, list[int]]:
     """Parent → children, of all processes of this machine: for lookups of several families."""
     children: dict[int, list[int]] = {}
