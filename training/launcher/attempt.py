@@ -48,7 +48,7 @@ class Attempt:
     ) -> None:
         self._signals = signals or StopSignals()
         self._selector = selectors.DefaultSelector()
-        self.outcome = Outcome(ours=not is_script(plan))
+        self.outcome = Outcome(ours=not is_script(plan), watched=local_ranks.watched(plan))
         self.state = AttemptState(
             run,
             plan,
@@ -63,6 +63,7 @@ class Attempt:
         self._outputs = Outputs(
             run, self._selector, self.state.watch.output, shown, team.ranks.start, others
         )
+        self.outcome.in_threads = self._outputs.in_threads
         self.children = ChildProcesses(
             self.state, self._selector, self._outputs, token, self._on_exit
         )
@@ -116,8 +117,12 @@ class Attempt:
     def _check(self) -> None:
         self._limits.check()
         self.state.best_effort(msg("launcher.effort.threads"), self._outputs.show_threads)
+        self.state.best_effort(msg("launcher.effort.unfinished"), self._outputs.show_unfinished)
         if self.outcome.failed_at is None:
             self.state.best_effort(msg("launcher.effort.others"), self._outputs.show_others)
+        if self.outcome.watched:
+            adopted = functools.partial(self.children.adopt, self.state.watch.adopted)
+            self.state.best_effort(msg("launcher.effort.adopt"), adopted)
         if not self.outcome.gone:
             self.state.best_effort(msg("launcher.effort.progress"), self.each_pass)
 

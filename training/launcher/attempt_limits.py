@@ -47,13 +47,12 @@ class AttemptLimits:
         beats = state.beats()
         if self._all_finished(beats):
             self._end_finished(beats)
-        elif (
-            self._stop.asked_at is not None
-            and now - self._stop.asked_at > timeouts.STALL_S
-            and self._ignores_stop(beats)
-        ):
-            outcome.killed = True
-            self._children.kill()
+        elif self._stop.asked_at is not None and now - self._stop.asked_at > timeouts.STALL_S:
+            if outcome.resized and not outcome.ours:
+                self._children.kill_finished()
+            elif self._ignores_stop(beats):
+                outcome.killed = True
+                self._children.kill()
         for lost in state.link.watch(self._waiting_s(beats)) if state.link else []:
             self._failure.of_lost_peer(lost)
         # While another machine does not answer, the ranks may be waiting for that.
@@ -90,6 +89,7 @@ class AttemptLimits:
         """Have all ranks of Duet's training finished? A script has no heartbeat."""
         return (
             self._state.outcome.ours
+            and bool(beats)
             and len(beats) == len(self._state.team.ranks)
             and all(b.phase == heartbeat.FINISHED for b in beats)
         )

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from training.core import log, rundir
 from training.core.errors import Exit
@@ -39,6 +39,7 @@ class ChildProcesses:
         self.alive: dict[int, spawn.Child] = {}  # by pidfd
         self.killing = False  # from now on exits are caused by this process
         self._killed_at: float | None = None
+        self._adopted: dict[int, int] = {}
 
     def start(self) -> None:
         """Start all of them; their PIDs are written to supervisor.json."""
@@ -46,9 +47,18 @@ class ChildProcesses:
         state.outcome.oom_kills = oom_kills()
         spawn.remove_stale(state.run, state.team)
         command, ours = local_ranks.command(state.run, state.plan), state.outcome.ours
-        if state.plan["launcher"]["value"] == "torchrun":
+        if state.outcome.watched:
+            children = [spawn.start_watched(command, self._token)]
+        elif state.plan["launcher"]["value"] == "torchrun":
             children = [
-                spawn.start_torchrun(state.team, command, self._token, state.run.ranks, ours=ours)
+                spawn.start_torchrun(
+                    state.team,
+                    command,
+                    self._token,
+                    state.run.ranks,
+                    ours=ours,
+                    more={} if ours else local_ranks.restarts(state.plan),
+                )
             ]
         else:
             children = spawn.start_ranks(
@@ -56,6 +66,7 @@ class ChildProcesses:
                 command,
                 self._token,
                 ours=ours,
+                labelled=self._outputs.labelled,
                 bound=state.plan.get("numa"),
                 more=self._variables,
             )
@@ -70,6 +81,16 @@ class ChildProcesses:
             state.run.supervisor,
             known | {"ranks": [{"rank": c.rank, "pid": c.popen.pid} for c in children]},
         )
+
+    def adopt(self, ranks: Mapping[int, int]) -> None:
+        """Record ranks (rank → PID) that a watched command has started, for the monitor."""
+        if ranks == self._adopted:
+            return
+        self._adopted = dict(ranks)
+        known = rundir.read_json(self._state.run.supervisor) or {}
+        own = [entry for entry in known.get("ranks", []) if entry["rank"] is None]
+        found = [{"rank": rank, "pid": pid} for rank, pid in sorted(ranks.items())]
+        rundir.write_json(self._state.run.supervisor, known | {"ranks": [*own, *found]})
 
     def _variables(self, rank: int) -> dict[str, str]:
         """Further variables of a rank."""
@@ -101,7 +122,9 @@ class ChildProcesses:
         """Pass a stop signal on to each rank; torchrun and all its processes get SIGTERM."""
         for child in self.alive.values():
             if child.rank is None:
-                child.signal_group(signal.SIGTERM)
+                # as a terminal does; torchrun knows SIGTERM only
+                watched = self._state.outcome.watched
+                child.signal_group(signal.Signals(number) if watched else signal.SIGTERM)
             else:
                 child.signal(signal.Signals(number))
 
@@ -148,7 +171,9 @@ class ChildProcesses:
         """Kill the descendants of ranks that still run, also those in sessions of their own."""
         blocked = set(self.pids().values()) if self._state.outcome.blocked else set()
         for pid, command in process.sweep(self._token).items():
-            if pid not in blocked:
+            # ranks of a watched command have sessions of their own
+            killed = self._state.outcome.watched and self._killed_at is not None
+            if pid not in blocked and not killed:
                 log.warning(
                     msg("launcher.limits.left_behind", pid=pid, command=one_line(command)[:100])
                 )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.core import exit_status, heartbeat, run_reader, rundir
+from training.config.fault_spec import ATTEMPT
+from training.core import exit_status, heartbeat, manifest, rundir
 from training.core.errors import RANK_DISK_FULL, Exit
 from training.core.messages import msg
 from training.core.tail import tail
+from training.diagnose import error_reports
 from training.diagnose import exception_cause as causes
 from training.diagnose.advice import of_end, values
 from training.diagnose.log_line import shown
 from training.host import cgroups
 from training.host.process import STOP_SIGNALS
+from training.launcher import seats
 from training.launcher.outcome import Outcome
 from training.trainer import prepared_cache
 from training.watchdog.hang_report import DESYNC, HangFinding
@@ -37,6 +42,9 @@ def exit_code(outcome: Outcome) -> int:
     """Exit status of the launcher."""
     if outcome.finding is not None:
         return Exit.HANG
+    if outcome.watched and outcome.asked == Exit.DONE and outcome.ended:
+        status = outcome.ended[0][1]  # passed on, as a shell shows it
+        return status if status >= 0 else 128 - status
     if outcome.torn_down:
         # the script's own status, as a shell shows it: its work is complete
         return 128 + signal.SIGABRT
@@ -46,7 +54,8 @@ def exit_code(outcome: Outcome) -> int:
     if stopped_early(outcome):
         return outcome.asked
     if outcome.guilty:
-        status = outcome.guilty[1]
+        # all ranks of a training reject the same input, whichever machine reports it first
+        status = ((outcome.elsewhere and outcome.here) or outcome.guilty)[1]
         return (
             Exit(status)
             if outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
@@ -57,7 +66,8 @@ def exit_code(outcome: Outcome) -> int:
     codes = {status for _, status in outcome.ended}
     for code in (Exit.INTERRUPTED, Exit.PREEMPTED):
         if code in codes:
-            return code
+            # after a request for other ranks they may not have noticed the one to stop
+            return outcome.asked if outcome.resized and outcome.asked != Exit.DONE else code
     return outcome.closed
 
 
@@ -94,7 +104,7 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
     """Content of failure.json."""
     found = outcome.finding
     rank, status = (outcome.here if outcome.elsewhere else outcome.guilty) or (None, 0)
-    errors = [e for p in run.ranks.glob("rank*.error.json") if (e := run_reader.read_rank_error(p))]
+    errors = error_reports.of_all(run)
     if rank is None and errors and not found:  # torchrun reports only that something failed
         rank = min(errors, key=lambda e: e["time"])["rank"]
     own = None if found else causes.root(errors, rank)
@@ -107,13 +117,14 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         else rank
     )
     # with torchrun.log, a rank's own log is from a start without torchrun
-    of_all = run.ranks / "torchrun.log"
+    of_all = run.launcher_log(outcome.watched or "torchrun")
     ranks = (
         run.rank_log(r) for r in (source, rank) if r is not None and of_all not in outcome.log_from
     )
     log = next((f for f in ranks if f.exists()), of_all)
     since = outcome.log_from.get(log, 0)
-    cause, kind, summary = _what(outcome, run, plan, rank, status, own)
+    gone = _lost_gpus(outcome, plan)
+    cause, kind, summary = _what(outcome, run, plan, rank, status, own, gone[0])
     by_itself = (
         kind in (DIED, ERROR)
         and not outcome.torn_down
@@ -124,6 +135,8 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         if cause in causes.VAGUE and by_itself and status
         else None
     )
+    if rank is None and logged and outcome.watched:
+        rank = logged.rank
     thrown = logged.event.thrown if logged and logged.event else None
     if logged and logged.event and (own is None or own["type"] == causes.LEFT):
         line = shown(logged.event.line.text.strip())
@@ -165,6 +178,11 @@ def failure(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
         "torn_down": outcome.torn_down,
         "time": time.time(),
     }
+    if outcome.in_threads:
+        record["threads"] = {str(r): text for r, text in sorted(outcome.in_threads.items())}
+    if gone[1]:
+        first = seats.ranks(plan).start
+        record["lost_ranks"] = [first + place for place in gone[1]]
     if lost:
         record["node"] = lost.node
     elif own and "memory" in own:
@@ -190,6 +208,30 @@ def _stack(found: HangFinding) -> list[str]:
     return [str(frame) for frame in main.frames[:SHOWN_LINES]] if main else []
 
 
+def of_node(outcome: Outcome, run: rundir.RunDir, plan: Plan) -> FailureRecord:
+    """That of one of several machines, for all of them: files on a disk of its own are named as
+    host:path."""
+    record = failure(outcome, run, plan)
+    # with a shared disk the report of another machine's rank is known here, too
+    record.setdefault("node", seats.machine_of(plan, record["rank"]))
+    if not plan.get("shared", True):
+        host = socket.gethostname()
+        record["log"] = f"{host}:{record['log']}"
+        record["stacks"] = f"{host}:{record['stacks']}" if record["stacks"] else None
+    return record
+
+
+def _lost_gpus(outcome: Outcome, plan: Plan) -> tuple[str, tuple[int, ...]]:
+    """Message and positions of GPUs that the driver no longer lists. It is not asked about ends
+    that have another explanation."""
+    status = outcome.guilty[1] if outcome.guilty else 0
+    explained = outcome.killed or stopped_early(outcome) or outcome.torn_down
+    rejected = outcome.ours and status in (Exit.CONFIG, Exit.RESOURCES)
+    if explained or rejected or (outcome.elsewhere and outcome.here is None):
+        return "", ()
+    return causes.lost_gpus(plan)
+
+
 def _what(
     outcome: Outcome,
     run: rundir.RunDir,
@@ -197,13 +239,14 @@ def _what(
     rank: int | None,
     status: int,
     own: RankErrorRecord | None,
+    gone: str,
 ) -> tuple[str, FailureKind, str]:
-    """(cause, kind, summary); `own`: the rank's own error report."""
+    """(cause, kind, summary); `own`: the rank's own error report; `gone`: lost GPUs."""
     if outcome.killed or stopped_early(outcome):
         return (
             "interrupted" if outcome.asked == Exit.INTERRUPTED else "preempted",
             rundir.ASKED,
-            _stop(outcome),
+            _stop(outcome, run),
         )
     if outcome.torn_down:
         return (
@@ -221,8 +264,8 @@ def _what(
         return "hang", found.kind, found.short()
     if (outcome.ours and status == RANK_DISK_FULL) or (own and own["disk_full"]):
         return "disk_full", ERROR, msg("launcher.failure.disk_full", path=run.path)
-    if lost := causes.lost_gpus(plan):
-        return "gpu_hardware", ERROR if own else DIED, lost
+    if gone:
+        return "gpu_hardware", ERROR if own else DIED, gone
     if own and own["type"] != causes.LEFT:
         first_line = own["message"].splitlines()[0] if own["message"] else ""
         first_line = (
@@ -274,11 +317,14 @@ def _step(run: rundir.RunDir, rank: int | None) -> int:
     )
 
 
-def _stop(outcome: Outcome) -> str:
+def _stop(outcome: Outcome, run: rundir.RunDir) -> str:
     if not outcome.ours:
         return msg("launcher.failure.script_stopped", statuses=statuses(outcome))
     if outcome.left is not None:
         return msg("launcher.failure.left_alone", rank=outcome.left)
     if stopped_early(outcome):
-        return msg("launcher.failure.before_begin")
+        if os.environ.get(ATTEMPT, "1") == "1":
+            return msg("launcher.failure.before_begin")
+        saved = (manifest.newest(run.checkpoints) or {"step": 0})["step"]
+        return msg("launcher.failure.before_restart", saved=saved)
     return msg("launcher.failure.at_once")

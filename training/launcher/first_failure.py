@@ -10,7 +10,7 @@ from training.core import exit_status, log
 from training.core.errors import Exit
 from training.core.failure_kinds import SILENT
 from training.core.messages import msg
-from training.launcher import spawn
+from training.launcher import seats, spawn
 from training.launcher.attempt_state import AttemptState
 from training.launcher.child_processes import ChildProcesses
 from training.launcher.peer_link import LostPeer
@@ -65,13 +65,17 @@ class FirstFailure:
         state, outcome = self._state, self._state.outcome
         if lost.node in state.others.ended or outcome.failed_at is not None:
             return
+        if lost.node and lost.node not in seats.nodes(state.plan):  # it has no ranks at present
+            log.warning(lost.text)
+            return
         self._error(lost.text)
         state.run.event(
             "verdict", kind=lost.kind, rank=None, where=None, phase=None, text=lost.text
         )
         outcome.lost, outcome.phases = lost, state.phases()
         self.of_peer()
-        if lost.kind == SILENT:
+        # Node 0 may continue without this machine: its ranks must write nothing more.
+        if lost.kind == SILENT or (lost.node == 0 and "elastic" in state.plan):
             self._children.kill()
 
     def of_hang(self, found: HangFinding) -> None:

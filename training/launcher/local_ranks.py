@@ -8,6 +8,7 @@ import random
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.config.fault_spec import ATTEMPT
@@ -17,6 +18,8 @@ from training.core.messages import msg
 from training.core.project import ENTRYPOINT, ROOT
 from training.host import ports
 from training.host.placement import LOOPBACK
+from training.launcher import seats
+from training.plan.script_words import WATCH
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -35,6 +38,8 @@ class LocalRanks:
     address: str = ""
     port: int = 0
     store: socket.socket | None = None
+    group: int = 0  # number of this machine among those with ranks
+    groups: int = 1
 
     def variables(self, rank: int, *, ours: bool) -> dict[str, str]:
         """Variables as torchrun sets them. A single rank of Duet's own training has no process
@@ -47,14 +52,14 @@ class LocalRanks:
             "LOCAL_RANK": rank - self.ranks.start,
             "WORLD_SIZE": self.world_size,
             "LOCAL_WORLD_SIZE": local,
-            "GROUP_RANK": self.ranks.start // local,
+            "GROUP_RANK": self.group,
             "MASTER_PORT": self.port,
         }
         if not ours:
             numbers |= {
                 "ROLE_RANK": rank,
                 "ROLE_WORLD_SIZE": self.world_size,
-                "GROUP_WORLD_SIZE": self.world_size // local,
+                "GROUP_WORLD_SIZE": self.groups,
             }
         return {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": self.address}
 
@@ -75,9 +80,21 @@ def alone(plan: Plan) -> LocalRanks:
     return LocalRanks(range(count), count, LOOPBACK, store.getsockname()[1], store)
 
 
+def of_node(plan: Plan, address: str, port: int, store: socket.socket | None = None) -> LocalRanks:
+    """The ranks of this machine, one of several."""
+    nodes, node = seats.nodes(plan), plan["place"]["node_rank"]
+    group = nodes.index(node) if node in nodes else 0
+    return LocalRanks(seats.ranks(plan), plan["ranks"], address, port, store, group, len(nodes))
+
+
 def is_script(plan: Plan) -> bool:
     """A user script rather than a task of Duet's own training."""
     return plan.get("script") is not None
+
+
+def watched(plan: Plan) -> str:
+    """Name of the command that starts the ranks (./duet watch); '' where Duet starts them."""
+    return Path(plan["script"]["path"]).name if plan["launcher"]["value"] == WATCH else ""
 
 
 def shown(plan: Plan, ranks: range) -> list[int]:
@@ -99,6 +116,19 @@ def command(run: rundir.RunDir, plan: Plan) -> list[str]:
     return [script["python"], "-u", str(ROOT / "lib/run_script.py"), str(run.ranks), *words]
 
 
+def restarts(plan: Plan) -> dict[str, str]:
+    """What torchrun does not know of a restart by Duet; {} at the first start."""
+    found = _restarts(plan)
+    return found if found["TORCHELASTIC_RESTART_COUNT"] != "0" else {}
+
+
+def _restarts(plan: Plan) -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(int(os.environ.get(ATTEMPT, "1")) - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan["retries"]["value"]),
+    }
+
+
 def torchelastic(run: rundir.RunDir, plan: Plan, rank: int) -> dict[str, str]:
     """The other variables that torchrun sets for a script. Lightning recognises its launcher by
     them, scripts read the number of restarts, and `@record` writes the error file.
@@ -108,8 +138,7 @@ def torchelastic(run: rundir.RunDir, plan: Plan, rank: int) -> dict[str, str]:
     return {
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": run.name,
-        "TORCHELASTIC_RESTART_COUNT": str(int(os.environ.get(ATTEMPT, "1")) - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan["retries"]["value"]),
+        **_restarts(plan),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": str(run.elastic_error(rank)),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

@@ -8,6 +8,7 @@ import time
 from training.core import log
 from training.core.messages import msg
 from training.host import process
+from training.launcher import seats
 from training.launcher.json_socket import Message
 from training.launcher.peer_link import PeerLink, Waiting
 
@@ -15,10 +16,11 @@ from training.launcher.peer_link import PeerLink, Waiting
 class Others:
     """For one attempt; without a `line` there are none. A machine whose ranks have all ended
     reports that to node 0 and waits; node 0 reports the end of the run to all of them when the last
-    machine has ended."""
+    machine has ended. A `spare` machine has no ranks, and waits to replace a lost one."""
 
     def __init__(self, line: PeerLink | None) -> None:
         self.line = line
+        self.spare = line is not None and not seats.ranks(line.plan)
         # node → exit code of its ranks; node 0's is that of the whole run
         self.ended: dict[int, int] = {}
         self._reported = False
@@ -33,7 +35,7 @@ class Others:
         """Nodes that have not ended; a node other than 0 knows only node 0."""
         if self.line is None:
             return []
-        nodes = range(1, self.line.place.nnodes) if self.first else (0,)
+        nodes = [n for n in seats.nodes(self.line.plan) if n] if self.first else [0]
         return [node for node in nodes if node not in self.ended]
 
     def wait(self, code: int) -> bool:
@@ -42,7 +44,11 @@ class Others:
         assert self.line
         if self._waiting is None:
             self._waiting, self._ended_at = Waiting(), time.monotonic()
+            if self.spare:
+                log.info(msg("launcher.nodes.spare"))
         left = self.running()
+        if self.spare:
+            return bool(left)
         if not self._reported and (not left or not self.first):  # node 0 reports the end of all
             self._reported = True
             self.line.send_all({"ended": code})
@@ -56,7 +62,7 @@ class Others:
     def still_s(self) -> float:
         """For how long the ranks of this machine have been finished: all ranks of a training end
         together."""
-        return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
+        return 0.0 if self._ended_at is None or self.spare else time.monotonic() - self._ended_at
 
     def pass_on(self, number: int, times: int, left: int | None) -> None:
         """Pass the n-th stop request on to the other machines. `left`: the rank that got it alone

@@ -26,6 +26,7 @@ class Outcome:
     death: RankExit | None = None  # how and where the first rank failed
     finding: HangFinding | None = None  # the hang that ended it
     asked: Exit = Exit.DONE  # PREEMPTED or INTERRUPTED after a stop signal
+    resized: bool = False  # asked to save and exit, to start again with other ranks
     killed: bool = False  # asked to stop twice, or the ranks did not stop
     closed: Exit = Exit.DONE  # exit code of a training whose ranks did not exit
     blocked: str = ""  # ranks that even SIGKILL does not end
@@ -34,9 +35,13 @@ class Outcome:
         None  # rank of Duet's training that got a stop signal alone and exited without the others
     )
     lost: LostPeer | None = None  # the lost or silent machine, when that ended the attempt
+    # command that started the ranks (./duet watch); "": Duet or torchrun did
+    watched: str = ""
     ours: bool = True  # Duet's own training; False: a user script
     torn_down: bool = False  # the script had completed, and was aborted during teardown
     gone: bool = False  # the run directory was removed while ranks ran: no file can be written
+    # rank → exception that has ended a thread of it
+    in_threads: dict[int, str] = field(default_factory=dict)
     # log → offset of this attempt: logs span several attempts
     log_from: dict[Path, int] = field(default_factory=dict)
     oom_kills: int | None = None  # the kernel's OOM-kill count before this attempt

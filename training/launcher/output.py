@@ -8,11 +8,13 @@ import contextlib
 import fcntl
 import os
 import select
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from training.core import log
 from training.core.messages import msg
+from training.diagnose import traceback
 
 PIPE_BYTES = 1 << 20  # the maximum for an unprivileged user (/proc/sys/fs/pipe-max-size)
 READ_BYTES = 1 << 20
@@ -21,6 +23,8 @@ OPEN_BYTES = 1 << 16  # of an unterminated line
 IN_THREAD = b"Exception in thread "  # printed by Python; the process continues without the thread
 THREAD_BYTES = 1 << 14  # of such a traceback
 MOST_FRAMES = 100  # lines of it
+# An unfinished line of a labelled rank: a prompt, or a progress bar
+PROMPT_S, BAR_S = 1.0, 10.0
 
 
 class RankOutput:
@@ -34,12 +38,13 @@ class RankOutput:
         # offset of this attempt: earlier ones have written before it
         self.begins = os.fstat(self._file.fileno()).st_size
         self._line = b""
+        self._heard_at = self._shown_at = 0.0
+        self._shown = b""  # the state of the unfinished line that is on the console
         self._seam = b""  # end of the last chunk
         self._thread_at: int | None = (
             None  # offset of an exception in a thread that has not been reported
         )
-        # one per rank on the console; a rank that is shown there needs none
-        self._thread_shown = console is not None
+        self._thread_found = False  # one per rank
         self._warned = False
         self._terminal = os.isatty(fd)  # a terminal holds 4 KiB: its reads must not be delayed
         self.trickles = False  # output comes in small pieces: after a short wait there is more
@@ -67,7 +72,7 @@ class RankOutput:
                 )
             self._warned = True
         self.heard(chunk)
-        if not self._thread_shown and self._thread_at is None:
+        if not self._thread_found and self._thread_at is None:
             self._look_for_thread(chunk)
         if self._console is None:
             return
@@ -77,21 +82,37 @@ class RankOutput:
         if cut:  # whole lines at once: no cost per line
             whole = self._line + chunk[:cut]
             if self._label:
-                whole = b"".join(self._label + line for line in whole.splitlines(keepends=True))
+                whole = b"".join(
+                    self._label + _last_state(line) + b"\n" for line in whole[:-1].split(b"\n")
+                )
                 self._show(whole)
             log.lines_to_log(whole)
-            self._line = chunk[cut:]
+            self._line, self._shown = chunk[cut:], b""
         else:
             self._line += chunk
+        self._heard_at = time.monotonic()
         if len(self._line) > OPEN_BYTES:  # a progress bar, one unterminated line
             self._line = self._line.rpartition(b"\r")[2][-OPEN_BYTES:]
         if not self._label and (self._console == 2 or os.isatty(1)):
             log.left_open(self._line)
 
+    @property
+    def on_console(self) -> bool:
+        return self._console is not None
+
+    def show_unfinished(self) -> None:
+        """The unfinished line of a labelled rank, as a line: a prompt, or the state of a bar."""
+        state, now = _last_state(self._line), time.monotonic()
+        if not self._label or not state.strip() or state == self._shown:
+            return
+        if now - self._heard_at > PROMPT_S or now - self._shown_at > BAR_S:
+            self._shown, self._shown_at = state, now
+            self._show(self._label + state + b"\n")
+
     def _show(self, data: bytes) -> None:
         # the terminal or the reader of a pipe is gone; the files are still written
         with contextlib.suppress(OSError):
-            _write(self._console or 2, data)
+            write(self._console or 2, data)
 
     def _look_for_thread(self, chunk: bytes) -> None:
         if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
@@ -102,26 +123,31 @@ class RankOutput:
         self._seam = chunk[-len(IN_THREAD) :]
 
     def thread(self, ended: bool = False) -> str:
-        """The first exception in a thread of a rank that the console does not show, once; '' while
-        there is none or it is incomplete."""
+        """The first exception in a thread of the rank, once; '' while there is none or it is
+        incomplete."""
         if self._thread_at is None:
             return ""
         found = in_thread(self.path, self._thread_at, ended)
         if found:
-            self._thread_at, self._thread_shown = None, True
+            self._thread_at, self._thread_found = None, True
         return found
 
     def close(self) -> None:
         if self._line and self._console:
             if self._label:
-                self._line = self._label + self._line
+                self._line = self._label + _last_state(self._line)
                 self._show(self._line + b"\n")
             log.lines_to_log(self._line + b"\n")
         self._file.close()
         os.close(self.fd)
 
 
-def _write(fd: int, data: bytes) -> None:
+def _last_state(line: bytes) -> bytes:
+    """What a terminal shows at the end of a line that was overwritten."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+def write(fd: int, data: bytes) -> None:
     """Unbuffered, so that nothing is left to fail at exit. Raises OSError."""
     rest = memoryview(data)
     while rest:
@@ -132,8 +158,8 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def in_thread(path: Path, at: int, ended: bool) -> str:
-    """`Exception in thread NAME: TYPE: MESSAGE`, found in a log after the byte `at`; '' while it is
-    incomplete."""
+    """`Exception in thread NAME: TYPE: MESSAGE; at FILE:LINE`, found in a log after the byte `at`;
+    '' while it is incomplete."""
     try:
         with path.open("rb") as file:
             file.seek(at)
@@ -144,8 +170,10 @@ def in_thread(path: Path, at: int, ended: bool) -> str:
     first = next((i for i, line in enumerate(lines) if mark in line), len(lines))
     head = "".join(lines[first : first + 1]).strip().rstrip(":")
     head = head[head.find(mark) :]
-    for line in lines[first + 1 :]:
+    for number, line in enumerate(lines[first + 1 :], first + 1):
         whole = line.endswith("\n") or ended
         if whole and line.strip() and not line.startswith((" ", "\t", "Traceback")):
-            return f"{head}: {line.strip()}"
+            where = traceback.innermost(traceback.frames_of("".join(lines[first:number])))
+            place = msg("launcher.failure.at", where=where) if where else ""
+            return f"{head}: {line.strip()}{place}"
     return head if head and (ended or len(lines) > first + MOST_FRAMES) else ""

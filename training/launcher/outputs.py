@@ -38,20 +38,26 @@ class Outputs:
     ) -> None:
         self._run, self._selector, self._heard = run, selector, heard
         self._shown, self._first, self._others = shown, first, others
+        self.in_threads: dict[int, str] = {}  # rank → exception that has ended a thread of it
         self._open: dict[int, RankOutput] = {}  # by descriptor
         self._told_of_more = False
         self._trickles = False  # output comes in small pieces
 
+    @property
+    def labelled(self) -> bool:
+        """Does the console show the rank of each line?"""
+        return set(self._shown) != {self._first}
+
     def add(self, child: Child) -> tuple[Path, int]:
         """Its log, and the size of the log before this attempt."""
         path = (
-            self._run.ranks / "torchrun.log"
+            self._run.launcher_log(child.launcher)
             if child.rank is None
             else self._run.rank_log(child.rank)
         )
         rank = self._first if child.rank is None else child.rank
         shown = child.rank is None or rank in self._shown
-        labelled = child.rank is not None and set(self._shown) != {self._first}
+        labelled = child.rank is not None and self.labelled
         for number, fd in child.outputs.items():
             output = self._open[fd] = RankOutput(
                 fd, path, number if shown else None, b"[rank%d] " % rank if labelled else b""
@@ -79,24 +85,33 @@ class Outputs:
             self._open.pop(fd).close()
 
     def show_threads(self, ended: bool = False) -> None:
-        """Warn of exceptions in threads: they end neither the rank nor the run, and are otherwise
-        in that rank's log alone."""
+        """Report exceptions in threads, which end neither the rank nor the run: as an event, and as
+        a warning where only the log of that rank shows them."""
         for output in self._open.values():
-            if text := output.thread(ended):
-                text = msg(
-                    "launcher.thread_exception",
-                    rank=output.path.stem,
-                    exception=one_line(text)[:300],
-                    path=output.path,
-                )
+            if not (found := output.thread(ended)) or not output.path.stem[4:].isdecimal():
+                continue
+            rank, exception = int(output.path.stem[4:]), one_line(found)[:300]
+            self.in_threads.setdefault(rank, exception)
+            text = msg(
+                "launcher.thread_exception",
+                rank=output.path.stem,
+                exception=exception,
+                path=output.path,
+            )
+            if not output.on_console:
                 log.warning(text)
-                self._run.event(
-                    "warning",
-                    code="warning.thread_exception",
-                    text=text,
-                    rank=int(output.path.stem.removeprefix("rank")),
-                    by="supervisor",
-                )
+            self._run.event(
+                "warning",
+                code="warning.thread_exception",
+                text=text,
+                rank=rank,
+                by="supervisor",
+            )
+
+    def show_unfinished(self) -> None:
+        """Prompts and progress bars of ranks whose lines are labelled."""
+        for output in self._open.values():
+            output.show_unfinished()
 
     def show_others(self, ended: bool = False) -> None:
         """Lines that only other ranks print on standard error; at the end also the latest."""

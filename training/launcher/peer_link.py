@@ -4,10 +4,9 @@ machines."""
 from __future__ import annotations
 
 import contextlib
-import string
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from training.core import log
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
-from training.core.rundir import ASKED
+from training.core.rundir import ASKED, NAME
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks
@@ -37,8 +36,14 @@ REPORT_AFTER_S, REPORT_EVERY_S = 5.0, 30.0
 NETWORK, PEER_DIED = "nccl_network", "peer_died"  # causes
 UNREACHABLE = msg("launcher.nodes.unreachable")
 FROZEN = msg("launcher.nodes.frozen")
-# allowed in names that come from a network: safe as a file name and on a terminal
-NAME = set(string.ascii_letters + string.digits + "._-")
+
+
+class RunEnded(Exception):
+    """Node 0 has ended the run before this machine could join it; `code`: exit code of the run."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class PeerLink(ABC):
         self._silent: set[int] = set()
         self._warned: set[int] = set()
         self._stack = ExitStack()
+        self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
 
     def __enter__(self) -> PeerLink:
         return self
@@ -76,9 +82,10 @@ class PeerLink(ABC):
         """Connect to all other machines. Raises UserError after `seconds`."""
 
     @abstractmethod
-    def go(self) -> LocalRanks:
-        """Wait until all machines are ready; the ranks of this machine. Raises UserError when a
-        node has disconnected."""
+    def go(self) -> LocalRanks | None:
+        """Wait until all machines are ready; the ranks of this machine. None: another order is to
+        be decided on, because a machine was lost. Raises UserError when a node has disconnected,
+        RunEnded."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
@@ -86,6 +93,10 @@ class PeerLink(ABC):
         ends), the others receive it; with an order all of them apply it and `go()` again. Without
         one, node 0 has ended the run or is lost; `stopped`: the exit code where node 0 was asked to
         stop."""
+
+    def dismiss(self, code: int) -> None:
+        """On node 0, at the end of the run: machines that wait to join it end too."""
+        return
 
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
@@ -105,14 +116,26 @@ class PeerLink(ABC):
             node in self.wires and node not in self._silent and self.wires[node].quiet_s <= SILENT_S
         )
 
-    def missing(self) -> str:
-        """Names of the machines that are not."""
-        return ", ".join(self.name(node) for node in sorted(self._places) if not self.there(node))
+    def missing(self) -> list[int]:
+        """The machines that are not."""
+        return [node for node in sorted(self.members) if not self.there(node)]
+
+    @property
+    def members(self) -> Collection[int]:
+        """The other machines of the run that are connected to this one."""
+        return self._places
+
+    def names(self, nodes: Sequence[int]) -> str:
+        return ", ".join(map(self.name, nodes))
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
-        shown = "".join(c for c in str(host)[:64] if c in NAME)
         self.wires[node] = wire
-        self._places[node] = f" ({address}, {shown})" if shown else f" ({address})"
+        self._places[node] = self.shown(address, host)
+
+    @staticmethod
+    def shown(address: str, host: object) -> str:
+        name = "".join(c for c in str(host)[:64] if c in NAME)
+        return f" ({address}, {name})" if name else f" ({address})"
 
     def send_all(self, message: Message) -> None:
         """Send to all; a lost connection is reported by the next read."""
@@ -193,6 +216,12 @@ class PeerLink(ABC):
     def lost(self, node: int) -> None:
         self.wires.pop(node).close()
 
+    def forget(self, node: int) -> None:
+        """The run continues without this machine."""
+        self._kept.pop(node, None)
+        if node in self.wires:
+            self.lost(node)
+
     def keep(self, node: int, messages: list[Message]) -> None:
         """Keep messages for a later step: the next `read()` returns them first."""
         if messages:
@@ -231,7 +260,7 @@ class PeerLink(ABC):
 
     def _fresh(self) -> None:
         """Reset the state before ranks start, for the first time or again."""
-        self.failed = None
+        self.failed = self.lost_peer = None
         self._turned = self._pinged = time.monotonic()
         self._silent.clear()
         self._warned.clear()

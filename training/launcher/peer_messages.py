@@ -50,11 +50,20 @@ class PeerMessages:
                 self._failure.of_lost_peer(lost)
             elif "ended" in message:
                 self._ended(node, message["ended"])
+            elif "resize" in message:
+                self._resize()
             elif "asked" in message:
                 self._stop.from_peer(message, link.name(node))
-            else:
+            elif self._state.outcome.ours or not self._state.outcome.resized:
                 link.failed = cast("FailureRecord | None", message.get("record")) or link.failed
                 self._failure.of_peer()
+
+    def _resize(self) -> None:
+        """Duet's ranks all stop after the same step, as agreed by themselves."""
+        if self._state.outcome.ours:
+            self._state.outcome.resized = True
+        elif not self._state.outcome.resized:
+            self._stop.for_other_ranks()
 
     def _ended(self, node: int, status: object) -> None:
         """The ranks of that machine have ended; `status` comes from a network."""

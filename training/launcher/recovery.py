@@ -6,36 +6,37 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.config.fault_spec import ATTEMPT
-from training.core import heartbeat, log, manifest, run_reader, rundir, units
+from training.core import heartbeat, log, manifest, run_reader, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import script_recovery, script_snapshot, stop_signals
+from training.launcher import (
+    fewer_ranks,
+    replan,
+    restart_text,
+    script_recovery,
+    script_snapshot,
+    seats,
+    stop_signals,
+)
+from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
 from training.launcher.local_ranks import is_script
 from training.launcher.outcome import Outcome
-from training.launcher.recovery_policy import (
-    BY_ITSELF,
-    CURES,
-    Failure,
-    GiveUp,
-    Restart,
-    changed_plan,
-    remedy,
-)
+from training.launcher.recovery_policy import CURES, remedy
+from training.launcher.restart import Failure, GiveUp, Restart, Team
+from training.launcher.resumption import Resumption
 from training.launcher.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from training.core.contracts.events import RestartFacts
     from training.core.contracts.kinds import FieldValues
     from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import SummaryRecord
     from training.core.contracts.verdict import FailureRecord
-
-SHOWN = 3  # failures in the last line
 
 
 class Recovery:
@@ -50,7 +51,8 @@ class Recovery:
         self.given_up = ""
         self._failures: list[Failure] = []
         self._failed_at = 0.0
-        self._waits = False  # waits for the first step after a restart
+        self._resumption = Resumption(run)
+        self._texts: list[str] = []  # the reason for each restart
         self._of_script = is_script(plan)
         self._policy = script_recovery.remedy if self._of_script else remedy
         self._attempt = 1
@@ -64,23 +66,29 @@ class Recovery:
             self.begin(chosen)
         return chosen is not None
 
-    def choose(self, record: FailureRecord, outcome: Outcome, missing: str = "") -> Restart | None:
+    def choose(
+        self, record: FailureRecord, outcome: Outcome, line: Coordinator | None = None
+    ) -> Restart | None:
         """The restart after a failure, logged; None: the run ends (`stopped`: because of a stop
-        signal). `missing`: machines that cannot take part."""
+        signal). `line`: to the other machines, some of which may be lost or back."""
         beats = heartbeat.read_all(self.run.heartbeats)
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
-        failure = self._failure(record)
+        failure, missing = self._failure(record), line.missing() if line else []
+        if line and "elastic" in self.plan:
+            back = seats.on(self.plan["elastic"], line.ready_again)
+            failure = replace(failure, nodes=tuple(missing), back=tuple(back))
         chosen = (
             self._policy(failure, self.plan, self._failures)
             if outcome.asked == Exit.DONE
             else GiveUp("")
         )
-        if isinstance(chosen, Restart) and outcome.blocked:
+        # the rank of a lost GPU may wait for it in the driver for ever
+        if isinstance(chosen, Restart) and outcome.blocked and not chosen.team:
             chosen = GiveUp(outcome.blocked)
-        if isinstance(chosen, Restart) and missing:
-            chosen = GiveUp(msg("launcher.restart.unreachable", missing=missing))
-        if isinstance(chosen, Restart) and failure.saved and (apart := self._nodes_apart()):
-            chosen = GiveUp(msg("launcher.restart.no_shared_disk", nodes=apart))
+        if isinstance(chosen, Restart) and "elastic" in self.plan:
+            chosen = fewer_ranks.with_machines(chosen, failure, self.plan)
+        elif isinstance(chosen, Restart) and line and missing:
+            chosen = GiveUp(msg("launcher.restart.unreachable", missing=line.names(missing)))
         if isinstance(chosen, GiveUp):
             if chosen.reason:
                 self.given_up = (
@@ -90,7 +98,8 @@ class Recovery:
                 )
                 self.run.event("given_up", text=self.given_up)
             return None
-        self._failures.append(replace(failure, changed=bool(chosen.changes)))
+        changed = bool(chosen.changes or chosen.team)
+        self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
         return None if self.asked_to_stop(chosen.pause_s) else chosen
 
@@ -117,49 +126,67 @@ class Recovery:
         """Step of the newest checkpoint."""
         return int((manifest.newest(self.run.checkpoints) or {"step": 0})["step"])
 
-    def _nodes_apart(self) -> str:
-        """Machines whose plan is not next to this one's: they have another disk."""
-        plans = {
-            n: rundir.read_json(rundir.RunDir(self.run.path, n).own_plan)
-            for n in range(1, self.plan["place"]["nnodes"])
-        }
-        return ", ".join(
-            msg("launcher.node", node=n)
-            for n, plan in plans.items()
-            if (plan or {}).get("launch") != self.plan["launch"]
-        )
-
     def begin(self, chosen: Restart) -> None:
+        before = {name: self.plan["config"].get(name) for name in CURES}
+        ranks = self.plan["ranks"]
+        self._change(chosen.changes, chosen.why, chosen.team)
         changes = {
-            name: [self.plan["config"][name], value] for name, value in chosen.changes.items()
+            name: [value, self.plan["config"][name]]
+            for name, value in before.items()
+            if name in self.plan["config"] and value != self.plan["config"][name]
         }
-        self._change(chosen.changes, chosen.why)
-        self._note(self._failures[-1], changes)
+        self._note(self._failures[-1], changes, chosen.team, (ranks, self.plan["ranks"]))
 
-    def follow(self, order: Message, record: FailureRecord) -> None:
+    def order(self, chosen: Restart) -> Message:
+        """The order for the other machines. With `--min_ranks` it has everything that a machine
+        needs which joins with its own plan."""
+        if "elastic" not in self.plan:
+            return {"changes": chosen.changes, "why": chosen.why}
+        plan = replan.changed_plan(self.plan, chosen.changes, "") if chosen.changes else self.plan
+        plan = replan.with_team(plan, chosen.team, "") if chosen.team else plan
+        config, elastic = plan["config"], plan["elastic"]
+        return {
+            "changes": {name: config[name] for name in CURES if name in config},
+            "why": chosen.why,
+            "attempt": self._attempt + 1,
+            "team": {name: elastic[name] for name in ("seats", "lost", "rejoined")},
+        }
+
+    def follow(self, order: Message, record: FailureRecord | None) -> None:
         """On a node other than 0: apply the order of node 0. It comes from a network: only fields
         that may change are changed."""
-        self._change(
-            {name: order["changes"][name] for name in CURES if name in order["changes"]},
-            str(order["why"]),
+        why = str(order["why"])
+        changes = {
+            name: value
+            for name, value in order["changes"].items()
+            if name in CURES and value != self.plan["config"].get(name)
+        }
+        if team := order.get("team"):
+            self._attempt = int(order["attempt"]) - 1
+            changes.pop("device_batch_size", None)
+            size = order["changes"]["device_batch_size"] if "batch" in self.plan else None
+            lists = (team["seats"], team["lost"], team["rejoined"])
+            self.plan.update(replan.with_seats(self.plan, *lists, size, why))
+            replan.set_visible(self.plan)
+            replan.save(self.run, self.plan)
+        self._change(changes, why)
+        log.warning(
+            msg(
+                "launcher.restart.with_others",
+                headline=restart_text.headline(record) if record else why,
+            )
         )
-        log.warning(msg("launcher.restart.with_others", headline=_headline(record)))
 
-    def _change(self, changes: FieldValues, why: str) -> None:
+    def _change(self, changes: FieldValues, why: str, team: Team | None = None) -> None:
         """Update the plan of this machine, in place and in its files, for the next attempt."""
         self._attempt += 1
         os.environ[ATTEMPT] = str(self._attempt)
         self.run.failure.unlink(missing_ok=True)
+        if team:
+            replan.apply_team(self.run, self.plan, team, why)
         if changes:
-            self.plan.update(changed_plan(self.plan, changes, why))
-            # that of node 0, where all machines share a disk
-            seen = run_reader.read_plan(self.run.plan) or self.plan
-            for path in (
-                {self.run.own_plan, self.run.plan}
-                if seen["place"] == self.plan["place"]
-                else {self.run.own_plan}
-            ):
-                rundir.write_json(path, self.plan)
+            self.plan.update(replan.changed_plan(self.plan, changes, why))
+            replan.save(self.run, self.plan)
 
     def _failure(self, record: FailureRecord) -> Failure:
         saved = self._saved()
@@ -172,41 +199,26 @@ class Recovery:
             saved,
             record["phase"] or "",
             record["summary"],
+            gone=tuple(record.get("lost_ranks", ())),
         )
 
     def _report(self, record: FailureRecord, failure: Failure, chosen: Restart) -> None:
         """Log the failure and the restart in one message; failure.json gets it as its advice."""
-        count = (
-            msg(
-                "launcher.restart.count",
-                number=chosen.number,
-                retries=self.plan["retries"]["value"],
-            )
-            if chosen.number
-            else ""
-        )
-        origin = (
-            msg("launcher.restart.from_step", step=failure.saved)
-            if failure.saved
-            else msg("launcher.restart.from_beginning")
-        )
-        pause = msg("launcher.restart.pause", pause_s=chosen.pause_s) if chosen.pause_s else ""
-        changes = msg("launcher.restart.changes", label=chosen.label) if chosen.label else ""
+        retries = self.plan["retries"]["value"]
         text = (
-            msg("launcher.restart.script", count=count, pause=pause, snapshot=self._snapshot())
-            if self._of_script
-            else msg(
-                "launcher.restart.text",
-                origin=origin,
-                count=count,
-                pause=pause,
-                steps=_steps(failure.lost),
-                changes=changes,
+            msg(
+                "launcher.restart.script",
+                count=restart_text.count(chosen, retries),
+                pause=restart_text.pause(chosen),
+                changes=restart_text.changes(chosen),
+                snapshot=self._snapshot(),
             )
+            if self._of_script
+            else restart_text.restart(failure, chosen, retries)
         )
         with contextlib.suppress(OSError):
             rundir.write_json(self.run.failure, {**record, "advice": [text]})
-        log.warning(f"{_headline(record)}; {text}")
+        log.warning(f"{restart_text.headline(record)}; {text}")
 
     def _snapshot(self) -> str:
         """What the script has saved in this launch, as far as it is recognised."""
@@ -214,8 +226,16 @@ class Recovery:
         found = script_snapshot.newest(command["cwd"], script["args"], self.plan["created"])
         return str(found) if found else msg("launcher.snapshot.none")
 
-    def _note(self, failure: Failure, changes: dict[str, list[Any]]) -> None:
+    def _note(
+        self,
+        failure: Failure,
+        changes: dict[str, list[Any]],
+        team: Team | None,
+        ranks: tuple[int, int],
+    ) -> None:
         changed = [f"{name} {before} → {after}" for name, (before, after) in changes.items()]
+        if team:
+            changed.insert(0, fewer_ranks.shown(self.plan, team, ranks))
         facts: RestartFacts = {
             "attempt": self._attempt,
             "cause": failure.cause,
@@ -232,23 +252,52 @@ class Recovery:
                 [msg("launcher.restart.event", failure=failure, step=failure.saved), *changed]
             ),
         }
+        if team:
+            facts["ranks"], facts["lost"] = list(ranks), list(team.lost)
+            if team.size is not None:  # whether a script keeps its batch is unknown
+                facts["expected_slowdown"] = fewer_ranks.slower(*ranks)
+        self._add(facts, failure.summary if self._of_script else str(failure), ranks)
+
+    def _add(self, facts: RestartFacts, text: str, ranks: tuple[int, int]) -> None:
         self.run.event("restart", **facts)
         self.restarts.append(facts)
-        self._waits = not self._of_script  # no heartbeat
+        self._texts.append(text)
+        if not self._of_script:  # no heartbeat
+            self._resumption.begin(self._attempt, self._failed_at, facts["step"], ranks)
+
+    def grow(self, team: Team, why: str, text: str) -> None:
+        """A restart without a failure, with more ranks."""
+        saved, before = self._saved(), self.plan["ranks"]
+        self._failed_at = time.time()
+        # the ranks have other numbers now: a failure is not compared with an earlier one
+        self._failures[-1:] = [replace(last, changed=True) for last in self._failures[-1:]]
+        self._change({}, why, team)
+        ranks = (before, self.plan["ranks"])
+        facts: RestartFacts = {
+            "attempt": self._attempt,
+            "cause": "none",
+            "kind": rundir.ASKED,
+            "rank": None,
+            "step": saved,
+            "resumes_at": saved,
+            "steps_lost": 0,
+            "seconds_lost": 0.0,
+            "changes": {},
+            "text": text,
+            "ranks": list(ranks),
+            "back": list(team.back),
+            "expected_slowdown": fewer_ranks.slower(*ranks),
+        }
+        self._add(facts, why, ranks)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks have trained since the last restart."""
+        return self._resumption.trains
 
     def look(self) -> None:
-        """Called repeatedly while ranks run: records when they train again after a restart."""
-        beat = heartbeat.read(self.run.heartbeat(0)) if self._waits else None
-        if (
-            beat is None
-            or not beat.first_step
-            or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES)
-        ):
-            return
-        self._waits = False
-        seconds = beat.wall_time - self._failed_at
-        log.info(msg("launcher.restart.resumed", seconds=seconds))
-        self.run.event("recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds)
+        """Called repeatedly while ranks run."""
+        self._resumption.look()
 
     def finish(self) -> str:
         """After the last attempt: a summary of the restarts, which summary.json keeps too; ''
@@ -257,32 +306,8 @@ class Recovery:
         if not self.restarts:
             return ""
         if known := run_reader.read_summary(self.run.summary):
-            rundir.write_json(self.run.summary, {**known, "restarts": self.restarts})
-        texts = (f.summary if self._of_script else str(f) for f in self._failures)
-        count, kinds = len(self.restarts), Counter(texts)
-        shown = [
-            msg("launcher.restart.times", text=text, times=times) if times > 1 else text
-            for text, times in kinds.items()
-        ]
-        restarts, failures = units.plural(count, "restart"), "; ".join(shown[-SHOWN:])
-        return (
-            msg("launcher.restart.after_last", restarts=restarts, failures=failures)
-            if len(kinds) > SHOWN
-            else msg("launcher.restart.after", restarts=restarts, failures=failures)
-        )
-
-
-def _headline(record: FailureRecord) -> str:
-    """A failure in one line: rank, phase, cause, place."""
-    cause = "" if record["cause"] in BY_ITSELF else f"{record['cause']}: "
-    where = msg("launcher.failure.at", where=record["where"]) if record["where"] else ""
-    what = f"{cause}{record['summary']}{where}"
-    if record["rank"] is None:
-        return what
-    node = msg("launcher.failure.on_node", node=record["node"]) if "node" in record else ""
-    phase = msg("launcher.failure.in_phase", phase=record["phase"]) if record["phase"] else ""
-    return msg("launcher.failure.headline", rank=record["rank"], node=node, phase=phase, what=what)
-
-
-def _steps(count: int) -> str:
-    return units.plural(count, "step")
+            more: SummaryRecord = {**known, "restarts": self.restarts}
+            if "elastic" in self.plan:
+                more["lost"] = self.plan["elastic"]["lost"]
+            rundir.write_json(self.run.summary, more)
+        return restart_text.after(self._texts) + fewer_ranks.at_end(self.plan)

@@ -11,26 +11,22 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from training import tasks
 from training.config import batch
-from training.config.schema import Config
 from training.core import phases
 from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
-from training.diagnose.exception_cause import EXIT_STATUS, KILLED, RAISED, SEGFAULT, UNKNOWN
-from training.host import decisions
+from training.launcher import fewer_ranks
+from training.launcher.restart import OOM, Failure, GiveUp, Restart, killed
 from training.watchdog.hang_report import BLOCKED, DESYNC, HANG, STOPPED, UNEVEN
 from training.watchdog.rank_exit import DIED
 
 if TYPE_CHECKING:
-    from training.core.contracts.kinds import FailureKind, FieldValues
     from training.core.contracts.plan import Plan
 
-SIGNALS = {signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 NETWORK = {"nccl_network", "peer_died", "port_in_use", "rendezvous_timeout", "collective_timeout"}
 PAUSES_S = (1.0, 5.0, 15.0)  # before consecutive restarts after network failures
 # fields that a remedy may change
@@ -39,9 +35,6 @@ CURES = (
     "num_workers",
     "persistent_workers",
 )
-OOM = "gpu_oom"
-# the summary is more specific than these
-BY_ITSELF = {UNKNOWN, RAISED, EXIT_STATUS, SEGFAULT, KILLED}
 WORKER = {"dataloader_worker_died", "shm_too_small"}
 # Causes that a restart cannot remove, and why.
 NEVER = {
@@ -55,61 +48,6 @@ NEVER = {
 }
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How an attempt ended."""
-
-    cause: str
-    kind: FailureKind
-    rank: int | None
-    status: int
-    step: int  # that had been started
-    saved: int  # step of the newest checkpoint
-    phase: str
-    summary: str
-    changed: bool = False  # the plan was changed after it
-
-    def same(self, other: Failure) -> bool:
-        return (self.cause, self.kind, self.rank, self.status, self.step) == (
-            other.cause,
-            other.kind,
-            other.rank,
-            other.status,
-            other.step,
-        )
-
-    @property
-    def lost(self) -> int:
-        """Steps to repeat; one that was only started counts."""
-        return self.step - self.saved
-
-    def __str__(self) -> str:
-        return msg(
-            "launcher.retry.failure_at",
-            summary=self.summary if self.cause in BY_ITSELF else self.cause,
-            step=self.step,
-        )
-
-
-@dataclass(frozen=True)
-class Restart:
-    """`number`: of consecutive restarts, 0 for one that does not count. `changes`: fields of the
-    configuration with their new values; `why` for the plan, `label` for the console."""
-
-    number: int
-    changes: FieldValues = field(default_factory=dict)
-    why: str = ""
-    label: str = ""
-    pause_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """`reason` is '' where no restart was requested."""
-
-    reason: str
-
-
 def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart | GiveUp:
     """`before`: earlier failures of this start, oldest first."""
     retries = plan["retries"]["value"]
@@ -117,6 +55,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
         return GiveUp("")
     if failure.kind == ASKED:
         return GiveUp("")
+    if smaller := fewer_ranks.remedy(failure, plan, before):
+        return smaller
     # a rank that the kernel killed may find more memory at the next attempt
     if failure.cause in NEVER and -failure.status != signal.SIGKILL:
         return GiveUp(NEVER[failure.cause])
@@ -143,11 +83,6 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
             )
         )
     return Restart(number, pause_s=network_pause(failure, row))
-
-
-def killed(failure: Failure) -> bool:
-    """Whether a signal that may not come again has ended a rank."""
-    return failure.kind == DIED and -failure.status in SIGNALS
 
 
 def network_pause(failure: Failure, before: Sequence[Failure]) -> float:
@@ -223,24 +158,3 @@ def _of_loader(failure: Failure) -> bool:
         and phases.needs_data(failure.phase)
     )
     return stuck or failure.cause in WORKER
-
-
-def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
-    """The plan with these fields changed, and every value that depends on them."""
-    config = plan["config"] | changes
-    plan = plan | {
-        "config": config,
-        "origins": plan["origins"] | dict.fromkeys(changes, msg("launcher.retry.origin", why=why)),
-    }
-    if "device_batch_size" in changes:
-        size, old = changes["device_batch_size"], plan["batch"]
-        split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
-        assert split, "batch.smaller() returns divisors only"
-        plan |= {
-            "batch": split.record(),
-            "device_batch_size": decisions.Decision(size, why).record(),
-            "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
-        }
-        if step := tasks.step_of(plan, size):
-            plan |= {"memory": {**plan["memory"], **step.record()}}
-    return plan

@@ -13,15 +13,9 @@ from typing import TYPE_CHECKING
 from training.core.messages import msg
 from training.core.rundir import ASKED
 from training.core.units import plural
-from training.launcher.recovery_policy import (
-    NETWORK,
-    NEVER,
-    Failure,
-    GiveUp,
-    Restart,
-    killed,
-    network_pause,
-)
+from training.launcher import fewer_ranks
+from training.launcher.recovery_policy import NETWORK, NEVER, network_pause
+from training.launcher.restart import Failure, GiveUp, Restart, killed
 from training.watchdog.hang_report import DESYNC, UNEVEN
 
 if TYPE_CHECKING:
@@ -33,6 +27,8 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     retries = plan["retries"]["value"]
     if not retries or failure.kind == ASKED:
         return GiveUp("")
+    if smaller := fewer_ranks.remedy(failure, plan, before):
+        return smaller
     if failure.cause in NEVER and not killed(failure):
         return GiveUp(NEVER[failure.cause])
     passing = killed(failure) or failure.cause in NETWORK
@@ -40,6 +36,7 @@ def remedy(failure: Failure, plan: Plan, before: Sequence[Failure]) -> Restart |
     again = any((f.cause, f.summary) == (failure.cause, failure.summary) for f in before)
     if again and not passing:
         return GiveUp(msg("launcher.retry.same_exception"))
+    before = [f for f in before if not f.changed]  # the loss of a GPU does not count
     if len(before) >= retries:
         return GiveUp(
             msg(

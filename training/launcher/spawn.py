@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,17 +33,18 @@ PER_ATTEMPT = re.compile(r"rank(\d+)\.(bin|error\.json|stacks|ended|sock|torchel
 
 @dataclass
 class Child:
-    """One started process. `rank` is None for torchrun, which starts the ranks itself."""
+    """One started process. `rank` is None for a `launcher`, which starts the ranks itself."""
 
     rank: int | None
     popen: subprocess.Popen[bytes]
     # 1: standard output, 2: standard error → descriptor that reads it; one of them: both are joined
     outputs: dict[int, int]
     pidfd: int  # readable when it has exited
+    launcher: str = "torchrun"
 
     @property
     def name(self) -> str:
-        return "torchrun" if self.rank is None else f"rank {self.rank}"
+        return self.launcher if self.rank is None else f"rank {self.rank}"
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process and its whole session; does nothing when all have exited. Resource
@@ -85,11 +86,12 @@ def start_ranks(
     token: str,
     *,
     ours: bool,
+    labelled: bool = False,
     bound: NumaRecord | None = None,
     more: Callable[[int], dict[str, str]],
 ) -> list[Child]:
-    """Start this machine's ranks. `bound`: their NUMA nodes; `more`: further variables of a
-    rank."""
+    """Start this machine's ranks. `labelled`: the console shows several of them; `bound`: their
+    NUMA nodes; `more`: further variables of a rank."""
     children = []
     for rank in team.ranks:
         env = clean_environment(ours) | team.variables(rank, ours=ours) | {process.TOKEN: token}
@@ -99,21 +101,33 @@ def start_ranks(
             env["DUET_STORE_FD"], inherited = str(team.store.fileno()), (team.store.fileno(),)
         binding = bound["value"][rank - team.ranks.start] if bound else None
         memory = bool(bound and bound["memory"])
-        streams = Streams(ours, rank == team.ranks.start)
+        streams = Streams(ours, rank == team.ranks.start, labelled)
         children.append(_start(command, env, rank, streams, inherited, binding, memory))
     return children
 
 
 def start_torchrun(
-    team: LocalRanks, command: list[str], token: str, logs: Path, *, ours: bool
+    team: LocalRanks,
+    command: list[str],
+    token: str,
+    logs: Path,
+    *,
+    ours: bool,
+    more: Mapping[str, str],
 ) -> Child:
     """One torchrun that starts this machine's ranks; it passes on the output of its first rank, and
-    writes that of every rank to `logs`."""
+    writes that of every rank to `logs`. `more`: variables of the ranks that torchrun would set to
+    another value."""
     count, nodes = len(team.ranks), team.world_size // len(team.ranks)
-    if "python" in Path(command[0]).name:
-        python, program = command[0], command[2:] if command[1] == "-u" else command[1:]
+    has_python = "python" in Path(command[0]).name
+    python = command[0] if has_python else sys.executable
+    if more:
+        changes = [f"{name}={value}" for name, value in more.items()]
+        program = ["--no-python", "env", *changes, *command]
+    elif has_python:
+        program = command[2:] if command[1] == "-u" else command[1:]
     else:
-        python, program = sys.executable, ["--no-python", *command]
+        program = ["--no-python", *command]
     argv = [
         python,
         "-m",
@@ -135,6 +149,14 @@ def start_torchrun(
     argv += ["--log-dir", str(logs), "--redirects", to_files or "0", *program]
     env = clean_environment(ours) | {process.TOKEN: token}
     return _start(argv, env, None, Streams(ours, first=False))
+
+
+def start_watched(command: list[str], token: str) -> Child:
+    """A command that starts ranks, in the environment of the user's shell."""
+    env = {name: value for name, value in os.environ.items() if name not in INTERNAL}
+    child = _start(command, env | {process.TOKEN: token}, None, Streams(False, first=True))
+    child.launcher = Path(command[0]).name
+    return child
 
 
 def _start(
@@ -169,9 +191,11 @@ class Streams:
     """Standard input, output and error of one child. The output of Duet's own training is joined; a
     script keeps both, and its first rank reads the launcher's input."""
 
-    def __init__(self, ours: bool, first: bool) -> None:
+    def __init__(self, ours: bool, first: bool, labelled: bool = False) -> None:
         self._reads = first and not ours
-        terminals = [number for number in (1, 2) if first and os.isatty(number)]
+        # Programs move the cursor on a terminal: that needs the console for one rank alone.
+        on_terminal = first and not labelled
+        terminals = [number for number in (1, 2) if on_terminal and os.isatty(number)]
         # One terminal for both keeps their order.
         numbers = (2,) if ours else (1,) if len(terminals) == 2 else (1, 2)
         self.readers: dict[int, int] = {}

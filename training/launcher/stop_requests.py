@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from training.core import exit_status, log
@@ -35,6 +36,17 @@ class StopRequests:
             # a signal that every machine of the job gets may have been passed on before it arrives
             if self._signals > self.count:
                 self._request(number)
+
+    def for_other_ranks(self) -> None:
+        """Duet's ranks save and exit, those of a script are ended: the supervisor starts them again
+        with others. It is not a stop of the run."""
+        self._state.outcome.resized = True
+        self.asked_at = time.monotonic()
+        if self._state.outcome.ours:
+            self._children.ask_to_stop(signal.SIGTERM)
+        else:
+            self._children.killing = True  # whatever they exit with
+            self._children.terminate()
 
     def from_peer(self, message: Message, name: str) -> None:
         """A request that another machine passes on. `name`: of that machine."""

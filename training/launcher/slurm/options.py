@@ -84,7 +84,9 @@ REFUSED = {
         ),
         _TASKS,
     ),
-    **dict.fromkeys(("nnodes", "node-rank", "master-addr", "launcher"), _WAY),
+    **dict.fromkeys(
+        ("nnodes", "node-rank", "master-addr", "launcher", "hosts", "hostfile", "ssh-args"), _WAY
+    ),
     "array": msg("launcher.slurm.options.array"),
     "wrap": msg("launcher.slurm.options.wrap"),
     "script": msg("launcher.slurm.options.script"),

@@ -1,0 +1,204 @@
+"""How a start of the ranks ends: what is written, logged and returned."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from training.core import heartbeat, run_reader, rundir
+from training.core import log as console
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.core.tail import tail
+from training.core.units import plural
+from training.diagnose import card
+from training.launcher import failure_report, local_ranks
+from training.launcher.outcome import Outcome
+from training.launcher.post_run import PostRun
+from training.launcher.recovery import Recovery
+from training.plan import cli_args
+from training.trainer import summary
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import SummaryStatus
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import ScriptSummary
+    from training.core.contracts.verdict import FailureRecord
+
+
+def folder_lost(run: rundir.RunDir, plan: Plan, outcome: Outcome) -> bool:
+    """Was the run directory removed while Duet's ranks ran? Reported without its files, which
+    cannot be written or read."""
+    if not outcome.ours or not (outcome.gone or run.is_gone()):
+        return False
+    what = msg("launcher.end.folder_lost", folder=run.own)
+    fixes = [
+        cli_args.command(plan["command"]["script"], plan["command"]["args"])
+        + msg("launcher.end.from_the_beginning")
+    ]
+    console.report(
+        UserError(Problem("run.folder_lost", what, "", fixes), Exit.TRAINING),
+        closing=msg("launcher.end.nothing_saved"),
+    )
+    return True
+
+
+def may_help(run: rundir.RunDir, outcome: Outcome, record: FailureRecord) -> bool:
+    """Is it a failure that a restart could fix? Recorded as an event."""
+    if outcome.torn_down or record["kind"] == rundir.ASKED:
+        return False
+    if outcome.ours and record["exit_code"] in (Exit.CONFIG, Exit.RESOURCES):
+        return False
+    run.event("failure", cause=record["cause"], rank=record["rank"], text=record["summary"])
+    return True
+
+
+def report_end(
+    run: rundir.RunDir,
+    outcome: Outcome,
+    record: FailureRecord,
+    given_up: str,
+    *,
+    analyse: bool = False,
+) -> None:
+    """Log the end of a run that failed or was stopped. `given_up`: the reason for no restart, where
+    restarts were requested."""
+    code = record["exit_code"]
+    if outcome.torn_down:
+        console.warning(msg("launcher.end.torn_down", code=code, card=card.of_run(record)))
+        return
+    if record["kind"] == rundir.ASKED:
+        console.warning(msg("launcher.end.exit", text=record["summary"], code=code))
+        return
+    if outcome.ours and code in (Exit.CONFIG, Exit.RESOURCES):  # the rank has reported the problem
+        return
+    console.error(
+        msg("launcher.end.failed_given_up", given_up=given_up, card=card.of_run(record))
+        if given_up
+        else msg("launcher.end.failed", card=card.of_run(record))
+    )
+    if analyse:
+        console.info(msg("launcher.end.analysis", analysis=analysis(run)))
+
+
+def keep_failure(run: rundir.RunDir, record: FailureRecord, created: float) -> None:
+    try:
+        rundir.write_json(run.failure, record)
+    except OSError as error:
+        console.warning(msg("launcher.cannot_write", path=run.failure, strerror=error.strerror))
+    if run.own == run.path:
+        run.forget_before(created)
+
+
+def node_end(run: rundir.RunDir, code: int, outcome: Outcome) -> int:
+    text = msg("launcher.end.node", ranks=run.ranks)
+    how = "" if outcome.ours else failure_report.statuses(outcome)
+    console.success(text) if code == Exit.DONE else console.warning(
+        msg("launcher.end.node_stopped", how=how, code=int(code), text=text)
+    )
+    return code
+
+
+def regular_end(
+    run: rundir.RunDir, plan: Plan, ending: PostRun, outcome: Outcome, recovery: Recovery
+) -> int:
+    code = failure_report.exit_code(outcome)
+    if local_ranks.is_script(plan):
+        return _script_end(run, plan, code, outcome, recovery)
+    recovered = recovery.finish()
+    ending.report(code)
+    text = summary.render(run, plan)
+    if code == Exit.DONE:
+        console.success(msg("launcher.end.finished", recovered=recovered, text=text).rstrip())
+    else:
+        why = (
+            msg("launcher.end.interrupted", recovered=recovered)
+            if code == Exit.INTERRUPTED
+            else msg("launcher.end.stopped", recovered=recovered)
+        )
+        console.warning(f"{msg('launcher.end.exit', text=why, code=int(code))}\n{text}".rstrip())
+    return code
+
+
+def _script_end(
+    run: rundir.RunDir, plan: Plan, code: int, outcome: Outcome, recovery: Recovery
+) -> int:
+    seconds = time.time() - plan["created"]
+    ranks = plural(plan["ranks"], "rank")
+    status: SummaryStatus = "finished" if code == Exit.DONE else "stopped"
+    if not run.is_gone():
+        done: ScriptSummary = {
+            "status": status,
+            "ranks": plan["ranks"],
+            "seconds": seconds,
+            "exit_code": int(code),
+        }
+        if recovery.restarts:
+            done["restarts"] = recovery.restarts
+        rundir.write_json(run.summary, done)
+    if code == Exit.DONE and outcome.watched:
+        console.success(
+            msg(
+                "launcher.end.watched",
+                command=outcome.watched,
+                seconds=seconds,
+                recovered=recovery.finish(),
+                folder=run.ranks,
+            )
+        )
+    elif code == Exit.DONE:
+        console.success(
+            msg(
+                "launcher.end.script",
+                ranks=ranks,
+                seconds=seconds,
+                recovered=recovery.finish(),
+                folder=run.ranks,
+            )
+        )
+    else:
+        who = (
+            msg("launcher.end.on_request")
+            if outcome.asked != Exit.DONE
+            else msg("launcher.end.by_itself")
+        )
+        console.warning(
+            msg(
+                "launcher.end.script_stopped",
+                who=who,
+                statuses=failure_report.statuses(outcome),
+                code=int(code),
+                folder=run.ranks,
+            )
+        )
+    return code
+
+
+def analysis(run: rundir.RunDir) -> str:
+    """Last phase and output of every rank, and the state of the machine (enhanced script)."""
+    import psutil
+
+    lines = []
+    for beat in heartbeat.read_all(run.heartbeats):
+        silent = time.time() - beat.wall_time
+        lines.append(
+            msg(
+                "launcher.analysis.rank", rank=beat.rank, beat=beat, epoch=beat.epoch, silent=silent
+            )
+        )
+        lines += [f"      │ {line[:140]}" for line in tail(run.rank_log(beat.rank), 4)]
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(run.path)
+    lines.append(
+        msg(
+            "launcher.analysis.machine",
+            memory=memory.percent,
+            disk=100 * disk.used / disk.total,
+            load=os.getloadavg()[0],
+        )
+    )
+    for check in (run_reader.read_preflight(run.preflight) or {"checks": []})["checks"]:
+        if check["status"] != "ok":
+            lines.append(msg("launcher.analysis.check", name=check["name"], text=check["text"]))
+    return "\n".join(lines)

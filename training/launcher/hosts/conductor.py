@@ -1,0 +1,209 @@
+"""Runs the nodes to their end: passes stop signals on, ends the others when one of them cannot
+start or its connection is lost, and determines the exit code. With `--min_ranks` the run continues
+without a lost machine, whose launch command is started again until it joins."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from training.core import log
+from training.core.errors import Exit
+from training.core.messages import msg
+from training.host import process
+from training.launcher import post_run, stop_signals
+from training.launcher.hosts.console import Console, Copy
+from training.launcher.hosts.node import Node
+
+TURN_S = 0.1
+KEEP_ALIVE_S = 5.0  # lib/host_agent.py waits for LOST_S
+# Time for the other nodes to end by themselves when one has ended, is lost or could not start: the
+# nodes of a run end together, then node 0 writes the report and notifies; they name a lost machine
+# within 15 s (training.launcher.peer_link), but wait until --rendezvous_timeout for one that could
+# not start.
+TOGETHER_S = 30.0 + post_run.REPORT_S + post_run.NOTIFY_S
+LOST_S, REFUSED_S = 20.0, 3.0
+LINK_S = 60.0  # after the end of its input, the agent stops its command within 45 s
+AFTER_FIRST_S = 1.0
+KILLED = 128  # plus the number of the signal
+# Exit codes of a run that all machines end with. With any other, this node has not started.
+OF_A_RUN = (*(Exit.DONE, Exit.TRAINING, Exit.HANG, Exit.PREEMPTED, Exit.INTERRUPTED), 134)
+
+
+# Pauses before a lost machine's launch command is started again: the first, and the longest of
+# those that follow, each twice the one before. A start of STEADY_S begins with the first again.
+AGAIN_S, MOST_S, STEADY_S = 5.0, 60.0, 120.0
+
+
+class Conductor:
+    """While entered, stop signals wait to be passed on. Enter it before the nodes start. `elastic`:
+    the run continues without a lost node; `again` starts its launch command another time."""
+
+    def __init__(
+        self, *, elastic: bool = False, again: Callable[[Node], Node] | None = None
+    ) -> None:
+        self._elastic, self._again, self._seen = elastic, again, set[str]()
+        # node rank → when it is started again; pause before that; when it was started last
+        self._due: dict[int, float] = {}
+        self._pauses: dict[int, float] = {}
+        self._started: dict[int, float] = {}
+        self._asked: list[int] = []
+        self._late: list[tuple[float, int]] = []  # when the other nodes get a signal
+        self._ended: list[Node] = []  # in this order
+        self._nodes: list[Node] = []
+        self._consoles: dict[int, Console] = {}
+        self._copies: list[Copy] = []
+        self._signed = time.monotonic()
+        self._close_at: float | None = None  # when the nodes that are left are ended
+        self._closed_at: float | None = None
+
+    def __enter__(self) -> Conductor:
+        signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            # a closed terminal does not end the training
+            signal.signal(signal.SIGHUP, lambda *_: None)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for node in self._nodes:
+            node.close()
+
+    def add(self, node: Node) -> None:
+        self._nodes.append(node)
+        self._listen(node)
+
+    def _listen(self, node: Node) -> None:
+        self._started[node.rank] = time.monotonic()
+        if node.output and node.errors:
+            self._copies = [Copy(node.output, 1), Copy(node.errors, 2)]
+        elif node.output:
+            self._consoles[node.rank] = Console(node.name, node.output, self._seen)
+
+    def run(self) -> int:
+        """The exit code."""
+        while left := [node for node in self._nodes if not node.ended()]:
+            self._pass_on(left)
+            self._start_again()
+            for node in self._nodes:
+                if not node.ended() or node in self._ended or node.rank in self._due:
+                    continue
+                if not self._can_lose(node):
+                    self._ended.append(node)
+                    self._look(node, left)
+                elif self._again:
+                    self._plan_again(node)
+                else:
+                    self._ended.append(node)
+                    self._pauses[node.rank] = 0.0
+                    self._lost(node, msg("launcher.hosts.without", host=node.name, rank=node.rank))
+            now = time.monotonic()
+            if self._closed_at is None and self._close_at is not None and now > self._close_at:
+                self._closed_at = now
+                for node in left:
+                    node.close()
+            elif self._closed_at is not None and now - self._closed_at > LINK_S:
+                for node in left:
+                    log.warning(msg("launcher.hosts.left_behind", host=node.name))
+                    node.kill()
+        self._ended += [node for node in self._nodes if node not in self._ended]
+        for copy in self._copies:
+            copy.end()
+        return self._code()
+
+    def _can_lose(self, node: Node) -> bool:
+        """Does the run continue without this node? One that is rejected at its first start ends the
+        run."""
+        first = node.rank not in self._pauses
+        started = node.link_lost or node.code in OF_A_RUN or (node.code or 0) > KILLED
+        return bool(
+            self._elastic
+            and node.rank
+            and not self._nodes[0].ended()
+            and not self._asked
+            and (started or not first)
+            and node.code != Exit.DONE
+        )
+
+    def _plan_again(self, node: Node) -> None:
+        now, known = time.monotonic(), self._pauses.get(node.rank)
+        steady = now - self._started[node.rank] > STEADY_S
+        pause_s = AGAIN_S if known is None or steady else min(2 * known, MOST_S)
+        self._pauses[node.rank], self._due[node.rank] = pause_s, now + pause_s
+        if known is None or steady:  # once, not at every attempt
+            self._lost(node, msg("launcher.hosts.again", host=node.name, rank=node.rank))
+
+    def _lost(self, node: Node, text: str) -> None:
+        log.warning(text)
+        if node.rank in self._consoles:
+            self._consoles[node.rank].errors()
+
+    def _start_again(self) -> None:
+        if self._asked or self._nodes[0].ended() or self._close_at is not None:
+            self._due.clear()
+        for rank in [rank for rank, at in self._due.items() if time.monotonic() > at]:
+            del self._due[rank]
+            assert self._again
+            self._nodes[rank].close()
+            self._nodes[rank] = self._again(self._nodes[rank])
+            self._listen(self._nodes[rank])
+
+    def _pass_on(self, left: list[Node]) -> None:
+        """Wait one turn for a stop signal. Node 0 gets it first and passes it on. The others get it
+        later as well, since nothing is passed on before the rendezvous; a request counts once
+        (training.launcher.stop_requests)."""
+        arrived = signal.sigtimedwait(process.STOP_SIGNALS, TURN_S)
+        now = time.monotonic()
+        if arrived:
+            self._asked.append(arrived.si_signo)
+            for console in self._consoles.values():
+                console.quiet = True  # node 0 shows what happens now
+            self._nodes[0].signal(arrived.si_signo)
+            self._late.append((now + AFTER_FIRST_S, arrived.si_signo))
+        while self._late and now > self._late[0][0]:
+            _, number = self._late.pop(0)
+            for node in left:
+                if node.rank:
+                    node.signal(number)
+        if now - self._signed > KEEP_ALIVE_S:
+            self._signed = now
+            for node in left:
+                node.keep_alive()
+
+    def _look(self, node: Node, left: list[Node]) -> None:
+        """A node has ended while others run: they end by themselves, or are ended."""
+        seconds = TOGETHER_S
+        if node.link_lost:
+            log.error(msg("launcher.hosts.link_lost", host=node.name, rank=node.rank))
+            seconds = LOST_S
+        elif node.code not in OF_A_RUN and not self._asked:
+            seconds = REFUSED_S
+            others = ", ".join(one.name for one in left if one is not node)
+            if others:
+                log.info(msg("launcher.hosts.ending", host=node.name, others=others))
+        if seconds != TOGETHER_S and node.rank in self._consoles:
+            self._consoles[node.rank].errors(or_last=seconds == REFUSED_S)
+        at = time.monotonic() + seconds
+        self._close_at = at if self._close_at is None else min(at, self._close_at)
+
+    def _code(self) -> int:
+        """That of the node that ended the run for all others, else that of node 0."""
+        if self._pauses:  # it has continued without another machine
+            own = int(self._nodes[0].code or 0)
+            return own if own in (*Exit, 134) else int(Exit.RESOURCES)
+        cause = next(
+            (n for n in self._ended if n.link_lost or n.code not in OF_A_RUN), self._nodes[0]
+        )
+        if self._asked and not cause.link_lost and cause.code not in OF_A_RUN:
+            # asked to stop before the supervisor could answer
+            return int(stop_signals.code(self._asked[0]))
+        if cause.code == Exit.DONE:
+            cause = next((n for n in self._ended if n.code), cause)
+        shown = self._nodes[0].code
+        for node in self._ended:
+            if node.code not in (Exit.DONE, shown) and node.rank in self._consoles:
+                self._consoles[node.rank].errors()
+        if cause.link_lost:
+            return int(Exit.TRAINING)
+        code = int(cause.code or 0)
+        return code if code in (*Exit, 134) else int(Exit.RESOURCES)

@@ -1,0 +1,131 @@
+"""The plan of a restart: other settings, or other ranks, and every value that depends on them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from training import tasks
+from training.config import batch
+from training.config.schema import Config
+from training.core import run_reader, rundir
+from training.core.messages import msg
+from training.host import decisions, env_vars
+from training.host.gpus import VISIBLE
+from training.launcher import seats
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import GpuRecord, LostRank, Plan
+    from training.launcher.restart import Team
+
+
+def changed_plan(plan: Plan, changes: FieldValues, why: str) -> Plan:
+    """The plan with these fields changed, and every value that depends on them."""
+    config = plan["config"] | changes
+    plan = plan | {
+        "config": config,
+        "origins": plan["origins"] | dict.fromkeys(changes, msg("launcher.retry.origin", why=why)),
+    }
+    if "device_batch_size" in changes:
+        size, old = changes["device_batch_size"], plan["batch"]
+        split = batch.split(size, old["seq_len"], old["world_size"], config["total_batch_size"])
+        assert split, "batch.smaller() returns divisors only"
+        plan |= {
+            "batch": split.record(),
+            "device_batch_size": decisions.Decision(size, why).record(),
+            "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
+        }
+        if step := tasks.step_of(plan, size):
+            plan |= {"memory": {**plan["memory"], **step.record()}}
+        if "elastic" in plan:  # an upper limit for any number of ranks
+            plan |= {"elastic": {**plan["elastic"], "device_batch_size": size}}
+    return plan
+
+
+def with_team(plan: Plan, team: Team, why: str) -> Plan:
+    """The plan with these ranks. Tokens per step, and the samples of each step, stay the same."""
+    elastic = plan["elastic"]
+    return with_seats(
+        plan,
+        list(team.seats),
+        [*(one for one in elastic["lost"] if one["seat"] not in team.back), *team.lost],
+        [*elastic["rejoined"], *team.back],
+        team.size,
+        why,
+    )
+
+
+def with_seats(
+    plan: Plan,
+    used: list[int],
+    lost: list[LostRank],
+    rejoined: list[int],
+    size: int | None,
+    why: str,
+) -> Plan:
+    """The plan with the ranks `used` (planned numbers)."""
+    elastic, here, count = plan["elastic"], seats.here(plan), len(used)
+    own = [seat - here.start for seat in used if seat in here]
+    gpus = [elastic["gpus"][place] for place in own] if elastic["gpus"] else []
+    plan = plan | {
+        "ranks": count,
+        "local_ranks": len(own),
+        "gpus": gpus,
+        "elastic": {**elastic, "seats": used, "lost": lost, "rejoined": rejoined},
+    }
+    if "numa" in plan and elastic["bindings"]:
+        bindings = [elastic["bindings"][place] for place in own]
+        plan |= {"numa": {**plan["numa"], "value": bindings}}
+    if gpus:
+        others = [v for v in plan["variables"] if v["name"] != VISIBLE]
+        seen = visible([*gpus, *elastic["gpus"][len(here) :]])
+        chosen = env_vars.Variable(VISIBLE, seen, why, env_vars.HERE)
+        plan |= {"variables": [*others, chosen.record()]}
+    return plan if size is None else _with_batch(plan, size, count, why)
+
+
+def _with_batch(plan: Plan, size: int, count: int, why: str) -> Plan:
+    config, origins = plan["config"], plan["origins"]
+    if size != config["device_batch_size"]:
+        config = config | {"device_batch_size": size}
+        origins = origins | {"device_batch_size": msg("launcher.retry.origin", why=why)}
+    split = batch.split(size, plan["batch"]["seq_len"], count, config["total_batch_size"])
+    assert split, "the team was chosen by the divisors"
+    plan = plan | {
+        "config": config,
+        "origins": origins,
+        "batch": split.record(),
+        "device_batch_size": decisions.Decision(size, why).record(),
+        "static_graph": decisions.static_graph(Config(**config), split.accumulation).record(),
+    }
+    if step := tasks.step_of(plan, size, count):
+        plan |= {"memory": {**plan["memory"], **step.record()}}
+    return plan
+
+
+def visible(gpus: list[GpuRecord]) -> str:
+    """CUDA_VISIBLE_DEVICES for these GPUs. By UUID, since the numbers of the others may change when
+    a GPU is lost."""
+    by_uuid = all(gpu["uuid"].startswith("GPU-") for gpu in gpus)
+    return ",".join(gpu["uuid"] if by_uuid else str(gpu["index"]) for gpu in gpus)
+
+
+def save(run: rundir.RunDir, plan: Plan) -> None:
+    """Write the plan of this machine, and that of node 0 if all machines share a disk."""
+    seen = run_reader.read_plan(run.plan) or plan
+    for path in {run.own_plan, run.plan} if seen["place"] == plan["place"] else {run.own_plan}:
+        rundir.write_json(path, plan)
+
+
+def apply_team(run: rundir.RunDir, plan: Plan, team: Team, why: str) -> None:
+    """Update the plan, in place and in its files, for ranks that inherit this process's
+    environment."""
+    plan.update(with_team(plan, team, why))
+    set_visible(plan)
+    save(run, plan)
+
+
+def set_visible(plan: Plan) -> None:
+    """Let the next ranks see the GPUs of the plan: they inherit this process's environment."""
+    os.environ.update({v["name"]: v["value"] for v in plan["variables"] if v["name"] == VISIBLE})

@@ -1,0 +1,111 @@
+"""What follows a restart: the first new step and, with another number of ranks, the time of a
+step."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from training.core import heartbeat, jsonl, log, rundir, units
+from training.core.messages import msg
+from training.core.tail import tail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTLED = 2  # steps after a start that are slower than the others
+MEASURED = 8  # steps whose median is the time of a step
+RECENT = 200  # last lines of metrics.jsonl, with those of evaluations
+
+
+class Resumption:
+    """`look()` is called repeatedly while ranks run. A script has no heartbeat: it is not
+    watched."""
+
+    def __init__(self, run: rundir.RunDir) -> None:
+        self._run = run
+        self._attempt = 0
+        self._failed_at = 0.0
+        self._waits = False  # for the first step
+        self._ranks: tuple[int, int] | None = None  # whose time of a step is still to be measured
+        self._before_ms = 0.0
+        # first step of this start, 0 of the first one; None: no step yet
+        self._first: int | None = 0
+
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks have trained since the last restart."""
+        return not self._waits
+
+    def begin(self, attempt: int, failed_at: float, step: int, ranks: tuple[int, int]) -> None:
+        """A restart after a failure in `step`. `ranks`: before and after."""
+        self._attempt, self._failed_at, self._waits = attempt, failed_at, True
+        times = (
+            []
+            if self._first is None
+            else list(_step_times(self._run.metrics, self._first + SETTLED, step).values())
+        )
+        comparable = ranks[0] != ranks[1] and bool(times)
+        self._ranks = ranks if comparable else None
+        self._before_ms = statistics.median(times) if comparable else 0.0
+        self._first = None
+
+    def look(self) -> None:
+        if not self._waits and self._ranks is None:
+            return
+        beat = heartbeat.read(self._run.heartbeat(0))
+        if (
+            beat is None
+            or not beat.first_step
+            or (beat.step == beat.first_step and beat.phase in heartbeat.STEP_PHASES)
+        ):
+            return
+        if self._waits:
+            self._waits, self._first = False, beat.first_step
+            seconds = beat.wall_time - self._failed_at
+            log.info(msg("launcher.restart.resumed", seconds=seconds))
+            self._run.event(
+                "recovered", attempt=self._attempt, step=beat.first_step, seconds=seconds
+            )
+        assert self._first is not None
+        if self._ranks and beat.step > self._first + SETTLED + MEASURED:
+            self._measure(self._ranks, self._first + SETTLED)
+
+    def _measure(self, ranks: tuple[int, int], first: int) -> None:
+        """`first`: step to begin with."""
+        times = _step_times(self._run.metrics, first, None)
+        if len(times) < MEASURED:
+            return
+        self._ranks = None
+        after = statistics.median(list(times.values())[:MEASURED])
+        expected, slowdown = ranks[0] / ranks[1], after / self._before_ms
+        text = msg(
+            "launcher.elastic.pace",
+            then=units.plural(ranks[1], "rank"),
+            now=ranks[0],
+            after=after,
+            before=self._before_ms,
+            slowdown=slowdown,
+            expected=expected,
+        )
+        log.info(text)
+        self._run.event(
+            "pace",
+            attempt=self._attempt,
+            ranks=list(ranks),
+            step_ms=[self._before_ms, after],
+            expected_slowdown=expected,
+            slowdown=slowdown,
+            text=text,
+        )
+
+
+def _step_times(metrics: Path, first: int, last: int | None) -> dict[int, float]:
+    """Step → its milliseconds, of the recent steps from `first` to `last`."""
+    found = {}
+    for line in tail(metrics, RECENT):
+        record = jsonl.parse(line.encode()) or {}
+        step, took = jsonl.whole(record.get("step")), jsonl.number(record.get("step_ms"))
+        if step is not None and took and first <= step and (last is None or step <= last):
+            found[step] = took
+    return found

@@ -1,0 +1,56 @@
+"""Planned ranks (seats) and their machines: a run with `--min_ranks` may use some of them only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import ElasticRecord, Plan
+
+
+def per_node(elastic: ElasticRecord) -> int:
+    """Planned ranks of each machine."""
+    return elastic.get("per_node", elastic["ranks"])
+
+
+def node_of(elastic: ElasticRecord, seat: int) -> int:
+    return seat // per_node(elastic)
+
+
+def on(elastic: ElasticRecord, nodes: Collection[int]) -> list[int]:
+    """The seats of these machines."""
+    return [seat for seat in range(elastic["ranks"]) if node_of(elastic, seat) in nodes]
+
+
+def here(plan: Plan) -> range:
+    """The seats of this machine."""
+    count = per_node(plan["elastic"])
+    first = count * plan["place"]["node_rank"] if "per_node" in plan["elastic"] else 0
+    return range(first, first + count)
+
+
+def ranks(plan: Plan) -> range:
+    """The present ranks of this machine; empty on a machine that waits for the next loss."""
+    if "elastic" not in plan:
+        first = plan["local_ranks"] * plan["place"]["node_rank"]
+        return range(first, first + plan["local_ranks"])
+    own, used = here(plan), plan["elastic"]["seats"]
+    first = sum(seat < own.start for seat in used)
+    return range(first, first + sum(seat in own for seat in used))
+
+
+def nodes(plan: Plan) -> list[int]:
+    """The machines that have ranks at present, ascending."""
+    if "elastic" not in plan:
+        return list(range(plan["place"]["nnodes"]))
+    return sorted({node_of(plan["elastic"], seat) for seat in plan["elastic"]["seats"]})
+
+
+def machine_of(plan: Plan, rank: int | None) -> int:
+    """The machine of a present rank; this one without a rank."""
+    if rank is None:
+        return plan["place"]["node_rank"]
+    if "elastic" not in plan:
+        return rank // plan["local_ranks"]
+    return node_of(plan["elastic"], plan["elastic"]["seats"][rank])
