@@ -37,12 +37,13 @@ class RankStates:
             *(r for r in pids if r is not None),
         }
         out: list[RankState] = []
+        archived = self.run.is_archived
         for rank in sorted(numbers):
             beat, pid = beats.get(rank), pids.get(rank)
             if beat and pid is None:
                 pid = beat.pid
             seen = mtime(self.run.supervisor) if rank in pids else beat.wall_time if beat else None
-            living = host_stats.alive(pid, seen or time.time())
+            living = not archived and host_stats.alive(pid, seen or time.time())
             age = None
             # The monotonic clock restarts at boot: it cannot date a run from before the last boot.
             if beat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 from training.core import metric_units, rundir, standing
@@ -46,16 +47,22 @@ def progress(
     if state == FINISHED and whole(dig(summary, "steps")) == step:
         total = step  # a resume that had nothing left to do may have planned more
     pace = history.seconds_per_step(since)
+    left = [(total - step) * pace] if total and step < total and pace is not None else []
+    percent = [100 * step / total] if total else []
+    limit, used = number(dig(plan, "config", "max_time")), number(history.last.get("used_s"))
+    if limit and used is not None:
+        # the time since the last step counts too: an evaluation may take long
+        late = max(0.0, time.time() - (number(history.last.get("time")) or math.inf))
+        left.append(max(0.0, limit - used - late))
+        percent.append(100.0 if state == FINISHED else 100 * used / limit)
     return {
         "step": None if script_of(plan) else step,
         "total_steps": total,
-        "percent": min(100.0, 100 * step / total) if total else None,
+        "percent": min(100.0, max(percent)) if percent else None,
         "epoch": whole(history.last.get("epoch")),
         "epochs": whole(dig(data, "epochs")) or planned[1],
         "elapsed_s": elapsed_s if elapsed_s is not None and elapsed_s >= 0 else None,
-        "eta_s": (total - step) * pace
-        if total and step < total and pace is not None and state == RUNNING
-        else None,
+        "eta_s": min(left) if left and state == RUNNING else None,
     }
 
 

@@ -13,6 +13,7 @@ from training.core.jsonl import Record, dig, mtime, number, text, whole
 from training.core.messages import msg
 from training.core.next_command import next_command
 from training.core.run_reader import as_plan
+from training.core.units import plural
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -110,7 +111,7 @@ def judge(seen: RunEvidence) -> tuple[RunStatus, str | None]:
             if seen.supervisor
             else msg("monitor.reason.ranks_gone", resume=again),
         )
-    if plan is None or stepped:
+    if plan is None or stepped or run.is_archived:
         return (
             DIED,
             msg("monitor.reason.no_process") if plan else msg("monitor.reason.no_process_no_plan"),
@@ -156,3 +157,9 @@ def ended_at(state: RunStatus, seen: RunEvidence, end: Record | None) -> float |
 def script_of(plan: Mapping[str, object] | None) -> str | None:
     """Path of the user script that the run launched; None for a built-in or custom task."""
     return text(dig(plan, "script", "path"))
+
+
+def ranks_of(count: int, planned: int | None) -> str:
+    """The number of ranks, and of how many if the run has lost some."""
+    text = plural(count, "rank")
+    return msg("monitor.screen.ranks_of", ranks=text, planned=planned) if planned else text

@@ -13,7 +13,7 @@ from training.core.cells import cells
 from training.core.jsonl import Record, number
 from training.core.messages import msg
 from training.monitor import term_text
-from training.monitor.run_status import ENDED, state_word
+from training.monitor.run_status import ENDED, ranks_of, state_word
 from training.monitor.term_text import Line
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def head(state: RunState, width: int) -> list[Line]:
         )
     ]
     if run["ranks"] is not None:
-        facts.append(units.plural(run["ranks"], "rank"))
+        facts.append(ranks_of(run["ranks"], run.get("planned_ranks")))
     facts += [term_text.clean(value) for value in (run["device"], run["precision"]) if value]
     if (task := run.get("task")) is not None and task != FIELDS["task"].default:
         facts.insert(1, term_text.clean(task))

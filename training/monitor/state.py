@@ -38,6 +38,8 @@ from training.monitor.run_status import (
     judge,
     script_of,
 )
+from training.monitor.script_ranks import ScriptRanks
+from training.plan.script_words import WATCH
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import RunStatus
@@ -64,7 +66,7 @@ class RunWatch:
     ) -> None:
         self.run, self.log = run, log
         self._history, self._events = History(run.metrics), Tail(run.events)
-        self._ranks = rank_states.RankStates(run)
+        self._ranks, self._script_ranks = rank_states.RankStates(run), ScriptRanks(run)
         self._warnings: deque[WarningState] = deque(maxlen=WARNINGS)
         self._restarts: list[float] = []
         self._warned = 0
@@ -96,7 +98,8 @@ class RunWatch:
             whole(supervisor.get("pid")),
             *(whole(dig(r, "pid")) for r in items(supervisor.get("ranks"))),
         ]
-        alive = [host_stats.alive(pid, mtime(run.supervisor) or now) for pid in listed]
+        begun = mtime(run.supervisor) or now
+        alive = [not run.is_archived and host_stats.alive(pid, begun) for pid in listed]
         self._history.update()
         self._read_events()
         printed = self._printed(plan)
@@ -123,13 +126,16 @@ class RunWatch:
         state, reason = judge(evidence)
         rank_states.mark_late(ranks, active=state in (STARTING, RUNNING))
         rank_states.add_recorded(ranks, self._history)
+        watched = text(dig(plan, "launcher", "value")) == WATCH  # its plan has no number of ranks
         started = number(dig(plan, "created")) or number(supervisor.get("started"))
         end = failure if state == FAILED or (state == STOPPED and not summary) else summary
         ended = ended_at(state, evidence, end) if state in ENDED else None
         log = self.log or (Path(name) if (name := text(dig(plan, "log_file"))) else None)
         family = {pid for pid in (*listed, *(r["pid"] for r in ranks)) if pid}
         gpus, host = self._machine.answer(patience_s, run.path)
-        planned = {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
+        on_gpus = host_stats.gpu_records(gpus, family, _planned(plan))
+        if script_of(plan):
+            self._script_ranks.add(ranks, printed, on_gpus)
         took = (ended or now) - started if started else None
         seen: RunState = {
             "schema_version": SCHEMA_VERSION,
@@ -142,7 +148,7 @@ class RunWatch:
                 "script": text(dig(plan, "command", "script")),
                 "program": script_of(plan),
                 "task": text(dig(plan, "task", "name")),
-                "ranks": whole(dig(plan, "ranks")) or len(ranks) or None,
+                "ranks": (not watched and whole(dig(plan, "ranks"))) or len(ranks) or None,
                 "device": text(dig(plan, "device", "value")),
                 "precision": text(dig(plan, "precision", "value")),
                 "state": state,
@@ -161,7 +167,7 @@ class RunWatch:
                 else self._of_records(plan, state, since, took, summary)
             ),
             "ranks": ranks,
-            "gpus": host_stats.gpu_records(gpus, family, planned),
+            "gpus": on_gpus,
             "gpus_reason": gpus.reason,
             "system": host,
             "warnings": list(self._warnings),
@@ -171,6 +177,10 @@ class RunWatch:
             "failure": failure if state == FAILED else None,
             "alerts": [],
         }
+        if items(dig(plan, "elastic", "lost")) and (
+            all_ranks := whole(dig(plan, "elastic", "ranks"))
+        ):
+            seen["run"]["planned_ranks"] = all_ranks
         if alerts.no_step_s(seen) is not None:
             seen["progress"]["eta_s"] = None  # unknown while no step completes
         seen["alerts"] = alerts.active_alerts(seen)
@@ -240,10 +250,15 @@ class RunWatch:
             self._warned += kind == "warning"
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
-            if kind in ("warning", "restart", "verdict", "given_up"):
+            if kind in ("warning", "restart", "pace", "verdict", "given_up"):
                 self._warnings.append(
                     {"time_unix_s": number(event.get("time")), "text": message or str(kind)}
                 )
+
+
+def _planned(plan: Record | None) -> set[str]:
+    """UUIDs of the GPUs in the plan."""
+    return {uuid for g in items(dig(plan, "gpus")) if (uuid := text(dig(g, "uuid")))}
 
 
 def finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from training.core import units
 from training.core.cells import pad
 from training.core.jsonl import whole
 from training.core.messages import msg
-from training.monitor import host_stats, term_text
+from training.monitor import host_stats, script_rows, term_text
 from training.monitor.run_status import ENDED
 from training.monitor.sections import memory_word
 from training.monitor.term_text import Line
@@ -44,13 +44,17 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
         )
         shown, others = sorted(urgent[: rows - 2], key=lambda r: r["rank"]), urgent[rows - 2 :]
     # Ranks of a user script have no heartbeat.
-    unheard = "-" if ended or state["run"].get("program") else msg("monitor.ranks.no_heartbeat")
+    program = state["run"].get("program")
+    unheard = "-" if ended or program else msg("monitor.ranks.no_heartbeat")
     shares = width >= SHARES_FROM and any(r["compute_ms_median"] is not None for r in every)
     titles = f"RANK {'PID':>8} {pad(msg('monitor.column.step'), 8, right=True)}"
     if shares:
         titles += f" {pad(msg('monitor.column.compute'), 9, right=True)}"
         titles += f" {pad(memory_word(state).upper(), 9, right=True)}"
-    titles += f" {pad(msg('monitor.column.last_beat'), 10, right=True)}"
+    if program:
+        titles += script_rows.titles()
+    else:
+        titles += f" {pad(msg('monitor.column.last_beat'), 10, right=True)}"
     lines: list[Line] = [[(f"{titles}  {msg('monitor.column.doing')}", "dim")]]
     for r in shown:
         step = f"{r['step']:,}" if r["step"] is not None else "-"
@@ -61,8 +65,16 @@ def ranks(state: RunState, width: int, rows: int) -> list[Line]:
             else ""
         )
         line: Line = [(f"{r['rank']:>4} {r['pid'] or '-':>8} {step:>8}{mine} ", "")]
-        line.append((pad(_age(r, ended), 10, right=True), "bad" if r["late"] else ""))
-        line.append(("  " + term_text.clean(r["doing"] or unheard), "bad" if r["late"] else ""))
+        if program:
+            line.append((script_rows.cells(r, ended=ended), ""))
+        else:
+            line.append((pad(_age(r, ended), 10, right=True), "bad" if r["late"] else ""))
+        line.append(
+            (
+                "  " + term_text.clean(r["doing"] or r.get("last_line") or unheard),
+                "bad" if r["late"] else "",
+            )
+        )
         if r["alive"] is False and not ended:
             line.append(("  " + msg("monitor.ranks.process_gone"), "bad"))
         lines.append(line)

@@ -17,15 +17,16 @@ LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans("▁▂▃▄▅▆▇█░│·…→≥×–°", "__..::##-||~>>x- ")
 # In Chinese text a line may end after any character, but not before closing punctuation.
 _WIDE = r"[\u2e80-\u9fff\uff00-\uffef]"
-_WORD = re.compile(rf" +|[（《]*(?:{_WIDE}|(?:(?!{_WIDE})[^ ])+)[，。：；、！？）》]*")
-_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+# compiled at their first use, by `re`
+_WORD = rf" +|[（《]*(?:{_WIDE}|(?:(?!{_WIDE})[^ ])+)[，。：；、！？）》]*"
+_ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)"
 
 
 def clean(text: str) -> str:
     """Untrusted text (log lines, names) without control sequences."""
-    text = _ESCAPE.sub("", text).expandtabs(4)
     if text.isascii() and text.isprintable():
         return text
+    text = re.sub(_ESCAPE, "", text).expandtabs(4)
     return "".join(
         "?" if "\ud800" <= c <= "\udfff" else c
         for c in text
@@ -74,7 +75,7 @@ def wrap(line: Line, width: int, indent: int = 0) -> list[Line]:
     indent = indent if width > 4 * indent else 0
     rows: list[Line] = [[]]
     room = width
-    words = [(word, style) for text, style in line for word in _WORD.findall(text)]
+    words = [(word, style) for text, style in line for word in re.findall(_WORD, text)]
     for whole, style in words:
         word = whole
         while cells(word) > room and not word.isspace():

@@ -40,21 +40,8 @@ def parse(argv: list[str]) -> HealthOptions:
     values, problems = line.values, line.problems
     named = [*([values["run"]] if values.get("run") else []), *line.words]
     pid = values.get("pid")
-    if len(named) > 1:
-        fixes = [f"{COMMAND} {shlex.quote(run)}" for run in named]
-        problems.append(
-            Problem(
-                "run.several",
-                msg(
-                    "monitor.option.several_runs",
-                    count=len(named),
-                    runs=", ".join(map(repr, named)),
-                ),
-                msg("monitor.option.one_of_them"),
-                fixes,
-            )
-        )
-    elif named and pid is not None:
+    problems += find_run.several(named, ASKER)
+    if len(named) == 1 and pid is not None:
         fixes = [f"{COMMAND} {shlex.quote(named[0])}", f"{COMMAND} --pid={pid}"]
         problems.append(
             Problem(

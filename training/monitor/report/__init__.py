@@ -2,7 +2,6 @@
 
 run             records and state of one run
 restarts        pauses between the starts of a run
-read_backwards  a JSON-lines file from its end
 curve           one curve: points, smoothing, times
 series          metrics.jsonl as curves
 chart_types     chart, series, colours

@@ -168,8 +168,8 @@ def lines(
                 "encoding": {"x": x, "y": {"value": 6}},
             }
         )
-    if marks or own:
-        # keeps a mark at the last step whole
+    if marks or own or any(one.style == DOTS for one in series):
+        # keeps a mark or point at the last step whole
         x["scale"] = {
             "nice": False,
             "zero": False,

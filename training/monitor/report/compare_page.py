@@ -30,8 +30,7 @@ def page(runs: Sequence[Run]) -> ReportPage:
         _head(runs, names),
         pauses=any(run.pauses for run in runs),
     )
-    units = _units(runs)
-    out.counted = units[0] if len(units) == 1 else None
+    out.counted = common_unit(runs)
     out.add("figures", msg("monitor.report.title.figures"), _figures(runs, names))
     out.add(
         "differences",
@@ -39,23 +38,38 @@ def page(runs: Sequence[Run]) -> ReportPage:
         _differences(runs, names),
         short=msg("monitor.report.title.differences_short"),
     )
+    add_curves(out, runs, names)
+    add_machines(out, runs, names)
+    add_failures(out, runs, names)
+    return out
+
+
+def common_unit(runs: Sequence[Run]) -> str | None:
+    """What all runs count; None if they differ."""
+    units = _units(runs)
+    return units[0] if len(units) == 1 else None
+
+
+def add_curves(out: ReportPage, runs: Sequence[Run], names: Sequence[str]) -> None:
     drawn = out.figures([*_losses(runs, names), *_small(runs, names)])
-    if drawn:
-        hint = msg("monitor.report.compare.hint")
-        runs_shown = legend([(name, i + 1) for i, name in enumerate(names)], "data-name")
-        out.add(
-            "curves",
-            msg("monitor.report.title.curves"),
-            tag("p", hint, class_="hint"),
-            runs_shown,
-            drawn,
-        )
+    if not drawn:
+        return
+    hint = msg("monitor.report.compare.hint")
+    runs_shown = legend([(name, i + 1) for i, name in enumerate(names)], "data-name")
+    title = msg("monitor.report.title.curves")
+    out.add("curves", title, tag("p", hint, class_="hint"), runs_shown, drawn)
+
+
+def add_machines(out: ReportPage, runs: Sequence[Run], names: Sequence[str]) -> None:
     out.add(
         "machines",
         msg("monitor.report.title.machine_differences"),
         _environments(runs, names),
         short=msg("monitor.report.title.machines_short"),
     )
+
+
+def add_failures(out: ReportPage, runs: Sequence[Run], names: Sequence[str]) -> None:
     failed = [
         (name, sections.failure(run)) for name, run in zip(names, runs, strict=True) if run.failure
     ]
@@ -64,7 +78,6 @@ def page(runs: Sequence[Run]) -> ReportPage:
         msg("monitor.report.title.failures"),
         *(join([tag("h3", name), card]) for name, card in failed),
     )
-    return out
 
 
 def _names(runs: Sequence[Run]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.core import metric_units, units
-from training.core.jsonl import whole
+from training.core.jsonl import dig, whole
 from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report.run import Run
@@ -29,22 +29,35 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
     metrics, progress, training = run.metrics, run.state["progress"], run.state["training"]
     out: list[tuple[str, object, object]] = []
     if metrics.steps:
-        total = progress["total_steps"]
+        total, left = progress["total_steps"], progress["eta_s"]
+        of_total = msg("monitor.report.headline.of_total", total=total) if total else ""
+        end = (
+            ""
+            if left is None
+            else msg(
+                "monitor.report.headline.ends",
+                end=units.clock(run.state["time_unix_s"] + left, "%Y-%m-%d %H:%M"),
+            )
+        )
         out.append(
             (
                 msg("monitor.report.headline.steps"),
                 f"{metrics.last['step']:,}",
-                msg("monitor.report.headline.of_total", total=total) if total else "",
+                ", ".join(filter(None, [of_total, end])),
             )
         )
     if metrics.scores and (best := metrics.best(metrics.scores[0])):
         title, unit = titled(metrics.scores[0])
+        averaged = msg("monitor.report.headline.averaged") if dig(run.plan, "config", "ema") else ""
         out.append(
             (
                 msg("monitor.report.headline.best", title=title[0].lower() + title[1:]),
                 decimal(best[1]),
                 ", ".join(
-                    filter(None, [unit, msg("monitor.report.headline.at_step", step=best[0])])
+                    filter(
+                        None,
+                        [unit, msg("monitor.report.headline.at_step", step=best[0]), averaged],
+                    )
                 ),
             )
         )

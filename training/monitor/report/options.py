@@ -97,7 +97,8 @@ def _or_latest(problem: Problem, word: str) -> Problem:
 
 def _place(runs: list[RunDir], root: Path) -> Path:
     if len(runs) == 1:
-        return runs[0].report
+        # that of an archived run is in the cache
+        return Path.cwd() / f"{runs[0].name}.html" if runs[0].is_archived else runs[0].report
     names = "_".join(run.name for run in runs)
     short = (
         len(runs) <= NAMES

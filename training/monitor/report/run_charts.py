@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 
 from training.core import heartbeat, metric_units, units
 from training.core.jsonl import number, whole
@@ -22,7 +23,7 @@ BARS = 64  # ranks, at most
 OTHER = "other"
 KNOWN = (
     *("step_ms", "lr", "grad_norm", "mfu", "loss_scale", "skipped_steps"),
-    *("joules_per_unit", "power_w"),
+    *("joules_per_unit", "power_w", "used_s"),
     *("val_loss", "val_bpb"),
 )  # metrics with a title
 FORMS = {"tokens_per_s": "~s", "lr": "~g"}
@@ -40,6 +41,7 @@ def _titles() -> dict[str, tuple[str, str]]:
         "skipped_steps": (msg("monitor.report.metric.skipped_steps"), ""),
         "joules_per_unit": (msg("monitor.report.metric.energy"), "J"),
         "power_w": (msg("monitor.report.metric.power"), "W"),
+        "used_s": (msg("monitor.report.metric.used"), "s"),
         "val_loss": (msg("monitor.report.metric.val_loss"), ""),
         "val_bpb": (msg("monitor.report.metric.validation"), "bits/byte"),
     }
@@ -252,16 +254,33 @@ def _left_out(shown: list[int], all_: list[Curve]) -> str:
 
 
 def own_times(run: Run) -> list[float | None]:
-    """Median compute time of each rank, ms."""
-    of_ranks = run.metrics.by_rank.get("compute_ms", [])
-    return [
-        statistics.median([value for _, value in c.means]) if c.means else None for c in of_ranks
-    ]
+    """Median compute time of each rank, ms. With another number of ranks each has other work, and
+    maybe another GPU: only the steps since the last change of it count."""
+    starts = [event for event in run.events if event["event"] == "start"]
+    changes = (
+        whole(now.get("step"))
+        for before, now in pairwise(starts)
+        if now.get("world_size") != before.get("world_size")
+    )
+    *_, since = (0, *filter(None, changes))
+    return [_median(curve, since) for curve in _present(run, "compute_ms")]
+
+
+def _median(curve: Curve, since: int) -> float | None:
+    """The median after this step, or of everything if nothing is later."""
+    values = [value for _, value in curve.means]
+    recent = [value for place, value in curve.means if place.step > since]
+    return statistics.median(recent or values) if values else None
+
+
+def _present(run: Run, key: str) -> list[Curve]:
+    """Curves of the ranks of the last start; earlier ones may have had more."""
+    return run.metrics.by_rank.get(key, [])[: whole(run.plan.get("ranks"))]
 
 
 def balance(run: Run) -> Chart | None:
     """Chart of the ranks' compute times."""
-    of_ranks = run.metrics.by_rank.get("compute_ms", [])
+    of_ranks = _present(run, "compute_ms")
     if not of_ranks:
         return None
     shown = _some([value or 0.0 for value in own_times(run)])

@@ -21,7 +21,7 @@ from training.monitor.report import (
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, folded, state_name, tiles
 from training.monitor.report.run import Run, value_of
-from training.monitor.run_status import FAILED
+from training.monitor.run_status import FAILED, ranks_of
 
 EVEN_PERCENT = 5  # ranks whose compute times differ by less are balanced
 
@@ -90,7 +90,7 @@ def _head(run: Run) -> Html:
     elapsed = run.lasted_s
     ranks, device = facts["ranks"], text(facts["device"])
     data = metric_units.data(run.plan)
-    count = plural(ranks, "rank") if ranks else ""
+    count = ranks_of(ranks, facts.get("planned_ranks")) if ranks else ""
     skipped = run.state["training"].get("skipped_steps")
     words = [
         None

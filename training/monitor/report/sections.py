@@ -35,6 +35,7 @@ NOTABLE = (
     "injected",
     "restart",
     "recovered",
+    "pace",
     "requeue",
 )
 # Fields of failure.json that the card needs; an older or incomplete file may lack some.

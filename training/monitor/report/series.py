@@ -18,6 +18,7 @@ from pathlib import Path
 
 from training.core import metric_units
 from training.core.jsonl import Record, number, whole
+from training.core.read_backwards import backwards, count_lines
 from training.monitor.report.curve import (
     Curve,
     PointPosition,
@@ -27,7 +28,6 @@ from training.monitor.report.curve import (
     not_finite_name,
     without_pauses,
 )
-from training.monitor.report.read_backwards import backwards, count_lines
 
 POINTS = 1500  # of a curve, at most
 MARKS = 200  # NaN or infinite values that a curve shows, at most

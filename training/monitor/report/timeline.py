@@ -303,7 +303,7 @@ def describe(event: Record) -> str:
         return msg(
             "monitor.report.events.start",
             step=step,
-            total=event.get("total_steps"),
+            total=event.get("total_steps") or "?",
             ranks=units.plural(whole(event.get("world_size")) or 0, "rank"),
         )
     if kind == "shards":

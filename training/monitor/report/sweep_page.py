@@ -1,0 +1,103 @@
+"""Page of a sweep: its runs, the best first, with the fields in which they differ, and their
+curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.core import units
+from training.core.messages import msg
+from training.monitor.report import chart_types, compare_page, run_charts
+from training.monitor.report.html import Html, join, table, tag
+from training.monitor.report.page import ReportPage, code
+from training.monitor.report.run import Run
+from training.monitor.runs import sweep as sweep_runs
+from training.monitor.runs.facts import RunFacts
+from training.monitor.runs.sweep import SweepRow
+from training.monitor.runs.table import shown
+
+CURVES = 24  # runs, the best ones: as many as there are line styles
+Seen = Sequence[tuple[SweepRow, Run]]
+
+
+def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> ReportPage:
+    """`rows`: all runs, the best first; `seen`: those whose curves are shown, in the same order;
+    `command`: trains the best one longer."""
+    runs = [run for _, run in seen]
+    titles = [row.title or row.name for row, _ in seen]
+    out = ReportPage(
+        msg("monitor.sweep.page_title", name=name),
+        _head(name, rows, command),
+        pauses=any(run.pauses for run in runs),
+    )
+    out.counted = compare_page.common_unit(runs)
+    out.add("runs", msg("monitor.sweep.runs"), _table(rows, [row for row, _ in seen]))
+    compare_page.add_curves(out, runs, titles)
+    compare_page.add_machines(out, runs, titles)
+    compare_page.add_failures(out, runs, titles)
+    return out
+
+
+def _head(name: str, rows: Sequence[SweepRow], command: str) -> Html:
+    best = sweep_runs.best(rows)
+    lines: list[Html] = [tag("h1", msg("monitor.sweep.heading", name=name))]
+    if best:
+        text = msg("monitor.sweep.best", title=best.title or best.name, loss=_loss(best))
+        lines.append(tag("p", text))
+        if command:
+            lines.append(tag("p", msg("monitor.sweep.longer"), " ", code(command)))
+    waiting = sum(row.found is None for row in rows)
+    if waiting:
+        lines.append(tag("p", msg("monitor.sweep.not_started", count=waiting), class_="notice"))
+    if len(rows) - waiting > CURVES:
+        lines.append(tag("p", msg("monitor.sweep.curves", count=CURVES), class_="notice"))
+    return join(lines)
+
+
+def _loss(row: SweepRow) -> str:
+    found = row.found
+    unit = found.loss_unit if found else None
+    return " ".join(filter(None, [_score(found), units.decimal(row.loss), unit]))
+
+
+def _score(found: RunFacts | None) -> str:
+    """What the loss of a run is: 'validation', or 'loss' of its last step."""
+    if not found or not found.loss_name or found.loss_name == "loss":
+        return msg("monitor.sweep.loss")
+    return run_charts.titled(found.loss_name)[0].lower()
+
+
+def _table(rows: Sequence[SweepRow], seen: Sequence[SweepRow]) -> Html:
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    best = sweep_runs.best(rows)
+    loss = _score(next((r.found for r in rows if r.found and r.found.loss_name), None))
+    counted = {row.found.unit for row in rows if row.found and row.found.unit}
+    per_s = f"{counted.pop()}/s" if len(counted) == 1 else msg("monitor.sweep.speed")
+    numbers = [loss, msg("monitor.sweep.best_step"), msg("monitor.report.axis.steps"), per_s]
+    numbers.append(msg("monitor.report.axis.time"))
+    head: list[object] = ["", *names, msg("monitor.report.column.state")]
+    head += [{"": title, "class_": "n"} for title in numbers]
+    head.append(msg("monitor.report.column.run"))
+    out: list[list[object]] = []
+    for place, row in enumerate(rows, 1):
+        at = seen.index(row) + 1 if row in seen else 0
+        mark = tag("i", class_="key", style=f"background:{chart_types.swatch(at)}") if at else None
+        cells: list[object] = [join([mark, place])]
+        cells += [code(shown(row.values[name])) if name in row.values else "-" for name in names]
+        cells.append(tag("span", sweep_runs.word(row.state), class_=row.state))
+        star = "*" if row.starred and row.loss is not None else ""
+        step = row.found.best_step if row.found else None
+        figures = [
+            f"{units.decimal(row.loss)}{star}",
+            "-" if step is None else f"{step:,}",
+            "-" if row.step is None else f"{row.step:,}",
+            units.count(row.speed),
+            units.duration(row.seconds),
+        ]
+        for number, text in enumerate(figures):
+            marked = "n best" if row is best and not number else "n"
+            cells.append({"": text, "class_": marked})
+        out.append([*cells, {"": row.name, "style": "white-space:nowrap"}])
+    starred = any(row.starred and row.loss is not None for row in rows)
+    note = tag("p", msg("monitor.sweep.star"), class_="hint") if starred else None
+    return join([table(head, out), note])

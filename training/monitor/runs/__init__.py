@@ -1,0 +1,1 @@
+"""The table of runs: facts of many run directories, filters, order, text."""

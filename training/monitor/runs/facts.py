@@ -1,0 +1,318 @@
+"""Facts of many runs, from the few files of each that are read in constant time: plan, summary or
+failure, events, the last metrics. Whatever is in the folder, nothing raises."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from training.core import evaluations, find_run, jsonl, metric_units, rundir, standing
+from training.core.jsonl import Record, dig, items, mtime, number, read_object, text, whole
+from training.core.messages import msg
+from training.core.rundir import RunDir
+from training.core.sweep_dir import SWEEPS
+from training.monitor.run_status import (
+    DIED,
+    ENDED,
+    FAILED,
+    FINISHED,
+    RUNNING,
+    STARTING,
+    STOPPED,
+    RunEvidence,
+    ended_at,
+    judge,
+    script_of,
+    state_word,
+)
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import RunStatus
+
+# Folders without a readable run.
+DAMAGED: Final = "damaged"  # files of a run, but no readable plan
+EMPTY: Final = "empty"
+FOREIGN: Final = "foreign"  # other files only
+STATES = (STARTING, RUNNING, FINISHED, STOPPED, FAILED, DIED, DAMAGED, EMPTY, FOREIGN)
+LIVE = (STARTING, RUNNING)
+TAIL = 1 << 14  # bytes of metrics.jsonl that are read first
+# A run on another machine, whose processes cannot be checked, counts as running until it has
+# written nothing for this time.
+ELSEWHERE_S = 24 * 3600.0
+_WORDS: dict[str, str] = {
+    DAMAGED: msg("monitor.runs.damaged"),
+    EMPTY: msg("monitor.runs.empty"),
+    FOREIGN: msg("monitor.runs.foreign"),
+}
+
+
+@dataclass
+class RunFacts:
+    """A folder of experiments/. None: unknown."""
+
+    run: RunDir
+    state: str  # one of STATES
+    reason: str | None = None
+    task: str | None = None
+    step: int | None = None
+    # Best evaluation, in `loss_unit`; the training loss if there is none.
+    loss: float | None = None
+    loss_name: str | None = None  # val_bpb, …; 'loss': of the training
+    loss_unit: str | None = None
+    best_step: int | None = None  # of the best evaluation
+    speed: float | None = None  # all ranks together
+    unit: str | None = None  # of the speed: tokens, samples, …
+    started: float | None = None  # unix s
+    seconds: float | None = None  # until the end, or until now
+    ranks: int | None = None
+    bytes: int = 0  # on disk
+    config: Record = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def age_s(self) -> float | None:
+        return None if self.started is None else max(0.0, time.time() - self.started)
+
+
+def word(state: str) -> str:
+    """The state as it is shown."""
+    return _WORDS[state] if state in _WORDS else state_word(state)  # type: ignore[arg-type]
+
+
+def read_all(experiments: Path) -> list[RunFacts]:
+    """Every folder of `experiments`, the newest first; hidden ones and files are not runs. Raises
+    OSError if the folder cannot be read."""
+    with os.scandir(experiments) as entries:
+        found = [Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir()]
+    runs = [run for run in map(read, found) if not _is_sweeps(run)]
+    return sorted(runs, key=lambda r: (-(r.started or 0.0), r.name))
+
+
+def _is_sweeps(run: RunFacts) -> bool:
+    """The folder of the sweeps, which has no run's files."""
+    return run.name == SWEEPS and run.state in (FOREIGN, EMPTY)
+
+
+def read(path: Path) -> RunFacts:
+    """One run."""
+    run = RunDir(path)
+    size = size_on_disk(path)
+    if not find_run.is_run(run):
+        return RunFacts(run, EMPTY if _is_empty(path) else FOREIGN, started=mtime(path), bytes=size)
+    plan = read_object(_plan_file(run))
+    if plan is None:
+        started = mtime(run.plan) or mtime(path)
+        return RunFacts(run, DAMAGED, msg("monitor.runs.no_plan"), started=started, bytes=size)
+    found = _of_plan(run, plan)
+    found.bytes = size
+    return found
+
+
+def _plan_file(run: RunDir) -> Path:
+    try:
+        return standing.plan_file(run)
+    except (TypeError, ValueError):  # a plan with other contents
+        return run.plan
+
+
+def _of_plan(run: RunDir, plan: Record) -> RunFacts:
+    created = number(plan.get("created")) or mtime(run.plan) or 0.0
+    evaluated, restarted = evaluations.read(run.events)
+    since = max(created, restarted)
+    summary, failure = (
+        read_object(file) if rundir.written_since(file, since) else None
+        for file in (run.summary, run.failure)
+    )
+    last = dict(summary) if summary and "loss_end" in summary else _last_step(run.metrics)
+    state, reason, ended = _state(run, plan, since, summary, failure, last)
+    best = _best(evaluated)
+    loss, name, unit = best[:3] if best else _training_loss(run, last)
+    took = (time.time() if ended is None else ended) - created
+    return RunFacts(
+        run=run,
+        state=state,
+        reason=reason,
+        task=_task(plan),
+        step=whole(last.get("steps", last.get("step"))),
+        loss=loss,
+        loss_name=name,
+        loss_unit=unit,
+        best_step=best[3] if best else None,
+        speed=metric_units.speed(last),
+        unit=metric_units.counted(last),
+        ranks=whole(plan.get("ranks")),
+        started=created,
+        seconds=took if took >= 0 else None,
+        config=_config(plan),
+    )
+
+
+def _state(
+    run: RunDir,
+    plan: Record,
+    since: float,
+    summary: Record | None,
+    failure: Record | None,
+    last: Record,
+) -> tuple[RunStatus, str | None, float | None]:
+    """(state, reason, when it ended)."""
+    supervisor = read_object(run.supervisor) or {}
+    if (number(supervisor.get("started")) or 0.0) < since:
+        supervisor = {}
+    ranks, alive = [], False
+    if not summary and not failure:
+        # loads psutil, which takes as long as reading many ended runs
+        from training.monitor import host_stats, rank_states
+
+        ranks = rank_states.RankStates(run).read(plan, supervisor, since)
+        pids = [supervisor.get("pid"), *(dig(r, "pid") for r in items(supervisor.get("ranks")))]
+        seen = mtime(run.supervisor) or time.time()
+        alive = not run.is_archived and any(host_stats.alive(whole(pid), seen) for pid in pids)
+    evidence = RunEvidence(
+        run=run,
+        plan=plan,
+        supervisor=supervisor,
+        ranks=ranks,
+        since=since,
+        last=last,
+        summary=summary,
+        failure=failure,
+        alive=alive,
+        resumable=False,
+        printed=False,
+    )
+    state, reason = judge(evidence)
+    host = text(supervisor.get("host"))
+    if state == DIED and not run.is_archived and host not in (None, os.uname().nodename):
+        activity = max(mtime(f) or 0.0 for f in (run.metrics, run.events, run.supervisor))
+        if time.time() - activity < ELSEWHERE_S:
+            state, reason = RUNNING, msg("monitor.runs.elsewhere", host=host)
+    end = failure if state == FAILED or (state == STOPPED and not summary) else summary
+    return state, reason, ended_at(state, evidence, end) if state in ENDED else None
+
+
+def _best(evaluated: dict[int, Record]) -> tuple[float, str, str | None, int] | None:
+    """(value, name, unit, step) of the best evaluation."""
+    newest = evaluated[max(evaluated)] if evaluated else {}
+    name = next(iter(metric_units.scores(newest)), "")
+    found = [
+        (value, step)
+        for step, record in evaluated.items()
+        if (value := number(record.get(name))) is not None and math.isfinite(value)
+    ]
+    if not found:
+        return None
+    choose = max if metric_units.higher_is_better(name) else min
+    value, step = choose(found, key=lambda pair: pair[0])
+    return value, name, metric_units.score_unit(name), step
+
+
+def _training_loss(run: RunDir, last: Record) -> tuple[float | None, str | None, str | None]:
+    """(value, name, unit) of the last training loss, in bits per byte where that is known."""
+    value = number(last.get("loss_end", last.get("loss")))
+    if value is None:
+        return None, None, None
+    if "bytes_per_token" not in last:
+        density = number(dig(read_object(run.data), "bytes_per_token"))
+        last = {**last, "bytes_per_token": density}
+    factor, unit = metric_units.display(last)
+    return value * factor, "loss", unit
+
+
+def _last_step(file: Path) -> Record:
+    """The newest step of metrics.jsonl; {} for none."""
+    size = TAIL
+    try:
+        with file.open("rb") as metrics:
+            length = os.fstat(metrics.fileno()).st_size
+            while True:
+                metrics.seek(max(0, length - size))
+                for line in reversed(metrics.read().split(b"\n")):
+                    if b'"loss"' in line and (record := jsonl.parse(line)) and "step" in record:
+                        return record
+                if size >= min(length, 64 * TAIL):
+                    return {}
+                size *= 8
+    except OSError:
+        return {}
+
+
+def _task(plan: Record) -> str | None:
+    if (script := script_of(plan)) is not None:
+        return Path(script).name
+    return text(dig(plan, "task", "name")) or text(dig(plan, "config", "task"))
+
+
+def _config(plan: Record) -> Record:
+    """The configuration; of a user script its arguments."""
+    config = plan.get("config")
+    found = dict(config) if isinstance(config, dict) else {}
+    if script_of(plan) is not None:
+        words = items(dig(plan, "script", "args"))
+        found["args"] = shlex.join(word for word in words if isinstance(word, str))
+    return found
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
+
+
+def size_on_disk(path: Path) -> int:
+    """Bytes that deleting the folder would free; what links point to does not count."""
+    blocks = 0
+    folders = [os.fspath(path)]
+    if path.is_symlink():
+        return 0
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    blocks += entry.stat(follow_symlinks=False).st_blocks
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        except OSError:  # removed meanwhile, or not readable
+            continue
+    return blocks * 512
+
+
+def record(found: RunFacts) -> Record:
+    """The run as in --json. Numbers that JSON lacks are null."""
+    facts: Record = {
+        "name": found.name,
+        "dir": str(found.run.path),
+        "state": found.state,
+        "reason": found.reason,
+        "task": found.task,
+        "step": found.step,
+        "loss": found.loss,
+        "loss_name": found.loss_name,
+        "loss_unit": found.loss_unit,
+        "best_step": found.best_step,
+        "speed": found.speed,
+        "unit": found.unit,
+        "started_unix_s": found.started,
+        "seconds": found.seconds,
+        "bytes": found.bytes,
+        "config": found.config,
+    }
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in facts.items()
+    }
+
+
+def as_json(runs: list[RunFacts]) -> str:
+    return json.dumps({"schema_version": 1, "runs": [record(run) for run in runs]}, indent=1)

@@ -1,0 +1,146 @@
+"""The runs of a sweep: facts of each, order by loss, table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from training.core import metric_units, units
+from training.core.cells import cells, pad
+from training.core.messages import msg
+from training.core.sweep_dir import SweepDir
+from training.monitor import term_text
+from training.monitor.run_status import FAILED
+from training.monitor.runs import facts, table
+from training.monitor.runs.facts import RunFacts
+from training.monitor.term_text import Line
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.run_files import SweepRecord
+
+WAITING: Final = "waiting"  # not started yet
+LONGEST_VALUE = 24
+
+
+@dataclass
+class SweepRow:
+    """One run. `found`: None before its first start; `seconds`: its time, or what is left."""
+
+    name: str
+    values: FieldValues
+    state: str
+    found: RunFacts | None = None
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+    starred: bool = False  # a training loss, while others have evaluations
+    speed: float | None = None
+    seconds: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The fields in which it differs."""
+        return " ".join(f"{name}={table.shown(value)}" for name, value in self.values.items())
+
+
+def read(folder: SweepDir, record: SweepRecord) -> list[SweepRow]:
+    """All runs as they are on disk, in the order of the record."""
+    return [row(folder, run["name"], run["values"]) for run in record["runs"]]
+
+
+def row(folder: SweepDir, name: str, values: FieldValues) -> SweepRow:
+    path = folder.experiments / name
+    if not path.is_dir():
+        return SweepRow(name, values, WAITING)
+    found = facts.read(path)
+    return SweepRow(
+        name,
+        values,
+        found.state,
+        found,
+        step=found.step,
+        loss=found.loss,
+        starred=found.loss_name == "loss",
+        speed=found.speed,
+        seconds=found.seconds,
+    )
+
+
+def ranked(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """The best first: evaluations before training losses, runs without a loss last."""
+
+    def key(one: SweepRow) -> tuple[bool, bool, bool, float]:
+        loss, name = one.loss, one.found.loss_name if one.found else None
+        if loss is None or not math.isfinite(loss):
+            return True, True, True, 0.0
+        sign = -1.0 if name and metric_units.higher_is_better(name) else 1.0
+        return False, one.starred, one.state == FAILED, sign * loss
+
+    return sorted(rows, key=key)
+
+
+def best(rows: Sequence[SweepRow]) -> SweepRow | None:
+    """The run with the best loss; None: no run has one."""
+    first = next(iter(ranked(rows)), None)
+    return first if first and first.loss is not None and math.isfinite(first.loss) else None
+
+
+def word(state: str) -> str:
+    return msg("monitor.sweep.waiting") if state == WAITING else facts.word(state)
+
+
+def lines(rows: Sequence[SweepRow], last: str, width: int | None = None) -> list[Line]:
+    """A row for each run below a heading: the fields in which the runs differ, then the figures.
+    `last`: title of the last column; `width`: cells of the terminal, None: nothing is cut."""
+    names = list(dict.fromkeys(name for one in rows for name in one.values))
+    titles = [
+        *(name.upper() for name in names),
+        msg("monitor.column.state"),
+        msg("monitor.column.step"),
+        msg("monitor.column.loss"),
+        msg("monitor.column.speed"),
+        last,
+    ]
+    texts = [[*(_value(one, name) for name in names), *_figures(one)] for one in rows]
+    widths = [max(map(cells, column)) for column in zip(titles, *texts, strict=True)]
+    while width is not None and names and sum(widths) + 2 * len(widths) - 2 > width:
+        widest = max(range(len(names)), key=lambda at: widths[at])
+        if widths[widest] <= 4:
+            break
+        widths[widest] -= 1
+    left = len(names) + 1  # columns of text
+    out: list[Line] = [[(_joined(titles, widths, left), "dim")]]
+    for one, text in zip(rows, texts, strict=True):
+        before = _joined(text[: left - 1], widths[: left - 1], left)
+        state = pad(text[left - 1], widths[left - 1])
+        after = _joined(text[left:], widths[left:], 0)
+        badge = "dim" if one.state == WAITING else table.BADGES.get(one.state, "")
+        out.append([(f"{before}  " if names else "", ""), (state, badge), (f"  {after}", "")])
+    return out
+
+
+def _value(one: SweepRow, name: str) -> str:
+    value = table.shown(one.values[name]) if name in one.values else "-"
+    return term_text.cut_middle(term_text.clean(value), LONGEST_VALUE)
+
+
+def _figures(one: SweepRow) -> list[str]:
+    step = "-" if one.step is None else f"{one.step:,}"
+    return [
+        word(one.state),
+        f"{step}/{one.total:,}" if one.total and one.step is not None else step,
+        f"{units.decimal(one.loss)}{'*' if one.starred and one.loss is not None else ' '}",
+        units.count(one.speed),
+        units.duration(one.seconds),
+    ]
+
+
+def _joined(texts: Sequence[str], widths: Sequence[int], left: int) -> str:
+    """`left`: how many columns are at the left edge of their cells."""
+    return "  ".join(
+        pad(term_text.cut_middle(text, width), width, right=at >= left)
+        for at, (text, width) in enumerate(zip(texts, widths, strict=True))
+    )

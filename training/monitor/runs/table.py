@@ -1,0 +1,156 @@
+"""The table of runs as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from training.core import units
+from training.core.cells import cells, pad
+from training.core.messages import msg
+from training.monitor import term_text
+from training.monitor.runs import facts
+from training.monitor.runs.facts import RunFacts
+from training.monitor.term_text import Line
+
+# Fields that name a run rather than describe it.
+NAMING = {
+    "run_name",
+    "out_dir",
+    "log_dir",
+    "resume",
+    "master_port",
+    "notify",
+    "args_file",
+    "config",
+}
+SHORTEST_NAME, LONGEST_NAME = 12, 40
+BADGES = {
+    "running": "good",
+    "starting": "info",
+    "finished": "",
+    "stopped": "warn",
+    "failed": "bad",
+    "died": "bad",
+    "damaged": "warn",
+    "empty": "dim",
+    "foreign": "dim",
+}
+
+
+def differences(runs: Sequence[RunFacts]) -> list[str]:
+    """Fields of the configuration that differ among the runs, in the order of the first plan that
+    has them."""
+    planned = [run.config for run in runs if run.config]
+    names = dict.fromkeys(name for config in planned for name in config if name not in NAMING)
+    found = set[str]()
+    for config in planned[1:]:
+        if config != planned[0]:
+            found.update(n for n in names if config.get(n) != planned[0].get(n))
+    return [name for name in names if name in found]
+
+
+def shown(value: object) -> str:
+    """A value as it is typed; floats without rounding errors."""
+    return (
+        "-"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def age(seconds: float | None) -> str:
+    """The largest unit only: '12 s', '5 m', '3 h', '9 d'."""
+    if seconds is None:
+        return "-"
+    for unit, one in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= one:
+            return f"{seconds // one:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def lines(runs: Sequence[RunFacts], width: int | None) -> list[Line]:
+    """A row for each run, below a heading. `width`: cells of the terminal; None: nothing is cut
+    (for a pipe). Differences that do not fit beside a row are below it."""
+    differ = differences(runs)
+    rows = [_cells(run) for run in runs]
+    titles = [
+        msg("monitor.column.run"),
+        msg("monitor.column.state"),
+        msg("monitor.column.step"),
+        msg("monitor.column.loss"),
+        msg("monitor.column.speed"),
+        msg("monitor.column.age"),
+        msg("monitor.column.time"),
+        msg("monitor.column.size"),
+    ]
+    widths = [max(map(cells, column)) for column in zip(titles, *rows, strict=True)]
+    if width is not None:
+        others = sum(widths[1:]) + len(widths) - 1
+        widths[0] = min(widths[0], LONGEST_NAME, max(SHORTEST_NAME, width - others))
+    texts = [_differences(run, differ) for run in runs]
+    used = sum(widths) + len(widths) - 1
+    longest = max(map(cells, texts), default=0)
+    beside = width is None or used + 2 + longest <= width
+    title = _row(titles, widths)
+    out: list[Line] = [[(title.rstrip() if not beside or not differ else title, "dim")]]
+    if beside and differ:
+        out[0].append((f"  {msg('monitor.column.differences')}", "dim"))
+    for run, row, text in zip(runs, rows, texts, strict=True):
+        name = pad(term_text.cut_middle(row[0], widths[0]), widths[0])
+        line: Line = [
+            (f"{name} ", ""),
+            (f"{pad(row[1], widths[1])} ", BADGES[run.state]),
+            (_row(row[2:], widths[2:], first_left=False), ""),
+        ]
+        if text and beside:
+            line.append((f"  {text}", "dim"))
+        out.append(line)
+        if text and not beside:
+            assert width is not None
+            out.append([("  " + term_text.cut(text, width - 2), "dim")])
+    return out
+
+
+def footer(runs: Sequence[RunFacts], there: int) -> str:
+    """How many runs, their size, and what the star means."""
+    size = units.size(sum(run.bytes for run in runs))
+    words = msg("monitor.runs.total", runs=units.plural(len(runs), "run"), size=size)
+    if there > len(runs):
+        words += msg("monitor.runs.of", count=there)
+    if any(run.loss_name == "loss" for run in runs):
+        words += msg("monitor.runs.star")
+    return words
+
+
+def _cells(run: RunFacts) -> list[str]:
+    star = "*" if run.loss_name == "loss" else " "
+    return [
+        term_text.clean(run.name),
+        facts.word(run.state),
+        "-" if run.step is None else f"{run.step:,}",
+        f"{units.decimal(run.loss)}{star}",
+        units.count(run.speed),
+        age(run.age_s),
+        units.duration(run.seconds) if run.config or run.task else "-",
+        units.size(run.bytes) if run.bytes >= 1000 else "0",
+    ]
+
+
+def _differences(run: RunFacts, names: Sequence[str]) -> str:
+    if not run.config:
+        return term_text.clean(run.reason or "")
+    return term_text.clean(
+        " ".join(f"{name}={shown(run.config.get(name))}" for name in names if name in run.config)
+    )
+
+
+def _row(texts: Sequence[str], widths: Sequence[int], *, first_left: bool = True) -> str:
+    """Names and states at the left, numbers at the right."""
+    return " ".join(
+        pad(text, width, right=not first_left or at > 1)
+        for at, (text, width) in enumerate(zip(texts, widths, strict=True))
+    )

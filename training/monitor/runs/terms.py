@@ -1,0 +1,167 @@
+"""Filters and order of runs: `state=failed`, `depth=12`, `loss<3`, `age>2d`, or a name with
+wildcards."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from training.core import units
+from training.core.errors import Problem
+from training.core.messages import msg
+from training.core.suggest import suggest
+from training.monitor.runs.facts import STATES, RunFacts
+
+_TERM = r"([A-Za-z_][\w.-]*)\s*(<=|>=|!=|=|<|>)\s*((?s:.*))"  # compiled at its first use
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_TEXT = ("=", "!=")
+COLUMNS: dict[str, Callable[[RunFacts], object]] = {
+    "name": lambda run: run.name,
+    "state": lambda run: run.state,
+    "task": lambda run: run.task,
+    "step": lambda run: run.step,
+    "loss": lambda run: run.loss,
+    "speed": lambda run: run.speed,
+    "age": lambda run: run.age_s,
+    "time": lambda run: run.seconds,
+    "size": lambda run: run.bytes,
+}
+WORDS = ("name", "state", "task")
+_READ = {"age": units.read_duration, "time": units.read_duration, "size": units.read_size}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One condition. `compare`: '' for a name with wildcards in `value`."""
+
+    key: str
+    compare: str
+    value: str
+
+    def holds(self, run: RunFacts) -> bool:
+        if not self.compare:
+            return fnmatch.fnmatchcase(run.name, self.value)
+        found = value_of(run, self.key)
+        if found is None:
+            return False
+        wanted = number(self.value, self.key)
+        if wanted is not None and isinstance(found, (int, float)) and not isinstance(found, bool):
+            return _COMPARE[self.compare](float(found), wanted)
+        shown = str(found).lower() if isinstance(found, bool) else str(found)
+        same = fnmatch.fnmatchcase(shown, self.value)
+        return same if self.compare == "=" else self.compare == "!=" and not same
+
+
+def value_of(run: RunFacts, key: str) -> object:
+    """A column, or a field of the configuration; None: unknown."""
+    return COLUMNS[key](run) if key in COLUMNS else run.config.get(key)
+
+
+def number(text: str, key: str) -> float | None:
+    """The number that a term compares with; None for a word."""
+    try:
+        value = _READ.get(key, float)(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def read(texts: Sequence[str], again: str) -> tuple[list[Term], list[Problem]]:
+    """The conditions of `texts`, each of which may hold several, separated by commas. `again`: the
+    command, for suggestions."""
+    terms, problems = list[Term](), list[Problem]()
+    for text in (part.strip() for whole in texts for part in whole.split(",")):
+        if not text:
+            continue
+        found = re.fullmatch(_TERM, text)
+        term = Term(*found.groups()) if found else Term("name", "", text)
+        terms.append(term)
+        problems += _wrong(term, text, again)
+    return terms, problems
+
+
+def _wrong(term: Term, text: str, again: str) -> list[Problem]:
+    if not term.compare:
+        return []
+    known = _known()
+    key, compare, value = term.key, term.compare, term.value
+    if key not in known and key != "args":
+        fixes = [f"{again} --filter='{near}{compare}{value}'" for near in suggest(key, known)[:1]]
+        allowed = msg("monitor.runs.keys", columns=", ".join(COLUMNS))
+        return [
+            Problem(
+                "runs.filter", msg("monitor.runs.unknown_key", key=key, text=text), allowed, fixes
+            )
+        ]
+    if key == "state" and compare in _TEXT and not any(map(_glob(value), STATES)):
+        fixes = [f"{again} --filter=state={s}" for s in suggest(value, list(STATES))[:1]]
+        what = msg("monitor.runs.no_state", value=value, text=text)
+        return [Problem("runs.filter", what, ", ".join(STATES), fixes)]
+    if key in WORDS and compare not in _TEXT:
+        what = msg("monitor.runs.no_order", key=key, text=text)
+        return [Problem("runs.filter", what, "=, !=", [f"{again} --filter='{key}={value}'"])]
+    if key in COLUMNS and key not in WORDS and number(value, key) is None:
+        what = msg("monitor.runs.no_number", value=value, text=text)
+        allowed = {
+            "age": msg("monitor.runs.duration"),
+            "time": msg("monitor.runs.duration"),
+            "size": msg("monitor.runs.size"),
+        }.get(key, msg("monitor.runs.number"))
+        return [Problem("runs.filter", what, allowed)]
+    return []
+
+
+def _known() -> list[str]:
+    """Columns and fields."""
+    from training.config.schema import FIELDS
+
+    return [*COLUMNS, *FIELDS]
+
+
+def _glob(pattern: str) -> Callable[[str], bool]:
+    return lambda text: fnmatch.fnmatchcase(text, pattern)
+
+
+def sort(runs: list[RunFacts], column: str) -> list[RunFacts]:
+    """By a column or a field of the configuration, smallest first; `-column`: largest first.
+    Unknown values come last."""
+    key = column.removeprefix("-")
+    known = [run for run in runs if value_of(run, key) is not None]
+    rest = [run for run in runs if value_of(run, key) is None]
+    known.sort(key=lambda run: _order(value_of(run, key)), reverse=column.startswith("-"))
+    return known + rest
+
+
+def _order(value: object) -> tuple[int, float, str]:
+    """Numbers before words; NaN after all numbers."""
+    if isinstance(value, (int, float)):
+        return (0, math.inf, "") if math.isnan(value) else (0, float(value), "")
+    return 1, 0.0, str(value)
+
+
+def wrong_column(column: str, again: str) -> list[Problem]:
+    """The problem with an unknown --sort."""
+    known = _known()
+    if column.removeprefix("-") in known:
+        return []
+    near = suggest(column.removeprefix("-"), known)[:1] or ["age"]
+    return [
+        Problem(
+            "flag.value",
+            msg("core.args.is", name="sort", text=column),
+            msg("monitor.runs.columns", columns=", ".join(COLUMNS)),
+            [f"{again} --sort={near[0]}"],
+            "sort",
+        )
+    ]
