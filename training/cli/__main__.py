@@ -8,7 +8,6 @@ import signal
 import sys
 
 import training
-from training.cli import completion
 from training.cli.commands import COMMANDS, OWN, Command
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
@@ -42,6 +41,8 @@ def main(argv: list[str]) -> int:
         return int(Exit.DONE if argv else Exit.CONFIG)
     try:
         if name == "completion":
+            from training.cli import completion
+
             print(completion.text(rest))
             return int(Exit.DONE)
         return run(_found(name, rest), rest)

@@ -6,7 +6,8 @@ Usage: ./duet diagnose [LOG…] [--json]
 
 LOG is a text file (any launcher, any encoding, also gzip, finished or still
 growing), a folder of per-rank logs, a run (its directory, or its name in
-experiments/; also --run=RUN), or - for standard input.
+experiments/; also --run=RUN), a file of `./duet archive`, or - for standard
+input.
 Several logs are treated as one run. Default: the newest run in experiments/.
 
   --json               print one JSON object: cause, rank, line, evidence,
@@ -135,7 +136,10 @@ def _logs(wanted: DiagnoseOptions) -> list[Path | None]:
 
 
 def _run(word: str) -> str:
-    """The directory of a run in experiments/ where `word` is its name, else `word`."""
+    """The directory of a run in experiments/ where `word` is its name, or of an archived run, else
+    `word`. Raises UserError."""
+    if rundir.is_archive(Path(word)):
+        return str(find_run.find(word, EXPERIMENTS, ASKER).path)
     run = rundir.RunDir(EXPERIMENTS / word)
     plain = word == Path(word).name and not Path(word).exists()
     return str(run.path) if plain and find_run.is_run(run) else word

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from training.cli import plan as plan_command
 from training.core import log, phase_timeouts, rundir
+from training.core.errors import UserError
 from training.core.project import ENTRYPOINT
 from training.host import packages, process, program
 from training.host.placement import NODE
-from training.launcher import rendezvous
+from training.launcher import rendezvous, resumed_run
 from training.launcher.post_run import PostRun
 from training.plan import training_plan as planner
 from training.plan import writer
@@ -31,7 +32,12 @@ def draft(
     """Every rank makes the same plan, only rank 0 writes it. Returns the exit code for
     --dry_run."""
     # DUET_SCRIPT: a launch script in a rank has become this process, with its own arguments.
-    request, plan, checks = planner.make(environ.pop("DUET_SCRIPT", ENTRYPOINT), args, environ)
+    script, received = environ.pop("DUET_SCRIPT", ENTRYPOINT), resumed_run.Received(environ)
+    try:
+        request, plan, checks = planner.make(script, args, environ, received)
+    except UserError:
+        received.withdraw()
+        raise
     place = request.place
     if not request.dry_run:
         program.require(tuple(packages.REQUIRED), said_by_another=place.rank != 0)

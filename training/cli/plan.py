@@ -5,7 +5,8 @@
 Prints the run directory, which contains the command and variables for the shell. Errors go to
 standard error with exit 2 (configuration) or 3 (machine); nothing is written then. With --dry_run
 it prints the plan instead. If this process is already a rank of another launcher, it prints 'rank':
-train.py then makes the plan together with the other ranks.
+train.py then makes the plan together with the other ranks. With --hosts it prints 'hosts':
+training.cli.hosts then starts this command on every machine.
 
     python lib/run_module.py training.cli.plan --before-install SCRIPT [ARGS…]
 
@@ -25,15 +26,17 @@ from training.cli import doctor
 from training.config import flags
 from training.core import log
 from training.core.errors import Exit, NothingToDo, UserError
+from training.host import hosts
 from training.host import program as command
 from training.host.placement import RANK
-from training.launcher import rendezvous
+from training.launcher import rendezvous, resumed_run
 from training.launcher.communication.start_test import StartTest
+from training.launcher.hosts import plan_text
 from training.plan import preflight, script_plan, script_words, writer
 from training.plan import script_request as own_script
 from training.plan.option_help import option_lines
 from training.plan.preflight import torch_wheels
-from training.plan.request import LaunchRequest, read
+from training.plan.request import LaunchRequest, launcher_options, read
 from training.plan.training_plan import build, describe
 
 if TYPE_CHECKING:
@@ -50,9 +53,15 @@ def show(
     tested: CommunicationResult | None = None,
 ) -> int:
     """Print the output of `--dry_run`, `--explain` and `--check`; returns the exit code."""
+    asked = launcher_options(request.config)
+    several = request.place.source == hosts.HEAD
+    if several and request.check:  # before the next line: an ssh that fails must not end this
+        checks = [*checks, *plan_text.checked(asked, os.environ)]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # quiet under `… | head`
     if not request.check:
         print(describe(plan, checks))
+        if several:
+            print(plan_text.described(asked))
         return int(Exit.RESOURCES if preflight.worst(checks) == preflight.ERROR else Exit.DONE)
     report = doctor.run(request, plan, checks, tested)
     print(report.json() if request.json else f"{describe(plan, report.checks)}\n{report.text()}")
@@ -72,10 +81,11 @@ def main() -> int:
 
         print(fault_spec.overview())
         return 0
+    received = resumed_run.Received(os.environ, installed=installed)
     try:
         if script_words.asked_for(sys.argv[2:]):
             return _script(sys.argv[1], sys.argv[2:], os.environ, installed)
-        request = read(sys.argv[1], sys.argv[2:], os.environ, installed)
+        request = read(sys.argv[1], sys.argv[2:], os.environ, installed, received=received)
         if request.place.kind == RANK:
             if installed:
                 print(RANK)
@@ -84,12 +94,17 @@ def main() -> int:
             request.save()
             if not (request.dry_run or request.check):
                 return int(Exit.DONE)
+        if _starts_machines(request):
+            return 0
         test = StartTest(only_check=request.check)
         return _hand_out(request, *build(request, os.environ, _test(request, test)), test)
     except NothingToDo as done:
         log.success(str(done))
         return int(Exit.DONE)
+    except resumed_run.NotInstalled:
+        return 0
     except UserError as error:
+        received.withdraw()
         log.report(error)
         return int(error.code)
 
@@ -97,8 +112,19 @@ def main() -> int:
 def _script(program: str, args: list[str], environ: Mapping[str, str], installed: bool) -> int:
     request = own_script.read(program, args, environ)
     request.installed = installed
+    if _starts_machines(request):
+        return 0
     test = StartTest(only_check=request.check)
     return _hand_out(request, *script_plan.build(request, environ, _test(request, test)), test)
+
+
+def _starts_machines(request: LaunchRequest) -> bool:
+    """Whether this command starts several machines; then nothing is launched here."""
+    if request.place.source != hosts.HEAD or request.dry_run or request.check:
+        return False
+    if request.installed:
+        print(hosts.HEAD)
+    return True
 
 
 def _test(request: LaunchRequest, test: StartTest) -> StartTest | None:

@@ -11,11 +11,14 @@ Usage:
   --no-python            execute the program directly, without Python
   --show_ranks=0,1|all   show the output of these ranks of this machine, each line with its rank
   --retries=N            restarts after failures of a rank or of the machine
+  --min_ranks=K          after the loss of a GPU or a machine, continue with the others, at least K
+  --hosts=a,b            start it on these machines by ssh (a:2: 2 processes); or --hostfile=FILE
 
 torchrun's flags have the same meaning here: --nproc-per-node, --nnodes, --node-rank, --master-addr,
 --master-port, --rdzv-endpoint, --max-restarts, --log-dir, --tee, --redirects, --local-ranks-filter,
---standalone. The other flags of ./duet launch apply as well, such as --run_name, --hang_timeout,
---numa, --dry_run and --check.
+--standalone. --nnodes=1:4 starts on 4 machines and continues with those that are left, at least 1.
+The other flags of ./duet launch apply as well, such as --run_name, --hang_timeout, --numa,
+--dry_run and --check.
 
 Examples:
   ./duet run -n 2 train.py --epochs=3
@@ -26,6 +29,7 @@ Examples:
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,7 +39,8 @@ from training.config.schema import FIELDS, kind
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT, typed
-from training.host import gpus, program
+from training.host import gpus, hosts, program
+from training.host.placement import LauncherOptions
 from training.plan.script_words import PROGRAM, RUN, SEPARATOR, USED
 
 SCRIPT = "launch_train.sh"
@@ -139,9 +144,35 @@ def translate(given: list[Flag], rest: list[str], environ: Mapping[str, str]) ->
                 [f"./duet run -n {number or 2} train.py"],
             )
         )
+    number = number or _slots(given)
     own = rest[2:] if rest[1:2] == [SEPARATOR] else rest[1:]  # torchrun drops it too
     tail = [SEPARATOR, *own] if own else []
-    return [processes(number, environ), *words, f"--script={rest[0]}", *tail]
+    count = processes(number, environ)
+    least = any(name == "min_ranks" for name, _, _ in given)
+    words = [one for word in words for one in _elastic(word, count, least)]
+    return [count, *words, f"--script={rest[0]}", *tail]
+
+
+def _elastic(word: str, count: str, least: bool) -> list[str]:
+    """torchrun's --nnodes=MIN:MAX: starts on MAX machines and continues with MIN. `count`:
+    processes of a machine; `least`: --min_ranks is given. Another word stays as it is."""
+    found = re.fullmatch(r"--nnodes=(\d+):(\d+)", word)
+    if not found or not count.isdecimal() or not 0 < int(found[1]) <= int(found[2]):
+        return [word]
+    few, most = int(found[1]), int(found[2])
+    limit = [] if least or few == most else [f"--min_ranks={few * int(count)}"]
+    return [f"--nnodes={most}", *limit]
+
+
+def _slots(given: list[Flag]) -> str:
+    """The most slots of a machine of --hosts or --hostfile; '' without. The plan reports machines
+    with fewer, and the problems of the list."""
+    values = {name: value or "" for name, value, _ in given}
+    asked = LauncherOptions(hosts=values.get("hosts", ""), hostfile=values.get("hostfile", ""))
+    most = (
+        max((host.slots for host in hosts.read(asked)[0]), default=0) if hosts.given(asked) else 0
+    )
+    return str(most) if most else ""
 
 
 def processes(text: str, environ: Mapping[str, str]) -> str:

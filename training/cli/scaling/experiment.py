@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.cli.scaling.options import COMMAND, ScalingOptions
 from training.config import flags, loader, resolve
-from training.config.schema import FIELDS, Config, kind
+from training.config.schema import FIELDS, Config
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import ROOT
@@ -34,6 +34,7 @@ THREADS = "OMP_NUM_THREADS"
 FIXED: dict[str, str] = {
     "num_iterations": "",
     "num_epochs": "0",
+    "max_time": "0",
     "eval_every": "0",
     "sample_tokens": "0",
     "save_every": "0",
@@ -130,7 +131,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
                     fixes,
                 )
             )
-            args = without(args, name)
+            args = flags.without(args, name)
     given = [line.flags["config"][0]] if "config" in line.flags else line.positional[:1]
     config = given[0] if given else named
     if not given and named == tasks.DEFAULT.name:
@@ -145,7 +146,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
                 [f"./{SCRIPT} 2 {shlex.join(given and [config])} --dry_run"],
             )
         )
-        args = without(args, "dry_run")
+        args = flags.without(args, "dry_run")
     spec, resolved = _configuration(options.rest, given, environ)
     ranks = options.ranks or default_ranks(resolved.config.device, environ)
     # As variables, so that commands suggested by the plan contain only flags that the user typed.
@@ -163,7 +164,7 @@ def prepare(options: ScalingOptions, environ: Mapping[str, str]) -> Experiment:
     if not any(p.field == "total_batch_size" for p in resolved.problems):
         total = weak_total(spec, resolved.config, resolved.origins, max(ranks))
         if total:
-            args = without(args, "total_batch_size")
+            args = flags.without(args, "total_batch_size")
             surroundings["DUET_TOTAL_BATCH_SIZE"] = str(total)
     try:
         _, plan, _ = planner.make(SCRIPT, [str(max(ranks)), *args], surroundings)
@@ -186,12 +187,12 @@ def _experiment(
     ranks: tuple[int, ...],
     environ: Mapping[str, str],
 ) -> Experiment:
-    args = without(args, "total_batch_size")
+    args = flags.without(args, "total_batch_size")
     for name in PINNED:
         if isinstance(plan.get(name), dict):
             value = plan[name]["value"]
             args = [
-                *without(args, name),
+                *flags.without(args, name),
                 f"--{name}={int(value) if isinstance(value, bool) else value}",
             ]
     own_threads = environ.get(THREADS, "")
@@ -253,27 +254,6 @@ def weak_total(
     own = (spec.split(config, origins, n) for n in range(ranks, 0, -1))
     accumulation = next((found.accumulation for found in own if found), 1)
     return int(config.device_batch_size * spec.seq_len(config) * ranks * accumulation)
-
-
-def without(args: list[str], name: str) -> list[str]:
-    """The arguments without this flag and its value, however it was typed."""
-    kept, skip = [], False
-    switch = name not in FIELDS or kind(name) == "bool"
-    for i, arg in enumerate(args):
-        typed, equals, _ = arg.partition("=")
-        if skip:
-            skip = False
-        elif typed.startswith("--") and typed[2:].replace("-", "_") in (name, f"no_{name}"):
-            after = args[i + 1] if i + 1 < len(args) else "--"
-            takes = (
-                after.lower() in flags.WORDS and not after.isdigit()
-                if switch
-                else not after.startswith("--")
-            )
-            skip = takes and not equals
-        else:
-            kept.append(arg)
-    return kept
 
 
 def _translated(problem: Problem, ranks: int, total: str) -> Problem:

@@ -1,0 +1,1 @@
+"""`./duet clean`: its options, what they select, and the deletion."""

@@ -1,0 +1,151 @@
+"""Command line of `./duet clean`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.core import args, find_run, units
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.core.project import WORK
+from training.core.suggest import suggest
+from training.monitor.runs import terms
+from training.monitor.runs.facts import DAMAGED, EMPTY, LIVE, STATES
+from training.monitor.runs.terms import Term
+
+COMMAND = "./duet clean"
+RUNS, CHECKPOINTS, LOGS, TRACES = "runs", "checkpoints", "logs", "traces"
+PARTS = (RUNS, CHECKPOINTS, LOGS, TRACES)
+LAST, BEST, NONE = "last", "best", "none"
+CLEANABLE = tuple(state for state in STATES if state not in LIVE)
+
+
+def _age(text: str) -> float:
+    if text.strip().replace(".", "").isdecimal():  # 30 of what?
+        raise ValueError(text)
+    return units.read_duration(text)
+
+
+FLAGS = {
+    "what": args.TEXT,
+    "keep": args.TEXT,
+    "state": args.TEXT,
+    "older-than": args.Flag(_age, msg("monitor.runs.duration"), lambda text: ["30d"]),
+    "filter": args.TEXT,
+    "dir": args.TEXT,
+    "yes": args.SWITCH,
+    "json": args.SWITCH,
+    "help": args.SWITCH,
+}
+
+
+@dataclass
+class CleanOptions:
+    """A checked command line. `last`: how many of the newest checkpoints stay; `best`: so does the
+    one with the best evaluation."""
+
+    dir: Path
+    names: list[Term] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
+    states: tuple[str, ...] = ()
+    older_s: float | None = None
+    what: tuple[str, ...] = ()
+    last: int = 1
+    best: bool = False
+    yes: bool = False
+    json: bool = False
+    help: bool = False
+
+
+def parse(argv: list[str], root: Path = WORK) -> CleanOptions:
+    """Raises UserError with all problems at once."""
+    line = args.parse(argv, FLAGS, COMMAND)
+    values, problems = line.values, line.problems
+    options = CleanOptions(
+        find_run.path_of(values["dir"]) if values.get("dir") else root / find_run.EXPERIMENTS,
+        older_s=values.get("older_than"),
+        yes="yes" in values,
+        json="json" in values,
+        help="help" in values,
+    )
+    if options.help:
+        return options
+    named, wrong = terms.read(line.words, COMMAND)
+    options.names = [term for term in named if not term.compare]
+    problems += wrong
+    options.terms, wrong = terms.read([values.get("filter") or ""], COMMAND)
+    options.terms += [term for term in named if term.compare]
+    problems += wrong
+    options.states, wrong = _words("state", values.get("state"), CLEANABLE)
+    problems += wrong
+    options.what, wrong = _words("what", values.get("what"), PARTS)
+    problems += wrong
+    if values.get("keep"):
+        problems += _keep(options, values["keep"])
+        options.what = options.what or (CHECKPOINTS,)
+    problems += _incomplete(options, values)
+    if values.get("dir") and not options.dir.is_dir():
+        what = msg("cli.clean.no_folder", folder=options.dir)
+        problems.append(Problem("runs.no_folder", what, msg("cli.runs.folder_allowed"), [], "dir"))
+    if problems:
+        raise UserError(problems)
+    return options
+
+
+def _words(
+    flag: str, text: str | None, allowed: tuple[str, ...]
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """Comma-separated words of a flag."""
+    words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    return words, [
+        Problem(
+            "flag.value",
+            msg("core.args.is", name=flag, text=word),
+            ", ".join(allowed),
+            [f"{COMMAND} --{flag}={near}" for near in suggest(word, list(allowed))[:1]],
+            flag,
+        )
+        for word in words
+        if word not in allowed
+    ]
+
+
+def _keep(options: CleanOptions, text: str) -> list[Problem]:
+    """--keep=last,best; --keep=checkpoints:3,best; --keep=none."""
+    part, _, rule = text.rpartition(":")
+    words = [word.strip() for word in rule.split(",") if word.strip()]
+    numbers = [int(word) for word in words if args.is_whole(word)]
+    known = part in ("", CHECKPOINTS) and all(
+        word in (LAST, BEST, NONE) or args.is_whole(word) for word in words
+    )
+    if not words or not known or (NONE in words and len(words) > 1):
+        return [
+            Problem(
+                "flag.value",
+                msg("core.args.is", name="keep", text=text),
+                msg("cli.clean.keep_allowed"),
+                [f"{COMMAND} --keep={LAST},{BEST}"],
+                "keep",
+            )
+        ]
+    options.best = BEST in words
+    # the last one stays unless `none` is asked for
+    options.last = 0 if NONE in words else max([1, *numbers])
+    return []
+
+
+def _incomplete(options: CleanOptions, values: dict[str, object]) -> list[Problem]:
+    """What to delete must be given, and for whole runs a condition."""
+    if not options.what and not values.get("what"):
+        fixes = [f"{COMMAND} --keep=last,best", f"{COMMAND} --what=runs --state=failed"]
+        return [
+            Problem("clean.what", msg("cli.clean.no_what"), msg("cli.clean.what_allowed"), fixes)
+        ]
+    chosen = options.names or options.terms or options.states or options.older_s is not None
+    if RUNS in options.what and not chosen:
+        fixes = [f"{COMMAND} --what=runs --state={DAMAGED},{EMPTY}", f"{COMMAND} --what=runs NAME"]
+        return [
+            Problem("clean.all_runs", msg("cli.clean.all_runs"), msg("cli.clean.select"), fixes)
+        ]
+    return []

@@ -1,0 +1,177 @@
+"""What a cleaning would delete, and what it leaves alone and why."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.cli.cleaning.options import CHECKPOINTS, LOGS, RUNS, TRACES, CleanOptions
+from training.core import evaluations, heartbeat, manifest, run_reader, standing
+from training.core.jsonl import mtime, number
+from training.core.messages import msg
+from training.core.rundir import RunDir
+from training.core.units import duration
+from training.monitor.run_status import DIED
+from training.monitor.runs import facts
+from training.monitor.runs.facts import DAMAGED, EMPTY, FOREIGN, LIVE, RunFacts, size_on_disk
+
+TRASH = ".trash-"  # prefix of what is being deleted
+MEMORY = re.compile(r"rank\d+\.memory\.pickle")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One folder or file to delete. `verified`: checkpoints of which one must be intact, newest
+    first; () for no condition."""
+
+    run: RunDir
+    kind: str  # runs, checkpoints, logs, traces, or trash of an interrupted cleaning
+    path: Path
+    bytes: int
+    verified: tuple[Path, ...] = ()
+
+
+@dataclass
+class Selection:
+    items: list[Item] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)  # (run, reason)
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+def select(options: CleanOptions) -> Selection:
+    """Raises OSError if the folder cannot be read."""
+    found = Selection()
+    for path in sorted(options.dir.glob(f"{TRASH}*")):
+        if not path.is_symlink():
+            found.items.append(Item(RunDir(path), "trash", path, size_on_disk(path)))
+    for run in facts.read_all(options.dir):
+        if not _chosen(run, options):
+            continue
+        if reason := untouchable(run):
+            found.left.append((run.name, reason))
+            continue
+        for item in _items(run, options):
+            if inside(item.path, options.dir):
+                found.items.append(item)
+            else:
+                name = f"{run.name}/{item.path.name}" if item.kind != RUNS else run.name
+                found.left.append((name, msg("cli.clean.link")))
+    return found
+
+
+def untouchable(run: RunFacts) -> str:
+    """Why nothing of this run may be deleted now; "" if it may."""
+    if run.run.path.is_symlink():
+        return msg("cli.clean.link")
+    if run.state in LIVE:
+        return msg("cli.clean.live", state=facts.word(run.state))
+    if run.state == FOREIGN:
+        return msg("cli.clean.foreign")
+    # its plan is written within milliseconds
+    if run.state in (DAMAGED, EMPTY) and (run.age_s or 0.0) < standing.STARTED_WITHIN_S:
+        return msg("cli.clean.live", state=facts.word("starting"))
+    supervisor = run_reader.read_supervisor(run.run.supervisor)
+    here = supervisor is not None and supervisor.get("host") == socket.gethostname()
+    # finished, but the supervisor still writes its report
+    if supervisor and here and standing.lives(supervisor):
+        return msg("cli.clean.live", state=facts.word("running"))
+    # Its supervisor shows that it is over, if that is of its last start; ranks that another
+    # launcher started have none, and their processes may be those of another machine.
+    began = number(supervisor.get("started")) or 0.0 if supervisor else 0.0
+    here = here and began >= (run.started or 0.0)
+    if run.state == DIED and not here and (quiet_s := _quiet_s(run.run)) < facts.ELSEWHERE_S:
+        return msg("cli.clean.elsewhere", age=duration(quiet_s))
+    return ""
+
+
+def _quiet_s(run: RunDir) -> float:
+    """The time since a run has written anything."""
+    written = [mtime(file) or 0.0 for file in (run.plan, run.metrics, run.events, run.supervisor)]
+    written += [beat.wall_time for beat in heartbeat.read_all(run.heartbeats)]
+    return max(0.0, time.time() - max(written))
+
+
+def inside(path: Path, experiments: Path) -> bool:
+    """Whether no part of the path below `experiments` is a link, so that what is deleted is where
+    it seems to be."""
+    real = os.path.realpath(experiments)
+    return os.path.realpath(path) == os.path.join(real, path.relative_to(experiments))
+
+
+def _chosen(run: RunFacts, options: CleanOptions) -> bool:
+    return (
+        (not options.names or any(name.holds(run) for name in options.names))
+        and all(term.holds(run) for term in options.terms)
+        and (not options.states or run.state in options.states)
+        and (options.older_s is None or (run.age_s or 0.0) > options.older_s)
+    )
+
+
+def _items(run: RunFacts, options: CleanOptions) -> list[Item]:
+    """What goes of one run."""
+    at = run.run
+    if RUNS in options.what:
+        return [Item(at, RUNS, at.path, run.bytes)]
+    rests = [*at.path.glob(f"{TRASH}*"), *at.checkpoints.glob(f"{manifest.TEMPORARY}*")]
+    paths: list[tuple[str, Path]] = [("trash", path) for path in rests]
+    if LOGS in options.what:
+        paths += [(LOGS, path) for path in (at.ranks, at.hangs)]
+    if TRACES in options.what:
+        paths.append((TRACES, at.profile))
+        if LOGS not in options.what:
+            memory = (p for p in at.ranks.glob("*.pickle") if MEMORY.fullmatch(p.name))
+            paths += [(TRACES, path) for path in memory]
+    items = [
+        Item(at, kind, path, size_on_disk(path) if path.is_dir() else _bytes(path))
+        for kind, path in paths
+        if path.exists() or path.is_symlink()
+    ]
+    if CHECKPOINTS in options.what:
+        items += _checkpoints(run, options)
+    return items
+
+
+def _checkpoints(run: RunFacts, options: CleanOptions) -> list[Item]:
+    """All but those to keep. A checkpoint whose manifest is damaged is never the last one."""
+    there = manifest.all_in(run.run.checkpoints)
+    valid = [path for path in there if _looks_intact(path)]
+    keep = set(valid[-options.last :]) if options.last else set()
+    if options.best and (best := evaluations.best_checkpoint(valid)):
+        keep.add(best[0])
+    if options.last and not keep:
+        return []  # nothing to fall back on
+    verified = tuple(reversed(valid)) if options.last else ()
+    return [
+        Item(run.run, CHECKPOINTS, path, size_on_disk(path), verified)
+        for path in there
+        if path not in keep
+    ]
+
+
+def _looks_intact(path: Path) -> bool:
+    """Manifest and size only: fast."""
+    found = manifest.read(path)[0]
+    return found is not None and _bytes(path / manifest.STATE, on_disk=False) == found["bytes"]
+
+
+def is_intact(path: Path) -> bool:
+    """Reads all weights."""
+    found = manifest.read(path)[0]
+    if found is None:
+        return False
+    return not manifest.damage(path / manifest.STATE, found["bytes"], found["sha256"])
+
+
+def _bytes(path: Path, *, on_disk: bool = True) -> int:
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0
+    return found.st_blocks * 512 if on_disk else found.st_size

@@ -1,0 +1,231 @@
+"""Measure trained models on any data, side by side.
+
+Usage: ./duet evaluate [RUN…] --data=PATH [--checkpoints=all] [--out=FILE] [--json]
+
+  RUN                a run directory, the name of a run, latest (default), a
+                     checkpoint folder, or a folder of ./duet export;
+                     RUN/best: its checkpoint with the best evaluation; several
+                     are compared
+  --data=PATH        language models: a text file or a folder, in every format of
+                     a training (.txt, .jsonl, .parquet, .gz, .zst), or stdlib;
+                     video restoration: frames in the GoPro layout, default: the
+                     validation frames of the run; other tasks: none, they
+                     measure their own validation data
+  --checkpoints=newest
+                     of each run; all: every checkpoint, to see the scores over
+                     the steps
+  --out=FILE         also write an HTML page: scores, curves, clips with pictures,
+                     the passages of the highest and the lowest loss
+  --text_field=NAME  key or column of the text in .jsonl and .parquet
+  --encoding=NAME    of text files that are not UTF-8
+  --device=auto      cuda if there is a GPU; cpu
+  --weights=ema      the moving average of --ema, the default where there is one;
+                     raw: the weights as trained
+  --json             print one JSON object
+
+Language models: loss in nats per token, bits per byte (comparable between
+tokenizers) and perplexity per token.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training import tasks
+from training.cli import weights_argument
+from training.core import args, rundir, units
+from training.core.errors import Exit, Problem, UserError
+from training.core.find_run import LATEST, RunSelector, path_of
+from training.core.messages import msg
+from training.core.project import typed
+from training.host import program
+from training.tasks.evaluation import Evaluation, Part
+from training.tasks.weights import RAW, Weights
+
+if TYPE_CHECKING:
+    from training.tasks.trained import Trained
+
+COMMAND = "./duet evaluate"
+ASKER = RunSelector("RUN", f"{COMMAND} --data=PATH ", f"{COMMAND} --data=PATH")
+FLAGS = {
+    "data": args.TEXT,
+    "text_field": args.TEXT,
+    "encoding": args.TEXT,
+    "checkpoints": args.one_of("newest", "all"),
+    "out": args.TEXT,
+    "device": args.one_of(*weights_argument.DEVICES),
+    "json": args.SWITCH,
+    "weights": weights_argument.KIND,
+    "help": args.SWITCH,
+}
+EVERY_S = 0.5  # progress
+
+
+@dataclass
+class EvaluateOptions:
+    """A checked command line; the plans of `weights` have the data."""
+
+    weights: list[Weights] = field(default_factory=list)
+    device: str = "auto"
+    data: str = ""
+    out: Path | None = None
+    json: bool = False
+    help: bool = False
+
+
+def parse(argv: list[str]) -> EvaluateOptions:
+    """Raises UserError with all problems at once."""
+    line = args.parse(argv, FLAGS, COMMAND)
+    values, problems = line.values, line.problems
+    if "help" in values:
+        return EvaluateOptions(help=True)
+    given = {n: values[n] for n in ("data", "text_field", "encoding") if values.get(n)}
+    chosen = []
+    for word in line.words or [LATEST]:
+        found = weights_argument.find(word, ASKER, problems, values.get("weights"))
+        if found and not any(p.field == "data" for p in problems):
+            plan, wrong = tasks.spec_of(found.plan).aim(found.plan, given)
+            problems += [p for p in wrong if p not in problems]
+            earlier = tuple(replace(one, plan=plan) for one in found.earlier)
+            newest = replace(found, plan=plan, earlier=earlier)
+            if values.get("checkpoints") == "all":
+                chosen += [*earlier[::-1], replace(newest, earlier=())]
+            else:
+                chosen.append(newest)
+    # RUN and RUN/best may be the same checkpoint
+    chosen = list({(one.file, one.averaged): one for one in chosen}.values())
+    out = path_of(values["out"]).absolute() if values.get("out") else None
+    problems += _not_writable(out) if out else []
+    if problems:
+        raise UserError(problems)
+    return EvaluateOptions(
+        chosen, values.get("device", "auto"), given.get("data", ""), out, "json" in values
+    )
+
+
+def _not_writable(out: Path) -> list[Problem]:
+    allowed = msg("cli.evaluate.out_allowed")
+    if out.suffix not in (".html", ".htm"):
+        fixes = [f"--out={shlex.quote(str(out.with_suffix('.html')))}"]
+        return [Problem("output.suffix", msg("cli.evaluate.out_suffix", out=out), allowed, fixes)]
+    if out.is_dir():
+        what = msg("monitor.report.options.out_is_folder", out=str(out))
+        return [Problem("output.is_folder", what, allowed)]
+    if not out.parent.is_dir():
+        what = msg("monitor.report.options.no_folder", folder=str(out.parent))
+        fixes = [f"mkdir -p {shlex.quote(str(out.parent))}"]
+        return [Problem("output.no_folder", what, allowed, fixes)]
+    return []
+
+
+def main(argv: list[str]) -> int:
+    chosen = parse(argv)
+    if chosen.help:
+        print(typed((__doc__ or "").strip()))
+        return int(Exit.DONE)
+    program.require(("torch", "numpy"))
+    from training.tasks import trained
+
+    done: list[Evaluation] = []
+    failed: list[UserError] = []
+    device = ""
+    for weights in chosen.weights:
+        try:
+            model = trained.load(tasks.spec_of(weights.plan), weights, chosen.device)
+            done.append(_measured(model, pictured=chosen.out is not None))
+            device = str(model.device)
+            del model  # one at a time
+        except UserError as error:  # the others are measured
+            failed.append(error)
+    rows = [
+        {"run": e.run, "step": e.step, "weights": e.weights, "file": e.file, **e.scores}
+        for e in done
+    ]
+    if chosen.out and done:
+        _write(chosen.out, done, chosen.data, device)
+    if chosen.json:
+        found = [{name: _number(value) for name, value in row.items()} for row in rows]
+        print(json.dumps({"evaluations": found}, indent=1, ensure_ascii=False))
+    elif done:
+        print("\n".join(_table(rows)))
+    if failed:
+        raise UserError([p for error in failed for p in error.problems], failed[0].code)
+    if chosen.out and not chosen.json:
+        print(chosen.out)
+    return int(Exit.DONE)
+
+
+def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:
+    """The page. Raises UserError."""
+    from training.monitor.report import evaluation_page
+
+    shown = data or msg("cli.evaluate.own_data")
+    page = evaluation_page.page(done, shown, device, time.time())
+    try:
+        rundir.write_bytes(out, page.html().encode("utf-8", "replace"))
+    except OSError as error:
+        what = msg("cli.report.unwritable", out=out, error=error.strerror)
+        allowed = msg("config.saved.writable_file")
+        raise UserError(Problem("output.unwritable", what, allowed)) from None
+
+
+def _measured(model: Trained, *, pictured: bool) -> Evaluation:
+    shown = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - shown > EVERY_S:
+            shown = time.monotonic()
+            print(
+                f"\r{model.weights.title}: {100 * done // max(1, total)} %  ",
+                end="",
+                file=sys.stderr,
+            )
+
+    parts: list[Part] = []
+    scores = model.evaluate(progress, parts if pictured else None)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    weights = model.weights
+    folder = weights.run.path if weights.run else weights.file.parent
+    return Evaluation(
+        weights.name, weights.step, weights.kind, str(folder), str(weights.file), scores, parts
+    )
+
+
+def _table(rows: list[dict[str, object]]) -> list[str]:
+    """A line for each model; the columns are the scores of all."""
+    averaged = any(row["weights"] != RAW for row in rows)
+    left_out = ("file",) if averaged else ("file", "weights")
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in left_out))
+    cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[n]) for line in cells) for n in range(len(names))]
+    return [
+        "  ".join(
+            text.ljust(width) if n == 0 else text.rjust(width)
+            for n, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    ]
+
+
+def _number(value: object) -> object:
+    """As JSON knows it: it has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:,.0f}" if value.is_integer() and value >= 100 else units.decimal(value)
+    return "-" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(program.run(main, __doc__))

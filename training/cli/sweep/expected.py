@@ -1,0 +1,47 @@
+"""Expected time of a run, from its time limit or from earlier runs of the same size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.config.schema import FIELDS
+from training.core.jsonl import Record
+from training.monitor.runs import facts
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+# Fields of other groups do not change the time of a step.
+GROUPS = ("model", "batch", "compute")
+SAME = {name for name, field in FIELDS.items() if field.metadata["group"] in GROUPS} - {
+    "seed",
+    "init_from",
+}
+
+
+class Expected:
+    """Reads the runs of a folder once."""
+
+    def __init__(self, experiments: Path) -> None:
+        try:
+            runs = facts.read_all(experiments)
+        except OSError:  # before the first run
+            runs = []
+        self._speeds: dict[str, float] = {}
+        for run in runs:  # the newest first
+            if run.speed and run.config:
+                self._speeds.setdefault(_key(run.config, run.ranks), run.speed)
+
+    def seconds(self, plan: Plan) -> float | None:
+        """None: unknown. Without evaluations, checkpoints and start-up."""
+        config = plan["config"]
+        times = [float(config["max_time"])] if config.get("max_time") else []
+        speed = self._speeds.get(_key(config, plan["ranks"]))
+        if speed and config.get("num_iterations") and config.get("total_batch_size"):
+            times.append(config["num_iterations"] * config["total_batch_size"] / speed)
+        return min(times) if times else None
+
+
+def _key(config: Record, ranks: int | None) -> str:
+    return repr((ranks, sorted((name, config[name]) for name in SAME if name in config)))

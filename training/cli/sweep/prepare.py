@@ -1,0 +1,339 @@
+"""Checks of a sweep before anything starts: every run is planned, all problems are reported at
+once."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import training
+from training.cli.sweep import grid
+from training.cli.sweep.expected import Expected
+from training.cli.sweep.fixes import Collected, label
+from training.cli.sweep.grid import Combination
+from training.cli.sweep.options import SweepOptions
+from training.config import flags
+from training.core import sweep_dir
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.core.sweep_dir import COMMAND, SweepDir
+from training.core.units import plural
+from training.host import gpus
+from training.host.placement import LOCAL
+from training.plan import training_plan
+from training.plan.cli_args import QUICKSTART
+from training.plan.request import Request, read
+from training.plan.script_words import asked_for
+
+if TYPE_CHECKING:
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import Plan
+    from training.core.contracts.run_files import SweepRecord
+
+SCRIPT = "launch_train.sh"
+# Each run has its own: set by the sweep, or without meaning for several runs.
+REFUSED = {
+    *("run_name", "resume", "master_port", "node_rank", "nnodes", "hosts", "hostfile"),
+    *("save_config", "check", "json", "explain", "script", "module", "no_python", "watch"),
+}
+INSTEAD = {"run_name": "--name=NAME", "resume": "--resume=NAME"}
+OWN_VARIABLES = ("DUET_RUN_NAME", "DUET_RESUME")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one run: CUDA_VISIBLE_DEVICES ('': as it is) and the indices of the GPUs."""
+
+    visible: str = ""
+    indices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return "GPU " + ", ".join(map(str, self.indices)) if self.indices else ""
+
+
+@dataclass
+class Sweep:
+    """A checked sweep. `slots`: one for each of the runs side by side; `expected_s`: of each run,
+    None: unknown."""
+
+    folder: SweepDir
+    record: SweepRecord
+    slots: list[Slot]
+    expected_s: list[float | None] = field(default_factory=list)
+    known: bool = False  # continues a sweep
+
+    @property
+    def jobs(self) -> int:
+        return len(self.slots)
+
+
+def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) -> Sweep:
+    """Raises UserError with all problems."""
+    problems = list(options.problems)
+    problems += _refused(options.rest)
+    runs = [] if problems else grid.combinations(options.rest, options.listed, environ, problems)
+    if runs and not problems:
+        problems += _number(runs, options)
+    if problems:
+        raise UserError(problems)
+    values = grid.differing(runs)
+    labels = [label(one) for one in values]
+    environ = {name: text for name, text in environ.items() if name not in OWN_VARIABLES}
+    requests = _requests(runs, labels, options, environ)
+    _same_folder(requests)
+    shown = [_resolved(request, run, one) for request, run, one in _zip(requests, runs, values)]
+    slots, plans = _plans(requests, runs, labels, options, environ)
+    record: SweepRecord = {
+        "schema_version": sweep_dir.VERSION,
+        "duet_version": training.__version__,
+        "created": time.time(),
+        "command": argv,
+        "cwd": os.getcwd(),
+        "ranks": options.gpus_per_run,
+        "device": plans[0]["device"]["value"],
+        "runs": [
+            {"name": "", "args": run.args, "values": one}
+            for run, one in zip(runs, shown, strict=True)
+        ],
+    }
+    folder, known = _place(options, record, requests[0], values)
+    expected = Expected(requests[0].experiments)
+    return Sweep(
+        folder,
+        known or record,
+        slots,
+        [expected.seconds(plan) for plan in plans],
+        known=known is not None,
+    )
+
+
+def _zip(
+    requests: Sequence[Request], runs: Sequence[Combination], values: Sequence[dict[str, str]]
+) -> Iterator[tuple[Request, Combination, dict[str, str]]]:
+    return zip(requests, runs, values, strict=True)
+
+
+def _refused(words: list[str]) -> list[Problem]:
+    if asked_for(words):
+        what = msg("cli.sweep.refused", typed="--script")
+        return [Problem("sweep.refused_flag", what, msg("cli.sweep.refused_allowed"))]
+    line = flags.parse(words)
+    return [
+        Problem(
+            "sweep.refused_flag",
+            msg("cli.sweep.refused", typed=typed),
+            msg("cli.sweep.refused_allowed"),
+            [f"{COMMAND} … {INSTEAD[name]}"] if name in INSTEAD else [],
+            name,
+        )
+        for name, (_, typed) in line.flags.items()
+        if name in REFUSED
+    ]
+
+
+def _number(runs: Sequence[Combination], options: SweepOptions) -> list[Problem]:
+    """Too few or many runs."""
+    if len(runs) == 1 and not flags.parse(runs[0].args).unknown:
+        fix = f"{COMMAND} {QUICKSTART} --matrix_lr=0.01,0.02"
+        if runs[0].args:
+            fix = f"./{SCRIPT} {options.gpus_per_run} {shlex.join(runs[0].args)}"
+        what, allowed = msg("cli.sweep.one_run"), msg("cli.sweep.one_run_allowed")
+        return [Problem("sweep.one_run", what, allowed, [fix])]
+    if len(runs) > grid.ASKED and not (options.yes or options.dry_run):
+        again = shlex.join([*own_words(options), *options.rest])
+        what = msg("cli.sweep.many", count=len(runs))
+        fixes = [f"{COMMAND} {again} --dry_run", f"{COMMAND} {again} --yes"]
+        return [Problem("sweep.many", what, msg("cli.sweep.many_allowed"), fixes)]
+    return []
+
+
+def own_words(options: SweepOptions) -> list[str]:
+    """The sweep's own options as typed, without actions."""
+    words = [f"--list={options.listed}"] if options.listed else []
+    words += [f"--name={options.name}"] if options.name else []
+    words += [f"--jobs={options.jobs}"] if options.jobs else []
+    return words + ([f"--gpus_per_run={options.gpus_per_run}"] if options.gpus_per_run != 1 else [])
+
+
+def _requests(
+    runs: Sequence[Combination],
+    labels: Sequence[str],
+    options: SweepOptions,
+    environ: Mapping[str, str],
+) -> list[Request]:
+    """The checked request of each run; problems that do not depend on the machine."""
+    out, wrong = list[Request](), Collected(len(runs), own_words(options))
+    for run, name in zip(runs, labels, strict=True):
+        try:
+            request = read(SCRIPT, [str(options.gpus_per_run), *run.args], environ)
+        except UserError as error:
+            wrong.add(error.problems, run, name)
+            continue
+        if request.place.kind != LOCAL:
+            what = msg("cli.sweep.place", reason=request.place.reason)
+            wrong.add([Problem("sweep.place", what, msg("cli.sweep.place_allowed"))], run, name)
+        out.append(request)
+    found = wrong.problems() + (_twice(out, labels) if len(out) == len(runs) else [])
+    if found:
+        raise UserError(found)
+    return out
+
+
+def _twice(requests: Sequence[Request], labels: Sequence[str]) -> list[Problem]:
+    """Runs with the same configuration, however it was typed."""
+    first, problems = dict[str, int](), list[Problem]()
+    for at, request in enumerate(requests):
+        key = repr((sorted((request.values() | request.options).items()), request.config_file))
+        if (before := first.setdefault(key, at)) != at:
+            what = msg(
+                "cli.sweep.twice",
+                number=at + 1,
+                before=before + 1,
+                values=labels[at] or labels[before],
+            )
+            problems.append(Problem("sweep.duplicate", what, msg("cli.sweep.twice_allowed")))
+    return problems
+
+
+def _same_folder(requests: Sequence[Request]) -> None:
+    if len({request.experiments for request in requests}) > 1:
+        what = msg("cli.sweep.folders")
+        raise UserError(Problem("sweep.refused_flag", what, msg("cli.sweep.one_folder")))
+
+
+def _resolved(request: Request, run: Combination, typed: Mapping[str, str]) -> FieldValues:
+    """The values in which the runs differ; of a flag that this run lacks, its default too."""
+    known = request.values() | request.options
+    known |= {"config": request.config_file.stem if request.config_file else ""}
+    return {name: known.get(name, text) for name, text in typed.items()}
+
+
+def _plans(
+    requests: Sequence[Request],
+    runs: Sequence[Combination],
+    labels: Sequence[str],
+    options: SweepOptions,
+    environ: Mapping[str, str],
+) -> tuple[list[Slot], list[Plan]]:
+    """The GPUs of the runs side by side, and the plan of each run on the first of them."""
+    wanted = any(request.config.device != "cpu" for request in requests)
+    machine = gpus.inventory(environ).gpus if wanted else ()
+    slots = gpu_slots(machine, options.gpus_per_run)
+    plans: list[Plan] = []
+    wrong = Collected(len(runs), own_words(options))
+    first = {gpus.VISIBLE: slots[0].visible} if slots else {}
+    for run, name, request in zip(runs, labels, requests, strict=True):
+        try:
+            plans.append(training_plan.build(replace(request), {**environ, **first})[0])
+        except UserError as error:
+            wrong.add(error.problems, run, name)
+    if found := wrong.problems():
+        raise UserError(found, Exit.RESOURCES)
+    on_gpus = any(plan["device"]["value"] == "cuda" for plan in plans)
+    return jobs(options, slots if on_gpus else [], len(runs)), plans
+
+
+def gpu_slots(machine: Sequence[gpus.Gpu], per_run: int) -> list[Slot]:
+    """The GPUs of each run that fits on the machine side by side with the others."""
+    groups = [machine[at : at + per_run] for at in range(0, len(machine) - per_run + 1, per_run)]
+    return [
+        Slot(
+            ",".join(g.uuid if g.uuid.startswith("GPU-") else str(g.index) for g in group),
+            tuple(gpu.index for gpu in group),
+        )
+        for group in groups
+    ]
+
+
+def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
+    """A slot for each of the runs side by side. Raises UserError for more jobs than GPUs."""
+    if not slots:
+        return [Slot()] * min(options.jobs or 1, runs)
+    if options.jobs and options.jobs > len(slots):
+        what = msg(
+            "cli.sweep.more_jobs",
+            jobs=options.jobs,
+            gpus=plural(len(slots) * options.gpus_per_run, "GPU"),
+            per_run=options.gpus_per_run,
+        )
+        allowed = msg("cli.sweep.jobs_at_most", most=len(slots))
+        raise UserError(Problem("sweep.jobs", what, allowed, [f"{COMMAND} … --jobs=auto"], "jobs"))
+    return list(slots[: min(options.jobs or len(slots), runs)])
+
+
+def _place(
+    options: SweepOptions,
+    record: SweepRecord,
+    request: Request,
+    values: Sequence[Mapping[str, str]],
+) -> tuple[SweepDir, SweepRecord | None]:
+    """The folder, and the record if this is the command of an existing sweep. Names the runs."""
+    experiments = request.experiments
+    for name in [options.name] if options.name else sweep_dir.names(experiments):
+        folder = SweepDir(experiments, name)
+        known = sweep_dir.read(folder)
+        if known and _same(known, record):
+            return folder, known
+    name = options.name or _free(experiments, f"{request.base_name}_sweep")
+    folder = SweepDir(experiments, name)
+    for run, named in zip(record["runs"], grid.run_names(name, values), strict=True):
+        run["name"] = named
+    problems = _wrong_name(options, folder, record)
+    if problems:
+        raise UserError(problems)
+    return folder, None
+
+
+def _same(known: SweepRecord, record: SweepRecord) -> bool:
+    return (
+        known["cwd"] == record["cwd"]
+        and known["ranks"] == record["ranks"]
+        and [run["args"] for run in known["runs"]] == [run["args"] for run in record["runs"]]
+    )
+
+
+def _taken(folder: SweepDir) -> bool:
+    return folder.path.exists()
+
+
+def _free(experiments: Path, base: str) -> str:
+    number, name = 1, base
+    while _taken(SweepDir(experiments, name)):
+        number += 1
+        name = f"{base}_{number}"
+    return name
+
+
+def _wrong_name(options: SweepOptions, folder: SweepDir, record: SweepRecord) -> list[Problem]:
+    name, again = folder.name, [f"--name={folder.name}_2"]
+    if options.name and (
+        not all(c.isalnum() or c in "._-" for c in name)
+        or name.startswith((".", "-"))
+        or len(os.fsencode(name)) > 80
+    ):
+        what, allowed = msg("cli.sweep.name", name=name), msg("cli.sweep.name_allowed")
+        return [Problem("sweep.name", what, allowed, [], "name")]
+    if _taken(folder):
+        what = msg("cli.sweep.name_taken", name=name, folder=folder.path)
+        fixes = [f"{COMMAND} … {again[0]}", f"{COMMAND} --resume={name}"]
+        return [Problem("sweep.name_taken", what, msg("cli.sweep.name_free"), fixes, "name")]
+    there = [run["name"] for run in record["runs"] if (folder.experiments / run["name"]).exists()]
+    if there:
+        what = msg("cli.sweep.runs_taken", count=len(there), path=folder.experiments / there[0])
+        fixes = [f"{COMMAND} … {again[0]}"]
+        return [Problem("sweep.name_taken", what, msg("cli.sweep.name_free"), fixes, "name")]
+    return []
+
+
+def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
+    """The sweep of --resume. Raises UserError."""
+    folder, record = sweep_dir.find(options.resume, experiments, "resume")
+    machine = gpus.inventory(environ).gpus if record["device"] == "cuda" else ()
+    options = replace(options, gpus_per_run=record["ranks"])
+    slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))
+    return Sweep(folder, record, slots, known=True)

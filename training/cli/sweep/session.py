@@ -1,0 +1,222 @@
+"""Runs the trainings of a sweep: as many side by side as there are slots, each through the
+launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.cli.sweep.board import Board, Event
+from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
+from training.core import run_reader, standing
+from training.core.errors import Exit, Problem, UserError
+from training.core.find_run import EXPERIMENTS
+from training.core.messages import msg
+from training.core.project import ROOT, WORK, typed
+from training.core.rundir import RunDir
+from training.core.sweep_dir import COMMAND
+from training.host import env_vars, gpus, process
+from training.launcher.stop_signals import StopSignals, code
+from training.monitor.run_status import FAILED, FINISHED, STOPPED
+from training.monitor.runs import sweep as sweep_runs
+from training.monitor.runs.sweep import WAITING
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import SweepRun
+
+POLL_S = 0.1
+THREADS = "OMP_NUM_THREADS"
+STOP_S = 60.0  # after an error of the sweep itself
+
+
+@dataclass
+class Started:
+    """A running launcher. `slot`: index of its GPUs; `at`: bytes of its console that are of earlier
+    starts."""
+
+    index: int
+    slot: int
+    popen: subprocess.Popen[bytes]
+    at: int
+
+
+class Session:
+    """`states`: of each run, as in training.monitor.runs.sweep."""
+
+    def __init__(self, sweep: Sweep, board: Board, *, fail_fast: bool) -> None:
+        self.sweep, self.board, self.fail_fast = sweep, board, fail_fast
+        self.runs = sweep.record["runs"]
+        self.states = [WAITING] * len(self.runs)
+        self._codes: list[int] = []  # of failed runs
+        self._stopped = 0  # stop signal
+        self._closing = False  # starts no further run
+
+    def begin(self) -> None:
+        """Find out which runs are finished. Raises UserError for a run that another process
+        trains."""
+        problems = []
+        for index, run in enumerate(self.runs):
+            folder = RunDir(self.sweep.folder.experiments / run["name"])
+            known = run_reader.read_supervisor(folder.supervisor)
+            row = sweep_runs.row(self.sweep.folder, run["name"], run["values"])
+            if known and row.state != FINISHED and standing.lives(known):
+                what = msg("cli.sweep.run_alive", name=run["name"], pid=known["pid"])
+                fixes = [f"./duet monitor {run['name']}", f"kill {known['pid']}"]
+                problems.append(
+                    Problem("sweep.running", what, msg("cli.sweep.one_at_a_time"), fixes)
+                )
+            if row.state == FINISHED:
+                self.states[index] = FINISHED
+        if problems:
+            raise UserError(problems)
+
+    def go(self) -> int:
+        """Train all runs that are not finished; the exit code. Leaves no process."""
+        running: list[Started] = []
+        todo = iter([i for i, state in enumerate(self.states) if state != FINISHED])
+        with StopSignals() as signals:
+            try:
+                while True:
+                    self._fill(running, todo)
+                    if not running:
+                        break
+                    if (number := signals.wait(POLL_S)) is not None:
+                        self._stop(running, number)
+                    self._collect(running)
+                    self.board.refresh(self.states)
+            finally:
+                _end(running)
+        return self._code()
+
+    def _fill(self, running: list[Started], todo: Iterator[int]) -> None:
+        taken = {one.slot for one in running}
+        for slot in range(self.sweep.jobs):
+            if slot in taken or self._closing:
+                continue
+            index = next(todo, None)
+            if index is None:
+                return
+            running.append(self._start(index, slot))
+
+    def _start(self, index: int, slot: int) -> Started:
+        run, record = self.runs[index], self.sweep.record
+        place = self.sweep.slots[slot]
+        environ = {n: v for n, v in os.environ.items() if n not in OWN_VARIABLES}
+        environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
+        if self.sweep.jobs > 1 and THREADS not in environ:
+            shared = env_vars.cpu_count() // (self.sweep.jobs * record["ranks"])
+            environ[THREADS] = str(max(1, shared))
+        with self.sweep.folder.console(run["name"]).open("ab") as console:
+            at = console.tell()
+            popen = subprocess.Popen(
+                self.command(run),
+                cwd=record["cwd"],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,  # Ctrl-C reaches only this process, which passes it on
+                # a run saves a checkpoint if this process is killed
+                preexec_fn=functools.partial(  # noqa: PLW1509 – one thread
+                    process.die_with_parent, os.getpid(), signal.SIGTERM
+                ),
+            )
+        self.states[index] = "running"
+        self.board.event(Event.STARTED, index, self.states, where=str(place))
+        return Started(index, slot, popen, at)
+
+    def command(self, run: SweepRun) -> list[str]:
+        """Starts the run, or resumes it."""
+        folder, words = self.sweep.folder, [str(ROOT / SCRIPT), str(self.sweep.record["ranks"])]
+        if not (folder.experiments / run["name"]).exists():
+            return [*words, *run["args"], f"--run_name={run['name']}"]
+        # a resumed run keeps its configuration, but not its folders
+        own = [word for word in run["args"] if word.startswith("--log_dir=")]
+        if folder.experiments != WORK / EXPERIMENTS:
+            own.append(f"--out_dir={folder.experiments}")
+        return [*words, f"--resume={run['name']}", *own]
+
+    def _stop(self, running: list[Started], number: int) -> None:
+        self.board.stopping(number, again=bool(self._stopped))
+        self._stopped, self._closing = number, True
+        _signal(running, number)
+
+    def _collect(self, running: list[Started]) -> None:
+        for one in list(running):
+            status = one.popen.poll()
+            if status is None:
+                continue
+            running.remove(one)
+            row = sweep_runs.row(self.sweep.folder, self.runs[one.index]["name"], {})
+            asked = status in (Exit.INTERRUPTED, Exit.PREEMPTED) or (status < 0 and self._closing)
+            if status == 0:
+                self.states[one.index] = FINISHED
+            elif asked or row.state == STOPPED:
+                self.states[one.index] = STOPPED
+            else:
+                self.states[one.index] = FAILED
+                self._codes.append(status)
+            self.board.event(
+                Event.ENDED,
+                one.index,
+                self.states,
+                row=row,
+                why=self._why(one, row) if self.states[one.index] == FAILED else "",
+            )
+            if self.states[one.index] == FAILED and self.fail_fast and not self._closing:
+                self._closing = True
+                _signal(running, signal.SIGTERM)
+
+    def _why(self, one: Started, row: sweep_runs.SweepRow) -> str:
+        """The reason of a failure: of its card, or the first error on its console."""
+        if row.state == FAILED and row.found and row.found.reason:
+            return row.found.reason
+        with self.sweep.folder.console(self.runs[one.index]["name"]).open("rb") as file:
+            file.seek(one.at)
+            text = file.read().decode("utf-8", "replace")
+        errors = [line for line in text.splitlines() if line.startswith("[ERROR]")]
+        # '[ERROR] 2024-10-21 16:00:00 text'
+        return (
+            errors[0].split(" ", 3)[-1]
+            if errors
+            else msg("cli.sweep.exit", status=one.popen.poll())
+        )
+
+    def _code(self) -> int:
+        if self._stopped:
+            return int(code(self._stopped))
+        if self._codes:
+            return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
+        return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
+
+
+def _signal(running: list[Started], number: int) -> None:
+    for one in running:
+        if one.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.popen.pid, number)
+
+
+def _end(running: list[Started]) -> None:
+    """End what an error of this process has left."""
+    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        _signal(running, number)
+        end = time.monotonic() + seconds
+        while any(one.popen.poll() is None for one in running) and time.monotonic() < end:
+            time.sleep(POLL_S)
+
+
+def again(sweep: Sweep) -> str:
+    """The command that continues the sweep."""
+    words = [f"--resume={sweep.folder.name}"]
+    if sweep.folder.experiments != WORK / EXPERIMENTS:
+        words.append(f"--out_dir={sweep.folder.experiments}")
+    return typed(f"{COMMAND} {shlex.join(words)}")
