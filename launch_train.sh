@@ -11,7 +11,8 @@
 #   ./launch_train.sh 8 configs/dual_gpu/balanced.py --total_batch_size=196608
 #   ./launch_train.sh 2 --script main.py -- --epochs=3    your script, unchanged
 #
-# Several machines, started on each of them (machine 0 is 10.0.0.1 here):
+# Several machines, from one command by ssh, or started on each of them:
+#   ./launch_train.sh 2 CONFIG --hosts=a,b
 #   ./launch_train.sh 2 CONFIG --nnodes=2 --node_rank=1 --master_addr=10.0.0.1
 # shellcheck disable=SC2128,SC3028 # the first element is intended; sh parses this line too, then lib/init.sh starts bash
 . "$(dirname -- "$(readlink -f -- "${BASH_SOURCE:-$0}")")/lib/init.sh" || return 2>/dev/null || exit

@@ -4,7 +4,7 @@
 RUN_DIR=
 
 # Make the plan. Sets RUN_DIR, the variables and the command of the run; exits after --dry_run and --check; becomes train.py if this
-# process is already a rank.
+# process is already a rank, and the launcher of several machines with --hosts.
 run::plan() {
   local answer
   answer=$("$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.plan "$DUET_SCRIPT" "$@") || {
@@ -12,9 +12,10 @@ run::plan() {
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit "$status"
   }
-  if [[ $answer == rank ]]; then # another launcher has started the ranks: never nest
-    exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@"
-  fi
+  case $answer in
+  rank) exec "$PYTHON" -u "$DUET_ROOT/train.py" "$@" ;; # another launcher has started the ranks: never nest
+  hosts) exec "$PYTHON" "$DUET_ROOT/lib/run_module.py" training.cli.hosts "$DUET_SCRIPT" "$@" ;;
+  esac
   if [[ ! -f $answer/launch.argv ]]; then # --dry_run, --check: the plan as text
     [[ -z $answer ]] || printf '%s\n' "$answer"
     exit 0

@@ -141,10 +141,10 @@ def _leave(pid: int) -> None:
             try:
                 if not thing.closed and thing.writable():
                     thing.flush()
-            except OSError:  # left to Python, which reports it and sets the exit status
-                return
             except ValueError:  # closed or detached: nothing to flush
                 continue
+            except Exception:  # left to Python, which reports it and sets the exit status
+                return
     os._exit(_status)
 
 
@@ -187,9 +187,17 @@ def _led_to(error: BaseException) -> "list[dict[str, str]]":
     found: list[dict[str, str]] = []
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while before is not None and len(found) < CHAIN:
-        found.append({"type": type(before).__name__, "message": str(before)})
+        found.append({"type": type(before).__name__, "message": _message(before)})
         before = before.__cause__ or (None if before.__suppress_context__ else before.__context__)
     return found
+
+
+def _message(error: BaseException) -> str:
+    """As a traceback shows it."""
+    try:
+        return str(error)
+    except Exception:  # of the script's own __str__
+        return "<exception str() failed>"
 
 
 def _end(path: str, script: str, leaving: "SystemExit | None" = None) -> None:
@@ -209,7 +217,7 @@ def _keep(path: str, rank: int, script: str, error: BaseException) -> None:
         else rank,
         "time": time.time(),
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _message(error),
         "where": _where(script, error),
         "code": frame.line if frame else None,
         "before": _led_to(error),
