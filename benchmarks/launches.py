@@ -2,10 +2,11 @@
 nothing: launches, waits and host time.
 
     make gpu-path && python -m benchmarks.launches [--depths=2,12] [--ranks=1,2] [--compiled=0,1]
+        [--nanochat=DIR]        a checkout of https://github.com/karpathy/nanochat
 
 A launch is a kernel, a matrix product, or a copy on the device. The bare loop has a few lines, the
-same model, torch.optim.Muon and AdamW. Host times are of this machine's cores; medians of the last
-steps.
+same model, torch.optim.Muon and AdamW; nanochat has its own model and optimizer, which compiles its
+steps. Host times are of this machine's cores; medians of the last steps.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks import NANOCHAT_DIR
 from tests.null_gpu import programs
 from tests.null_gpu.build import build
 from tests.null_gpu.counters import launches
@@ -52,14 +54,18 @@ def duet(environ: dict[str, str], depth: int, ranks: int, compiled: int) -> list
         return programs.counted(environ, folder, ranks, flags, LIMIT_S)[FIRST:-1]
 
 
-def bare(environ: dict[str, str], depth: int, compiled: int) -> list[dict[str, Any]]:
+def bare(
+    environ: dict[str, str], kind: str, depth: int, compiled: int, folder: str = ""
+) -> list[dict[str, Any]]:
+    """`folder`: of the files of this kind, on PYTHONPATH."""
+    path = os.pathsep.join(filter(None, (str(programs.CUDA_TORCH), folder)))
     with tempfile.TemporaryDirectory() as name:
         out = Path(name, "steps.json")
         program = programs.ROOT / "tests/null_gpu/bare_steps.py"
-        values = [depth, SEQUENCES, LENGTH, compiled]
+        values = [kind, depth, SEQUENCES, LENGTH, compiled]
         subprocess.run(
             [sys.executable, program, out, *map(str, values)],
-            env=os.environ | environ | {"PYTHONPATH": str(programs.CUDA_TORCH)},
+            env=os.environ | environ | {"PYTHONPATH": path},
             check=True,
             timeout=LIMIT_S,
         )
@@ -87,6 +93,7 @@ def main() -> None:
     parser.add_argument("--depths", type=numbers, default=[2, 12])
     parser.add_argument("--ranks", type=numbers, default=[1, 2])
     parser.add_argument("--compiled", type=numbers, default=[0, 1])
+    parser.add_argument("--nanochat", metavar="DIR", default=os.environ.get(NANOCHAT_DIR, ""))
     args = parser.parse_args()
     if not (programs.CUDA_TORCH / "torch").is_dir():
         sys.exit("no CUDA build of torch in .tools/cuda: make gpu-path installs it")
@@ -101,7 +108,10 @@ def main() -> None:
             for ranks in args.ranks:
                 label = f"{kind}: Duet, {ranks} rank{'s' * (ranks > 1)}"
                 rows.append(row(label, duet(environ, depth, ranks, compiled)))
-            rows.append(row(f"{kind}: bare loop, 1 rank", bare(environ, depth, compiled)))
+            rows.append(row(f"{kind}: bare loop, 1 rank", bare(environ, "same", depth, compiled)))
+            if args.nanochat:
+                steps = bare(environ, "nanochat", depth, compiled, args.nanochat)
+                rows.append(row(f"{kind}: nanochat, 1 rank", steps))
     print("| step | launches without the optimizer | optimizer | waits | optimizer, host ms |")
     print("|---|---|---|---|---|")
     print("\n".join(rows))

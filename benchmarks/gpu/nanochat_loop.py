@@ -21,7 +21,8 @@ from benchmarks.gpu.timing import autocast, measured
 HEAD_DIM = 128
 
 
-def step_of(job: dict[str, Any]) -> Callable[[], object]:
+def build(job: dict[str, Any]) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    """Its model on the GPU, not compiled, and its optimizers with their defaults."""
     # Read by its later versions, which use no autocast.
     kinds = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     os.environ["NANOCHAT_DTYPE"] = kinds[job["precision"]]
@@ -44,7 +45,11 @@ def step_of(job: dict[str, Any]) -> Callable[[], object]:
     # A list of optimizers in its first versions, one later.
     made = getattr(model, "setup_optimizers", None) or model.setup_optimizer
     optimizers = made()
-    optimizers = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    return model, optimizers if isinstance(optimizers, list) else [optimizers]
+
+
+def step_of(job: dict[str, Any]) -> Callable[[], object]:
+    model, optimizers = build(job)
     compiled = torch.compile(model, dynamic=False) if job["compiled"] else model
     size = (job["sequences"], job["seq_len"] + 1)
     tokens = torch.randint(0, min(job["vocab"], 256), size, device="cuda")
