@@ -4,7 +4,7 @@
 # make gpu-path  the GPU's code paths on a null GPU, which computes nothing; installs torch's CUDA build (5 GB) into .tools/cuda
 # make gpu     measure the GPUs of this machine, in stages; installs nothing (GPU_FLAGS='--stages=oom --again')
 # make slurm   all tests on a private SLURM; skipped where SLURM is not installed
-# make extras  install the optional packages: .parquet and .zst data, BPE tokenizers, fp8
+# make extras  install the optional packages: .parquet and .zst data, BPE tokenizers, fp8, videos, LMDB
 # make bench   all benchmarks, about three hours
 # make peers   install accelerate, Lightning and Hugging Face Trainer into .tools/peers, for benchmarks and tests of their scripts
 # make docs    rewrite the generated tables of the documentation

@@ -31,6 +31,7 @@ GONE_WITHIN_S = 8.0
 # `make soak` runs them alone.
 TIMED = (
     "tests/faults/",
+    "tests/e2e/test_fewer_machines.py",
     "tests/e2e/test_machines.py",
     "tests/e2e/test_script_hangs.py",
     "tests/unit/test_watch_scripts.py",

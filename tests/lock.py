@@ -25,7 +25,7 @@ HEADER = """\
 SECTIONS = {
     "run": (["--extra=full"], ""),
     "extras": (
-        ["--extra=data", "--extra=fp8", "--extra=prometheus"],
+        ["--extra=data", "--extra=fp8", "--extra=restore", "--extra=lmdb", "--extra=prometheus"],
         "`make extras` adds these to .venv",
     ),
     "dev": (["--group=dev"], "`make env` adds these to .venv"),

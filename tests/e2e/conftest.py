@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TOKEN, nobody_left, processes, wait_until
+from tests.conftest import ROOT, TOKEN, nobody_left, processes, wait_until
 from training.core.rundir import RunDir, read_json, read_records
 
 TINY = {
@@ -35,6 +35,8 @@ TINY = {
 # Code that a test injects into every Python process of a run: sitecustomize is imported at
 # interpreter start.
 HOOK = "sitecustomize.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+PEERS = ROOT / ".tools/peers"  # `make peers`
 
 
 @dataclass
@@ -177,6 +179,55 @@ def once(
 
     yield make
     nobody_left(token)
+
+
+Script = Callable[..., Launched]
+
+
+@pytest.fixture
+def script(launch: Callable[..., Launched], tmp_path: Path) -> Script:
+    """Starts text as a script (or an existing file) on `ranks` ranks; further arguments are the
+    script's."""
+
+    def start(
+        body: str | Path,
+        *args: str,
+        ranks: int = 2,
+        flags: dict[str, object] | None = None,
+        **more: object,
+    ) -> Launched:
+        name = f"run{len(list(tmp_path.glob('console*')))}"
+        path = body if isinstance(body, Path) else tmp_path / name / "my script.py"
+        if isinstance(body, str):
+            path.parent.mkdir()
+            path.write_text(body)
+        own = {
+            "run_name": name,
+            "out_dir": tmp_path / "experiments",
+            "log_dir": tmp_path / "logs",
+        } | (flags or {})
+        words = [
+            "./launch_train.sh",
+            str(ranks),
+            *(f"--{k}={v}" for k, v in own.items()),
+            "--script",
+            str(path),
+            "--",
+            *args,
+        ]
+        return launch(*words, name=name, bare=True, **more)
+
+    return start
+
+
+def wait_for_both(run: Launched, text: str) -> None:
+    """Waits for text of both ranks: the console shows only the first one, the other may be
+    slower."""
+    logs = [run.run.rank_log(rank) for rank in range(2)]
+    wait_until(
+        lambda: all(log.exists() and text in log.read_text() for log in logs),
+        what=f"{text!r} of both ranks",
+    )
 
 
 Torchrun = Callable[..., tuple[int, Path]]

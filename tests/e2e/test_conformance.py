@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import zipapp
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def place(tmp_path: Path, token: str) -> Path:
 
 
 @pytest.fixture
-def seen(place: Path, token: str, project: Path) -> Callable[..., list[Facts]]:
+def seen(place: Path, token: str, project: Path) -> Iterator[Callable[..., list[Facts]]]:
     """The facts of every rank of a command. FOLDER in it is replaced by the folder of the facts."""
 
     def run(*command: str, ranks: int = 1) -> list[Facts]:
@@ -70,7 +71,10 @@ def seen(place: Path, token: str, project: Path) -> Callable[..., list[Facts]]:
         assert "to stderr 0\n" in ended.stderr and "to stderr" not in ended.stdout
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
-    return run
+    # A shell ignores SIGQUIT for its jobs in the background; torchrun does not pass that on.
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    yield run
+    signal.signal(signal.SIGQUIT, before)
 
 
 def duet(place: Path, project: Path, *words: str) -> list[str]:

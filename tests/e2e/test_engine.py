@@ -126,8 +126,8 @@ def test_diverging_parameters_are_detected(launch: Launch, text: Path) -> None:
         import torch
         from training.tasks import optim
         original, calls = optim.Optimizers.step, [0]
-        def drifting(self):
-            original(self)
+        def drifting(self, *given):
+            original(self, *given)
             calls[0] += 1
             if calls[0] == 5:
                 with torch.no_grad():

@@ -57,7 +57,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_ranks_skip_the_same_steps_and_resume_with_the_scale(launch: Launch, text: Path) -> None:
-    flags = {"data": text, "inspect_every": 1, "device_batch_size": 2}
+    flags = {"data": text, "inspect_every": 1, "device_batch_size": 2, "ema": 0.9}
     hook = both(AT_STEP_5, AT_STEP_3)
     run = launch(*RUN, name="half", num_iterations=8, hook=hook, **flags).ok()
     figures = [(r["loss_scale"], r["skipped_steps"], r["grad_norm"]) for r in run.steps.values()]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Launched
-from tests.e2e.test_script import PEERS, SCRIPTS, script  # noqa: F401 – a fixture
+from tests.e2e.conftest import PEERS, SCRIPTS, Launched
 from training.core.rundir import read_records
 
 Inspect = Callable[..., Launched]
@@ -28,7 +27,7 @@ def kinds(*in_ci: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def inspect(script: Inspect) -> Inspect:  # noqa: F811
+def inspect(script: Inspect) -> Inspect:
     """inspect(kind, fault, …, mode=…, steps=…, ranks=…): an ended run of
     tests/e2e/scripts/inspected_<kind>.py."""
 

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from training.inspector import DDPInspector
 from training.inspector.distributed import all_reduce_mean, cleanup, setup
 setup()
-print("mean", all_reduce_mean(float(dist.get_rank())), flush=True)
+# One write, since two ranks of torchrun share the stream.
+print(f"mean {all_reduce_mean(float(dist.get_rank()))}\n", end="", flush=True)
 cleanup()
 """
 

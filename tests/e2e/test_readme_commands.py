@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -24,6 +25,11 @@ SMALL = {
 }
 
 
+def is_language_model(run: str) -> bool:
+    plan = json.loads(Path(run, "plan.json").read_text())
+    return plan.get("task", {}).get("name") == "gpt"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands(project: Path, tmp_path: Path, token: str) -> None:
@@ -44,10 +50,12 @@ def test_commands(project: Path, tmp_path: Path, token: str) -> None:
         # The runs come first: a comparison needs two of them.
         for command in sorted(commands(ENGLISH), key=lambda c: c.startswith("./duet report")):
             words = shlex.split(command)
-            for name in ("main.py", "my_texts/", "train.log"):
+            for name in ("main.py", "my_texts/", "my_model/", "train.log"):
                 words = [word.replace(name, str(tmp_path / name)) for word in words]
             words = [word.replace("PID", str(sleeper.pid)) for word in words]
             finished = [str(path.parent) for path in sorted(runs.glob("*/summary.json"))]
+            if "RUN" in words:
+                words[words.index("RUN")] = next(filter(is_language_model, finished))
             if "RUN_A" in words:
                 page = f"--out={tmp_path / 'page.html'}"
                 words[words.index("RUN_A") :] = [finished[0], finished[-1], page]

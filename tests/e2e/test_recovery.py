@@ -207,19 +207,20 @@ def test_a_stop_after_a_restart_saves_a_checkpoint(launch: Launch) -> None:
     assert len(run.summary["restarts"]) == 1 and run.summary["status"] == "stopped"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("fault", "size", "rank"),
     [
-        pytest.param("kill@rank=1,step=7", 8, 1, marks=pytest.mark.slow),
-        pytest.param("kill@rank=0,step=7", 8, 0, marks=pytest.mark.soak),
-        pytest.param("oom@rank=1,step=7,above=4", 4, 1, marks=pytest.mark.soak),
+        ("kill@rank=1,step=7", 8, 1),
+        ("kill@rank=0,step=7", 8, 0),
+        ("oom@rank=1,step=7,above=4", 4, 1),
     ],
 )
 def test_several_machines_restart_together(
     launch: Launch, once: Launch, fault: str, size: int, rank: int
 ) -> None:
     """Two supervisors with a common disk, here on one machine: node 0 decides, even if a rank of
-    the other node failed."""
+    the other node failed. Without a common disk: test_own_disks.py."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -5,69 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TOKEN, processes, wait_until
-from tests.e2e.conftest import Launched
+from tests.conftest import processes, wait_until
+from tests.e2e.conftest import PEERS, SCRIPTS, Launched, Script
 from training.monitor import state
 
 Launch = Callable[..., Launched]
-SCRIPTS = Path(__file__).parent / "scripts"
-PEERS = ROOT / ".tools/peers"  # `make peers`
-
-
-@pytest.fixture
-def script(launch: Launch, tmp_path: Path) -> Callable[..., Launched]:
-    """Starts text as a script (or an existing file) on `ranks` ranks; further arguments are the
-    script's."""
-
-    def start(
-        body: str | Path,
-        *args: str,
-        ranks: int = 2,
-        flags: dict[str, object] | None = None,
-        **more: object,
-    ) -> Launched:
-        name = f"run{len(list(tmp_path.glob('console*')))}"
-        path = body if isinstance(body, Path) else tmp_path / name / "my script.py"
-        if isinstance(body, str):
-            path.parent.mkdir()
-            path.write_text(body)
-        own = {
-            "run_name": name,
-            "out_dir": tmp_path / "experiments",
-            "log_dir": tmp_path / "logs",
-        } | (flags or {})
-        words = [
-            "./launch_train.sh",
-            str(ranks),
-            *(f"--{k}={v}" for k, v in own.items()),
-            "--script",
-            str(path),
-            "--",
-            *args,
-        ]
-        return launch(*words, name=name, bare=True, **more)
-
-    return start
-
-
-Script = Callable[..., Launched]
-
-
-def wait_for_both(run: Launched, text: str) -> None:
-    """Waits for text of both ranks: the console shows only the first one, the other may be
-    slower."""
-    logs = [run.run.rank_log(rank) for rank in range(2)]
-    wait_until(
-        lambda: all(log.exists() and text in log.read_text() for log in logs),
-        what=f"{text!r} of both ranks",
-    )
 
 
 @pytest.mark.parametrize(
@@ -242,45 +190,6 @@ def test_an_abort_after_the_end_is_not_a_training_failure(script: Script) -> Non
     assert early.wait() == 4 and early.failure["summary"] == "killed by SIGABRT"
 
 
-def test_signals_reach_the_script(script: Script) -> None:
-    body = """
-import os, signal, sys, time
-def save(number, frame):
-    print("saved", flush=True)
-    sys.exit(75)
-signal.signal(signal.SIGTERM, save)
-print("ready", flush=True)
-time.sleep(600)
-"""
-    run = script(body)
-    wait_for_both(run, "ready")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(20) == 75 and all("saved" in run.run.rank_log(r).read_text() for r in range(2))
-
-
-def test_ctrl_c_once_twice_and_three_times(script: Script) -> None:
-    ready = (
-        "import signal, time\n{}\nprint('ready', flush=True)\nwhile True:\n    try: "
-        "time.sleep(600)\n    except KeyboardInterrupt: {}\n"
-    )
-    polite = script(ready.format("", "raise"))
-    deaf = script(ready.format("", "print('I stay', flush=True)"))
-    rude = script(
-        ready.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "print('I stay', flush=True)")
-    )
-    for run in (polite, deaf, rude):
-        wait_for_both(run, "ready")
-        run.process.send_signal(signal.SIGINT)
-    assert polite.wait(20) == 130
-    for run in (deaf, rude):
-        wait_for_both(run, "I stay")
-        run.process.send_signal(signal.SIGINT)
-    assert deaf.wait(20) == 130
-    rude.wait_for("stopping the ranks now")
-    rude.process.send_signal(signal.SIGINT)
-    assert rude.wait(20) == 130 and "killing the ranks" in rude.output
-
-
 CHILDREN = """
 import os, signal, subprocess, sys, time
 subprocess.Popen(["sleep", "1000"])
@@ -378,69 +287,3 @@ def test_a_script_runs_in_the_active_environment(script: Script, tmp_path: Path)
     )
     run.ok()
     assert "of the active environment (VIRTUAL_ENV)" in run.output
-
-
-def test_streams_signals_and_lines_of_other_ranks(
-    project: Path, tmp_path: Path, token: str
-) -> None:
-    (tmp_path / "main.py").write_text(
-        "import os, signal, sys, time\n"
-        "rank = os.environ['RANK']\n"
-        "signal.signal(signal.SIGUSR2, lambda *_: (print('got USR2'), os._exit(0)))\n"
-        "print(f'rank {rank} of 2', file=sys.stderr)\n"
-        "if rank == '1':\n"
-        "    print('only rank 1: careful', file=sys.stderr)\n"
-        "else:\n"
-        "    print('read', sys.stdin.readline().strip())\n"
-        "time.sleep(600)\n"
-    )
-    folders = [f"--out_dir={tmp_path / 'experiments'}", f"--log_dir={tmp_path / 'logs'}"]
-    process = subprocess.Popen(
-        [project / "duet", "run", "-n2", *folders, "--report=false", "--run_name=one", "main.py"],
-        cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if not k.startswith("DUET_")} | {TOKEN: token},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin and process.stdout
-    process.stdin.write("typed\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "read typed\n"
-    log = tmp_path / "experiments/one/ranks/rank1.log"
-    wait_until(lambda: "careful" in log.read_text(), what="rank 1's line")
-    process.send_signal(signal.SIGUSR2)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "got USR2\n")
-    assert "rank 0 of 2\n" in err and "[rank1] only rank 1: careful\n" in err
-    assert "[rank1] rank 1 of 2" not in err, "the first rank prints it too"
-
-
-def test_a_killed_script_is_started_again_and_loads_its_snapshot(
-    script: Script, tmp_path: Path
-) -> None:
-    run = script(
-        "import json, os, pathlib, signal\n"
-        "rank, count = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "saved = pathlib.Path(__file__).with_name('count')\n"
-        "print('restart', count, 'of', os.environ['TORCHELASTIC_MAX_RESTARTS'])\n"
-        "if rank == '1' and count == '0':\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if rank == '1' and count == '1':\n"
-        "    raise ValueError('planted')\n",
-        flags={"retries": 2},
-    ).ok()
-    assert "restart 2 of 2" in run.output
-    restarts = json.loads(run.run.summary.read_text())["restarts"]
-    assert [(r["attempt"], r["cause"], r["rank"]) for r in restarts] == [
-        (2, "killed", 1),
-        (3, "exception", 1),
-    ]
-    twice = script("raise ValueError('always')\n", flags={"retries": 3})
-    assert twice.wait() == 4
-    events = [json.loads(line) for line in twice.run.events.read_text().splitlines()]
-    assert [e["event"] for e in events if e["event"] in ("restart", "given_up")] == [
-        "restart",
-        "given_up",
-    ]

@@ -92,6 +92,11 @@ TABLE = {
         "gpu_oom",
         advice="device_batch_size is 4: try 2, the same 256 tokens per step with 2 × accumulation",
     ),
+    "GPU memory error": error(
+        "ecc@step=5",
+        "uncorrectable ECC error encountered",
+        "gpu_hardware",
+    ),
     "exit 0": died(
         "exit@step=5",
         "^DIED rank 1 .*status 0",

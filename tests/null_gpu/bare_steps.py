@@ -1,6 +1,7 @@
-"""The same model in a bare loop, for comparison: `bare_steps.py OUT.json DEPTH SEQUENCES LENGTH
-COMPILED` on one null GPU, with torch's own optimizers: fused AdamW, and Muon for the blocks if this
-torch has it. Writes as count_steps.py."""
+"""Other code in a bare loop, for comparison: `bare_steps.py OUT.json MODEL DEPTH SEQUENCES LENGTH
+COMPILED` on one null GPU. MODEL `same`: Duet's model with torch's own optimizers, fused AdamW and
+Muon; `nanochat`: its model and optimizer, from the user's checkout on PYTHONPATH. Writes as
+count_steps.py."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from benchmarks.gpu import nanochat_loop
 from tests.null_gpu import counters
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import ModelDims
@@ -21,21 +23,38 @@ from training.tasks.gpt.model_dims import ModelDims
 STEPS, VOCABULARY = 8, 320
 
 
-def main(out: str, depth: int, sequences: int, length: int, compiled: int) -> None:
+def same(
+    depth: int, length: int, compiled: int
+) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
     with torch.device("cuda"):
         model = GPT(ModelDims(depth, VOCABULARY, length), MemorySavings(0, 1))
-        tokens = torch.zeros(sequences, length, dtype=torch.int64)
     if compiled:
         model.compile_parts()
     blocks = list(model.blocks.parameters())
     others = [*model.embedding.parameters(), *model.head.parameters()]
-    optimizers = [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]
+    return model, [torch.optim.AdamW(others, fused=True), torch.optim.Muon(blocks)]
+
+
+def nanochat(
+    depth: int, length: int, compiled: int
+) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    size = {"depth": depth, "seq_len": length, "vocab": VOCABULARY, "precision": "bf16"}
+    model, optimizers = nanochat_loop.build(size)
+    if compiled:
+        model.compile(dynamic=False)
+    return model, optimizers
+
+
+def main(out: str, kind: str, depth: int, sequences: int, length: int, compiled: int) -> None:
+    model, optimizers = MODELS[kind](depth, length, compiled)
+    tokens = torch.zeros(sequences, length, dtype=torch.int64, device="cuda")
     steps: list[dict[str, Any]] = []
     for _ in range(STEPS):
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens, tokens)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if kind == "same":  # nanochat does not clip
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         other, begun = counters.take(), time.perf_counter()
         for one in optimizers:
             one.step()
@@ -46,5 +65,7 @@ def main(out: str, depth: int, sequences: int, length: int, compiled: int) -> No
     Path(out).write_text(json.dumps(steps))
 
 
+MODELS = {"same": same, "nanochat": nanochat}
+
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

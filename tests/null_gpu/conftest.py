@@ -46,6 +46,10 @@ class NullGpus:
         """Nothing that is queued on this device ends any more."""
         self._write(device, 1, 1)
 
+    def repair(self, device: int) -> None:
+        """A lost device is back; its rank must have ended."""
+        self._write(device, 0, 0)
+
     def occupy(self, device: int, gib: float) -> None:
         """This process takes so much memory of the device."""
         with self.state.open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
@@ -79,16 +83,17 @@ def gpus(libraries: Path, tmp_path: Path) -> NullGpus:
 def train(
     gpus: NullGpus, project: Path, tmp_path: Path, token: str
 ) -> Iterator[Callable[..., Launched]]:
-    """A training on two null GPUs; flags as in tests/e2e."""
+    """A training on two null GPUs, or on `ranks`; flags as in tests/e2e."""
     launcher = Launcher(project, tmp_path, token)
 
-    def start(*, env: dict[str, str] | None = None, **flags: object) -> Launched:
+    def start(*, env: dict[str, str] | None = None, ranks: int = 2, **flags: object) -> Launched:
         text = tmp_path / "text.txt"
         if not text.exists():
             text.write_text("".join(f"line {i} of the text\n" for i in range(4000)))
         values = {"device": "auto", "data": text, "compile": 0, "sample_tokens": 0} | flags
-        environ = gpus.environ | (env or {})
-        return launcher("./launch_train.sh", "2", env=environ, **values)  # type: ignore[arg-type]
+        count = {"NULL_GPU_COUNT": str(ranks), "FAKE_NVML_COUNT": str(ranks)}
+        environ = gpus.environ | count | (env or {})
+        return launcher("./launch_train.sh", str(ranks), env=environ, **values)  # type: ignore[arg-type]
 
     yield start
     for launched in launcher.started:

@@ -142,7 +142,7 @@ static int collective(int kind, const void *from, void *to, size_t count, int ty
   size_t bytes = count * SIZES[type];
   if (bytes > EXCHANGED) COUNT("NCCL large");
   else COUNT("NCCL small");
-  Op op = {.run = do_collective, .to = to, .from = from, .bytes = bytes, .kind = kind, .type = type, .reduction = detail, .root = detail, .owner = comm};
+  Op op = {.run = do_collective, .to = to, .from = from, .bytes = bytes, .kind = kind, .type = type, .reduction = detail, .root = detail, .owner = comm, .collective = true};
   return submit(stream, op, true), fault() ? 1 : SUCCESS;
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int reduction, Comm *comm, Stream *stream) {

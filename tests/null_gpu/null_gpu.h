@@ -16,7 +16,7 @@ typedef struct {
 } ProcessUse;
 typedef struct {
   volatile int32_t fault;   /* CUDA error that every call returns from now on; 0: none */
-  volatile int32_t stalled; /* nothing that is queued on a stream ends any more */
+  volatile int32_t stalled; /* nothing that is queued on a stream ends any more, but a collective that was reached */
   ProcessUse uses[PROCESSES];
 } DeviceState;
 
@@ -43,6 +43,7 @@ typedef struct Op {
   size_t bytes;
   int kind, type, reduction, root;
   void *owner;
+  bool collective;
   struct Op *next;
 } Op;
 typedef struct Stream Stream;

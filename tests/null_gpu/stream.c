@@ -56,7 +56,8 @@ static void *worker(void *argument) {
     if (!(stream->first = op->next)) stream->last = &stream->first;
     stream->busy = true;
     pthread_mutex_unlock(&stream->lock);
-    wait_while_stalled(stream->device);
+    /* Of GPUs that have all reached a collective nobody could tell which one is stuck. */
+    if (!op->collective) wait_while_stalled(stream->device);
     op->run(op);
     free(op);
     pthread_mutex_lock(&stream->lock);

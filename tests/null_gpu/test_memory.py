@@ -21,6 +21,7 @@ LOADS = [
     replace(PLAIN, blocks=6, selective=6, vocab=32768, chunks=4),
     replace(PLAIN, selective=6, sequences=4),  # accumulates
     replace(PLAIN, sequences=1, seq_len=128, total_tokens=256),  # the optimizer needs the most
+    replace(PLAIN, depth=20, sequences=1, seq_len=128, total_tokens=256),  # in larger batches
 ]
 
 

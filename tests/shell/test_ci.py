@@ -11,7 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-TOOLS = ("git", "make", "gcc", "python3", "npm", "slurmctld", "chromium", "prometheus")
+OPTIONAL = ("slurmctld", "sshd", "mpirun", "chromium", "prometheus")
+TOOLS = ("git", "make", "gcc", "python3", "npm", *OPTIONAL)
 
 
 @pytest.fixture
@@ -70,6 +71,8 @@ def test_the_exit_status_is_that_of_the_tests(clone: Path, code: int) -> None:
         ("git", "git"),
         ("python3", "python3 python3-venv"),
         ("slurmctld", "slurm-wlm"),
+        ("sshd", "openssh-server openssh-client"),
+        ("mpirun", "openmpi-bin"),
         ("chromium", "chromium"),
         ("prometheus", "prometheus"),
     ],
@@ -100,7 +103,7 @@ def test_it_fails_with_a_message_when_it_cannot_install(clone: Path) -> None:
     assert "make" not in called
 
 
-@pytest.mark.parametrize("tool", ["slurmctld", "chromium", "prometheus"])
+@pytest.mark.parametrize("tool", OPTIONAL)
 def test_tools_of_skippable_tests_are_optional(clone: Path, tool: str) -> None:
     (clone / "bin" / tool).unlink()
     (clone / "bin/apt-get").unlink()

@@ -145,3 +145,22 @@ def test_srun_reports_a_mistake_once(user: User) -> None:
         done.stderr
     )
     assert user.runs == []
+
+
+@pytest.mark.soak
+def test_the_example_runs_a_script_on_two_nodes(user: User, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print('rank', dist.get_rank(), 'of', dist.get_world_size())\n"
+        "dist.destroy_process_group()\n"
+    )
+    job = user.sbatch(
+        *("--gpus-per-node=2", "--cpus-per-task=1", "--time=5", "--output=out.log"),
+        args=("main.py",),
+        cwd=tmp_path,
+        script=str(user.project / "examples/clusters/slurm.sh"),
+        DUET=str(user.project / "duet"),
+    )
+    user.end(job)
+    assert "rank 0 of 4\n" in (tmp_path / "out.log").read_text()

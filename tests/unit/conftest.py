@@ -19,6 +19,7 @@ import pytest
 from tests.unit.monitor_runs import Made
 from tests.unit.own_task import LINE
 from training.core.errors import Exit, Problem, UserError
+from training.core.rundir import RunDir, write_json
 from training.host.process import STOP_SIGNALS
 from training.plan import cli_args, request
 
@@ -32,6 +33,7 @@ SIMPLE, ENHANCED, LAUNCH, TRAIN = (
     "launch_train.sh",
     "train.py",
 )
+Write = Callable[..., str]
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -54,6 +56,14 @@ def clean_environment(**more: str) -> dict[str, str]:
         | {"PYTHONPATH": str(ROOT)}
         | more
     )
+
+
+def make_run(folder: Path, name: str, **config: object) -> RunDir:
+    """A run directory as an earlier run leaves it."""
+    run = RunDir(folder / name)
+    run.create()
+    write_json(run.plan, {"config": config})
+    return run
 
 
 def python(
@@ -153,7 +163,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def write(home: Path) -> Callable[..., str]:
+def write(home: Path) -> Write:
     """write('name.py', 'text') → the path as a user would type it."""
 
     def file(name: str, text: str | bytes) -> str:
@@ -166,7 +176,7 @@ def write(home: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def line(write: Callable[..., str]) -> str:
+def line(write: Write) -> str:
     """The path of a user task, as a user would type it."""
     write("beside.py", "SLOPE = 2.0\n")
     return write("my line.py", LINE)

@@ -39,9 +39,9 @@ from training.tasks.video_restoration.options import NAME as VIDEO
         ),
         ({"duet__depth": 1}, "unknown key duet.depth (o.json:18)", ""),
         (
-            {"train__E_decay": 0.999},
-            "train has E_decay 0.999 (o.json:16): weight averaging is not supported",
-            '"E_decay": 0',
+            {"train__G_regularizer_orthstep": 5},
+            "train has G_regularizer_orthstep 5 (o.json:16)",
+            '"G_regularizer_orthstep": 0',
         ),
         (
             {"datasets__train__mirror_sequence": True},
@@ -54,9 +54,9 @@ from training.tasks.video_restoration.options import NAME as VIDEO
             '"temporal_scale": 1',
         ),
         (
-            {"path__pretrained_netG": "m.pth"},
-            'path has pretrained_netG "m.pth" (o.json:18)',
-            '"pretrained_netG": null',
+            {"path__pretrained_optimizerG": "m.pth"},
+            'path has pretrained_optimizerG "m.pth" (o.json:18)',
+            '"pretrained_optimizerG": null',
         ),
         (
             {"netG__net_type": "recurent"},
@@ -65,7 +65,7 @@ from training.tasks.video_restoration.options import NAME as VIDEO
         ),
         (
             {"datasets__train__io_backend": {"type": "lmdb"}},
-            'datasets.train is packed as LMDB (io_backend "lmdb"; o.json:10)',
+            "datasets.train is read as LMDB (o.json:10), but has a folder: dataroot_gt",
             '"disk"',
         ),
         (
@@ -153,16 +153,16 @@ def test_frozen_parts_and_skipped_clips_are_rejected() -> None:
 
 def test_all_problems_at_once_in_the_order_of_the_file() -> None:
     text = (
-        '{"netG": {"net_type": "vrt"},\n "train": {"total_itr": 1,\n "E_decay": 0.9, '
-        '"E_decay": '
-        '0.99},\n "xx": 1, "n_channels": 4}'
+        '{"netG": {"net_type": "vrt"},\n "train": {"total_itr": 1,\n "use_lora": 1, '
+        '"use_lora": '
+        '2},\n "xx": 1, "n_channels": 4}'
     )
     found = [problem.what.split(" (")[0] for problem in read(text, 3).problems]
     assert [what.split(" is")[0] for what in found] == [
         "netG.net_type",
         "unknown key train.total_itr",
-        "train.E_decay",
-        "train has E_decay 0.99",
+        "train.use_lora",
+        "train has use_lora 2",
         "unknown key xx",
         "n_channels",
     ]

@@ -15,6 +15,10 @@ from training.tasks.video_restoration.options import NAME as VIDEO
 from training.tasks.video_restoration.options import VideoOptions
 
 
+def test_initial_weights() -> None:
+    assert values(small(path__pretrained_netG="m.pth"))["init_from"] == "m.pth"
+
+
 def test_every_key_sets_its_field_with_its_line_as_origin() -> None:
     text = """{ // a run
   "task": "my task/1", "gpu_ids": [0, 2], "dist": true,
@@ -27,7 +31,7 @@ def test_every_key_sets_its_field_with_its_line_as_origin() -> None:
   },
   "netG": {"net_type": "recurrent", "in_chans": 5, "embed_dim": 48, "upscale": 1},
   "train": {"total_iter": 3e5, "manual_seed": 7, "checkpoint_test": 11, "checkpoint_save": 12, "checkpoint_print": 13,
-    "G_optimizer_lr": 4e-4, "G_optimizer_betas": [0.9, 0.99], "G_optimizer_clipgrad": 0.5, "G_optimizer_wd": 0,
+    "G_optimizer_lr": 4e-4, "G_optimizer_betas": [0.9, 0.99], "G_optimizer_clipgrad": 0.5, "G_optimizer_wd": 0, "E_decay": 0.999,
     "G_scheduler_periods": [100, 2e5], "G_scheduler_restart_weights": 1, "G_scheduler_milestones": [5]},
   "val": {"size_patch_testing": 64},
   "logging": {"use_tensorboard": false, "use_wandb": true, "wandb_project": "p", "wandb_name": "n", "wandb_entity": null},
@@ -76,6 +80,7 @@ def test_every_key_sets_its_field_with_its_line_as_origin() -> None:
             "G_optimizer_lr": 4e-4,
             "G_optimizer_betas": "0.9,0.99",
             "grad_clip": 0.5,
+            "ema": 0.999,
         },
         **{
             "G_optimizer_wd": 0,

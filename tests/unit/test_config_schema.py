@@ -14,12 +14,13 @@ CONFIGS = ROOT / "configs/dual_gpu"
 # A rename or removal breaks user scripts, so it must be repeated here on purpose.
 SURFACE = """
     task depth max_seq_len dropout device_batch_size total_batch_size activation_checkpointing loss_chunks num_iterations
-    num_epochs eval_every eval_tokens log_every sample_tokens optimizer matrix_lr embedding_lr unembedding_lr
+    num_epochs max_time tokens_per_param eval_every eval_tokens log_every sample_tokens optimizer matrix_lr embedding_lr unembedding_lr
     weight_decay grad_clip warmup_ratio warmdown_ratio final_lr_frac data text_field encoding tokenizer vocab_size num_workers
     persistent_workers find_unused_parameters use_static_graph debug_ddp inspect_every device precision compile seed deterministic
-    run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries use_dummy_wandb wandb_mode
-    wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout libuv numa show_ranks
-    communication_test gradient_compression debug profile inject
+    run_name out_dir log_dir save_every keep_checkpoints resume hang_timeout retries min_ranks rejoin use_dummy_wandb wandb_mode
+    wandb_project wandb_run tensorboard report notify launcher nnodes node_rank master_addr master_port rendezvous_timeout hosts hostfile ssh_args libuv numa show_ranks
+    communication_test gradient_compression debug profile inject init_from
+    init_weights ema keep_best
 """
 ACTIONS = [
     "config",
@@ -30,6 +31,7 @@ ACTIONS = [
     "script",
     "module",
     "no_python",
+    "watch",
     "save_config",
     "help",
 ]
@@ -144,7 +146,7 @@ def test_every_group_is_used() -> None:
     ("name", "text"),
     [
         ("depth", "a whole number from 1 to 256 (blocks)"),
-        ("num_iterations", "a whole number from 0 (steps)"),
+        ("num_iterations", "a whole number from 0, or auto (steps)"),
         ("weight_decay", "a number from 0 to 1"),
         ("persistent_workers", "true or false"),
         ("device", "one of auto, cuda, cpu (all ranks)"),

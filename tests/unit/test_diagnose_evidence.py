@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
-from tests.unit.test_diagnose_command import LOGS, OOM, ROOT
+from tests.unit.diagnosed import LOGS, OOM, ROOT
 from training.diagnose import card, result
 
 

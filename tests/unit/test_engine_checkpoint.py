@@ -271,7 +271,7 @@ def test_data_that_reads_back_differently_is_not_a_checkpoint(
     """All earlier checkpoints are kept: pruning waits until the new one is verified."""
     for step in (1, 2):
         save(tmp_path, step, parts, keep=2)
-    monkeypatch.setattr(checkpoint, "_sha256", lambda *args: "something else")
+    monkeypatch.setattr(manifest, "sha256", lambda *args: "something else")
     with pytest.raises(OSError, match="differs from what was written"):
         save(tmp_path, 3, parts, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]

@@ -113,7 +113,7 @@ def trained(
     )
     request = StopRequest()
     request.code = stop
-    recorder: Any = SimpleNamespace(power=None, write=records.append)
+    recorder: Any = SimpleNamespace(power=None, forecast=None, write=records.append)
     loop.train(session, recorder, request)
     return seen, [record for record in records if "step_ms" in record]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import wait_until
-from training.core import heartbeat
+from training.core import heartbeat, manifest
 from training.core.errors import Exit, RunStopped
 from training.trainer import checkpoint
 from training.trainer.async_checkpoint import AsyncCheckpointer
@@ -185,7 +185,7 @@ def test_a_failing_training_still_finishes_a_save_in_progress(
 def test_leftovers_of_a_killed_process_are_removed(
     tmp_path: Path, saver: AsyncCheckpointer
 ) -> None:
-    (tmp_path / f"{checkpoint.TEMPORARY}abc").mkdir()
+    (tmp_path / f"{manifest.TEMPORARY}abc").mkdir()
     with saver:
         assert not list(tmp_path.iterdir())
 

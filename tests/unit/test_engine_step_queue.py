@@ -38,7 +38,10 @@ def queue(device: str, *steps: int, stops: int = 0) -> StepQueue:
     """These steps queued on this device; step `stops` carries a stop request."""
     watch = Stopwatch(1, torch.device("cpu"))
     made = StepQueue(
-        SimpleNamespace(world=SimpleNamespace(device=torch.device(device)), loss_scale=None), watch
+        SimpleNamespace(
+            world=SimpleNamespace(device=torch.device(device)), loss_scale=None, time_limit=None
+        ),
+        watch,
     )  # type: ignore[arg-type]
     for number in steps:
         stop = Exit.PREEMPTED if number == stops else Exit.DONE

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import each
-from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, only, python, wrong
-from tests.unit.test_request import make_run
+from tests.unit.conftest import ENHANCED, LAUNCH, ROOT, SIMPLE, Shell, make_run, only, python, wrong
 from training.config import foreign_names
 from training.config.foreign_names import ROWS, Foreign
 from training.config.schema import FIELDS
@@ -148,10 +147,9 @@ def test_a_number_of_processes(small: str, shell: Shell) -> None:
     assert both == [f"CUDA_VISIBLE_DEVICES=0,3 ./{SIMPLE} {small}"]
 
 
-def test_a_time_limit_is_not_supported(small: str) -> None:
-    problem = only(wrong(small, "--max_time=01:00:00", script=SIMPLE))
-    assert "no time limit" in problem.what and "--num_iterations" in problem.what
-    assert problem.fixes == [f"./{SIMPLE} --help"]
+def test_a_time_limit(small: str, shell: Shell) -> None:
+    fix = only(wrong(small, "--time_limit=01:00:00", script=SIMPLE)).fixes[0]
+    assert shell.read(fix).config.max_time == 3600.0
 
 
 def test_all_flags_are_corrected_in_one_command(small: str, shell: Shell) -> None:

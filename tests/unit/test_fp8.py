@@ -24,6 +24,7 @@ from training.host.torch_build import TorchBuild
 from training.plan import training_plan as planner
 from training.plan.preflight import ERROR, precision_checks
 from training.tasks.gpt import optim
+from training.tasks.gpt.generate import Sampling, generate
 from training.tasks.gpt.model import GPT, MemorySavings
 from training.tasks.gpt.model_dims import FP8_MULTIPLE, ModelDims
 from training.tasks.planning import Situation
@@ -265,5 +266,5 @@ def test_text_is_generated(in_fp8: Callable[[GPT, int], None]) -> None:
     model = model_of()
     in_fp8(model, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        made = model.generate([1], 5, 1.0, torch.Generator().manual_seed(0))
+        made = list(generate(model, [1], Sampling(5)))
     assert len(made) == 5

@@ -66,16 +66,6 @@ def test_every_parameter_gets_a_gradient() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.slow
-def test_sampling_is_reproducible_and_longer_than_the_context() -> None:
-    model = gpt()
-    first, second = (
-        model.generate([1], 40, 1.0, torch.Generator().manual_seed(3)) for _ in range(2)
-    )
-    assert first == second and len(first) == 40 and all(0 <= t < 64 for t in first)
-    assert first != model.generate([1], 40, 1.0, torch.Generator().manual_seed(4))
-
-
 def gradients(model: GPT, tokens: torch.Tensor) -> tuple[float, dict[str, torch.Tensor]]:
     torch.manual_seed(5)  # for the dropout
     model.zero_grad()
@@ -195,10 +185,3 @@ def test_dropout_is_off_in_evaluation() -> None:
     assert model(tokens, tokens).item() != model(tokens, tokens).item()
     model.eval()
     assert model(tokens, tokens).item() == model(tokens, tokens).item()
-
-
-def test_a_callback_runs_before_each_token_of_a_sample() -> None:
-    calls: list[int] = []
-    model = GPT(ModelDims(1, 64, 8))
-    model.generate([1], 5, 1.0, torch.Generator(), lambda: calls.append(1))
-    assert len(calls) == 5

@@ -93,6 +93,17 @@ def test_the_fixed_parts() -> None:
     assert CONTEXT == GIB // 2
 
 
+def test_the_average_of_the_weights_is_counted() -> None:
+    """Once on the device, and once in the copy of a checkpoint, on a CPU in the same memory."""
+    weights, ema = 4 * SMALL.shape.weights, replace(SMALL, ema=True)
+    assert (estimate(SMALL).average, estimate(ema).average) == (0, weights)
+    assert estimate(ema).total - estimate(SMALL).total == weights
+    on_cpu = [estimate(replace(one, copy=True)).total for one in (SMALL, ema)]
+    assert on_cpu[1] - on_cpu[0] == 2 * weights
+    assert weights <= ema.saving - SMALL.saving < 2 * weights
+    assert "average of the weights" in estimate(ema).sentence()
+
+
 def test_accumulation_on_several_ranks_holds_the_gradients_twice() -> None:
     """In addition to the buckets of DDP; verified with DDP below."""
     weights, micro = SMALL.shape.weights, SMALL.tokens

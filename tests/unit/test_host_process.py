@@ -140,7 +140,8 @@ def test_an_exiting_process_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> 
     token, read = uuid.uuid4().hex, process._read
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, process.TOKEN: token})
     try:
-        assert process.marked(token) == {child.pid: "sleep 60"}
+        # Popen() may return before /proc shows what was executed
+        wait_until(lambda: process.marked(token) == {child.pid: "sleep 60"}, 10)
         # as the kernel shows a process that has released its memory
         monkeypatch.setattr(
             process, "_read", lambda pid, name: b"" if name == "cmdline" else read(pid, name)

@@ -46,9 +46,11 @@ def test_what_compiling_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
     here = {"PATH": str(tmp_path)}
     assert toolchain.missing("cuda", here) == {}
-    assert toolchain.missing("cuda", here | {"CC": "no-such-cc"}) == {"no-such-cc": "gcc"}
-    assert toolchain.missing("cuda", here | {"CC": "clang -O1"}) == {"clang -O1": "gcc"}
-    assert toolchain.missing("cpu", here) == {"g++": "g++"}, "torch tries no other one"
+    assert toolchain.missing("cuda", here | {"CC": "no-such-cc"}) == {"CC=no-such-cc": "unset CC"}
+    assert toolchain.missing("cuda", here | {"CC": "clang -O1"}) == {"CC='clang -O1'": "unset CC"}
+    install = f"{toolchain.INSTALL} g++"
+    assert toolchain.missing("cpu", here) == {"g++": install}, "torch tries no other one"
+    assert toolchain.missing("cpu", here | {"CXX": "icpx"}) == {"CXX=icpx": install}
     assert toolchain.missing("cpu", here | {"CXX": "clang++"}) == {}
     (tmp_path / "Python.h").unlink()
-    assert toolchain.missing("cuda", here) == {"Python.h": "python3-dev"}
+    assert toolchain.missing("cuda", here) == {"Python.h": f"{toolchain.INSTALL} python3-dev"}

@@ -28,6 +28,8 @@ from training.launcher.stop_signals import StopSignals
 from training.watchdog.hang_report import HANG
 from training.watchdog.start import RanksWatch
 
+SCRIPT = {"path": "main.py", "args": [], "python": "python3"}
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
@@ -50,7 +52,7 @@ def pair(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]
         begin += "sleep = lambda: time.sleep(600)\n"
         command = [sys.executable, "-c", begin + textwrap.dedent(code), str(run.path)]
         monkeypatch.setattr(local_ranks, "command", lambda *_: command)
-        plan = PLAN | {"ranks": 2, "script": {"args": []} if script else None}
+        plan = PLAN | {"ranks": 2, "script": SCRIPT if script else None}
         tried = Attempt(run, plan, LocalRanks(range(2), 2, "127.0.0.1", 1), uuid.uuid4().hex)
 
         def ask() -> None:

@@ -70,6 +70,28 @@ def test_the_log_has_what_a_terminal_shows(
     assert log.read_text() == kept
 
 
+def test_bars_of_several_ranks_are_lines_with_their_state(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    shown = RankOutput(read, tmp_path / "rank1.log", 2, b"[rank1] ")
+    for piece in (b"one\r\n\r 0 %\r 40 %", b"\r 60 %"):
+        os.write(write, piece)
+        shown.drain()
+        shown.show_unfinished()
+    shown._heard_at -= output.PROMPT_S  # nothing more for a second: a prompt
+    shown.show_unfinished()
+    shown.show_unfinished()
+    os.write(write, b"\r100 %\nnext")
+    os.close(write)
+    while shown.drain():
+        pass
+    shown.close()
+    lines = [b"one", b" 40 %", b" 60 %", b"100 %", b"next"]
+    assert capfdbinary.readouterr().err.splitlines() == [b"[rank1] " + line for line in lines]
+    assert log.read_text().splitlines() == ["[rank1] one", "[rank1] 100 %", "[rank1] next"]
+
+
 def test_many_lines_are_one_write(
     through: Callable[..., RankOutput], log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,14 +132,6 @@ def test_an_exception_in_a_thread_is_reported_once_and_whole(
     made = through(
         b"step 1\n", TRACEBACK[:cut], TRACEBACK[cut:], TRACEBACK, shown=False, still=True
     )
-    assert made.thread() == "Exception in thread Thread-1 (work): ValueError: planted"
+    assert made.thread() == "Exception in thread Thread-1 (work): ValueError: planted; at a.py:3"
     assert made.thread() == made.thread(ended=True) == ""
-    made.close()
-
-
-def test_an_exception_that_the_console_shows_is_not_repeated(
-    through: Callable[..., RankOutput],
-) -> None:
-    made = through(TRACEBACK, still=True)
-    assert made.thread(ended=True) == ""
     made.close()

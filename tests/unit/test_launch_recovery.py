@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.unit.verdicts import beat_at
 from training.core import heartbeat, manifest
 from training.core.errors import Exit
 from training.core.heartbeat import Heartbeat
 from training.core.rundir import RunDir, read_json, read_records, write_json
-from training.launcher import recovery_policy, stop_signals
+from training.launcher import failure_report, recovery_policy, stop_signals
 from training.launcher.outcome import Outcome
 from training.launcher.recovery import Recovery
 from training.tasks.gpt import memory
@@ -45,6 +46,10 @@ def plan(retries: int = 2, size: int = 8, workers: int = 4, **config: Any) -> di
         "config": values,
         "origins": dict.fromkeys(values, "default"),
         "place": {"node_rank": 0, "nnodes": 1},
+        "ranks": 2,
+        "local_ranks": 2,
+        "device": {"value": "cpu", "reason": "as asked"},
+        "gpus": [],
         "launch": "a1b2",
         "retries": {"value": retries, "reason": "as asked"},
         "batch": {
@@ -71,13 +76,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     manifest.write(folder, {k: v for k, v in facts.items() if k not in ("format", "own_sha256")})
     beat_at(made, 23)
     return made
-
-
-def beat_at(run: RunDir, step: int, phase: str = "forward") -> None:
-    for rank in (0, 1):
-        writer = Heartbeat(run.heartbeat(rank), rank)
-        writer.step = step
-        writer.beat(phase)
 
 
 def record(**facts: Any) -> dict[str, Any]:
@@ -254,13 +252,16 @@ def test_another_machine_changes_its_own_plan(
     assert os.environ["DUET_ATTEMPT"] == "2" and not run.failure.exists()
 
 
-def test_no_restart_on_machines_without_the_checkpoints(run: RunDir) -> None:
-    """They would start at step 0, unlike the first one."""
-    two = plan() | {"place": {"node_rank": 0, "nnodes": 2}}
-    apart = Recovery(run, two)
-    assert not apart.again(record(), Outcome())
-    assert apart.given_up.startswith("not restarted: node 1 cannot read the checkpoints")
-    seen = RunDir(run.path, 1)
-    seen.create()
-    write_json(seen.own_plan, two)
-    assert Recovery(run, two).again(record(), Outcome())
+def test_a_stop_while_restarted_ranks_start_names_what_is_saved(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome(asked=Exit.INTERRUPTED, guilty=(0, -signal.SIGINT))
+    made = plan() | {"command": {"script": "launch_train.sh", "args": ["2"]}}
+    made["origins"] |= dict.fromkeys(("out_dir", "log_dir", "hosts", "hostfile"), "default")
+    summaries = []
+    for attempt in ("1", "2"):
+        monkeypatch.setenv("DUET_ATTEMPT", attempt)
+        found = failure_report.failure(outcome, run, made)  # type: ignore[arg-type]
+        assert (found["kind"], found["exit_code"]) == ("asked", 130)
+        summaries.append("20" in found["summary"])
+    assert summaries == [False, True]

@@ -13,7 +13,9 @@ from tests.unit.test_launch_recovery import plan
 from training.config.schema import Config
 from training.host import decisions
 from training.launcher import recovery_policy
-from training.launcher.recovery_policy import Failure, GiveUp, Restart, changed_plan, remedy
+from training.launcher.recovery_policy import remedy
+from training.launcher.replan import changed_plan
+from training.launcher.restart import Failure, GiveUp, Restart
 
 KILL, BUS, SEGV, ABORT = -signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT
 

@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
 from training.host.placement import NODE, Topology
-from training.launcher import peer_link, rendezvous
+from training.launcher import coordinator, peer_link, rendezvous
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
@@ -41,6 +41,7 @@ def plan(node: int, port: int, nodes: int = 2, **config: Any) -> dict[str, Any]:
         "torch": "2.13.0",
         "run_name": "a_run",
         "launch": "abc",
+        "resume": False,
     }
 
 
@@ -126,9 +127,9 @@ def test_noise_is_not_a_message(noise: bytes) -> None:
 
 def test_settings_of_one_machine_may_differ() -> None:
     head, other = plan(0, 1), plan(1, 2, node_rank=1)
-    assert rendezvous.differences(rendezvous.facts(other), rendezvous.facts(head), 1) == []
+    assert coordinator.differences(coordinator.facts(other), coordinator.facts(head), 1) == []
     changed = plan(1, 1, seed=2, depth=3) | {"torch": "2.12", "local_ranks": 4}
-    assert rendezvous.differences(rendezvous.facts(changed), rendezvous.facts(head), 1) == [
+    assert coordinator.differences(coordinator.facts(changed), coordinator.facts(head), 1) == [
         "depth is 3 on node 1, but 2 on node 0",
         "ranks per machine is 4 on node 1, but 2 on node 0",
         "seed is 2 on node 1, but 1 on node 0",
@@ -138,10 +139,10 @@ def test_settings_of_one_machine_may_differ() -> None:
 
 def test_machines_whose_gpus_decide_another_precision_differ() -> None:
     ours, theirs = (
-        rendezvous.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
+        coordinator.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
         for node, value in ((0, "bf16"), (1, "fp16"))
     )
-    (text,) = rendezvous.differences(theirs, ours, 1)
+    (text,) = coordinator.differences(theirs, ours, 1)
     assert text == "precision is 'fp16' on node 1, but 'bf16' on node 0"
 
 
@@ -170,7 +171,7 @@ def test_two_machines_connect_and_start() -> None:
             return name, line.go()
 
     thread, out = in_thread(member)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         line.gather(10)
         team = line.go()
         assert (list(team.ranks), team.world_size, team.port) == (
@@ -202,7 +203,7 @@ def test_two_machines_restart() -> None:
             return seen, orders, line.failed
 
     thread, out = in_thread(member)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.send_all({"record": {"rank": 2}})
@@ -239,7 +240,7 @@ def test_the_first_to_end_waits_for_the_last() -> None:
             return [*received, end, ours.wait(75)]
 
     thread, out = in_thread(member)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         ours = Others(line)
@@ -269,7 +270,7 @@ def test_a_stop_request_after_a_failure_reaches_the_other_machines() -> None:
             return line.decide(None), line.stopped
 
     thread, out = in_thread(member)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         line.gather(10)
         line.go().close()
         line.decide(None, 75)
@@ -312,7 +313,7 @@ def test_a_node_lost_before_the_start_is_reported_to_all() -> None:
         f"before the start: node 1 ({LOOPBACK}, {socket.gethostname()}) is lost: closed by the "
         f"other side"
     )
-    with rendezvous.Coordinator(plan(0, port, nodes=3)) as line:
+    with coordinator.Coordinator(plan(0, port, nodes=3)) as line:
         line.gather(10)
         all_here.set()
         with pytest.raises(UserError, match=re.escape(why)) as caught:
@@ -325,7 +326,7 @@ def test_a_node_lost_before_the_start_is_reported_to_all() -> None:
 
 def test_another_plan_is_refused_and_the_wait_continues() -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port, seed=7), 5))
         with pytest.raises(UserError) as missing:
             line.gather(1.5)
@@ -403,7 +404,7 @@ def test_a_supervisor_that_was_stopped_itself_reports_no_peer() -> None:
 
 def test_a_lost_peer_is_reported_at_once() -> None:
     own = {"kind": SILENT, "rank": None, "victim": False, "node": 2}
-    head = rendezvous.Coordinator(plan(0, free_port(LOOPBACK), nodes=3))
+    head = coordinator.Coordinator(plan(0, free_port(LOOPBACK), nodes=3))
     with head:
         far, near = wires()
         head.met(1, far, LOOPBACK, "a")
@@ -419,21 +420,21 @@ def test_a_lost_peer_is_reported_at_once() -> None:
 @pytest.mark.parametrize("node", [0, 2, 9, "1", None])
 def test_an_unexpected_node_is_refused(node: object) -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Coordinator(plan(0, port)) as line:
+    with coordinator.Coordinator(plan(0, port)) as line:
         assert any(
             "node_rank" in text
-            for text in line._refusal({"duet": rendezvous.PROTOCOL, "node": node}, node)
+            for text in line._refusal({"duet": coordinator.PROTOCOL, "node": node}, node)
         )
         assert line._refusal({"duet": 0}, 1) == ["its launcher has another protocol version"]
-        assert line._refusal({"duet": rendezvous.PROTOCOL, "want": "join", "launch": "old"}, 1) == [
-            "it belongs to another launch"
-        ]
+        assert line._refusal(
+            {"duet": coordinator.PROTOCOL, "want": "join", "launch": "old"}, 1
+        ) == ["it belongs to another launch"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", ".hidden", "", 7, None])
 def test_a_run_name_from_the_network_is_not_a_path(name: object) -> None:
     port = free_port(LOOPBACK)
-    with rendezvous.Coordinator(plan(0, port) | {"run_name": name}) as line:
+    with coordinator.Coordinator(plan(0, port) | {"run_name": name}) as line:
         thread, out = in_thread(lambda: rendezvous.ask(plan(1, port), 5))
         with pytest.raises(UserError):
             line.gather(1.0)

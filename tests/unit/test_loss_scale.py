@@ -47,7 +47,12 @@ def session(make: Make) -> Any:
     optimizer.skip_on_device()
     weights = list(model.parameters())
     return SimpleNamespace(
-        raw=model, weights=weights, optimizer=optimizer, loss_scale=LossScale(CPU), config=Config()
+        raw=model,
+        weights=weights,
+        optimizer=optimizer,
+        loss_scale=LossScale(CPU),
+        average=None,
+        config=Config(),
     )
 
 
@@ -62,7 +67,7 @@ def step(of: Any, number: int, factor: float = 1.0) -> torch.Tensor:
     overflow = of.loss_scale.unscale(of.weights)
     exchange.start(number, LocalStep(loss.detach(), 4, 0.0), None, 0, overflow)
     norm = loop.clip(of)
-    used = loop.update(of, exchange)
+    used = loop.update(of, exchange, number)
     report = exchange.finish(norm, used).read()
     of.loss_scale.count(report)
     assert report.skipped == (factor != 1.0)

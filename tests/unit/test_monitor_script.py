@@ -159,3 +159,25 @@ def test_records_have_times_if_all_lines_have_them(tmp_path: Path) -> None:
     log.write_text(log.read_text() + "step 4 loss 0.2\n")
     figures.read(written)
     assert all("time" not in record for record in figures.records())
+
+
+def test_the_rank_table_has_the_process_and_the_output_of_each_rank(script: Made) -> None:
+    """Of rank 0 a live process, of rank 1 one that is gone."""
+    print_of(script, "rank0.log", STEPS)
+    print_of(script, "rank1.log", "loading\n 10 %\r 50 %")
+    ranks = [{"rank": 0, "pid": os.getpid()}, {"rank": 1, "pid": dead_pid()}]
+    facts = rundir.read_json(script.run.supervisor) or {}
+    rundir.write_json(script.run.supervisor, facts | {"ranks": ranks})
+    watch = state.RunWatch(script.run)
+    watch.read()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    here, gone = watch.read()["ranks"]
+    assert (here["step"], here["last_line"]) == (100, "step 100 loss 2.00")
+    assert (gone["step"], gone["last_line"]) == (None, " 50 %")
+    assert here["rss_bytes"] > 10 << 20 and here["output_age_s"] < 60
+    assert here["cpu_percent"] and 5 < here["cpu_percent"] < 100 * (os.cpu_count() or 1) + 20
+    assert "rss_bytes" not in gone and here["gpu_bytes"] is None
+    table = next(line for line in text_of(script.run).splitlines() if "LAST OUTPUT" in line)
+    assert table.split()[:5] == ["RANK", "PID", "STEP", "CPU", "MEMORY"]

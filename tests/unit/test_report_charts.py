@@ -12,7 +12,15 @@ import pytest
 from tests.unit.monitor_runs import Made
 from tests.unit.report_runs import event, page_of, planned, read, trained
 from training.core import rundir
-from training.monitor.report import chart_types, charts, restarts, run, run_charts, timeline
+from training.monitor.report import (
+    chart_types,
+    charts,
+    restarts,
+    run,
+    run_charts,
+    run_page,
+    timeline,
+)
 
 
 @pytest.fixture
@@ -78,6 +86,22 @@ def test_ranks_that_differ_most_are_shown(tmp_path: Path) -> None:
     assert chart and len(chart.legend) == run_charts.RANKS and "rank 17" in dict(chart.legend)
     assert "the 8 of 40 ranks that differ most" in chart.note
     assert "Rank 17 is slow" in read(page_of(made)).text
+
+
+def test_the_balance_is_that_of_the_ranks_that_are_left(tmp_path: Path) -> None:
+    """Three ranks until step 30, then two with more work each; the first was slow before."""
+    made = planned(tmp_path / "experiments" / "fewer", ranks=2)
+    for step in range(1, 61):
+        times = [90.0, 40.0, 40.0] if step <= 30 else [60.0, 61.0]
+        made.step(step, 2.0, compute_ms=times, memory_bytes=[1 << 20] * len(times))
+    event(made, "start", 1.0, step=0, world_size=3)
+    event(made, "start", 3.0, step=30, world_size=2)
+    seen = run.read_run(made.run)
+    assert run_charts.own_times(seen) == [60.0, 61.0]
+    chart = run_charts.balance(seen)
+    assert chart and [name for name, _ in chart.legend] == ["rank 0", "rank 1"]
+    table = str(run_page._balance(seen))
+    assert "rank 1" in table and "rank 2" not in table and "is slow" not in table
 
 
 def loss_of(made: Made) -> chart_types.Chart:

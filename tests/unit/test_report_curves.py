@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.unit.monitor_runs import Made
+from training.core import read_backwards
 from training.core.rundir import append_json
-from training.monitor.report import read_backwards
 from training.monitor.report.series import POINTS, Metrics
 
 

@@ -10,11 +10,12 @@ import pytest
 from tests.unit.conftest import (
     ENHANCED,
     Shell,
+    Write,
     ask,
+    make_run,
     only,
     wrong,
 )
-from tests.unit.test_request import Write, make_run
 from training.core.errors import UserError
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────────────

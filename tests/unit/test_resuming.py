@@ -31,6 +31,7 @@ def run_of(
     steps: int = 0,
     status: str = "",
     age_s: float = 0.0,
+    used_s: float = 0.0,
     **values: Any,
 ) -> RunDir:
     """A run of a config, planned `age_s` seconds ago, with this end."""
@@ -61,7 +62,7 @@ def run_of(
             "bytes": 0,
             "sha256": "",
         }
-        manifest.write(folder, facts | {"data": {}, "tokenizer": "bytes"})
+        manifest.write(folder, facts | {"data": {}, "tokenizer": "bytes", "used_s": used_s})
         rundir.append_json(run.metrics, {"time": created + 10, "step": steps, "loss": 2.0})
     if status:
         rundir.write_json(
@@ -124,6 +125,14 @@ def test_a_run_that_ends_by_epochs_is_finished(home: Path) -> None:
     assert "--num_epochs=4" in answer("--resume=demo")[1]
     run_of(home, "one", steps=37, status="done", num_iterations=0)
     assert "--num_iterations=74" in answer("--resume=one")[1], "without a limit one epoch"
+
+
+def test_a_run_that_has_used_the_time_is_finished(home: Path) -> None:
+    limits = {"num_iterations": 0, "max_time": 100.0}
+    run_of(home, "demo", steps=37, status="done", used_s=99.0, **limits)
+    assert "--max_time=200" in answer("--resume=demo")[1]
+    assert "--max_time=198" in answer("--resume=demo", "--max_time=50")[1]
+    assert ask("--resume=demo", "--max_time=150", script=SIMPLE).resume_from is not None
 
 
 def test_every_start_script_answers_and_check_still_checks_the_machine(home: Path) -> None:

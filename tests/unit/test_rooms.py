@@ -38,8 +38,11 @@ HEAVY = {
     "prometheus_client",
     "wandb",
     "torchao",
+    "av",
+    "lmdb",
     "difflib",
     "netrc",
+    "tempfile",
 }
 # … and these modules, each for the given reason.
 LATER = {
@@ -95,13 +98,23 @@ LATER = {
         ),
     ],
     "one of several actions of a command": [
+        "cli.completion",
         "launcher.supervisor",
         "monitor.attach",
         "monitor.prometheus",
         "monitor.terminal",
         "plan.option_help",
     ],
+    "only for an archived run: tar and gzip": ["core.archive"],
+    "only for runs without a recorded end": ["monitor.host_stats", "monitor.rank_states"],
+    "only for a request or advice about the model": ["tasks.gpt.model_dims"],
     "only with W&B": ["host.wandb_login"],
+    "not needed to list runs, which takes less time than these imports": [
+        *("config.schema", "core.heartbeat", "host.packages"),
+    ],
+    "only for a page: the chart package is searched": [
+        *(f"monitor.report.{n}" for n in ("run", "sweep_page")),
+    ],
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

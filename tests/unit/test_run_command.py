@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from training.cli import run
+from training.cli import run, watch
 from training.core.errors import UserError
 from training.launcher.other_ranks import MOST, OtherRanks
 from training.plan import script_request
@@ -37,12 +37,19 @@ def translated(line: str) -> str:
             "--nnodes=2 --node-rank 1 --rdzv-endpoint host:29400 t.py",
             "1 --nnodes=2 --node_rank=1 --master_addr=host --master_port=29400 --script=t.py",
         ),
+        ("-n 2 --nnodes=1:4 t.py", "2 --nnodes=4 --min_ranks=2 --script=t.py"),
+        ("-n 2 --nnodes=1:4 --min_ranks=3 t.py", "2 --nnodes=4 --min_ranks=3 --script=t.py"),
+        ("--nnodes=2:2 t.py", "1 --nnodes=2 --script=t.py"),
+        ("--nnodes=3:2 t.py", "1 --nnodes=3:2 --script=t.py"),  # refused by the plan
         ("--max-restarts=3 --log-dir logs t.py", "1 --retries=3 --log_dir=logs --script=t.py"),
         ("--tee 3 --redirects 3 t.py", "1 --show_ranks=all --script=t.py"),
         ("-t 0:3,1:0,2:1 t.py", "1 --show_ranks=0,2 --script=t.py"),
         ("--local-ranks-filter=0,1 t.py", "1 --show_ranks=0,1 --script=t.py"),
         ("--dry_run --hang_timeout 9 t.py", "1 --dry_run --hang_timeout=9 --script=t.py"),
         ("--no-report --debug t.py", "1 --no-report --debug --script=t.py"),
+        ("-n 2 --hosts=a:8,b t.py", "2 --hosts=a:8,b --script=t.py"),
+        ("--hosts a:8,b:8 t.py", "8 --hosts=a:8,b:8 --script=t.py"),
+        ("--hosts a:1,b:2 t.py", "2 --hosts=a:1,b:2 --script=t.py"),  # refused by the plan
         ("--unknown 3 t.py", "1 --unknown=3 --script=t.py"),
     ],
 )
@@ -101,3 +108,20 @@ def test_lines_that_only_other_ranks_print() -> None:
     for number in range(2 * MOST):
         others.add(1, b"line " + b"x" * number + b"\n", first=False)
     assert len(others.due(1e12)) == MOST - 2 and others.silenced == MOST + 2
+
+
+def test_words_of_a_watched_command() -> None:
+    words = ["--hang_timeout", "9", "--", "torchrun", "--nproc-per-node=2", "t.py", "--", "-n", "2"]
+    translated = watch.translate(*run.parse(words))
+    assert translated[:4] == ["1", "--hang_timeout=9", "--watch", "--script=torchrun"]
+    assert translated[4:] == ["--", "--nproc-per-node=2", "t.py", "--", "-n", "2"]
+    assert command(RUN, translated, hang_timeout=30) == (
+        "./duet watch --hang_timeout=30 -- torchrun --nproc-per-node=2 t.py -- -n 2"
+    )
+    for line, codes in (
+        ("--retries=3", ["watch.no_command"]),
+        ("-n 2 --nnodes=2", ["watch.flag", "watch.flag", "watch.no_command"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            watch.translate(*run.parse(line.split()))
+        assert [problem.code for problem in caught.value.problems] == codes

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import python
+from training.core import rundir
 from training.trainer import flight_recorder_server
 
 RUN_SCRIPT = Path(__file__).parents[2] / "lib/run_script.py"
@@ -90,3 +91,38 @@ def test_other_users_may_not_connect(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with_server(monkeypatch, lambda path: os.mknod(path, stat.S_IFSOCK | 0o777))
     assert flight_recorder_server.serve(tmp_path, 0) == ""
     assert stat.S_IMODE(flight_recorder_server.address(tmp_path, 0).stat().st_mode) == 0o600
+
+
+UNPRINTABLE = """
+class Odd(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+try:
+    raise Odd
+except Odd as error:
+    raise Odd from error
+"""
+BAD_FILE = """
+import io, sys, types
+sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+class Upload(io.RawIOBase):
+    def writable(self):
+        return True
+    def flush(self):
+        raise RuntimeError("the network is gone")
+    def close(self):
+        pass
+upload = Upload()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(("text", "status"), [(UNPRINTABLE, 1), (BAD_FILE, 0)])
+def test_odd_objects_of_a_script_change_nothing(tmp_path: Path, text: str, status: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    plain, run = python(str(script)), python(str(RUN_SCRIPT), str(tmp_path), str(script))
+    assert (run.returncode, run.stdout, run.stderr) == (status, plain.stdout, plain.stderr)
+    record = rundir.read_json(tmp_path / "rank0.error.json")
+    assert (record["type"] if record else "") == ("Odd" if status else "")

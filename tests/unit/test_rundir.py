@@ -17,12 +17,14 @@ from training.core.rundir import RunDir
 
 def test_the_names_are_fixed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a run")
+    names = [*vars(run), *(name for name in dir(run) if isinstance(getattr(run, name), Path))]
     found = {
-        name: str(path.relative_to(run.path)) for name, path in vars(run).items() if name != "path"
+        name: str(getattr(run, name).relative_to(run.path)) for name in names if name != "path"
     }
     assert found == {
         "own": ".",
         "own_plan": "plan.json",
+        "received": "a run",
         "plan": "plan.json",
         "plan_before": "plan.before.json",
         "data_before": "data.before.json",
@@ -44,7 +46,9 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "samples": "samples",
         "profile": "profile",
         "tensorboard": "tb_logger",
+        "tokenizer": "tokenizer",
         "wandb": "wandb",
+        "archived": "archive.json",
         "wandb_id": "wandb.json",
     }
     assert run.heartbeat(3) == run.path / "heartbeat/rank3.bin"

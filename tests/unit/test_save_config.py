@@ -33,7 +33,9 @@ def test_a_saved_configuration_gives_the_same_request(suffix: str, home: Path) -
     again = ask(f"my plan.{suffix}")
     assert settings(again) == settings(wanted) and again.config.seed == 5 and again.config.debug
     text = (home / f"my plan.{suffix}").read_text()
-    assert "from" not in text and "--seed on the command line" in text and f"{QUICKSTART}:4" in text
+    assert (
+        " from " not in text and "--seed on the command line" in text and f"{QUICKSTART}:4" in text
+    )
     assert not {"run_name", "resume", "launcher"} & {
         line.strip(' "').partition(" ")[0].rstrip('":') for line in text.splitlines()
     }

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.unit.conftest import python
 from training.cli.scaling import __main__ as command
 from training.cli.scaling import options, render
-from training.cli.scaling.experiment import Experiment, prepare, without
+from training.cli.scaling.experiment import Experiment, prepare
 from training.config import flags
 from training.core.errors import Exit, UserError
 
@@ -260,7 +260,7 @@ def test_variables_of_the_user_do_not_change_the_measurement(tmp_path: Path) -> 
 def test_a_flag_is_taken_out_however_it_was_typed(
     args: list[str], name: str, left: list[str]
 ) -> None:
-    assert without(args, name) == left
+    assert flags.without(args, name) == left
 
 
 def test_help_works_without_torch() -> None:

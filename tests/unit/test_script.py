@@ -4,6 +4,7 @@ of it."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from training.config import program
 from training.config.schema import FIELDS
 from training.core import project
 from training.core.errors import Problem, UserError
-from training.plan import cli_args, communication, script_plan, script_words
+from training.plan import cli_args, communication, script_plan, script_program, script_words
 from training.plan import script_request as own_script
 
 Write = Callable[..., str]
@@ -177,3 +178,19 @@ def test_dry_run_and_check_of_a_script(
             plan_command.main() == 0
             and json.loads(capsys.readouterr().out)["plan"]["launcher"] == "spawn"
         )
+
+
+def test_the_python_of_a_script(tmp_path: Path) -> None:
+    """The active environment's, else one on PATH with torch, else the launcher's."""
+    for folder, status in (("without", 1), ("with", 0), ("env/bin", 1)):
+        python = tmp_path / folder / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\nexit {status}\n")
+        python.chmod(0o755)
+    active = {"VIRTUAL_ENV": str(tmp_path / "env"), "PATH": str(tmp_path / "with")}
+    assert script_program.interpreter(active)[0] == str(tmp_path / "env/bin/python")
+    assert script_program.interpreter({"PATH": active["PATH"]})[0] == str(tmp_path / "with/python")
+    without = {"PATH": str(tmp_path / "without")}
+    assert script_program.interpreter(without)[0] == sys.executable
+    chosen = {"PATH": active["PATH"], "TORCH_LOCAL_PATH": str(tmp_path)}
+    assert script_program.interpreter(chosen)[0] == sys.executable

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from training.diagnose.exception_cause import KILLED, RAISED
-from training.launcher import script_snapshot
-from training.launcher.recovery_policy import NEVER, Failure, GiveUp, Restart
+from training.launcher import replan, script_snapshot
+from training.launcher.recovery_policy import NEVER
+from training.launcher.restart import Failure, GiveUp, Restart
 from training.launcher.script_recovery import remedy
 
 if TYPE_CHECKING:
@@ -40,6 +41,31 @@ def test_which_failures_are_tried_again() -> None:
     ]
     none = cast("Plan", {"retries": {"value": 0, "reason": ""}})
     assert remedy(KILL, none, []) == GiveUp("")
+
+
+def test_a_script_continues_without_a_lost_gpu() -> None:
+    gpus = [{"index": n, "uuid": f"GPU-000000a{n}", "name": "Card"} for n in range(4)]
+    elastic = {
+        "min_ranks": 2,
+        "ranks": 3,
+        "device_batch_size": None,
+        "gpus": gpus,  # one without a rank
+        "bindings": [],
+        "seats": [0, 1, 2],
+        "lost": [],
+        "rejoined": [],
+    }
+    begun = {"ranks": 3, "local_ranks": 3, "gpus": gpus[:3], "variables": [], "config": {}}
+    plan = cast("Plan", {**PLAN, **begun, "elastic": elastic})
+    lost = replace(RAISE, cause="gpu_hardware", rank=1)
+    chosen = remedy(lost, plan, [KILL, KILL])
+    assert isinstance(chosen, Restart) and chosen.team and chosen.number == 0
+    fewer = replan.with_team(plan, chosen.team, chosen.why)
+    assert (fewer["ranks"], fewer["elastic"]["seats"]) == (2, [0, 2])
+    (variable,) = fewer["variables"]
+    assert variable["value"] == "GPU-000000a0,GPU-000000a2,GPU-000000a3"
+    assert isinstance(remedy(lost, fewer, []), GiveUp), "below the minimum"
+    assert remedy(KILL, fewer, [replace(lost, changed=True), KILL]) == Restart(2)
 
 
 def test_the_newest_checkpoint_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,6 +268,16 @@ def test_the_resume_command_under_torchrun(run: RunDir) -> None:
     )
 
 
+def test_the_machines_are_kept(run: RunDir) -> None:
+    made = plan(LAUNCH, 4, hosts="a,b")
+    made["local_ranks"] = 2
+    assert next_command(made, run) == "./launch_train.sh 2 --hosts=a,b --resume='my run'"
+    made = plan(LAUNCH, 4, nnodes=2, node_rank=1, master_addr="a")
+    made["local_ranks"] = 2
+    by_hand = "--nnodes=2 --node_rank=1 --master_addr=a"
+    assert next_command(made, run) == f"./launch_train.sh 2 {by_hand} --resume='my run'"
+
+
 def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell: Shell) -> None:
     run = RunDir(tmp_path / "it's elsewhere/r")
     run.create()

@@ -23,7 +23,7 @@ from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.host.gpus import Gpu, GpuInventory
 from training.host.torch_build import TorchBuild
-from training.launcher import recovery_policy
+from training.launcher import replan
 from training.plan import training_plan as planner
 from training.plan.preflight import startup_checks
 from training.tasks import fake_step, measurement
@@ -108,6 +108,16 @@ def test_every_byte_of_a_small_model_is_counted(sized: str) -> None:
     assert SampleStep(load).resized(50).estimate.total == pytest.approx(
         SampleStep(half).estimate.total, rel=0.01
     )
+
+
+def test_the_average_of_the_weights_is_counted(sized: str) -> None:
+    asked = question(sized, [4])
+    plain = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
+    asked.config["ema"] = 0.999
+    load = SampleLoad(**fake_step.answer(asked)["load"])  # type: ignore[arg-type]
+    assert (plain.average, load.average) == (0, 4 * WEIGHTS)
+    more = SampleStep(load).estimate.total - SampleStep(plain).estimate.total
+    assert more == 4 * WEIGHTS and load.pinned > plain.pinned
 
 
 def test_no_memory_is_allocated_and_nothing_is_computed(sized: str) -> None:
@@ -374,9 +384,7 @@ def test_the_check_shows_the_measurement(sized: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("in_process")
 def test_a_smaller_batch_after_oom_has_its_own_estimate(sized: str) -> None:
     made = plan(*CPU_ARGS, "--device_batch_size=64", "--dry_run") | {"origins": {}}
-    changed = recovery_policy.changed_plan(
-        made, {"device_batch_size": 16}, "a rank was out of memory"
-    )
+    changed = replan.changed_plan(made, {"device_batch_size": 16}, "a rank was out of memory")
     assert changed["memory"]["load"]["sequences"] == 16 and changed["batch"]["accumulation"] == 4
     less = made["memory"]["activations_bytes"] - changed["memory"]["activations_bytes"]
     assert less == 48 * made["memory"]["load"]["per_sample"] > 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from training.trainer import flight_recorder_server
+from training.watchdog import slow_rank
 from training.watchdog.probes import flight_recorder
 from training.watchdog.probes.flight_recorder import Call, mismatch
 
@@ -159,3 +160,30 @@ def test_different_parts_of_a_collective_are_not_a_mismatch(operation: str) -> N
 def test_groups_are_distinguished() -> None:
     first, second = Call("1", 1, "barrier", ""), Call("2", 1, "all_reduce", "float [4]")
     assert mismatch({0: [first, second], 1: [second, first]}) is None
+
+
+def called(*at_ms: float) -> dict[tuple[str, int], int]:
+    """Collectives 1, 2, … of one group, called at these times."""
+    return {("0", number): int(1e6 * ms) for number, ms in enumerate(at_ms, 1)}
+
+
+def test_a_rank_that_is_always_last_is_slow() -> None:
+    even = [10.0 * step for step in range(1, 41)]
+    late = [ms + 4 for ms in even]
+    found = slow_rank.compare({0: called(*even), 1: called(*late), 2: called(*even)})
+    assert found and (found.rank, found.calls) == (1, 40)
+    assert found.wait_s == pytest.approx(0.004) and found.share == pytest.approx(0.41, abs=0.02)
+    assert slow_rank.compare({0: called(*even)}) is None
+    last = int(1e6 * late[-1])
+    assert slow_rank.compare({0: called(*even), 1: called(*late)}, last) is None, "nothing new"
+
+
+def test_ranks_that_are_late_in_turns_or_rarely_are_not_slow() -> None:
+    even = [10.0 * step for step in range(1, 41)]
+    turns = [ms + 4 * (step % 2) for step, ms in enumerate(even)]
+    other = [ms + 4 * ((step + 1) % 2) for step, ms in enumerate(even)]
+    assert slow_rank.compare({0: called(*turns), 1: called(*other)}) is None
+    once = [*even[:-1], even[-1] + 300]
+    assert slow_rank.compare({0: called(*even), 1: called(*once)}) is None
+    slightly = [ms + 1.2 for ms in even]
+    assert slow_rank.compare({0: called(*even), 1: called(*slightly)}) is None

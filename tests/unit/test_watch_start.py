@@ -24,7 +24,10 @@ from training.watchdog.script_watchdog import ScriptWatch
 from training.watchdog.start import RanksWatch
 
 PLAN: dict[str, Any] = {"config": {"hang_timeout": 3}, "compile": {"value": False}, "ranks": 2}
-SCRIPT = {"script": {"path": "main.py"}}
+SCRIPT = {
+    "script": {"path": "main.py", "python": "python3"},
+    "launcher": {"value": "spawn", "reason": ""},
+}
 
 
 @pytest.fixture

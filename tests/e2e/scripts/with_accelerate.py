@@ -19,6 +19,8 @@ for (batch,) in loader:
     optimizer.zero_grad()
     accelerator.backward((model(batch) - 1).square().mean())
     optimizer.step()
+if sys.argv[2:] == ["fail"] and accelerator.process_index == 1:
+    raise RuntimeError("planted")
 bias = accelerator.unwrap_model(model).bias.item()
 with open(f"{sys.argv[1]}{accelerator.process_index}", "w") as file:
     file.write(f"{accelerator.num_processes} {accelerator.local_process_index} {bias:.6f}")

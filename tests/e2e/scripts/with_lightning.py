@@ -18,11 +18,12 @@ class Line(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+lightning.seed_everything(1, verbose=False)
 data = torch.utils.data.TensorDataset(torch.randn(32, 8))
 model = Line()
 trainer = lightning.Trainer(
     accelerator="cpu",
-    devices=2,
+    devices=int(devices) if (devices := (sys.argv[3:] or ["2"])[0]).isdecimal() else devices,
     strategy="ddp",
     max_epochs=1,
     logger=False,
@@ -31,5 +32,7 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4))
+if sys.argv[2:3] == ["fail"] and trainer.global_rank == 1:
+    raise RuntimeError("planted")
 with open(f"{sys.argv[1]}{trainer.global_rank}", "w") as file:
     file.write(f"{trainer.world_size} {trainer.local_rank} {model.layer.bias.item():.6f}")

@@ -1,0 +1,130 @@
+"""`duet watch`: the ranks of another launcher are found and watched; its exit status is passed on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import processes, wait_until
+from tests.e2e.conftest import PEERS, SCRIPTS, Launched
+from training.core.rundir import read_json, read_records
+
+Watch = Callable[..., Launched]
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+    *("--local-addr=127.0.0.1", "--nproc-per-node=2"),
+)
+
+
+@pytest.fixture
+def watch(launch: Callable[..., Launched], tmp_path: Path) -> Watch:
+    """Watches a command; `timeout`: --hang_timeout."""
+
+    def start(*command: str, timeout: int = 300, **env: str) -> Launched:
+        flags = {
+            "run_name": "run",
+            "out_dir": tmp_path / "experiments",
+            "log_dir": tmp_path / "logs",
+            "report": "false",
+            "hang_timeout": timeout,
+        }
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        variables = {"OMP_NUM_THREADS": "1", **env}
+        return launch(
+            "./duet", "watch", *words, "--", *command, name="run", bare=True, env=variables
+        )
+
+    return start
+
+
+@pytest.mark.slow
+def test_a_hung_rank_of_torchrun_is_named(watch: Watch, token: str) -> None:
+    faulty = SCRIPTS / "faulty.py"
+    run = watch(*TORCHRUN, str(faulty), "sleep", timeout=3)
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
+    assert (verdict["kind"], verdict["rank"]) == ("hang", 0)
+    assert verdict["where"].startswith(str(faulty)) and list(verdict["waiting"]) == ["1"]
+    assert (run.failure["cause"], run.failure["exit_code"]) == ("hang", 5)
+    ranks = (read_json(run.run.supervisor) or {})["ranks"]
+    assert [entry["rank"] for entry in ranks] == [None, 0, 1], "for the monitor"
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+# The ranks get their variables inside their process.
+SPAWN = """
+import os, sys, tempfile, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    if rank == 1:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(tempfile.mktemp(),), nprocs=2)
+"""
+
+
+@pytest.mark.soak
+def test_a_hung_rank_of_mp_spawn_is_named(watch: Watch, tmp_path: Path, token: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWN)
+    run = watch(sys.executable, str(script), timeout=3)
+    assert run.wait() == 5, run.output[-3000:]
+    (verdict,) = (e for e in read_records(run.run.events) if e["event"] == "verdict")
+    assert (verdict["kind"], verdict["rank"]) == ("hang", 1)
+    assert verdict["where"] == f"{script}:8" and list(verdict["waiting"]) == ["0"]
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+@pytest.mark.soak
+def test_the_exit_status_of_the_command_is_passed_on(watch: Watch, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')\n")
+    run = watch(*TORCHRUN, str(script))
+    assert run.wait() == 1, run.output[-3000:]
+    assert (run.failure["cause"], run.failure["exit_code"]) == ("exception", 1)
+    assert run.failure["summary"] == "ValueError: planted"
+    assert run.failure["where"] == f"{script}:3"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_without_ranks(watch: Watch, status: int) -> None:
+    run = watch("sh", "-c", f'echo "$PET_NNODES"; exit {status}', PET_NNODES="kept")
+    assert run.wait() == status and "kept" in run.output
+
+
+@pytest.mark.soak
+def test_a_stop_request_reaches_the_ranks(watch: Watch, tmp_path: Path, token: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    run = watch(*TORCHRUN, str(script))
+    run.wait_for("ready")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(60) == 75
+    wait_until(lambda: not processes(token), 8, "everybody gone")
+
+
+@pytest.mark.soak
+def test_accelerate_launch(watch: Watch, tmp_path: Path) -> None:
+    if not PEERS.is_dir():
+        pytest.skip("accelerate is missing: make peers")
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"),
+        *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+    ]
+    words = [str(SCRIPTS / "with_accelerate.py"), str(tmp_path / "end")]
+    run = watch(*command, *words, PYTHONPATH=str(PEERS))
+    # gloo aborts some processes after their end
+    assert run.wait() == 0 or "terminate called without" in run.output, run.output[-3000:]
+    ends = [(tmp_path / f"end{rank}").read_text().split() for rank in range(2)]
+    assert [end[:2] for end in ends] == [["2", "0"], ["2", "1"]]
+    assert "watching 2 ranks of" in run.output

@@ -1,0 +1,73 @@
+"""The bytes of a checkpoint between machines."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+
+from training.trainer import checkpoint_transfer as transfer
+
+
+def sample_state() -> dict[str, Any]:
+    """Types, shapes and layouts of models and optimizers, more than a chunk in all."""
+    torch.manual_seed(1)
+    model = OrderedDict(
+        weight=torch.randn(33, 17),
+        turned=torch.randn(8, 5).t(),
+        half=torch.randn(7, 3).bfloat16(),
+        flags=torch.tensor([True, False, True]),
+        none=torch.empty(0, 4),
+    )
+    model._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]
+    moments = {i: {"step": torch.tensor(float(i)), "exp_avg": torch.randn(9)} for i in range(40)}
+    groups = [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1], "name": None}]
+    return {"model": model, "optimizer": {"state": moments, "param_groups": groups}}
+
+
+def through(
+    state: dict[str, Any], change: int | None = None
+) -> tuple[dict[str, Any], bool, list[int]]:
+    """(received state, equal checksums, sizes of the chunks). `change`: chunk with a flipped bit."""
+    wire: list[torch.Tensor] = []
+    sent = transfer.send(
+        [transfer._flat(t) for t in transfer._tensors(state)],
+        lambda chunk: wire.append(chunk.clone()),
+    )
+    if change is not None:
+        wire[change][0] ^= 1
+    chunks = iter(wire)
+
+    def arrive(chunk: torch.Tensor) -> None:
+        chunk.copy_(next(chunks))
+
+    received = transfer._empty(transfer._form(state))
+    found = transfer.receive(
+        [transfer._flat(t) for t in transfer._tensors(received)],
+        arrive,
+    )
+    return received, found == sent, [len(chunk) for chunk in wire]
+
+
+def test_a_state_arrives_bit_for_bit_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    state = sample_state()
+    received, equal, sizes = through(state)
+    assert equal
+    assert set(sizes[:-1]) == {1000} and 0 < sizes[-1] <= 1000
+    pairs = zip(transfer._tensors(state), transfer._tensors(received), strict=True)
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+    assert received["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]
+    assert list(received["model"]) == list(state["model"])
+    assert received["model"]._metadata == state["model"]._metadata
+
+
+def test_a_flipped_bit_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK", 1000)
+    assert not through(sample_state(), change=1)[1]
+
+
+def test_a_state_without_tensors_needs_no_broadcast() -> None:
+    assert through({"model": {}, "optimizer": []})[1:] == (True, [])

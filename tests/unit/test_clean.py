@@ -1,0 +1,261 @@
+"""`./duet clean`: rules, the dry run, what is never touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.monitor_runs import Made
+from tests.unit.test_runs_table import ended
+from training.cli import clean
+from training.cli.cleaning import deletion, options, selection
+from training.core import manifest, rundir, standing
+from training.core.errors import Exit, UserError
+from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir
+
+
+def save(run: RunDir, step: int) -> Path:
+    """A small checkpoint with its checksums."""
+    folder = run.checkpoints / manifest.folder_name(step)
+    folder.mkdir(parents=True)
+    content = f"weights of step {step}".encode()
+    (folder / "state.pt").write_bytes(content)
+    facts = dict.fromkeys(manifest.KEYS[2:-3], None)
+    own = {"step": step, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest.write(folder, {**facts, **own})  # type: ignore[typeddict-item]
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three checkpoints in a finished run (the best evaluation is of the first one) and in a
+    running one."""
+    place = tmp_path / "some runs"
+    done = ended(Made(place / "done", age_s=5000))
+    live = Made(place / "live").steps(5).supervisor(os.getpid())
+    for step, bpb in ((10, 1.0), (20, 2.0), (30, 1.5)):
+        for run in (done.run, live.run):
+            save(run, step)
+            run.event("eval", step=step, val_bpb=bpb)
+    return place
+
+
+def steps(folder: Path, name: str = "done") -> list[int]:
+    found = manifest.all_in(RunDir(folder / name).checkpoints)
+    return [int(path.name.removeprefix("step_")) for path in found]
+
+
+def cleaned(folder: Path, *argv: str) -> int:
+    return clean.main([f"--dir={folder}", *argv])
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_nothing_is_deleted_without_yes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = everything(folder)
+    assert cleaned(folder, "--keep=last", "--json") == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(item["path"]).name for item in found["items"]] == [
+        "step_00000010",
+        "step_00000020",
+    ]
+    assert found["dry_run"]
+    assert found["bytes"] == sum(item["bytes"] for item in found["items"]) > 0
+    assert [left["run"] for left in found["left"]] == ["live"]
+    assert cleaned(folder, "--what=runs,checkpoints,logs,traces", "--older_than=1s") == Exit.DONE
+    assert everything(folder) == before
+
+
+def test_rules_for_checkpoints(folder: Path) -> None:
+    for rule, left in (("2", [20, 30]), ("checkpoints:last,best", [30]), ("none", [])):
+        assert cleaned(folder, f"--keep={rule}", "--yes") == Exit.DONE, rule
+        assert steps(folder) == left, rule
+        assert steps(folder, "live") == [10, 20, 30]
+    assert not list((folder / "done" / "checkpoints").iterdir())
+
+
+def test_the_best_checkpoint_is_kept(folder: Path) -> None:
+    assert cleaned(folder, "--keep=last,best", "--yes") == Exit.DONE
+    assert steps(folder) == [10, 30]
+
+
+def test_a_damaged_last_checkpoint_does_not_cost_the_intact_one(folder: Path) -> None:
+    state = folder / "done" / "checkpoints" / manifest.folder_name(30) / "state.pt"
+    content = bytearray(state.read_bytes())
+    content[0] ^= 1  # same size: only the checksum shows it
+    state.write_bytes(content)
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.RESOURCES
+    assert steps(folder) == [20, 30]
+
+
+def test_whole_runs_go_by_condition(folder: Path) -> None:
+    (folder / "nothing").mkdir()
+    os.utime(folder / "nothing", (0, 0))
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "cat.png").write_bytes(b"x")
+    assert cleaned(folder, "--what=runs", "--older_than=30d", "--yes") == Exit.DONE
+    assert (folder / "done").exists()
+    assert cleaned(folder, "--what=runs", "--older_than=1h", "--yes") == Exit.DONE
+    assert cleaned(folder, "--what=runs", "--yes", "n*", "p*", "l*") == Exit.DONE
+    assert sorted(path.name for path in folder.iterdir()) == ["live", "pictures"]
+
+
+def test_logs_and_traces(folder: Path) -> None:
+    run = RunDir(folder / "done")
+    run.profile.mkdir()
+    run.trace(0).write_bytes(b"trace")
+    run.rank_log(0).write_bytes(b"log")
+    run.memory_snapshot(0).write_bytes(b"snapshot")
+    assert cleaned(folder, "--what=traces", "--yes") == Exit.DONE
+    assert (run.profile.exists(), run.memory_snapshot(0).exists()) == (False, False)
+    assert run.rank_log(0).exists()
+    assert cleaned(folder, "--what=logs", "--yes") == Exit.DONE
+    assert not run.ranks.exists()
+    assert steps(folder) == [10, 20, 30]
+
+
+def test_links_are_never_followed(folder: Path, tmp_path: Path) -> None:
+    other = ended(Made(tmp_path / "elsewhere" / "kept")).run
+    for step in (10, 20):
+        save(other, step)
+    (folder / "link").symlink_to(other.path)
+    half = ended(Made(folder / "half")).run
+    half.checkpoints.rmdir()
+    half.checkpoints.symlink_to(other.checkpoints)
+    inner = folder / "done" / "ranks" / "out"
+    inner.symlink_to(other.path)
+    before = everything(tmp_path / "elsewhere")
+    assert cleaned(folder, "--keep=none", "--yes") == Exit.DONE
+    assert cleaned(folder, "--what=runs", "--state=finished", "--yes") == Exit.DONE
+    assert everything(tmp_path / "elsewhere") == before
+    assert (folder / "link").is_symlink()
+
+
+def test_a_run_that_starts_after_the_listing_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = deletion.delete
+
+    def starts(*args: object) -> object:
+        run = RunDir(folder / "done")
+        plan = rundir.read_json(run.plan) or {}
+        run.summary.unlink()
+        record = {"pid": os.getpid(), "started": plan["created"] + 1, "ranks": []}
+        rundir.write_json(run.supervisor, record)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(deletion, "delete", starts)
+    assert cleaned(folder, "--what=runs", "--state=finished", "--yes") == Exit.RESOURCES
+    assert steps(folder) == [10, 20, 30]
+
+
+def test_what_an_interrupted_cleaning_left_is_removed(folder: Path) -> None:
+    (folder / ".trash-old-77" / "checkpoints").mkdir(parents=True)
+    assert cleaned(folder, "--keep=last", "--yes", "nothing_matches") == Exit.DONE
+    assert not (folder / ".trash-old-77").exists()
+
+
+def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
+    for argv, codes in (
+        ([], ["clean.what"]),
+        (["--what=runs"], ["clean.all_runs"]),
+        (["--what=run", "--state=running"], ["flag.value", "flag.value"]),
+        (["--keep=first", "--older_than=30"], ["flag.value", "flag.value"]),
+        (["--keep=none,last"], ["flag.value"]),
+        (["--keep=logs:last"], ["flag.value"]),
+    ):
+        with pytest.raises(UserError) as error:
+            options.parse([f"--dir={tmp_path}", *argv])
+        assert sorted(problem.code for problem in error.value.problems) == codes, argv
+    with pytest.raises(UserError) as error:
+        options.parse(["--keep=last", f"--dir={tmp_path / 'nowhere'}"])
+    assert [problem.code for problem in error.value.problems] == ["runs.no_folder"]
+
+
+def test_a_directory_without_a_plan_may_be_a_start(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name / "heartbeat").mkdir(parents=True)
+        (folder / f"{name}-empty").mkdir()
+    old = time.time() - 2 * standing.STARTED_WITHIN_S
+    for path in folder.glob("b*"):
+        os.utime(path, (old, old))
+    assert cleaned(folder, "--what=runs", "--state=damaged,empty", "--yes") == Exit.DONE
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "a-empty", "done", "live"]
+
+
+def test_a_run_without_a_supervisor_may_be_on_another_machine(folder: Path) -> None:
+    """Ranks of torchrun on a shared disk: their PIDs mean nothing here."""
+    there = Made(folder / "there", age_s=9000).steps(5).run
+    Heartbeat(there.heartbeat(0), 0, pid=1 << 30).beat("forward")
+    for step in (1, 2):
+        save(there, step)
+    here = Made(folder / "here", age_s=9000).steps(5).supervisor(1 << 30)
+    facts = rundir.read_json(here.run.supervisor) or {}
+    rundir.write_json(here.run.supervisor, {**facts, "host": socket.gethostname()})
+    assert cleaned(folder, "--what=runs", "--state=died", "--yes") == Exit.DONE
+    assert sorted(path.name for path in folder.iterdir()) == ["done", "live", "there"]
+    assert cleaned(folder, "--keep=none", "--yes", "there") == Exit.DONE
+    assert steps(folder, "there") == [1, 2]
+
+
+def test_a_start_while_the_weights_are_read_keeps_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = RunDir(folder / "done"), selection.is_intact
+
+    def starts(path: Path) -> bool:
+        run.summary.unlink(missing_ok=True)
+        created = (rundir.read_json(run.plan) or {})["created"]
+        rundir.write_json(run.supervisor, {"pid": os.getpid(), "started": created + 1, "ranks": []})
+        return real(path)
+
+    monkeypatch.setattr(selection, "is_intact", starts)
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.RESOURCES
+    assert steps(folder) == [10, 20, 30]
+
+
+def test_what_was_being_written_is_removed(folder: Path) -> None:
+    for name in ("done", "live"):
+        rest = RunDir(folder / name).checkpoints / f"{manifest.TEMPORARY}step_00000040"
+        rest.mkdir()
+        (rest / "state.pt").write_bytes(b"half")
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.DONE
+    left = [path.parts[-3] for path in folder.glob(f"*/checkpoints/{manifest.TEMPORARY}*")]
+    assert left == ["live"]
+
+
+def test_two_cleanings_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = deletion.delete
+
+    def second(*args: object) -> object:
+        monkeypatch.setattr(deletion, "delete", real)
+        assert cleaned(folder, "--keep=last", "--yes") == Exit.DONE
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(deletion, "delete", second)
+    assert cleaned(folder, "--keep=last", "--yes") == Exit.DONE
+    assert steps(folder) == [30]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_read_only_folders_are_deleted(folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    locked = folder / "done" / "cache" / "locked"
+    locked.mkdir(parents=True)
+    (locked / "file").touch(mode=0o400)
+    (locked / "link").symlink_to(outside)
+    for path in (outside, locked, locked.parent):
+        path.chmod(0o500)
+    assert cleaned(folder, "--what=runs", "--yes", "done") == Exit.DONE
+    assert sorted(path.name for path in folder.iterdir()) == ["live"]
+    assert outside.stat().st_mode & 0o777 == 0o500

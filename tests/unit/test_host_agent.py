@@ -1,0 +1,93 @@
+"""The agent of one machine (lib/host_agent.py): which signals its command gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TOKEN, wait_until
+from training.launcher.hosts import ssh
+
+BEGIN_S = 1.0  # of the agent
+COMMAND = """
+import os, signal, sys
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: None)
+print("ready", flush=True)
+while True:
+    number = os.read(reader, 1)[0]
+    print(number, flush=True)
+    if number == signal.SIGINT:
+        sys.exit(3)
+"""
+
+
+@dataclass
+class Agent:
+    process: subprocess.Popen[bytes]
+    control: int
+    out: Path
+
+    def order(self, number: int) -> None:
+        os.write(self.control, json.dumps({"signal": number}).encode() + b"\n")
+
+    def shown(self, *lines: object) -> None:
+        expected = "".join(f"{line}\n" for line in lines)
+        wait_until(lambda: self.out.read_text() == expected, 10, expected)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, token: str) -> Iterator[Agent]:
+    """With the terminal of the launcher: in one process group with its command."""
+    out = tmp_path / "out"
+    reader, control = os.pipe()
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            ssh.local_agent(str(reader)),
+            pass_fds=[reader],
+            stdout=file,
+            env={**os.environ, TOKEN: token},
+            start_new_session=True,
+        )
+    os.close(reader)
+    order = {"folder": str(tmp_path), "command": [sys.executable, "-c", COMMAND], "environ": {}}
+    began = time.monotonic()
+    os.write(control, json.dumps(order).encode() + b"\n")
+    made = Agent(process, control, out)
+    made.shown("ready")
+    wait_until(lambda: time.monotonic() - began > 2 * BEGIN_S, 10, "the start is over")
+    yield made
+    os.close(control)
+    process.kill()
+    process.wait()
+
+
+def test_a_signal_to_the_whole_group_reaches_the_command_once(agent: Agent) -> None:
+    """As by `timeout`, or the end of a systemd service."""
+    os.killpg(agent.process.pid, signal.SIGTERM)
+    agent.shown("ready", 15)
+    agent.order(signal.SIGTERM)  # from the launcher, which is in the group too
+    agent.order(signal.SIGINT)  # to the launcher alone
+    assert agent.process.wait(10) == 3
+    agent.shown("ready", 15, 2)
+
+
+def test_each_signal_to_the_launcher_alone_is_passed_on(agent: Agent) -> None:
+    agent.order(signal.SIGTERM)
+    agent.shown("ready", 15)
+    agent.order(signal.SIGTERM)
+    agent.shown("ready", 15, 15)
+    agent.order(signal.SIGINT)
+    assert agent.process.wait(10) == 3

@@ -1,0 +1,297 @@
+"""--hosts: the list of machines, which of them is this one, what they get and what they show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.conftest import wait_until
+from training.core.errors import UserError
+from training.host import hosts, network, topology
+from training.host.hosts import Host, Target
+from training.host.placement import LOCAL, LOOPBACK, NODE, LauncherOptions
+from training.launcher import post_run
+from training.launcher.hosts import conductor, probe, ssh
+from training.launcher.hosts.console import ERROR_LINES, Console, Copy
+from training.launcher.hosts.node import passed_on
+
+AWAY = {"alpha": Target("192.0.2.7"), "beta": Target("192.0.2.8")}
+
+
+def codes(asked: LauncherOptions, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        hosts.find(environ or {}, asked, starts_ranks=True)
+    return [problem.code for problem in caught.value.problems]
+
+
+@each(
+    "text, found",
+    [
+        ("a,b", [Host("a"), Host("b")]),
+        ("user@a:8, 10.0.0.2", [Host("user@a", 8), Host("10.0.0.2")]),
+        ("[fd00::2]:4", [Host("fd00::2", 4)]),
+        ("gpu-01.example.org", [Host("gpu-01.example.org")]),
+    ],
+)
+def test_a_list_of_machines(text: str, found: list[Host]) -> None:
+    assert hosts.read(LauncherOptions(hosts=text)) == (found, [])
+
+
+@each(
+    "text, found",
+    [
+        ("a,,b", ["hosts.value"]),
+        ("a:0", ["hosts.value"]),
+        ("-oProxyCommand=x,a b", ["hosts.value", "hosts.value"]),
+        ("a:x", ["hosts.value"]),
+        ("a,b,a:2", ["hosts.twice"]),
+    ],
+)
+def test_all_problems_of_a_list(text: str, found: list[str]) -> None:
+    assert [problem.code for problem in hosts.read(LauncherOptions(hosts=text))[1]] == found
+
+
+def test_a_hostfile(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("\ufeff# two machines\r\n\na slots=8   # the first\nuser@b\n")
+    assert hosts.read(LauncherOptions(hostfile=str(path))) == ([Host("a", 8), Host("user@b")], [])
+    path.write_text("a slots=x\nb slots=2 max_slots=4\n-a\nc\nc\n")
+    found = [problem.code for problem in hosts.read(LauncherOptions(hostfile=str(path)))[1]]
+    assert found == [*["hosts.line"] * 3, "hosts.twice"]
+    path.write_text("# none\n")
+    assert codes(LauncherOptions(hostfile=str(path))) == ["hosts.file"]
+    assert codes(LauncherOptions(hostfile=str(tmp_path / "missing"))) == ["hosts.file"]
+    assert codes(LauncherOptions(hostfile=str(path), hosts="a")) == ["flag.contradiction"]
+
+
+def test_contradicting_flags_are_reported_at_once() -> None:
+    asked = LauncherOptions(
+        hosts="a,b", nnodes=3, node_rank=1, launcher="slurm", ssh_args="'unclosed"
+    )
+    expected = ["flag.contradiction", "hosts.nnodes", "flag.contradiction", "hosts.ssh_args"]
+    assert codes(asked) == expected
+    with pytest.raises(UserError) as caught:
+        hosts.find({}, LauncherOptions(hosts="a"), starts_ranks=False)
+    assert [problem.code for problem in caught.value.problems] == ["hosts.entrypoint"]
+    few = hosts.too_few_slots(LauncherOptions(hosts="a:1,b,c:4"), 2)
+    assert [(problem.code, problem.fixes) for problem in few] == [("hosts.slots", ["N=1"])]
+
+
+def test_the_head_and_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = LauncherOptions(hosts="alpha,beta", launcher="torchrun")
+    monkeypatch.setattr(hosts, "target", lambda name, ssh_args: AWAY[name])
+    head = topology.find({}, asked, starts_ranks=True)
+    assert (head.kind, head.source, head.nnodes, head.node_rank) == (NODE, hosts.HEAD, 2, 0)
+    others = [topology.find({}, asked, starts_ranks=True).master_port for _ in range(3)]
+    assert head.master_addr == "192.0.2.7"
+    assert {*others} != {head.master_port}, "another launch does not meet these machines"
+    fixed = replace(asked, master_port=4000)
+    assert topology.find({}, fixed, starts_ranks=True).master_port == 4000
+    # also where variables of another launcher are set on that machine
+    environ = {
+        hosts.VARIABLE: "1 2 192.0.2.7 23456",
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "x",
+    }
+    node = topology.find(environ, asked, starts_ranks=True)
+    assert (node.kind, node.nnodes, node.node_rank) == (NODE, 2, 1)
+    assert (node.source, node.master_addr, node.master_port) == ("flags", "192.0.2.7", 23456)
+    alone = topology.find(
+        {hosts.VARIABLE: "0 1 x 23456"}, LauncherOptions(hosts="a"), starts_ranks=True
+    )
+    assert alone.kind == LOCAL
+    # without --hosts it is a leftover, which no rank inherits
+    left = topology.find({hosts.VARIABLE: "1 2 x 23456"}, LauncherOptions(), starts_ranks=True)
+    assert (left.kind, left.leftovers) == (LOCAL, (hosts.VARIABLE,))
+    assert topology.clean({hosts.VARIABLE: "1 2 x 23456"}) == {}
+
+
+def test_this_machine_needs_no_ssh() -> None:
+    assert Target("localhost").is_here() and Target(LOOPBACK).is_here()
+    assert Target(socket.gethostname()).is_here()
+    assert not Target(LOOPBACK, "2222").is_here(), "a tunnel or a container"
+    assert not Target(LOOPBACK, user="someone-else").is_here()
+    assert not Target("192.0.2.7").is_here()
+    found = probe.machines([Host("localhost"), Host(LOOPBACK)], "")
+    assert [machine.here for machine in found] == [True, False], "one launch command per machine"
+
+
+def test_the_address_of_the_first_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, away = Target("localhost"), Target("192.0.2.8")
+    monkeypatch.setattr(network, "source_towards", {"192.0.2.8": "192.0.2.1"}.get)
+    assert hosts.first_address([here, away]) == "192.0.2.1", "the interface that leads there"
+    assert hosts.first_address([here, Target("unknown.invalid")]) == socket.gethostname()
+    assert hosts.first_address([here]) == LOOPBACK
+    assert hosts.first_address([away, here]) == "192.0.2.8"
+    assert hosts.first_address([Target("behind.jump.invalid"), here]) == "behind.jump.invalid"
+
+
+def test_machines_get_the_variables_that_mean_the_same_there() -> None:
+    kept = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "WANDB_API_KEY": "secret",
+        "MY_DATA": "a b",
+        "DUET_SEED": "3",
+        "DUET_HOSTS": "a,b",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    own = {
+        "HOME": "/root",
+        "SSH_AUTH_SOCK": "/tmp/x",
+        "KRB5CCNAME": "FILE:/tmp/krb5cc_0",
+        "SLURM_JOB_ID": "1",
+        "RANK": "0",
+        "PET_NNODES": "2",
+        "DUET_TOKEN": "x",
+        hosts.VARIABLE: "0 2 a",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "KUBERNETES_SERVICE_HOST": "x",
+    }
+    assert passed_on(kept | own) == kept
+    assert passed_on({"CUDA_VISIBLE_DEVICES": "GPU-8f1c"}) == {}, "of this machine"
+
+
+def test_the_ssh_command() -> None:
+    words = ssh.command("user@a", "-p 2222 -o 'ProxyJump x'", ssh.agent("/a b/python"))
+    assert words[:4] == ["ssh", "-T", "-o", "BatchMode=yes"]
+    assert words[4:8] == ["-p", "2222", "-o", "ProxyJump x"]
+    assert words[-2] == "user@a"
+    assert shlex.split(words[-1]) == ["exec", "/a b/python", "-I", "-S", ssh.AGENT]
+
+
+@each(
+    "error, code",
+    [
+        ("ssh: Could not resolve hostname a: Name or service not known", "hosts.unknown"),
+        (
+            "No ED25519 host key is known for a\r\nHost key verification failed.",
+            "hosts.key_unknown",
+        ),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key", "hosts.key_changed"),
+        ("u@a: Permission denied (publickey,password).", "hosts.denied"),
+        ("ssh: connect to host a port 22: Connection refused", "hosts.refused"),
+        ("ssh: connect to host a port 22: Connection timed out", "hosts.unreachable"),
+        ("ssh: connect to host a port 22: No route to host", "hosts.unreachable"),
+        ("kex_exchange_identification: Connection closed by remote host", "hosts.ssh"),
+        ("", "hosts.ssh"),
+    ],
+)
+def test_errors_of_ssh(error: str, code: str) -> None:
+    problem = ssh.problem("a", "-p 2222", error)
+    assert problem.code == code and problem.fixes
+
+
+def shown(*lines: str) -> Console:
+    reader, writer = os.pipe()
+    os.write(writer, "".join(f"{line}\n" for line in lines).encode())
+    console = Console("beta", os.fdopen(reader, "rb"), seen=SEEN)
+    os.close(writer)
+    console.join(10)
+    return console
+
+
+SEEN: set[str] = set()
+TIME = "2024-10-21 16:00:00"
+
+
+def test_other_nodes_show_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        f"[INFO] {TIME} run directory: x",
+        "step 1 loss 2",
+        f"[WARNING] {TIME} slow disk",
+        "    try: another",
+        "step 2 loss 1",
+        "[rank3] NaN",
+        f"[ERROR] {TIME} training failed",
+        "  Cause   x",
+        "step 3",
+    )
+    console = shown(*lines)
+    assert capfd.readouterr().err.splitlines() == [
+        f"[beta] [WARNING] {TIME} slow disk",
+        "[beta]     try: another",
+        "[beta] [rank3] NaN",
+    ]
+    console.errors()
+    assert capfd.readouterr().err.splitlines() == [
+        f"[beta] [ERROR] {TIME} training failed",
+        "[beta]   Cause   x",
+        "[beta] step 3",
+    ]
+    shown(f"[WARNING] {TIME} slow disk").errors()
+    assert capfd.readouterr().err == "", "the same warning of another machine"
+    console = shown("bash: no such file")
+    console.errors()
+    assert capfd.readouterr().err == ""
+    shown("bash: no such file").errors(or_last=True)
+    assert capfd.readouterr().err == "[beta] bash: no such file\n"
+
+
+def sent(writer: int, data: bytes) -> None:
+    """Writes all of it; fails instead of blocking where it is not read."""
+    os.set_blocking(writer, False)
+    rest = [data]
+
+    def go_on() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            rest[0] = rest[0][os.write(writer, rest[0]) :]
+        return not rest[0]
+
+    wait_until(go_on, 10, "everything is read")
+    os.close(writer)
+
+
+def test_node_0_is_read_although_the_console_is_closed() -> None:
+    (reader, writer), (end, console) = os.pipe(), os.pipe()
+    os.close(end)  # as by `… | head`
+    with os.fdopen(reader, "rb") as stream:
+        copy = Copy(stream, console)
+        sent(writer, b"x" * (1 << 20))
+        copy.join(10)
+    os.close(console)
+
+
+def test_a_console_that_another_program_made_non_blocking_gets_everything() -> None:
+    (reader, writer), (end, console), found = os.pipe(), os.pipe(), bytearray()
+    os.set_blocking(console, False)
+    os.set_blocking(end, False)
+    with os.fdopen(reader, "rb") as stream:
+        copy = Copy(stream, console)
+        sent(writer, b"x" * 100000)  # more than a pipe holds
+
+        def read() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                found.extend(os.read(end, 1 << 16))
+            return len(found) == 100000
+
+        wait_until(lambda: not select.select([], [console], [], 0)[1], 10, "the console is full")
+        wait_until(read, 10, "all of it")
+        copy.join(10)
+    os.close(console)
+    os.close(end)
+
+
+def test_node_0_has_time_for_the_report_and_the_notification() -> None:
+    assert conductor.TOGETHER_S > post_run.REPORT_S + post_run.NOTIFY_S
+
+
+def test_endless_output_of_another_node_is_not_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as stream:
+        console = Console("beta", stream, set())
+        sent(writer, f"[ERROR] {TIME} failed\n".encode() + b"step\n" * 100000 + b"\r50%" * 100000)
+        console.join(10)
+    console.errors()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"[beta] [ERROR] {TIME} failed"
+    assert len(lines) == ERROR_LINES

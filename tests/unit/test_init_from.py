@@ -1,0 +1,185 @@
+"""--init_from: what follows from the weights, what is rejected, and a training that starts from
+them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.cases import each
+from tests.unit.conftest import LAUNCH, ROOT, ask, clean_environment, only, wrong
+from tests.unit.test_export import bpe_file
+from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
+from training.cli import export
+from training.core import manifest, rundir
+from training.core.errors import UserError
+from training.plan import training_plan
+from training.tasks import trained
+from training.trainer import train_state
+
+CPU = ("1", "--device=cpu")
+
+
+def codes(*argv: str) -> list[str]:
+    return sorted(problem.code for problem in wrong(*CPU, *argv, script=LAUNCH))
+
+
+def test_the_model_follows_from_the_weights(tmp_path: Path) -> None:
+    file = bpe_file(tmp_path)
+    run = made(tmp_path / "run", gpt(2, vocab=448, length=32), file)
+    request = ask(*CPU, f"--init_from={run.path}", "--total_batch_size=256", script=LAUNCH)
+    config = request.config
+    assert (config.depth, config.max_seq_len) == (2, 32)
+    assert config.tokenizer == str(run.tokenizer / "tokenizer.json")
+    assert "run, " in request.origins["depth"] and request.start
+    plan, _ = training_plan.build(request, {})
+    newest = run.checkpoints / "step_00000007" / manifest.STATE
+    assert plan["init_from"]["file"] == str(newest)
+    assert any(str(newest) in line for line in plan["text"])
+
+
+def test_a_longer_context_is_accepted(tmp_path: Path) -> None:
+    words = (f"--init_from={stored(tmp_path).path}", "--max_seq_len=128", "--total_batch_size=1024")
+    assert ask(*CPU, *words, script=LAUNCH).config.max_seq_len == 128
+
+
+def test_all_differences_are_reported_at_once(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    problems = wrong(
+        *CPU, f"--init_from={run.path}", "--depth=3", "--tokenizer=bpe", "--vocab_size=300",
+        "--total_batch_size=512", script=LAUNCH,
+    )  # fmt: skip
+    assert [(p.code, p.field) for p in problems] == [
+        ("init.differs", "depth"), ("init.differs", "tokenizer")
+    ]  # fmt: skip
+    again = problems[0].fixes[0]
+    assert "--depth=1" in again and "--tokenizer=bytes" in again
+    file = bpe_file(tmp_path)
+    other = made(tmp_path / "other", gpt(1, vocab=448), file)
+    size = "--total_batch_size=128"
+    assert codes(f"--init_from={other.path}", "--tokenizer=bpe", size) == ["init.differs"]
+    assert codes(f"--init_from={other.path}", f"--tokenizer={tmp_path / 'no.json'}", size) == [
+        "init.differs", "tokenizer.missing"
+    ]  # fmt: skip
+    same = ("--tokenizer=" + str(file), size)
+    assert ask(*CPU, f"--init_from={other.path}", *same, script=LAUNCH).start
+    (other.tokenizer / "tokenizer.json").unlink()
+    assert codes(f"--init_from={other.path}", size) == ["tokenizer.lost"]
+
+
+def test_unusable_weights(tmp_path: Path) -> None:
+    run = stored(tmp_path)
+    assert codes("--init_from=nothing") == ["run.missing"]
+    lost = only(wrong(*CPU, "--init_from=lost.pth", script=LAUNCH))
+    assert (lost.code, lost.field) == ("run.missing", "init_from")
+    problem = only(wrong(*CPU, "--init_from=resume", script=LAUNCH))  # nanoGPT
+    assert "--resume=latest" in problem.fixes[0]
+    assert "flag.contradiction" in codes(f"--init_from={run.path}", f"--resume={run.path}")
+    assert codes(f"--init_from={run.path}", "--task=video_restoration", "--dataroot_gt=/x")[0] == (
+        "init.differs"
+    )
+    for checkpoint in manifest.all_in(run.checkpoints):
+        flip_a_bit(checkpoint / manifest.NAME)
+    assert codes(f"--init_from={run.path}") == ["checkpoint.damaged"]
+
+
+def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
+    train_state._start_from(
+        model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}
+    )
+
+
+def test_weights_are_verified_and_compared_when_they_are_loaded(tmp_path: Path) -> None:
+    model, other = gpt(1, seed=3), gpt(1, seed=4)
+    for name in ("a.pt", "b.pt"):
+        state = model.state_dict()
+        torch.save(state if name == "a.pt" else {"state_dict": state}, tmp_path / name)
+        loaded(tmp_path / name, other)
+        assert all(torch.equal(t, state[n]) for n, t in other.state_dict().items())
+    size = (tmp_path / "a.pt").stat().st_size
+    with pytest.raises(UserError) as caught:
+        loaded(tmp_path / "a.pt", other, bytes=size, sha256="0")
+    assert [p.code for p in caught.value.problems] == ["weights.unreadable"]
+    with pytest.raises(UserError) as caught:
+        loaded(tmp_path / "a.pt", gpt(2))
+    assert [p.code for p in caught.value.problems] == ["init.differs"]
+    (tmp_path / "text.pt").write_text("no tensors")
+    with pytest.raises(UserError):
+        trained.tensors(tmp_path / "text.pt")
+
+
+@each("wrapped", [
+    lambda s: {f"module.{n}": t for n, t in s.items()},
+    lambda s: {f"module._orig_mod.{n}": t.bfloat16() for n, t in s.items()},
+    lambda s: {n.replace("blocks.0.", "blocks.0._orig_mod."): t for n, t in s.items()},
+    lambda s: {"state_dict": {f"model.{n}": t for n, t in s.items()}, "epoch": 3},
+    lambda s: {"model_state_dict": s, "epoch": 3},
+    lambda s: {"n_averaged": torch.tensor(5), **{f"module.{n}": t for n, t in s.items()}},
+])  # fmt: skip
+def test_weights_of_wrapped_models_are_found(wrapped: Any, tmp_path: Path) -> None:
+    """DDP, torch.compile, Lightning, the usual training script, a moving average; also in files
+    from before torch 1.6."""
+    state, file = gpt(1, seed=3).state_dict(), tmp_path / "a.pth"
+    for zipped in (True, False):
+        torch.save(wrapped(state), file, _use_new_zipfile_serialization=zipped)
+        model = gpt(1, seed=4)
+        loaded(file, model)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor, state[name], rtol=1e-2, atol=1e-2)
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+def test_unreadable_files_are_answered_and_never_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = gpt(1).state_dict()
+    torch.save({"model": state, "args": Harmful()}, "objects.pt")
+    torch.save({"a": Harmful()}, "old.pth", _use_new_zipfile_serialization=False)
+    Path("pickle.pth").write_bytes(pickle.dumps(Harmful()))
+    Path("empty.pt").touch()
+    safetensors.torch.save_file(state, "whole.safetensors")
+    Path("cut.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:1000])
+    Path("text.safetensors").write_text("no tensors")
+    names = ("objects.pt", "old.pth", "pickle.pth", "empty.pt", "cut.safetensors",
+             "text.safetensors", "missing.pt", "missing.safetensors")  # fmt: skip
+    for name in names:
+        with pytest.raises(UserError) as caught:
+            loaded(tmp_path / name, gpt(1))
+        (problem,) = caught.value.problems
+        assert problem.code == "weights.unreadable" and not problem.what.endswith(": "), name
+    assert not Path("executed").exists()
+
+
+@pytest.mark.slow
+def test_a_training_starts_from_an_exported_folder(tmp_path: Path) -> None:
+    """The first loss is that of the weights, not of a guess; its own checkpoints are complete."""
+    out, text = tmp_path / "model", tmp_path / "manual.txt"
+    assert export.main([str(stored(tmp_path).path), f"--out={out}", "--quiet"]) == 0
+    text.write_text((ROOT / "README.md").read_text())
+    words = [
+        str(ROOT / "launch_train.sh"), "1", "--device=cpu", f"--init_from={out}", f"--data={text}",
+        f"--out_dir={tmp_path}", f"--log_dir={tmp_path}", "--run_name=fine", "--num_iterations=2",
+        "--device_batch_size=8", "--total_batch_size=512", "--sample_tokens=0", "--report=false",
+        "--eval_tokens=1024", "--tensorboard=false", "--use_dummy_wandb",
+    ]  # fmt: skip
+    done = subprocess.run(
+        words, env=clean_environment(), capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = rundir.RunDir(tmp_path / "fine")
+    first, *_ = rundir.read_records(run.metrics)
+    assert first["step"] == 1 and first["loss"] < 3.5  # ln(320) is 5.8
+    assert json.loads(run.plan.read_text())["config"]["depth"] == 1
+    assert manifest.newest(run.checkpoints)

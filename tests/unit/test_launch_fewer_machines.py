@@ -1,0 +1,180 @@
+"""`--min_ranks` on several machines: which ranks remain after the loss of a machine, on which
+machine, and how a machine joins again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit.test_launch_fewer_ranks import failed, gpu, plan
+from tests.unit.test_launch_rendezvous import LOOPBACK, in_thread
+from tests.unit.test_launch_rendezvous import plan as plan_of_node
+from training.core.errors import UserError
+from training.core.failure_kinds import SILENT
+from training.core.rundir import RunDir, write_json
+from training.host.placement import Topology
+from training.launcher import coordinator, fewer_ranks, local_ranks, rendezvous, replan, seats
+from training.launcher.local_ranks import free_port
+from training.launcher.recovery_policy import remedy
+from training.launcher.restart import Failure, GiveUp, Restart, Team
+
+
+def node_plan(node: int, nodes: int = 3, **more: Any) -> dict[str, Any]:
+    """Plan of a machine with two ranks."""
+    made = plan(2 * nodes, **more)
+    gpus = [gpu(0), gpu(1)]
+    own = {"per_node": 2, "gpus": gpus, "bindings": [None] * 2}
+    place = {"node_rank": node, "nnodes": nodes}
+    return made | {
+        "local_ranks": 2,
+        "gpus": gpus,
+        "numa": {"value": [None] * 2, "memory": True, "reason": ""},
+        "place": place,
+        "elastic": made["elastic"] | own,
+    }
+
+
+def lost(*nodes: int, kind: Any = SILENT, back: tuple[int, ...] = ()) -> Failure:
+    return Failure("nccl_network", kind, None, 0, 23, 20, "", "gone", nodes=nodes, back=back)
+
+
+def after(before: dict[str, Any], failure: Failure) -> dict[str, Any]:
+    chosen = remedy(failure, before, [])  # type: ignore[arg-type]
+    assert isinstance(chosen, Restart) and chosen.team, chosen
+    return dict(replan.with_team(before, chosen.team, chosen.why))  # type: ignore[arg-type]
+
+
+def test_every_machine_finds_its_own_ranks() -> None:
+    for node, ranks, gpus in ((0, range(2), 2), (1, range(2, 2), 0), (2, range(2, 4), 2)):
+        found = after(node_plan(node), lost(1))
+        assert found["elastic"]["seats"] == [0, 1, 4, 5]
+        assert seats.ranks(found) == ranks  # type: ignore[arg-type]
+        assert (found["ranks"], found["local_ranks"], len(found["gpus"])) == (4, len(ranks), gpus)
+        assert [one["node"] for one in found["elastic"]["lost"]] == [1, 1]
+    team = local_ranks.of_node(found, "a", 1)  # type: ignore[arg-type]
+    variables = team.variables(3, ours=False)
+    assert (variables["LOCAL_RANK"], variables["GROUP_RANK"]) == ("1", "1")
+    assert variables["GROUP_WORLD_SIZE"] == "2"
+
+
+def test_one_gpu_of_a_machine_is_named_with_it() -> None:
+    before = node_plan(1)
+    found = after(before, failed(3))
+    assert fewer_ranks.names(found, [3]) == "GPU 1 on node 1"  # type: ignore[arg-type]
+    found = after(found, lost(1))
+    assert fewer_ranks.names(found, [2, 3]) == "node 1"  # type: ignore[arg-type]
+    assert found["elastic"]["seats"] == [0, 1, 4, 5]
+
+
+def test_a_silent_machine_gets_time_to_end_its_ranks() -> None:
+    chosen = remedy(lost(2), node_plan(0), [])  # type: ignore[arg-type]
+    assert isinstance(chosen, Restart) and chosen.pause_s == fewer_ranks.SILENT_PAUSE_S
+
+
+def test_a_machine_without_a_rank_replaces_the_next_lost_one() -> None:
+    """8 sequences: 4 ranks of 6."""
+    found = after(node_plan(0, 4, size=1, total=8 * 32), lost(2))
+    assert found["elastic"]["seats"] == [0, 1, 2, 3]
+    assert seats.nodes(found) == [0, 1]  # type: ignore[arg-type]
+    assert after(found, lost(1))["elastic"]["seats"] == [0, 1, 6, 7]
+
+
+def test_without_a_rank_on_the_first_machine_the_run_ends() -> None:
+    found = after(node_plan(0), failed(0))
+    assert isinstance(remedy(failed(0), found, []), GiveUp)  # type: ignore[arg-type]
+
+
+def test_another_failure_is_restarted_with_the_machines_that_are_back() -> None:
+    found = after(node_plan(0), lost(1))
+    killed = failed(0, "killed", back=(2, 3))
+    chosen = fewer_ranks.with_machines(Restart(1), killed, found)  # type: ignore[arg-type]
+    assert isinstance(chosen, Restart) and chosen.team and chosen.number == 1
+    assert isinstance(chosen.team, Team) and chosen.team.seats == (0, 1, 2, 3, 4, 5)
+    found = dict(replan.with_team(found, chosen.team, ""))  # type: ignore[arg-type]
+    assert found["elastic"]["lost"] == []
+
+
+def test_a_code_error_is_not_the_machine_s() -> None:
+    raised = Failure("code_error", "error", 0, 1, 23, 20, "", "ValueError", nodes=(1,))
+    assert isinstance(remedy(raised, node_plan(0), []), GiveUp)  # type: ignore[arg-type]
+
+
+def of_network(node: int, port: int) -> dict[str, Any]:
+    made = plan_of_node(node, port)
+    elastic = {"per_node": 2, "ranks": 4, "seats": [0, 1, 2, 3], "lost": [], "rejoined": []}
+    return made | {"elastic": elastic}
+
+
+def test_a_lost_machine_joins_while_ranks_run() -> None:
+    port, release = free_port(LOOPBACK), threading.Event()
+
+    def member() -> Any:
+        with rendezvous.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            line.go()
+            release.wait(10)
+        return None
+
+    def again() -> Any:
+        own = of_network(1, port)
+        _, own["launch"] = rendezvous.ask(own, 10)  # type: ignore[arg-type]
+        with rendezvous.Peer(own) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            assert line.go() is None
+            order = line.decide(None)
+            team = line.go()
+            return order, team and team.port
+
+    thread, _ = in_thread(member)
+    with coordinator.Coordinator(of_network(0, port)) as line:  # type: ignore[arg-type]
+        line.gather(10)
+        team = line.go()
+        assert team and team.port != port, "it keeps listening at its own"
+        team.close()
+        with pytest.raises(UserError, match="part of the run already"):
+            refused, out = in_thread(lambda: _refusal(port))
+            wait_until(lambda: (line.greet_late(), not refused.is_alive())[1], 10)
+            raise out[0]
+        release.set()
+        thread.join(10)
+        wait_until(lambda: any("gone" in m for m in line.read(1)), 10)
+        away = [{"seat": seat} for seat in (2, 3)]
+        line.decide({"team": {"lost": away}})
+        team = line.go()
+        assert team and not line.missing(), "node 0 continues alone"
+        team.close()
+        thread, results = in_thread(again)
+        wait_until(lambda: (line.greet_late(), line.ready_again)[1] == (1,), 10)
+        order = {"team": {"lost": []}}
+        line.decide(order)
+        team = line.go()
+        assert team
+        team.close()
+        thread.join(10)
+        assert results == [(order, team.port)]
+
+
+def _refusal(port: int) -> UserError | None:
+    try:
+        rendezvous.ask(of_network(1, port), 10)  # type: ignore[arg-type]
+    except UserError as error:
+        return error
+    return None
+
+
+def test_a_lost_machine_of_a_resumed_run_gets_its_settings_again(tmp_path: Path) -> None:
+    """The first failure removes the plan before the resume."""
+    port, run = free_port(LOOPBACK), RunDir(tmp_path / "a_run")
+    run.create()
+    write_json(run.plan_before, {"config": {"seed": 1}})
+    own = of_network(0, port) | {"resume": True, "run_dir": str(run.path)}
+    with coordinator.Coordinator(own) as line:  # type: ignore[arg-type]
+        run.forget_before(0.0)
+        place = Topology(**of_network(1, port)["place"])
+        asking, out = in_thread(lambda: rendezvous.ask_resumed(place, 10))
+        wait_until(lambda: (line.greet_late(), not asking.is_alive())[1], 10)
+    assert out == [{"run": "a_run", "plan": {"config": {"seed": 1}}, "manifest": None}]

@@ -1,0 +1,57 @@
+"""The time of a step before and after a restart with another number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.core.heartbeat import Heartbeat
+from training.core.rundir import RunDir, read_records
+from training.launcher.resumption import Resumption
+
+
+def train(run: RunDir, first: int, last: int, step_ms: float) -> None:
+    """A start that has trained these steps; the first ones are slower."""
+    with run.metrics.open("a") as file:
+        for step in range(first, last + 1):
+            slow = 50 if step < first + 2 else 0
+            file.write(json.dumps({"step": step, "loss": 1.0, "step_ms": step_ms + slow}) + "\n")
+        file.write(json.dumps({"step": last, "eval_ms": 7.0}) + "\n")
+    beat = Heartbeat(run.heartbeat(0), 0)
+    for beat.step in (first, last):
+        beat.beat("forward")
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [r for r in read_records(run.events) if r["event"] == kind]
+
+
+def test_each_start_is_compared_with_the_one_before(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    watched = Resumption(run)
+    train(run, 1, 60, 100.0)
+    watched.look()
+    assert not events(run, "recovered"), "no restart"
+    watched.begin(2, 0.0, 60, (4, 2))
+    assert not watched.trains
+    train(run, 51, 53, 180.0)
+    watched.look()
+    assert watched.trains and [e["step"] for e in events(run, "recovered")] == [51]
+    train(run, 51, 90, 180.0)
+    watched.look()
+    watched.look()
+    (pace,) = events(run, "pace")
+    assert (pace["ranks"], pace["step_ms"]) == ([4, 2], [100.0, 180.0])
+    assert (pace["slowdown"], pace["expected_slowdown"]) == (1.8, 2.0)
+    watched.begin(3, 0.0, 90, (2, 4))
+    train(run, 91, 110, 100.0)
+    watched.look()
+    assert events(run, "pace")[-1]["step_ms"] == [180.0, 100.0]
+    # two failures without a step between them: nothing to compare with
+    watched.begin(4, 0.0, 110, (4, 3))
+    watched.begin(5, 0.0, 110, (3, 2))
+    train(run, 111, 140, 150.0)
+    watched.look()
+    assert len(events(run, "pace")) == 2 and len(events(run, "recovered")) == 3

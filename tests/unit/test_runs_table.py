@@ -1,0 +1,193 @@
+"""`./duet runs`: facts, filters, order, text; whatever is in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import ROOT
+from tests.unit.monitor_runs import Made
+from training.cli import runs
+from training.core import rundir, units
+from training.core.cells import cells
+from training.core.errors import Exit, UserError
+from training.monitor.runs import facts, table, terms
+
+
+def ended(made: Made, steps: int = 100, **config: object) -> Made:
+    """A run with a summary, evaluations and this configuration."""
+    made.plan["config"] |= config
+    made.plan["task"] = {"name": "gpt", "unit": "tokens", "file": None, "options": {}}
+    rundir.write_json(made.run.plan, made.plan)
+    summary = {"status": "done", "time": made.at + 60, "steps": steps, "loss_end": 2.0}
+    rundir.write_json(made.run.summary, {**summary, "tokens_per_s": 38000.0, "tokens": 7})
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Finished, failed and running runs, and folders without a run."""
+    place = tmp_path / "some runs"
+    old = ended(Made(place / "old", age_s=5000), depth=12, matrix_lr=0.02)
+    for step, bpb in ((50, 1.5), (100, 1.2), (150, 1.4)):
+        old.run.event("eval", step=step, val_loss=bpb, val_bpb=bpb)
+    ended(Made(place / "new", age_s=500), depth=16, matrix_lr=0.02)
+    failed = Made(place / "broken", age_s=900).steps(7)
+    rundir.write_json(failed.run.failure, {"cause": "oom", "summary": "x", "time": failed.at + 9})
+    Made(place / "alive", age_s=90).steps(5).supervisor(os.getpid())
+    (place / "nothing").mkdir()
+    (place / "pictures").mkdir()
+    (place / "pictures" / "cat.png").write_bytes(b"x")
+    (place / "damaged").mkdir()
+    (place / "damaged" / "plan.json").write_text('{"created": ')
+    (place / "later").mkdir()
+    rundir.write_json(place / "later" / "plan.json", {"schema_version": 99, "created": "soon"})
+    (place / "odd").mkdir()
+    (place / "odd" / "plan.json").write_text('{"created": null, "config": [1], "ranks": "two"}')
+    (place / "odd" / "plan.before.json").write_text('{"created": {}}')
+    (place / "odd" / "events.jsonl").write_bytes(b'{"event": "eval", "step": 1}\n{"event": "eval"')
+    (place / "comparison.html").write_text("")
+    (place / ".hidden").mkdir()
+    return place
+
+
+def listed(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    """Names of the listed runs."""
+    assert runs.main([f"--dir={folder}", "--json", *argv]) == Exit.DONE
+    return [run["name"] for run in json.loads(capsys.readouterr().out)["runs"]]
+
+
+def test_states_of_all_kinds_of_folders(folder: Path) -> None:
+    found = {run.name: run for run in facts.read_all(folder)}
+    states = {name: run.state for name, run in found.items()}
+    # what a plan without readable contents may be is not the point here: only that it is listed
+    assert {states.pop("later"), states.pop("odd")} <= set(facts.STATES)
+    assert states == {
+        "old": "finished",
+        "new": "finished",
+        "broken": "failed",
+        "alive": "running",
+        "nothing": "empty",
+        "pictures": "foreign",
+        "damaged": "damaged",
+    }
+    old = found["old"]
+    assert (old.loss, old.loss_name, old.best_step, old.step) == (1.2, "val_bpb", 100, 100)
+    assert (old.speed, old.unit, old.task) == (38000.0, "tokens", "gpt")
+    assert old.seconds == pytest.approx(60, abs=1)
+    assert found["new"].loss_name == "loss"
+    assert found["broken"].step == 7
+    assert old.bytes >= old.run.plan.stat().st_size
+
+
+def test_a_resume_from_an_older_checkpoint_discards_later_evaluations(tmp_path: Path) -> None:
+    run = ended(Made(tmp_path / "run")).run
+    run.event("eval", step=50, val_bpb=1.5)
+    run.event("eval", step=100, val_bpb=0.1)
+    run.event("resume", step=50, path="")
+    run.event("eval", step=60, val_bpb=1.3)
+    found = facts.read(run.path)
+    assert (found.loss, found.best_step) == (1.3, 60)
+
+
+def test_a_run_of_another_machine_is_running_while_it_writes(tmp_path: Path) -> None:
+    run = Made(tmp_path / "run").steps(5).supervisor(1 << 30).run
+    rundir.write_json(run.supervisor, {**(rundir.read_json(run.supervisor) or {}), "host": "far"})
+    assert facts.read(run.path).state == "running"
+    past = time.time() - facts.ELSEWHERE_S - 10
+    for file in (run.metrics, run.events, run.supervisor):
+        if file.exists():
+            os.utime(file, (past, past))
+    assert facts.read(run.path).state == "died"
+
+
+def test_filters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, names in (
+        (["--filter=state=finished"], ["new", "old"]),
+        (["--filter=depth=12"], ["old"]),
+        (["--filter=depth>12,state!=failed"], ["new"]),
+        (["--filter=loss<1.3"], ["old"]),
+        (["--filter=age>1h", "o*"], ["old"]),
+        (["new", "old"], ["new", "old"]),
+        (["state=f*ed", "--filter=age<20m"], ["new", "broken"]),
+        (["--filter=matrix_lr=0.020", "--sort=depth"], ["old", "new"]),
+        (["--filter=state=finished", "--sort=-loss"], ["new", "old"]),
+        (["--filter=depth<0"], []),
+    ):
+        assert listed(folder, capsys, *argv) == names, argv
+
+
+def test_unknown_values_are_sorted_last(folder: Path) -> None:
+    found = terms.sort(facts.read_all(folder), "-loss")
+    assert [run.name for run in found][-1] not in ("old", "new")
+    assert found[0].loss is not None
+
+
+def test_bad_input_is_answered_at_once(tmp_path: Path) -> None:
+    argv = ["--filter=los<3,state=failing,loss<abc,name>x", "--sort=dpth", "--dir=nowhere"]
+    with pytest.raises(UserError) as error:
+        runs.options(argv, tmp_path)
+    codes = [problem.code for problem in error.value.problems]
+    assert codes == ["runs.filter"] * 4 + ["flag.value", "runs.no_folder"]
+    assert "loss<3" in error.value.problems[0].fixes[0]
+    assert "--sort=depth" in error.value.problems[4].fixes[0]
+
+
+def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert listed(tmp_path, capsys) == []
+    assert runs.main([f"--dir={tmp_path}"]) == Exit.DONE
+    assert "quickstart" in capsys.readouterr().out
+
+
+def test_the_table_fits_its_terminal(folder: Path) -> None:
+    ended(Made(folder / ("a_very_long_name_" * 5)), depth=2, data="中文" * 30)
+    found = facts.read_all(folder)
+    for width in (80, 100, 200):
+        for line in table.lines(found, width):
+            assert sum(cells(text) for text, _ in line) <= width, width
+    whole = "\n".join("".join(text for text, _ in line) for line in table.lines(found, None))
+    assert "a_very_long_name_" * 5 in whole
+    assert "中文" * 30 in whole
+
+
+def test_differences_are_those_of_the_listed_runs(folder: Path) -> None:
+    found = [run for run in facts.read_all(folder) if run.state == "finished"]
+    assert table.differences(found) == ["depth"]
+
+
+def test_a_piped_table_needs_no_torch(folder: Path) -> None:
+    code = (
+        "import sys; from training.cli import runs; runs.main(sys.argv[1:]); "
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    argv = [sys.executable, "-c", code, f"--dir={folder}", "--filter=state=finished"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["new", "old"]
+    assert "\x1b" not in done.stdout
+
+
+def test_durations_and_sizes_are_read() -> None:
+    for text, seconds in (
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("1.5h", 5400),
+        ("7", 7),
+        ("1:00:30", 3630),
+    ):
+        assert units.read_duration(text) == seconds, text
+    for text, size in (("10GB", 1e10), ("1.5 GiB", 1.5 * 2**30), ("300mb", 3e8), ("12", 12)):
+        assert units.read_size(text) == size, text
+    for bad in ("", "x", "-1", "1h x", "nan", "inf", "h"):
+        with pytest.raises(ValueError):
+            units.read_duration(bad)
+    for bad in ("", "GB", "1 XB", "-1"):
+        with pytest.raises(ValueError):
+            units.read_size(bad)

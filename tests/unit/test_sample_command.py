@@ -1,0 +1,230 @@
+"""./duet sample on runs of this and of an earlier version."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from tests.cases import each
+from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.trained_runs import flip_a_bit, gpt, made, stored
+from training import tasks
+from training.cli import evaluate, sample, weights_argument
+from training.core import log, manifest, rundir
+from training.core.errors import UserError
+from training.tasks.gpt import trained as gpt_trained
+
+
+def codes(*argv: str) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        sample.parse(list(argv))
+    return [problem.code for problem in caught.value.problems]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert sample.main([*argv, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_run_of_schema_1_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = stored(tmp_path)
+    words = (str(run.path), "--prompt=The ", "--max_tokens=24", "--temperature=0")
+    found = answer(capsys, *words)
+    assert (found["run"], found["step"], found["device"]) == ("tiny", 300, "cpu")
+    (one,) = found["samples"]
+    assert (
+        one["prompt"] == "The "
+        and one["tokens"] == 24 == len(one["text"])
+        and one["end"] == "length"
+    )
+    assert tasks.load_model(run.path).generate("The ", max_tokens=24, temperature=0) == one["text"]
+    assert sample.main(list(words)) == 0
+    assert capsys.readouterr().out == f"The {one['text']}\n"
+    assert answer(capsys, str(run.checkpoints / "step_00000150"), "--max_tokens=1")["step"] == 150
+
+
+def test_several_prompts_and_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, prompts = stored(tmp_path), tmp_path / "prompts.txt"
+    prompts.write_text("The\n\nA run\n")
+    words = (str(run.path), f"--prompts={prompts}", "--num=2", "--max_tokens=8", "--seed=5")
+    found = answer(capsys, *words)
+    assert (
+        found["seed"] == 5
+        and [s["prompt"] for s in found["samples"]] == ["The"] * 2 + ["A run"] * 2
+    )
+    assert found["samples"] == answer(capsys, *words)["samples"]
+    alone = answer(capsys, str(run.path), "--prompt=A run", "--max_tokens=8", "--seed=5")
+    assert alone["samples"] == found["samples"][2:3]
+    assert sample.main(list(words)) == 0
+    shown = capsys.readouterr().out
+    assert all(s["prompt"] + s["text"] in shown for s in found["samples"])
+
+
+def test_samples_that_do_not_fit_together_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path)
+    words = (str(run.path), "--num=5", "--max_tokens=6", "--seed=5")
+    together = answer(capsys, *words)["samples"]
+    monkeypatch.setattr(gpt_trained, "KEPT", 2 * 2 * 64 * 4 * 7 + 1)  # two samples
+    assert answer(capsys, *words)["samples"] == together
+    assert sample.main(list(words)) == 0
+    assert all(one["text"] in capsys.readouterr().out for one in together[:1])
+
+
+def test_prompts_that_are_not_utf8(tmp_path: Path) -> None:
+    run, prompts = str(stored(tmp_path).path), tmp_path / "prompts.txt"
+    assert codes(run, "--prompt=caf\udce9") == ["prompts.unreadable"]
+    prompts.write_bytes(b"\xef\xbb\xbfone \xe2\x80\xa8 line\r\ntwo\n")
+    assert sample.parse([run, f"--prompts={prompts}"]).prompts == ["one \u2028 line", "two"]
+    prompts.write_bytes(b"one\ncaf\xe9\n")
+    assert codes(run, f"--prompts={prompts}") == ["prompts.unreadable"]
+    duet = str(ROOT / "duet")
+    for given in ("printf '\\351' |", "exec 0<&-;"):
+        done = subprocess.run(
+            ["bash", "-c", f'{given} "$0" sample "$1" --prompt=-', duet, run],
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 2 and b"Traceback" not in done.stderr
+
+
+def test_a_model_that_has_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = gpt(1)
+    model.head.weight.data.fill_(float("nan"))
+    run, data = made(tmp_path / "run", model), tmp_path / "text.txt"
+    with pytest.raises(UserError) as caught:
+        sample.main([str(run.path)])
+    assert [p.code for p in caught.value.problems] == ["weights.unreadable"]
+    data.write_text("some text for it " * 9)
+    words = [str(run.path), f"--data={data}"]
+    assert evaluate.main(words) == 0 and "nan" in capsys.readouterr().out
+    assert evaluate.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["loss"] is None
+
+
+def test_a_prompt_longer_than_the_context(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, warned = stored(tmp_path), list[str]()
+    monkeypatch.setattr(log, "warning", warned.append)
+    words = (str(run.path), "--num=2", "--max_tokens=2")
+    answer(capsys, *words, "--prompt=" + "word " * 10)
+    assert not warned
+    answer(capsys, *words, "--prompt=" + "word " * 100)
+    assert len(warned) == 1 and "501" in warned[0]
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path)
+    warned: list[str] = []
+    monkeypatch.setattr(log, "warning", warned.append)
+    newest = run.checkpoints / "step_00000300"
+    flip_a_bit(newest / manifest.STATE)
+    assert answer(capsys, str(run.path), "--max_tokens=1")["step"] == 150 and len(warned) == 1
+    for words in ([str(newest)], [str(newest / manifest.STATE)]):  # no other one was asked for
+        with pytest.raises(UserError) as caught:
+            sample.main([*words, "--json"])
+        assert [p.code for p in caught.value.problems] == ["checkpoint.damaged"]
+    flip_a_bit(run.checkpoints / "step_00000150" / manifest.STATE)
+    with pytest.raises(UserError) as caught:
+        sample.main([str(run.path), "--json"])
+    assert [p.code for p in caught.value.problems] == ["checkpoint.damaged"]
+    flip_a_bit(newest / manifest.NAME)
+    assert codes(str(newest)) == ["checkpoint.damaged"]
+
+
+def changed(run: rundir.RunDir, **facts: object) -> None:
+    plan = json.loads(run.plan.read_text())
+    rundir.write_json(run.plan, plan | facts)
+
+
+def test_unusable_runs_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiments = tmp_path / "experiments"
+    run = stored(experiments)
+    monkeypatch.setattr(weights_argument, "WORK", tmp_path)
+    assert codes("tinny") == ["run.missing"] and sample.parse([]).weights is not None
+    changed(run, schema_version=99)
+    assert codes(str(run.path)) == ["run.later_version"]
+    changed(
+        run,
+        schema_version=1,
+        task={"name": "video_restoration", "unit": "samples", "file": None, "options": {}},
+    )
+    assert codes("tiny") == ["task.unsupported"]
+    empty = rundir.RunDir(experiments / "empty")
+    empty.create()
+    rundir.write_json(empty.plan, {"schema_version": 1, "config": {}})
+    assert codes("empty") == ["weights.none"]
+    rundir.write_json(empty.plan, {"schema_version": 1, "script": {"path": "main.py"}})
+    assert codes("empty") == ["weights.none"]
+    empty.plan.write_text("{")
+    assert codes("empty") == ["run.not_a_run"]
+
+
+@each(
+    "argv, expected",
+    [
+        (
+            ["--num=0", "--temperature=hot", "--devise=cpu"],
+            ["flag.unknown", "flag.value", "flag.value"],
+        ),
+        (["--prompt=a", "--prompts=b"], ["flag.contradiction"]),
+        (["--prompts=/nowhere/a.txt"], ["prompts.unreadable"]),
+        (["one", "two"], ["run.several"]),
+    ],
+)
+def test_all_problems_of_a_command_line_are_reported(
+    argv: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    run = [] if "one" in argv else [str(stored(tmp_path).path)]
+    assert sorted(codes(*run, *argv)) == expected
+
+
+def test_a_lost_tokenizer_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = tmp_path / "ranks.tiktoken"
+
+    ranks.write_text("".join(f"{base64.b64encode(bytes([n])).decode()} {n}\n" for n in range(256)))
+    run = made(tmp_path / "run", gpt(1), ranks)
+    assert len(answer(capsys, str(run.path), "--max_tokens=5")["samples"]) == 1
+    (run.tokenizer / ranks.name).write_text("IQ== 0\n")
+    with pytest.raises(UserError) as caught:
+        sample.main([str(run.path), "--json"])
+    assert [p.code for p in caught.value.problems] == ["tokenizer.lost"]
+
+
+@pytest.mark.slow
+def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C stops the answer only; Ctrl-D ends."""
+    run = stored(tmp_path)
+    terminal = pexpect.spawn(
+        str(ROOT / "duet"),
+        ["sample", str(run.path), "--max_tokens=1000000", "--temperature=1"],
+        env=clean_environment(TERM="dumb"),  # type: ignore[arg-type]
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=60,
+    )
+    try:
+        for _ in range(2):
+            terminal.expect_exact("> ")
+            terminal.sendline("The")
+            terminal.expect_exact("The\r\n")
+            terminal.expect(r"(?s).{200}")
+            terminal.sendintr()
+        terminal.expect_exact("\n> ")
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        terminal.wait()
+        assert terminal.exitstatus == 0
+    finally:
+        terminal.close(force=True)

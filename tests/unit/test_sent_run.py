@@ -1,0 +1,143 @@
+"""The run that node 0 resumes, on a machine with a disk of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_launch_rendezvous import LOOPBACK, in_thread, plan
+from training.config.schema import Config
+from training.core import manifest
+from training.core.errors import Exit, Problem, UserError
+from training.core.rundir import RunDir, is_name, read_json, write_json
+from training.host.placement import Topology
+from training.launcher import rendezvous, resumed_run
+from training.launcher.local_ranks import free_port
+from training.plan import sent_run
+
+
+def saved(run: RunDir, step: int) -> None:
+    folder = run.checkpoints / manifest.folder_name(step)
+    folder.mkdir(parents=True)
+    numbers = {"step": step, "epoch": 0, "used": 8 * step, "world_size": 2, "bytes": 3}
+    texts: dict[str, Any] = {"optimizer": "muon", "tokenizer": "bytes", "sha256": "ab"}
+    manifest.write(folder, {**numbers, **texts, "shape": {}, "data": {}})  # type: ignore[typeddict-item]
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunDir:
+    """Node 0's run, which has begun to resume."""
+    run = RunDir(tmp_path / "disk0" / "a_run")
+    run.create()
+    write_json(run.plan, {"config": {"seed": 9}})
+    write_json(run.plan_before, {"config": {"seed": 7}, "variables": [{"name": "SECRET"}]})
+    saved(run, 5)
+    saved(run, 10)
+    return run
+
+
+def test_another_machine_gets_plan_and_manifest_and_ignores_its_own_checkpoints(
+    first: RunDir, tmp_path: Path
+) -> None:
+    old = RunDir(tmp_path / "disk1" / "a_run", 1)
+    old.create()
+    saved(old, 40)
+    port = free_port(LOOPBACK)
+    head = plan(0, port) | {"run_dir": str(first.path), "resume": True}
+    other = Topology(**plan(1, port)["place"])
+
+    def member() -> Any:
+        sent = rendezvous.ask_resumed(other, 10)
+        own = plan(1, port) | {"shared": False}
+        with rendezvous.Peer(own) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            line.go()
+        return sent
+
+    thread, out = in_thread(member)
+    with rendezvous.Coordinator(head) as line:  # type: ignore[arg-type]
+        line.gather(10)
+        line.go()
+    thread.join(10)
+    run = sent_run.keep(out[0], tmp_path / "disk1", 1)
+    assert run and (run.name, run.path) == ("a_run", old.received)
+    assert read_json(run.plan) == {"config": {"seed": 7}}, "of the last start, without variables"
+    newest = manifest.newest(run.checkpoints)
+    assert newest and newest == manifest.newest(first.checkpoints) and newest["step"] == 10
+    assert len(manifest.all_in(old.checkpoints)) == 1, "its own are kept"
+    sent_run.remove(run)
+    assert not run.path.exists() and old.checkpoints.exists()
+
+
+def test_a_new_run_of_node_0_has_nothing_to_send(first: RunDir) -> None:
+    assert sent_run.of({"run_dir": str(first.path), "resume": False}) == {}  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"run": "../up", "plan": {}},
+        {"run": ".hidden", "plan": {}},
+        {"run": "a_run", "plan": 1},
+        {"run": 3, "plan": {}},
+    ],
+)
+def test_an_unusable_message_writes_nothing(sent: dict[str, Any], tmp_path: Path) -> None:
+    assert sent_run.keep(sent, tmp_path / "disk1", 1) is None
+    assert not (tmp_path / "disk1").exists()
+
+
+@pytest.mark.parametrize("facts", [None, 3, {"step": "x"}, {"step": 10}])
+def test_an_invalid_manifest_counts_as_none(facts: object, tmp_path: Path) -> None:
+    sent = json.loads(json.dumps({"run": "a_run", "plan": {}, "manifest": facts}))
+    run = sent_run.keep(sent, tmp_path, 1)
+    assert run and manifest.newest(run.checkpoints) is None
+
+
+def test_only_a_machine_other_than_the_first_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Topology] = []
+    monkeypatch.setattr(rendezvous, "ask_resumed", lambda place, seconds: asked.append(place) or {})
+    for options in ({}, {"nnodes": 2, "master_addr": "a"}, {"hosts": "a,b"}):
+        assert resumed_run.Received({})(Config(resume="a_run", **options), tmp_path) is None  # type: ignore[arg-type]
+    assert not asked
+    second = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
+    received = resumed_run.Received({})
+    assert received(second, tmp_path) is None and received(second, tmp_path) is None
+    assert [place.node_rank for place in asked] == [1], "once"
+    with pytest.raises(resumed_run.NotInstalled):
+        resumed_run.Received({}, installed=False)(second, tmp_path)
+
+
+def test_a_finished_run_on_this_disk_limits_the_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Node 0 has nothing to do, and does not listen, if it sees the same run."""
+    waits: list[float] = []
+
+    def ask(place: Topology, seconds: float) -> Any:
+        waits.append(seconds)
+        raise UserError(Problem("nodes.no_answer", ""), Exit.RESOURCES)
+
+    monkeypatch.setattr(rendezvous, "ask_resumed", ask)
+    config = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
+    with pytest.raises(UserError):
+        resumed_run.Received({})(config, tmp_path)
+    (tmp_path / "a_run").mkdir()
+    write_json(RunDir(tmp_path / "a_run").summary, {"status": "done", "steps": 12})
+    assert resumed_run.Received({})(config, tmp_path) is None
+    assert waits == [config.rendezvous_timeout, resumed_run.DONE_S]
+
+
+def test_names_from_a_network_stay_inside_their_folder() -> None:
+    assert [
+        name for name in ("run_1", "a-b.c", "", ".x", "a/b", "a\n", None, 3) if is_name(name)
+    ] == [
+        "run_1",
+        "a-b.c",
+    ]

@@ -1,0 +1,230 @@
+"""--max_time, --tokens_per_param and --num_iterations=auto."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.monitor_runs import Made
+from tests.unit.own_task import LINE
+from training.config.batch import Batch
+from training.config.convert import convert
+from training.config.schema import Config
+from training.core import read_backwards
+from training.data.duration import UNLIMITED, plan_length
+from training.inspector.distributed import World
+from training.monitor.state import RunWatch
+from training.plan import cli_args, finished
+from training.tasks import optim
+from training.tasks.gpt.model_dims import ModelDims
+from training.trainer import forecast, time_limit
+from training.trainer.time_limit import TimeLimit
+
+WORLD = World(0, 0, 1, torch.device("cpu"), "none", "-")
+STEP_S = 2.0
+
+
+def schedule(
+    limit: TimeLimit, slow: Mapping[int, float] | None = None, done: int = 0
+) -> list[float]:
+    """The share of the peak rate in each step after the first `done` until the last one, of STEP_S
+    each. `slow`: seconds of other steps (0-based)."""
+    rates, used = list[float](), limit.used_s
+    while done + len(rates) < limit.planned:
+        step, last = done + len(rates), limit.is_last()
+        rates.append(optim.multiplier(step, limit.total(step), Config()))
+        used += (slow or {}).get(step, STEP_S)
+        limit.agree(used)
+        if last:
+            break
+    return rates
+
+
+def test_the_schedule_follows_the_time() -> None:
+    limit = TimeLimit(200.0, UNLIMITED)
+    rates = schedule(limit)
+    assert len(rates) in (99, 100)
+    assert 200.0 - 2 * STEP_S <= limit.used_s <= 200.0
+    by_steps = [optim.multiplier(step, 100, Config()) for step in range(len(rates))]
+    assert rates[5:] == pytest.approx(by_steps[5:], abs=0.03)
+
+
+def test_the_schedule_follows_the_steps_if_they_are_further() -> None:
+    limit = TimeLimit(1e9, 50)
+    assert schedule(limit) == [optim.multiplier(step, 50, Config()) for step in range(50)]
+
+
+def test_rates_never_rise_after_the_warm_up_and_a_slow_step_costs_steps() -> None:
+    rates = schedule(TimeLimit(200.0, UNLIMITED), slow={0: 20.0, 30: 60.0})
+    assert 50 < len(rates) < 65
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] < 0.1
+
+
+def test_milestones_count_real_steps() -> None:
+    limit = TimeLimit(200.0, UNLIMITED, used_s=100.0)
+    assert [limit.total(step) for step in (50, 60)] == [100, 120]
+    assert TimeLimit(200.0, 80, used_s=100.0).total(50) == 80
+    assert TimeLimit(200.0, 80, used_s=100.0).total(0) == 1
+
+
+def test_a_restart_counts_the_time_used() -> None:
+    whole = schedule(TimeLimit(200.0, UNLIMITED))
+    rest = schedule(TimeLimit(200.0, UNLIMITED, used_s=100.0), done=50)
+    assert len(rest) == pytest.approx(len(whole) / 2, abs=2)
+    assert rest[0] == pytest.approx(whole[50], abs=0.02)
+    assert rest[-1] == pytest.approx(whole[-1], abs=0.05)
+    assert len(schedule(TimeLimit(200.0, UNLIMITED, used_s=300.0), done=50)) == 1
+
+
+def test_the_time_begins_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    limit = TimeLimit(200.0, UNLIMITED, used_s=7.0)
+    clock[0] += 60.0  # a tracker logs in
+    limit.start()
+    clock[0] += 2.0
+    assert limit.now_s() == 9.0
+
+
+def test_steps_read_late_end_as_early() -> None:
+    limit = TimeLimit(100.0, UNLIMITED, lag=1)
+    for step in range(1, 48):
+        assert not limit.is_last(), step
+        limit.agree(step * STEP_S)
+    limit.agree(48 * STEP_S)
+    assert limit.is_last()
+
+
+def test_the_time_used_is_that_of_the_checkpoint_or_of_lost_work(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [{"step": 1, "used_s": 5.0}, {"step": 2, "used_s": 9.5}, {"step": 2, "val_bpb": 1.0}]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "us')
+
+    def used(manifest: Any, limit_s: float = 60.0) -> float | None:
+        found = time_limit.begin(limit_s, 10, manifest, metrics, WORLD)
+        return found and found.used_s
+
+    assert used({"used_s": 4.0}) == 9.5
+    assert used({"used_s": 12.0}) == 12.0
+    assert used(None) == 9.5  # ended before its first checkpoint
+    assert used({"used_s": 4.0}, limit_s=0.0) is None
+
+
+def test_the_time_used_is_read_from_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks wait for it: a long run has gigabytes of metrics."""
+    metrics, read = tmp_path / "metrics.jsonl", list[object]()
+    line = json.dumps({"step": 1, "used_s": 5.0, "loss": [1.0] * 99}) + "\n"
+    last = json.dumps({"step": 1, "used_s": 7.0}) + "\n" + json.dumps({"step": 1, "val_bpb": 1.0})
+    metrics.write_text(line * (3 * read_backwards.BLOCK // len(line)) + last + "\n")
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(len(text)) or real(text))
+    found = time_limit.begin(60.0, 10, None, metrics, WORLD)
+    assert found and found.used_s == 7.0
+    assert len(read) < 2 * read_backwards.LINES
+
+
+def test_lengths_with_a_time_limit() -> None:
+    batch = Batch(1, 1, 1, 1)
+    for given, steps in (
+        ({"max_time": 9.0}, UNLIMITED),
+        ({"max_time": 9.0, "num_iterations": 70}, 70),
+        ({"max_time": 9.0, "num_epochs": 2}, 80),
+        ({}, 40),
+    ):
+        length = plan_length(Config(**given), batch, 40)
+        assert length and length.total_steps == steps, given
+        assert (length.record()["total_steps"] == 0) == (steps == UNLIMITED)
+
+
+def test_durations_are_read_from_flags_and_files() -> None:
+    for raw, is_text, value in (
+        ("8h", True, 28800.0),
+        ("1d12h", False, 129600.0),
+        (90, False, 90.0),
+        ("0", True, 0.0),
+    ):
+        assert convert("max_time", raw, is_text) == (value, None), raw
+    for raw in ("8x", "", "-3", "nan"):
+        assert convert("max_time", raw, True)[1] is not None, raw
+    assert convert("tokens_per_param", "1e308", True)[1] is not None, "infinitely many tokens"
+
+
+def look(*args: str) -> cli_args.ParsedArgs:
+    return cli_args.parse_args("launch_train.sh", ["1", *args], {})
+
+
+def test_tokens_for_each_parameter_give_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ("--depth=2", "--tokenizer=bytes", "--total_batch_size=4096", "--max_seq_len=64")
+    weights = ModelDims(2, 320, 64).weights
+    for args, tokens in (
+        (["--num_iterations=auto"], 20),
+        (["--tokens_per_param=5"], 5),
+        (["--tokens_per_param=5", "--num_iterations=auto"], 5),
+    ):
+        found = look(*model, *args)
+        assert found.problems == []
+        steps = found.resolved.config.num_iterations
+        assert (steps - 1) * 4096 < tokens * weights <= steps * 4096, args
+    config = tmp_path / "c.py"
+    config.write_text("tokens_per_param = 5\n")
+    found = look(str(config), *model, "--num_iterations=7")
+    assert found.problems == []
+    assert (found.resolved.config.num_iterations, found.resolved.config.tokens_per_param) == (7, 0)
+    config.write_text("num_iterations = 7\n")
+    assert look(str(config), *model, "--tokens_per_param=5").resolved.config.num_iterations > 7
+
+
+def test_lengths_that_cannot_be_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("line.py").write_text(LINE)
+    for args, code in (
+        (["--num_iterations=3", "--tokens_per_param=5"], "config.two_lengths"),
+        (["--task=line.py", "--num_iterations=auto"], "config.no_parameters"),
+    ):
+        assert [problem.code for problem in look(*args).problems] == [code], args
+
+
+def test_a_finished_run_is_prolonged_by_its_own_limit() -> None:
+    limits = {"num_iterations": 0, "num_epochs": 0, "max_time": 3600.0}
+    assert finished.longer(limits, 900) == {"max_time": 7200.0}
+
+
+def test_the_forecast_takes_the_nearer_end() -> None:
+    def left(total: int, limit: TimeLimit | None, used_s: float = 0.0) -> tuple[float, int]:
+        session: Any = SimpleNamespace(length=SimpleNamespace(total_steps=total), time_limit=limit)
+        made = forecast.Forecast(session)
+        # below the number at which it is logged
+        for _ in range(forecast.SKIPPED + forecast.MEASURED - 1):
+            made.step(30, 500.0, used_s)
+        return made.left(30, used_s)
+
+    assert left(130, None) == (50.0, 100)
+    assert left(130, TimeLimit(40.0, 130), used_s=15.0) == (25.0, 50)
+    assert left(UNLIMITED, TimeLimit(40.0, UNLIMITED), used_s=15.0) == (25.0, 50)
+
+
+def test_the_monitor_expects_the_end_by_the_time(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", config={"num_iterations": 0, "max_time": 400.0}).beats()
+    made.supervisor(os.getpid())
+    for step in range(1, 21):
+        made.step(step, 3.0, at=time.time() - 20 + step, used_s=5.0 * step)
+    progress = RunWatch(made.run).read()["progress"]
+    assert progress["total_steps"] is None
+    assert progress["percent"] == pytest.approx(25.0)
+    assert progress["eta_s"] == pytest.approx(300.0, abs=30)

@@ -1,0 +1,109 @@
+"""Failure cards of hangs, exceptions and stops, and the exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.verdicts import failed, finding, new_run, report_error, verdict
+from training.core.errors import Exit
+from training.core.rundir import RunDir
+from training.diagnose import card
+from training.launcher import failure_report
+from training.launcher.outcome import Outcome
+from training.watchdog.hang_report import DESYNC, UNEVEN
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return new_run(tmp_path)
+
+
+CARD = """\
+  Cause      hang: rank 1 is stuck at model.py:12, for 3.2 s
+  Who        rank 1, in step 7: forward
+  Where      model.py:12
+  Others     rank 0: step 7: backward, waits in backward
+"""
+
+
+def test_failure_record_and_card_of_a_hang(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer")  # a consequence of the hang
+    record = failed(run, 0, finding=finding())
+    expected = {
+        "cause": "hang",
+        "kind": "hang",
+        "rank": 1,
+        "where": "model.py:12",
+        "phase": "step 7: forward",
+        "since_s": 3.2,
+    }
+    expected |= {
+        "waiting": {"0": "step 7: backward, waits in backward"},
+        "stacks": "/runs/hangs/1",
+        "exit_code": 5,
+        "victim": False,
+    }
+    assert {name: record[name] for name in expected} == expected
+    assert record["summary"] == "rank 1 is stuck at model.py:12, for 3.2 s"
+    text = card.of_run(record)
+    assert text.partition("  Try")[0] == CARD and "  Stacks     /runs/hangs/1\n" in text
+
+
+def test_a_hang_without_a_guilty_rank(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer")
+    record = failed(run, 0, None, finding=finding(rank=None))
+    assert record["rank"] is None and "no single rank" in card.of_run(record)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [(DESYNC, "every rank must call the same collectives"), (UNEVEN, "the same number of batches")],
+)
+def test_advice_for_ranks_that_differ(run: RunDir, kind: str, advice: str) -> None:
+    record = failed(run, 0, finding=finding(kind))
+    assert record["kind"] == kind and advice in record["advice"][0]
+    assert record["summary"].startswith("rank 1 is stuck") == (kind == UNEVEN)
+
+
+def test_advice_for_out_of_memory_has_the_values_of_the_plan(run: RunDir) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory.")
+    advice = failed(run)["advice"]
+    assert all(value in advice[0] for value in ("device_batch_size is 8", "try 4", "512 tokens"))
+    assert advice[1] == "./launch_train.sh 2 --resume=run --device_batch_size=4"
+
+
+def test_a_reported_error_has_the_advice_of_its_signature(run: RunDir) -> None:
+    """Not only the general one of its cause, which is about a rejected configuration."""
+    text = "put_ does not have a deterministic implementation, but you set 'torch.use_…(True)'."
+    report_error(run, 1, "RuntimeError", text)
+    record = failed(run)
+    assert verdict(record) == ("config_error", "error", 1)
+    assert [word in " ".join(record["advice"]) for word in ("put_", "--deterministic")] == [
+        True
+    ] * 2
+
+
+def test_a_card_without_evidence_has_no_section_for_it(run: RunDir) -> None:
+    record = failed(run, -9)
+    assert "Evidence" not in card.of_run(record) and "Stacks" not in card.of_run(record)
+    run.rank_log(1).write_text("last line\n    ~~~~^^^\n")
+    assert "  Evidence\n      │ last line\n  Try" in card.of_run(failed(run, -9))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome(ended=[(0, 0), (1, 0)]), 0),
+        (Outcome(ended=[(0, 75), (1, 75)]), 75),
+        (Outcome(guilty=(1, -9)), 4),
+        (Outcome(guilty=(1, 2)), 2),
+        (Outcome(guilty=(1, 2), ours=False), 4),
+        (Outcome(guilty=(1, 0), finding=finding()), 5),
+        (Outcome(guilty=(1, -15), asked=Exit.PREEMPTED), 75),
+        (Outcome(killed=True, asked=Exit.INTERRUPTED), 130),
+    ],
+)
+def test_exit_codes(outcome: Outcome, code: int) -> None:
+    assert failure_report.exit_code(outcome) == code

@@ -1,0 +1,194 @@
+"""The cause of an exception: as reported by a rank, in its log, by torchelastic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases import each
+from tests.unit.verdicts import TRACEBACK, failed, new_run, report_error, verdict
+from training.core.rundir import RunDir, write_json
+from training.diagnose import card
+from training.launcher import failure_report
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return new_run(tmp_path)
+
+
+@each(
+    ("kind", "message", "expected"),
+    [
+        ("ValueError", "planted", "exception"),
+        ("NotFinite", "loss is nan on rank 1", "nan_loss"),
+        ("ParametersDiffer", "weights", "ddp_params_mismatch"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB.", "gpu_oom"),
+        ("AcceleratorError", "CUDA error: out of memory\nCUDA kernel errors might be …", "gpu_oom"),
+        ("DistBackendError", "NCCL error … Cuda failure 2 'out of memory'", "gpu_oom"),
+        (
+            "AcceleratorError",
+            "CUDA error: an illegal memory access was encountered",
+            "cuda_device_assert",
+        ),
+        ("AcceleratorError", "CUDA error: device-side assert triggered", "cuda_device_assert"),
+        ("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "gpu_hardware"),
+        (
+            "RuntimeError",
+            "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+            "gpu_hardware",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 3216) is killed by signal: Killed. ",
+            "dataloader_worker_died",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid(s) 3216, 3217) exited unexpectedly",
+            "dataloader_worker_died",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory.",
+            "shm_too_small",
+        ),
+        (
+            "ValueError",
+            "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback …",
+            "exception",
+        ),
+        (
+            "RuntimeError",
+            "[…/pair.cc:537] Read error [127.0.0.1]:46811: Connection reset by peer.",
+            "peer_died",
+        ),
+        (
+            "RuntimeError",
+            "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:5006.",
+            "peer_died",
+        ),
+        ("DistNetworkError", "failed to recv, got 0 bytes", "peer_died"),
+        (
+            "RuntimeError",
+            "Timed out waiting 1800000ms for send operation to complete",
+            "collective_timeout",
+        ),
+        (
+            "DistStoreError",
+            "Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+            "rendezvous_timeout",
+        ),
+        (
+            "DistNetworkError",
+            "The server socket has failed to listen on any local network address. port: 29500, "
+            "name: EADDRINUSE",
+            "port_in_use",
+        ),
+        ("BarrierError", "barrier 'x': rank 1 did not arrive within 3 s", "hang"),
+    ],
+)
+def test_cause_of_a_reported_exception(run: RunDir, kind: str, message: str, expected: str) -> None:
+    report_error(run, 1, kind, message)
+    record = failed(run)
+    assert verdict(record) == (expected, "error", 1)
+    assert record["summary"] == f"{kind}: {message.splitlines()[0]}"
+    assert (record["where"], record["step"], record["phase"]) == (
+        "model.py:1",
+        7,
+        "step 7: forward",
+    )
+
+
+def test_a_long_exception_message_is_truncated(run: RunDir) -> None:
+    report_error(run, 1, "OutOfMemoryError", "CUDA out of memory. " + "x" * 1000)
+    assert (
+        len(failed(run)["summary"]) == len("OutOfMemoryError: ") + failure_report.SHOWN_CHARACTERS
+    )
+
+
+def test_a_rank_that_lost_a_peer_is_the_victim_of_that_peer(run: RunDir) -> None:
+    """The supervisor may see both exits at once, the victim's first."""
+    report_error(run, 0, "RuntimeError", "Connection closed by peer [127.0.0.1]:5006", time=2.0)
+    report_error(run, 1, "ValueError", "planted", time=1.0)
+    record = failed(run, rank=0)
+    assert verdict(record) == ("exception", "error", 1) and not record["victim"]
+
+
+def test_an_error_after_the_loss_of_a_peer_is_not_its_cause(run: RunDir) -> None:
+    report_error(run, 0, "RuntimeError", "Connection reset by peer", time=1.0)
+    report_error(run, 1, "ValueError", "in a clean-up", time=2.0)
+    record = failed(run, rank=0)
+    assert (record["cause"], record["rank"], record["victim"]) == ("peer_died", 0, True)
+
+
+def test_a_rank_can_report_another_rank_as_guilty(run: RunDir) -> None:
+    report_error(run, 0, "NotFinite", "loss is nan on rank 1 at step 5", guilty=1)
+    assert failed(run, rank=0)["rank"] == 1
+
+
+def test_an_earlier_exception_of_the_rank_is_the_cause(run: RunDir) -> None:
+    report_error(
+        run,
+        1,
+        "SystemExit",
+        "1",
+        before=[
+            {
+                "type": "OutOfMemoryError",
+                "message": "CUDA out of memory. Tried to allocate 2.00 GiB",
+            }
+        ],
+    )
+    assert failed(run)["cause"] == "gpu_oom"
+    report_error(
+        run,
+        1,
+        "RuntimeError",
+        "no data",
+        before=[{"type": "ConnectionResetError", "message": "Connection reset by peer"}],
+    )
+    assert failed(run)["cause"] == "exception", "it may be any connection"
+
+
+@pytest.mark.parametrize(("after", "found"), [("a last line\n", True), ("step\n" * 10_000, False)])
+def test_a_traceback_at_the_end_of_a_log_is_the_cause(run: RunDir, after: str, found: bool) -> None:
+    """For a program that does not report exceptions; a much earlier traceback does not count."""
+    run.rank_log(1).write_text("ready\n" + TRACEBACK + after)
+    record = failed(run)
+    assert verdict(record) == (("exception", "error", 1) if found else ("exit_status", "died", 1))
+    assert record["where"] == ("/prog:3" if found else None)
+    assert ("ValueError: planted" in record["summary"]) == found
+
+
+def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
+    run.rank_log(1).write_text(
+        TRACEBACK.replace(
+            "ValueError: planted", "RuntimeError: Connection closed by peer [127.0.0.1]:5006"
+        )
+    )
+    record = failed(run)
+    assert record["cause"] == "peer_died" and record["victim"]
+
+
+def test_what_record_of_torchelastic_has_written_is_used_where_nothing_better_is_known(
+    run: RunDir,
+) -> None:
+    stack = 'Traceback (most recent call last):\n  File "/work/train.py", line 7, in main\n'
+    message = {"message": "ValueError: planted", "extraInfo": {"py_callstack": stack}}
+    write_json(run.elastic_error(1), {"message": message})
+    record = failed(run, status=1)
+    assert (record["kind"], record["rank"]) == ("error", 1)
+    assert (record["summary"], record["where"]) == ("ValueError: planted", "/work/train.py:7")
+    report_error(run, 1, "SystemExit", "1")
+    assert failed(run, status=1)["summary"] == "ValueError: planted"
+    report_error(run, 1, "KeyError", "'own'")
+    assert failed(run, status=1)["summary"] == "KeyError: 'own'"
+
+
+def test_the_card_names_exceptions_in_threads(run: RunDir) -> None:
+    record = failed(run, in_threads={1: "Exception in thread T: ValueError: x; at a.py:3"})
+    assert record["threads"] == {"1": "Exception in thread T: ValueError: x; at a.py:3"}
+    assert record["threads"]["1"] in card.of_run(record)

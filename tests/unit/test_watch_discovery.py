@@ -1,0 +1,109 @@
+"""The ranks of a watched command: which processes are ranks, and which ones start them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.unit import targets
+from training.watchdog import discovery
+from training.watchdog.probes import procfs
+
+# Starts PROGRAM (itself: Lightning) once for each of RANKS, and waits for it.
+STARTS = """
+import os, subprocess, sys, time
+
+if "LOCAL_RANK" in os.environ:
+    time.sleep(1000)
+ranks = os.environ["RANKS"].split()
+names = ("RANK", "LOCAL_RANK")
+for rank in ranks:
+    env = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"} | dict.fromkeys(names, rank)
+    subprocess.Popen([sys.executable, "-u", os.environ.get("PROGRAM", __file__)], env=env)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+# Two spawned processes, connected with each other as by torch's TCPStore.
+SPAWNS = """
+import multiprocessing, os, socket, time
+
+def rank(number, port):
+    if number == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port.value = server.getsockname()[1]
+            other = server.accept()[0]
+    else:
+        while not port.value:
+            time.sleep(0.01)
+        other = socket.create_connection(("127.0.0.1", port.value))
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    port = context.Value("i", 0)
+    many = [context.Process(target=rank, args=(number, port)) for number in range(2)]
+    for one in many[: int(os.environ["STARTED"])]:
+        one.start()
+    print("ready", *(one.pid for one in many), flush=True)
+    time.sleep(1000)
+"""
+
+
+def started(pid: int, count: int) -> list[int]:
+    wait_until(lambda: len(found := procfs.family(pid)) == count and all(map(_ran, found)), 20)
+    return procfs.family(pid)
+
+
+def _ran(pid: int) -> bool:
+    """After its exec, with its own variables."""
+    return "LOCAL_RANK" in procfs.environment(pid)
+
+
+@pytest.mark.parametrize(("itself", "platform"), [(False, False), (False, True), (True, False)])
+def test_a_launcher_is_not_a_rank(tmp_path: Path, itself: bool, platform: bool) -> None:
+    env = {"RANKS": "1"}
+    if not itself:
+        (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
+        env["PROGRAM"] = str(tmp_path / "train.py")
+    if platform:  # as on Kubernetes: of the machine
+        env |= {"RANK": "0", "WORLD_SIZE": "1"}
+    with targets.running(tmp_path, STARTS, env=env) as (pid, _, _):
+        (child,) = started(pid, 1)
+        expected = {0: pid, 1: child} if itself else {1: child}  # rank 0 has ended
+        assert discovery.started_by(pid) == (expected, 2, 2)
+
+
+def test_spawned_ranks_are_found_by_their_connections(tmp_path: Path) -> None:
+    with targets.running(tmp_path, SPAWNS, env={"STARTED": "2"}) as (pid, _, output):
+        expected = {rank: int(number) for rank, number in enumerate(output[1:])}
+        wait_until(lambda: discovery.started_by(pid) == (expected, 2, 2), 20)
+        assert discovery.of_process(pid) == expected
+
+
+def test_spawned_processes_without_connections_are_not_ranks(tmp_path: Path) -> None:
+    with targets.running(tmp_path, SPAWNS, env={"STARTED": "1"}) as (pid, _, output):
+        targets.asleep(int(output[1]), "accept")
+        assert discovery.started_by(pid) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["-u", "-X", "dev", "SCRIPT"], "SCRIPT"),
+        (["-Wignore", "SCRIPT", "-m", "x"], "SCRIPT"),
+        (["-um", "pdb", "SCRIPT"], "pdb"),
+        (["-c", "input()"], ""),
+    ],
+)
+def test_the_program_of_a_python(tmp_path: Path, words: list[str], name: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("input()\n")
+    command = [sys.executable, *(str(script) if word == "SCRIPT" else word for word in words)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: procfs.command(process.pid).startswith(sys.executable), 10)
+        assert procfs.program(process.pid) == name.replace("SCRIPT", script.name)
+        process.kill()
