@@ -135,6 +135,7 @@ def first_token(model: GPT, folder: Path) -> tuple[float, float]:
             with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment()) as process:
                 assert process.stdout and process.stdout.read(1), "no token"
                 times[number].append(time.perf_counter() - begun)
+                process.stdout.read()
     return statistics.median(times[0]), statistics.median(times[1])
 
 

@@ -1,7 +1,7 @@
-"""An unchanged script under `./duet run` and under torchrun, compared with the same two ranks
+"""An unchanged script under `./duet run` and under torchrun, compared with the same ranks
 started by hand: time of a step, and time from the command to its first line.
 
-    python -m benchmarks.script_steps [--rounds=7] [--steps=400]
+    python -m benchmarks.script_steps [--rounds=7] [--steps=1500] [--ranks=2]
 
 The script is a plain DDP loop over gloo, one thread a rank. Rounds are interleaved and start with
 another way each; the ratios are those of the medians of one round.
@@ -44,12 +44,14 @@ for step in range(int(sys.argv[1])):
 if dist.get_rank() == 0:
     print(sorted(times[20:])[len(times[20:]) // 2] * 1e3, flush=True)
 dist.destroy_process_group()
+# Without interpreter teardown, in which gloo's threads abort some runs; Duet does it for scripts.
+os._exit(0)
 """
 BY_HAND, TORCHRUN, DUET = WAYS = ("by hand", "torchrun", "duet run")
 
 
 def commands(
-    way: str, script: Path, folder: Path, steps: int
+    way: str, ranks: int, script: Path, folder: Path, steps: int
 ) -> list[tuple[list[str], dict[str, str]]]:
     """The processes to start, each with its own variables; the first prints the result."""
     call = [str(script), str(steps)]
@@ -61,7 +63,7 @@ def commands(
                     "-m",
                     "torch.distributed.run",
                     "--standalone",
-                    "--nproc-per-node=2",
+                    f"--nproc-per-node={ranks}",
                     *call,
                 ],
                 {},
@@ -69,16 +71,17 @@ def commands(
         ]
     if way == DUET:
         folders = [f"--out_dir={folder}", f"--log_dir={folder}", "--report=false"]
-        return [([str(ROOT / "duet"), "run", "-n2", *folders, *call], {})]
+        return [([str(ROOT / "duet"), "run", f"-n{ranks}", *folders, *call], {})]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    same = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    same = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        ([sys.executable, "-u", *call], same | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"
+        ([sys.executable, "-u", *call], same | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
     ]
 
 
-def measure(way: str, script: Path, folder: Path, steps: int) -> tuple[float, float]:
+def measure(way: str, ranks: int, script: Path, folder: Path, steps: int) -> tuple[float, float]:
     """(median step in ms, seconds to the first line). Raises SystemExit if the script fails."""
     begun = time.perf_counter()
     started = [
@@ -90,7 +93,7 @@ def measure(way: str, script: Path, folder: Path, steps: int) -> tuple[float, fl
             stderr=(folder / f"{number}.err").open("w"),
             text=True,
         )
-        for number, (command, more) in enumerate(commands(way, script, folder, steps))
+        for number, (command, more) in enumerate(commands(way, ranks, script, folder, steps))
     ]
     assert started[0].stdout
     started[0].stdout.readline()
@@ -107,7 +110,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--ranks", type=int, default=2)
     wanted = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for number in tqdm(range(wanted.rounds), unit="round", disable=None):
@@ -115,7 +119,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as place:
                 script = Path(place) / "main.py"
                 script.write_text(SCRIPT)
-                found[way].append(measure(way, script, Path(place), wanted.steps))
+                found[way].append(measure(way, wanted.ranks, script, Path(place), wanted.steps))
     base = found[BY_HAND]
     alone_ms = statistics.median(step for step, _ in base)
     print(f"step by hand {alone_ms:.2f} ms, load average {os.getloadavg()[0]:.1f}")
