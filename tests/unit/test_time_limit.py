@@ -39,7 +39,7 @@ def schedule(
     each. `slow`: seconds of other steps (0-based)."""
     rates, used = list[float](), limit.used_s
     while done + len(rates) < limit.planned:
-        step, last = done + len(rates), limit.is_last()
+        step, last = done + len(rates), limit.is_last(evaluates=False)
         rates.append(optim.multiplier(step, limit.total(step), Config()))
         used += (slow or {}).get(step, STEP_S)
         limit.agree(used)
@@ -67,6 +67,22 @@ def test_rates_never_rise_after_the_warm_up_and_a_slow_step_costs_steps() -> Non
     assert 50 < len(rates) < 65
     assert rates[2:] == sorted(rates[2:], reverse=True)
     assert rates[-1] < 0.1
+
+
+def test_an_evaluation_that_no_longer_fits_is_that_of_the_last_step() -> None:
+    limit, used, steps, evaluation_s = TimeLimit(200.0, UNLIMITED), 0.0, 0, 30.0
+    while True:
+        steps += 1
+        evaluates = steps % 10 == 0
+        last = limit.is_last(evaluates)
+        used += STEP_S + evaluation_s * (steps > 1 and steps % 10 == 1)
+        limit.agree(used)
+        if last:
+            break
+        if evaluates:
+            limit.evaluated()
+    # Step 40 ends after 170 s: its evaluation and another step would take until 202 s.
+    assert (steps, used) == (40, 170.0)
 
 
 def test_milestones_count_real_steps() -> None:
@@ -98,10 +114,10 @@ def test_the_time_begins_with_the_first_step(monkeypatch: pytest.MonkeyPatch) ->
 def test_steps_read_late_end_as_early() -> None:
     limit = TimeLimit(100.0, UNLIMITED, lag=1)
     for step in range(1, 48):
-        assert not limit.is_last(), step
+        assert not limit.is_last(evaluates=False), step
         limit.agree(step * STEP_S)
     limit.agree(48 * STEP_S)
-    assert limit.is_last()
+    assert limit.is_last(evaluates=False)
 
 
 def test_the_time_used_is_that_of_the_checkpoint_or_of_lost_work(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def begin_step(session: TrainState, step: int) -> float:
     time for another. Returns the rate to record. All ranks decide alike."""
     limit, total = session.time_limit, session.length.total_steps
     if limit:
-        if limit.is_last():
+        if limit.is_last(evaluates=due(session.config.eval_every, step + 1)):
             session.length = replace(session.length, total_steps=step + 1)
         total = limit.total(step)
     return session.optimizer.schedule(step, session.task.rate(step, total))
@@ -215,6 +215,8 @@ def validate(
     started = time.perf_counter()
     with session.averaged():
         scores = evaluate(session)
+    if session.time_limit:
+        session.time_limit.evaluated()
     progress.evaluation(position, (scores, time.perf_counter() - started))
     score = score_of(scores)
     return score, session.best is not None and session.best.improves(score)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import ManifestRecord
     from training.inspector.distributed import World
 
-RECENT = 5  # steps: one that waited for an evaluation is not typical
+RECENT = 5  # steps: one that waited for a checkpoint is not typical
 USED = "used_s"  # in metrics.jsonl and in the manifest of a checkpoint
 
 
@@ -37,6 +37,8 @@ class TimeLimit:
         self.start()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._read = 0  # steps of this start
+        self._evaluation_s = 0.0  # duration of the latest evaluation
+        self._evaluated = False  # since the last step that was read
 
     def start(self) -> None:
         """The first step begins now."""
@@ -49,19 +51,31 @@ class TimeLimit:
     def agree(self, used_s: float) -> None:
         """Take the time of a step that has been read."""
         self._read += 1
-        if self._read > 1:  # the first one may compile the model
-            self._recent.append(used_s - self.used_s)
+        step_s = used_s - self.used_s
+        if self._evaluated:
+            self._evaluation_s, self._evaluated = max(0.0, step_s - self._step_s()), False
+        elif self._read > 1:  # the first one may compile the model
+            self._recent.append(step_s)
         self.used_s = used_s
+
+    def evaluated(self) -> None:
+        """The model was evaluated after the last step that was read: the time of the next one
+        includes it."""
+        self._evaluated = True
 
     @property
     def share(self) -> float:
         """The part of the limit that is used, 0 to 1."""
         return min(1.0, self.used_s / self.limit_s)
 
-    def is_last(self) -> bool:
-        """Whether the next step is the last: after it there is no time for another one."""
-        step_s = statistics.median(self._recent) if self._recent else 0.0
-        return self.used_s + (2 + self._lag) * step_s > self.limit_s
+    def is_last(self, evaluates: bool) -> bool:
+        """Whether the next step is the last: after it, and after its evaluation if it `evaluates`,
+        there is no time for another one. The last step is evaluated in any case."""
+        needed_s = (2 + self._lag) * self._step_s() + evaluates * self._evaluation_s
+        return self.used_s + needed_s > self.limit_s
+
+    def _step_s(self) -> float:
+        return statistics.median(self._recent) if self._recent else 0.0
 
     def total(self, step: int) -> int:
         """The steps of the schedule at `step` (0-based): as planned, or as many as the time allows
