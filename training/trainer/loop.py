@@ -216,5 +216,6 @@ def validate(
     with session.averaged():
         scores = evaluate(session)
     progress.evaluation(position, (scores, time.perf_counter() - started))
-    score = score_of(scores)
-    return score, session.best is not None and session.best.improves(score)
+    score, best = score_of(scores), session.best
+    better = best is not None and best.improves(score, position.step, session.saver.lost)
+    return score, better
