@@ -84,7 +84,9 @@ def test_the_average_and_the_best_checkpoint_survive_a_resume(
             assert torch.allclose(value.double(), wanted[name], rtol=0, atol=1e-6), (step, name)
 
     last = saved[STEPS]
-    recorded = [r["val_bpb"] for r in read_records(whole.run.metrics) if "val_bpb" in r]
+    evaluations = [r for r in read_records(whole.run.metrics) if "val_bpb" in r]
+    assert [r.get("weights") for r in evaluations] == ["ema"] * 4
+    recorded = [r["val_bpb"] for r in evaluations]
     averaged = bits_per_byte(whole.run, {**last["model"], **last["ema"]})
     assert recorded[-1] == pytest.approx(averaged, rel=1e-4)
     assert recorded[-1] != pytest.approx(bits_per_byte(whole.run, last["model"]), rel=1e-3)
@@ -111,3 +113,14 @@ def test_the_average_and_the_best_checkpoint_survive_a_resume(
     asker = RunSelector("RUN", "", "")
     found = [weights.find(f"{cut.path}{word}", tmp_path, asker) for word in ("", "/best")]
     assert [(one.step, one.kind) for one in found] == [(STEPS, "ema"), (4, "ema")]
+
+    # Without the average the scores are those of the weights as trained.
+    launch(*RUN[:2], tiny=False, resume=cut.path, num_iterations=STEPS + 2, ema=0).ok()
+    newest = [r for r in read_records(cut.metrics) if "val_bpb" in r][-1]
+    state = states(cut)
+    assert "weights" not in newest and "ema" not in state[STEPS + 2] and set(state) == {4, 10}
+    assert newest["val_bpb"] == pytest.approx(
+        bits_per_byte(cut, state[STEPS + 2]["model"]), rel=1e-4
+    )
+    found = [weights.find(f"{cut.path}{word}", tmp_path, asker) for word in ("", "/best")]
+    assert [(one.step, one.kind) for one in found] == [(STEPS + 2, "raw"), (4, "ema")]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.unit.conftest import LAUNCH, only, wrong
-from tests.unit.trained_runs import stored
+from tests.unit.trained_runs import flip_a_bit, stored
 from training.core import evaluations, manifest
 from training.core.errors import UserError
 from training.core.find_run import RunSelector
@@ -19,6 +19,7 @@ from training.core.rundir import RunDir
 from training.inspector.distributed import World
 from training.tasks import weights
 from training.trainer import checkpoint
+from training.trainer.async_checkpoint import AsyncCheckpointer
 from training.trainer.best_score import BestScore, score_of
 from training.trainer.checkpoint import TrainProgress
 
@@ -63,10 +64,76 @@ def test_higher_is_better_for_some_scores(tmp_path: Path) -> None:
         checkpoint.prune(saved(tmp_path, step, psnr=psnr, loss=psnr), 1, keep_best=True)
     assert steps(tmp_path) == [2, 3]
     best = BestScore(tmp_path, 3, ALONE)
-    found = [best.improves(score_of({"psnr": value})) for value in (29.0, 30.0, 31.0, 30.5)]
+    found = [
+        best.improves(score_of({"psnr": value}), step)
+        for step, value in enumerate((29.0, 30.0, 31.0, 30.5), 4)
+    ]
     assert found == [False, False, True, False]
-    assert not best.improves(score_of({"psnr": math.inf})) and not best.improves(None)
-    assert best.improves(score_of({"ssim": 0.1})), "another score has no best yet"
+    assert not best.improves(score_of({"psnr": math.inf}), 8) and not best.improves(None, 9)
+    assert best.improves(score_of({"ssim": 0.1}), 10), "another score has no best yet"
+
+
+def test_a_score_whose_save_failed_is_not_the_best(tmp_path: Path) -> None:
+    saved(tmp_path, 1, loss=3.0)
+    best = BestScore(tmp_path, 1, ALONE)
+    assert best.improves(score_of({"loss": 1.0}), 2)
+    assert not best.improves(score_of({"loss": 2.0}), 3)
+    assert best.improves(score_of({"loss": 2.0}), 4, lost=2)
+    assert not best.improves(score_of({"loss": 2.5}), 5, lost=2), "step 4 was saved since"
+
+
+def test_the_first_save_removes_checkpoints_later_than_the_resumed_one(tmp_path: Path) -> None:
+    """Else a damaged one would be kept as the best, and the intact best be deleted."""
+    saved(tmp_path, 2, loss=2.0)
+    damaged = saved(tmp_path, 3, loss=0.1)
+    flip_a_bit(damaged / manifest.STATE)
+    loaded = checkpoint.latest(tmp_path)
+    assert loaded and loaded.position.step == 2
+    warned: list[str] = []
+    saver = AsyncCheckpointer(
+        tmp_path,
+        1,
+        lambda step, path: None,
+        lambda code, text: warned.append(code),
+        keep_best=True,
+        discarded=[damaged],
+    )
+    with saver:
+        for step, loss in ((4, 2.5), (5, 2.6)):
+            facts = {**FACTS, "score": score_of({"loss": loss})}
+            saver.save(TrainProgress(step), {}, facts, required=True)
+            assert steps(tmp_path) == [2, step]
+    assert warned == []
+
+
+def test_a_replaced_checkpoint_is_not_discarded(tmp_path: Path) -> None:
+    again = saved(tmp_path, 3, loss=0.1)
+    saver = AsyncCheckpointer(
+        tmp_path, 2, lambda step, path: None, lambda code, text: None, discarded=[again]
+    )
+    with saver:
+        for step in (3, 4):
+            saver.save(TrainProgress(step), {}, FACTS, required=True)
+    assert steps(tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("averaged_first", [True, False])
+def test_scores_of_both_kinds_of_weights_are_compared_by_value(
+    tmp_path: Path, averaged_first: bool
+) -> None:
+    """A resume may begin or drop the average: the best score is that of the weights in use."""
+    run = stored(tmp_path)
+    for step, value, averaged in ((150, 1.5, averaged_first), (300, 1.6, not averaged_first)):
+        place = run.checkpoints / manifest.folder_name(step)
+        facts = manifest.read(place)[0]
+        assert facts
+        new: Any = {**facts, "score": {"name": "val_bpb", "value": value}}
+        new |= {"ema": 0.9} if averaged else {}
+        del new["own_sha256"]
+        manifest.write(place, new)
+    assert BestScore(run.checkpoints, 300, ALONE).best == {"name": "val_bpb", "value": 1.5}
+    found = weights.find("tiny/best", tmp_path, ASKER)
+    assert (found.step, found.averaged) == (150, averaged_first)
 
 
 def test_scores_of_earlier_versions_are_in_the_events(tmp_path: Path) -> None:
@@ -80,7 +147,7 @@ def test_scores_of_earlier_versions_are_in_the_events(tmp_path: Path) -> None:
     assert found == (run.checkpoints / "step_00000002", "val_loss", 0.0)
 
 
-def test_the_best_checkpoint_by_name(tmp_path: Path) -> None:
+def test_the_best_checkpoint_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored(tmp_path)
     assert weights.find("tiny/best", tmp_path, ASKER).step == 300
     with run.events.open("a") as events:
@@ -92,6 +159,11 @@ def test_the_best_checkpoint_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         weights.find("tiny/best", tmp_path, ASKER)
     assert [p.code for p in raised.value.problems] == ["weights.no_best"]
+    monkeypatch.setattr(RunDir, "is_archived", True)
+    with pytest.raises(UserError) as raised:
+        weights.find("tiny/best", tmp_path, ASKER)
+    assert [p.code for p in raised.value.problems] == ["run.archived"]
+    monkeypatch.undo()
     (tmp_path / "tiny").rename(tmp_path / "best")
     assert weights.find(str(tmp_path / "best"), tmp_path, ASKER).step == 300
 

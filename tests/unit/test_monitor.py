@@ -91,6 +91,17 @@ def test_the_loss_is_shown_in_the_unit_of_the_evaluations(made: Made) -> None:
     assert any(f"{shown}   2.0000" in row for row in rows), rows
 
 
+def test_scores_of_averaged_weights_are_marked(made: Made) -> None:
+    """Each evaluation by itself: a resume may begin or drop the average."""
+    made.supervisor(os.getpid()).steps(100).beats("forward", step=101)
+    for step, more, marked in ((101, {"weights": "ema"}, True), (102, {}, False)):
+        made.step(step, 2.0)
+        scores = {"time": time.time(), "step": step, "epoch": 1, "val_bpb": 1.5, "eval_ms": 9.0}
+        rundir.append_json(made.run.metrics, {**scores, **more})
+        assert look(made.run)["training"]["eval_averaged"] is marked
+        assert ("averaged weights" in text_of(made.run)) is marked
+
+
 def test_finished(made: Made) -> None:
     made.supervisor(dead_pid()).steps().beats(heartbeat.FINISHED, 400).summary()
     seen = look(made.run)

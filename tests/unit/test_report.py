@@ -26,6 +26,15 @@ def whole(tmp_path: Path) -> Made:
     return trained(planned(tmp_path / "experiments" / "quick"), pace=1.6)
 
 
+def test_the_best_score_of_averaged_weights_is_marked(whole: Made) -> None:
+    """By the record of the best evaluation, not by the configuration of the last start."""
+    for step, value, more in ((121, 1.5, {"weights": "ema"}), (122, 1.6, {}), (123, 1.4, {})):
+        scores = {"time": whole.at + 20, "step": step, "epoch": 1, "val_bpb": value}
+        rundir.append_json(whole.run.metrics, {**scores, "eval_ms": 9.0, **more})
+        marked = "averaged weights" in read(page_of(whole)).text
+        assert marked is (step < 123)
+
+
 def test_content_of_the_page(whole: Made) -> None:
     whole.summary(exit_code=0, sample="def main():", parameters=1449984)
     page = read(page_of(whole))

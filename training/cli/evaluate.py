@@ -66,6 +66,7 @@ FLAGS = {
     "help": args.SWITCH,
 }
 EVERY_S = 0.5  # progress
+WHOLE = 1e15  # larger numbers are always integers in float64
 
 
 @dataclass
@@ -140,6 +141,7 @@ def main(argv: list[str]) -> int:
         try:
             model = trained.load(tasks.spec_of(weights.plan), weights, chosen.device)
             done.append(_measured(model, pictured=chosen.out is not None))
+            _forget_pictures(done)
             device = str(model.device)
             del model  # one at a time
         except UserError as error:  # the others are measured
@@ -148,13 +150,16 @@ def main(argv: list[str]) -> int:
         {"run": e.run, "step": e.step, "weights": e.weights, "file": e.file, **e.scores}
         for e in done
     ]
-    if chosen.out and done:
-        _write(chosen.out, done, chosen.data, device)
     if chosen.json:
         found = [{name: _number(value) for name, value in row.items()} for row in rows]
         print(json.dumps({"evaluations": found}, indent=1, ensure_ascii=False))
     elif done:
         print("\n".join(_table(rows)))
+    if chosen.out and done:
+        try:
+            _write(chosen.out, done, chosen.data, device)
+        except UserError as error:
+            failed.append(error)
     if failed:
         raise UserError([p for error in failed for p in error.problems], failed[0].code)
     if chosen.out and not chosen.json:
@@ -174,6 +179,19 @@ def _write(out: Path, done: list[Evaluation], data: str, device: str) -> None:
         what = msg("cli.report.unwritable", out=out, error=error.strerror)
         allowed = msg("config.saved.writable_file")
         raise UserError(Problem("output.unwritable", what, allowed)) from None
+
+
+def _forget_pictures(done: list[Evaluation]) -> None:
+    """Those that the page will not show: of hundreds of checkpoints they would take gigabytes."""
+    if not any(part.pictures for part in done[-1].parts):
+        return
+    from training.monitor.report import evaluation_page
+
+    shown = {id(one) for one in evaluation_page.pictured(done)}
+    for one in done:
+        if id(one) not in shown:
+            for part in one.parts:
+                part.pictures.clear()
 
 
 def _measured(model: Trained, *, pictured: bool) -> Evaluation:
@@ -223,7 +241,8 @@ def _number(value: object) -> object:
 
 def _cell(value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:,.0f}" if value.is_integer() and value >= 100 else units.decimal(value)
+        whole = value.is_integer() and 100 <= value < WHOLE
+        return f"{value:,.0f}" if whole else units.decimal(value)
     return "-" if value is None else str(value)
 
 

@@ -64,12 +64,17 @@ def folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+def step_of(folder: Path) -> int:
+    """The inverse of folder_name()."""
+    return int(folder.name.removeprefix("step_"))
+
+
 def all_in(checkpoints: Path) -> list[Path]:
     """The checkpoint folders of a run, oldest first; other folders are ignored."""
     found = (
         path for path in checkpoints.glob("step_*") if OWN.fullmatch(path.name) and path.is_dir()
     )
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(found, key=step_of)
 
 
 def newest(checkpoints: Path) -> ManifestRecord | None:

@@ -30,6 +30,7 @@ INPUT = "_input"  # suffix of a score of the model's input: the baseline of the 
 SCORES = {"bpb": BITS, "psnr": "dB"}  # units, by part of the name
 HIGHER_IS_BETTER = ("psnr", "ssim", "acc")
 FIRST, LAST = "_first", "_last"
+AVERAGED = {"weights": "ema"}  # in the record of an evaluation of the averaged weights (--ema)
 DATA = ("dataroot_gt", "data")  # task options that name the training data
 
 
@@ -136,6 +137,11 @@ def main_score(figures: Mapping[str, Any]) -> tuple[str, float] | None:
     name = next(iter(scores(figures)), "")
     value = number(figures.get(name))
     return (name, value) if value is not None and math.isfinite(value) else None
+
+
+def of_averaged(record: Mapping[str, Any]) -> bool:
+    """Whether an evaluation in metrics.jsonl is of the averaged weights."""
+    return AVERAGED.items() <= record.items()
 
 
 def rank_of(name: str, value: float) -> float:

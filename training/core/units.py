@@ -9,6 +9,7 @@ import time
 from training.core import messages
 
 SMALL = 0.01  # smaller values need more than four decimal places
+LARGE = 1e9  # larger values, of a diverged model, have up to 300 digits
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
@@ -78,12 +79,11 @@ def amount(value: float) -> str:
 
 
 def decimal(value: float | None, form: str = "") -> str:
-    """Four decimal places; three significant digits below SMALL."""
-    return (
-        "-"
-        if value is None
-        else format(value, form or (".3g" if 0 < abs(value) < SMALL else ".4f"))
-    )
+    """Four decimal places; three significant digits below SMALL, four from LARGE on."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return format(value, form or (".3g" if 0 < size < SMALL else ".4g" if size >= LARGE else ".4f"))
 
 
 def milliseconds(value: float | None) -> str:

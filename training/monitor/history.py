@@ -80,6 +80,7 @@ class History:
                 "eval_last": None,
                 "eval_best": None,
                 "eval_best_step": None,
+                "eval_averaged": False,
             }
         name = names[0]
         scores = [
@@ -95,6 +96,7 @@ class History:
             "eval_last": number(newest.get(name)),
             "eval_best": best[0],
             "eval_best_step": best[1],
+            "eval_averaged": metric_units.of_averaged(newest),
         }
 
     def of_last_steps(self, key: str) -> list[float]:

@@ -83,6 +83,7 @@ def training(run: rundir.RunDir, history: History, since: float) -> TrainingStat
         "eval_last": evaluation["eval_last"],
         "eval_best": evaluation["eval_best"],
         "eval_best_step": evaluation["eval_best_step"],
+        "eval_averaged": evaluation["eval_averaged"],
         "lr": number(last.get("lr")),
         "grad_norm": number(last.get("grad_norm")),
         "loss_scale": number(last.get("loss_scale")),

@@ -156,7 +156,8 @@ def loss(training: TrainingState) -> tuple[str, str]:
 
 
 def evaluation(training: TrainingState) -> str:
-    """'val 2.0312 bits/byte (best 2.0000, step 100)'; empty before the first one."""
+    """'val 2.0312 bits/byte, averaged weights (best 2.0000, step 100)'; empty before the first
+    one."""
     if training["eval_name"] is None:
         return ""
     name = term_text.clean(training["eval_name"])
@@ -165,6 +166,7 @@ def evaluation(training: TrainingState) -> str:
     words += f" {units.decimal(training['eval_last'])}" + (
         f" {training['eval_unit']}" if training["eval_unit"] else ""
     )
+    words += msg("monitor.screen.averaged") if training["eval_averaged"] else ""
     if training["eval_best_step"] is None:
         return words
     step = training["eval_best_step"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from training.core import evaluations, find_run, manifest, run_reader, rundir
+from training.core import evaluations, find_run, log, manifest, run_reader, rundir
 from training.core.errors import Problem, UserError
 from training.core.find_run import RunSelector
 from training.core.jsonl import Record
@@ -224,6 +224,7 @@ def _asks_for_best(word: str, experiments: Path) -> bool:
 
 def _best(run: RunDir) -> Weights:
     """The checkpoint with the best evaluation at its step. Raises UserError if there is none."""
+    _not_archived(run)
     found = evaluations.best_checkpoint(manifest.all_in(run.checkpoints))
     if found is None:
         what = msg("tasks.weights.no_best", name=run.name)
@@ -231,12 +232,17 @@ def _best(run: RunDir) -> Weights:
     return _checkpoint(found[0])
 
 
-def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
+def _not_archived(run: RunDir) -> None:
+    """Raises UserError for an archived run."""
     if run.is_archived:
         file = (rundir.read_json(run.archived) or {}).get("file", "")
         what = msg("tasks.weights.archived", name=run.name)
         fix = f"tar -xf {shlex.quote(file)}"
         raise UserError(Problem("run.archived", what, msg("tasks.weights.allowed"), [fix]))
+
+
+def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
+    _not_archived(run)
     plan, found, skipped = _plan(run), [], []
     for folder in reversed(manifest.all_in(run.checkpoints)):
         facts, wrong = manifest.read(folder)
@@ -245,6 +251,8 @@ def _of_run(run: RunDir, experiments: Path, asker: RunSelector) -> Weights:
         else:
             skipped.append(f"{folder.name}: {wrong}")
     if found:
+        for text in skipped:
+            log.warning(msg("tasks.trained.skipped", text=text))
         return replace(found[0], earlier=tuple(found[1:]))
     if skipped:
         raise damaged(run.checkpoints, skipped)

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,8 @@ LEAVE_S = 10.0  # time limit after a failure for a checkpoint already being writ
 
 class AsyncCheckpointer:
     """Writes the checkpoints of one run. `on_saved(step, path)` and `on_warning(code, text)` are
-    called from the writing thread. `resume`: the command that continues the run."""
+    called from the writing thread. `resume`: the command that continues the run. `discarded`:
+    checkpoints later than the one that was resumed, which the first save removes."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class AsyncCheckpointer:
         resume: str = "",
         *,
         keep_best: bool = False,
+        discarded: Iterable[Path] = (),
     ) -> None:
         self.folder, self.keep, self.resume = folder, keep, resume
         self.keep_best = keep_best
@@ -55,6 +57,8 @@ class AsyncCheckpointer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._missed: int | None = None  # step of the last save if it failed
+        self.lost: int | None = None  # step of the last failed save
+        self._discarded = set(discarded)
         self._copy: TensorTree = {}  # its memory is reused by the next save
 
     def __enter__(self) -> AsyncCheckpointer:
@@ -97,13 +101,17 @@ class AsyncCheckpointer:
             path = checkpoint.save(self.folder, position, self._copy, facts, self._moved)
             self._missed = None
             self._on_saved(position.step, path)
-            if left := checkpoint.prune(path, self.keep, keep_best=self.keep_best):
+            self._discarded.discard(path)  # replaced
+            left = checkpoint.prune(
+                path, self.keep, keep_best=self.keep_best, discarded=self._discarded
+            )
+            if left:
                 self._on_warning("warning.checkpoint_not_pruned", left)
         except OSError as error:
             if "DUET_SUPERVISED" in os.environ and not self.folder.parent.exists():
                 # the run directory was removed: the supervisor reports that and ends the run
                 return
-            before, self._missed = self._missed, position.step
+            before, self._missed, self.lost = self._missed, position.step, position.step
             if before is not None:
                 self._error = self._stopped(before, position.step, error)
             elif required:

@@ -30,17 +30,20 @@ class BestScore:
     def __init__(self, checkpoints: Path, step: int, world: World) -> None:
         self.world = world
         self.best: ScoreRecord | None = None
+        self._before: ScoreRecord | None = None  # the best one before that of step `_at`
+        self._at: int | None = None
         if world.rank == 0:
             there = [
-                path
-                for path in manifest.all_in(checkpoints)
-                if path.name <= manifest.folder_name(step)
+                path for path in manifest.all_in(checkpoints) if manifest.step_of(path) <= step
             ]
             if found := evaluations.best_checkpoint(there):
                 self.best = {"name": found[1], "value": found[2]}
 
-    def improves(self, score: ScoreRecord | None) -> bool:
-        """Whether this is the best score so far; then it counts as saved. A collective."""
+    def improves(self, score: ScoreRecord | None, step: int, lost: int | None = None) -> bool:
+        """Whether `score`, of `step`, is the best so far; then it counts as saved, unless a later
+        call has its step in `lost`: that of the last save that failed. A collective."""
+        if self._at is not None and lost == self._at:
+            self.best, self._at = self._before, None
         better = score is not None and (
             self.best is None or self.best["name"] != score["name"] or _better(score, self.best)
         )
@@ -49,7 +52,7 @@ class BestScore:
             dist.broadcast(decided, 0)
             better = bool(decided.item())
         if better:
-            self.best = score
+            self._before, self.best, self._at = self.best, score, step
         return better
 
 

@@ -16,7 +16,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -138,16 +138,19 @@ def save(
     return final
 
 
-def prune(newest: Path, keep: int, *, keep_best: bool = False) -> str:
-    """Remove checkpoints older than the last `keep` up to `newest`, except with `keep_best` the one
-    with the best evaluation; and all later ones: they are damaged or from before a resume from an
-    older one. Returns what could not be removed, or ""."""
+def prune(
+    newest: Path, keep: int, *, keep_best: bool = False, discarded: Collection[Path] = ()
+) -> str:
+    """Keep the last `keep` checkpoints up to `newest` and, with `keep_best`, the one with the best
+    evaluation. Remove all others, also later ones and those in `discarded`: they are damaged or
+    from before a resume from an older one. Returns what could not be removed, or ""."""
     found = manifest.all_in(newest.parent)
-    at = found.index(newest)
-    best = evaluations.best_checkpoint(found[: at + 1]) if keep_best else None
+    valid = [path for path in found[: found.index(newest) + 1] if path not in discarded]
+    best = evaluations.best_checkpoint(valid) if keep_best else None
+    kept = {*valid[-keep:], *([best[0]] if best else [])}
     left = []
-    for old in [*found[: max(0, at - keep + 1)], *found[at + 1 :]]:
-        if best and old == best[0]:
+    for old in found:
+        if old in kept:
             continue
         try:
             _remove(old)

@@ -218,5 +218,6 @@ def validate(
     if session.time_limit:
         session.time_limit.evaluated()
     progress.evaluation(position, (scores, time.perf_counter() - started))
-    score = score_of(scores)
-    return score, session.best is not None and session.best.improves(score)
+    score, best = score_of(scores), session.best
+    better = best is not None and best.improves(score, position.step, session.saver.lost)
+    return score, better

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from training.core import log, units
+from training.core import log, metric_units, units
 from training.host import flops
 from training.inspector.step_timer import elapsed_s, moment
 from training.trainer.checkpoint import TrainProgress
@@ -150,9 +150,9 @@ class Progress:
         if not self.recorder or scores is None:
             return
         found = {f"val_{name}": value for name, value in scores.items()}
-        self.recorder.write(
-            {"step": position.step, "epoch": position.epoch + 1, **found, "eval_ms": seconds * 1000}
-        )
+        record = {"step": position.step, "epoch": position.epoch + 1, **found}
+        kind = metric_units.AVERAGED if self.session.average else {}
+        self.recorder.write({**record, "eval_ms": seconds * 1000, **kind})
         self.session.run.event("eval", step=position.step, **found)
         self._line(position, f"Validation: {self.session.task.shown(scores)}")
 

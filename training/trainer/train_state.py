@@ -220,7 +220,7 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         compiled=plan["compile"]["value"],
         loss_scale=scale,
         position=position,
-        saver=_saver(run, config, next_command.next_command(plan, run)),
+        saver=_saver(run, config, next_command.next_command(plan, run), position.step),
         facts=facts,
         time_limit=time_limit.begin(
             config.max_time,
@@ -304,7 +304,9 @@ def _start_from(raw: torch.nn.Module, start: InitRecord) -> None:
     log.info(msg("trainer.state.starts_from", title=start["title"]))
 
 
-def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer:
+def _saver(run: rundir.RunDir, config: Config, resume: str, step: int) -> AsyncCheckpointer:
+    """`resume`: the command that continues the run; `step`: at which this start begins."""
+
     def saved(step: int, path: Path) -> None:
         run.event("checkpoint", step=step, path=str(path))
 
@@ -312,8 +314,15 @@ def _saver(run: rundir.RunDir, config: Config, resume: str) -> AsyncCheckpointer
         log.warning(text)
         run.event("warning", code=code, text=text)
 
+    later = [path for path in manifest.all_in(run.checkpoints) if manifest.step_of(path) > step]
     return AsyncCheckpointer(
-        run.checkpoints, config.keep_checkpoints, saved, warned, resume, keep_best=config.keep_best
+        run.checkpoints,
+        config.keep_checkpoints,
+        saved,
+        warned,
+        resume,
+        keep_best=config.keep_best,
+        discarded=later,
     )
 
 

@@ -45,5 +45,6 @@ class EvaluationRecord(TypedDict):
     step: int
     epoch: int
     eval_ms: float
+    weights: NotRequired[str]  # ema: the scores are those of the averaged weights (--ema)
     val_loss: NotRequired[float]
     val_bpb: NotRequired[float]  # bits per byte

@@ -53,6 +53,7 @@ class EvaluationState(TypedDict):
     eval_last: float | None
     eval_best: float | None
     eval_best_step: int | None
+    eval_averaged: bool  # whether eval_last is of the averaged weights (--ema)
 
 
 class LogTraining(EvaluationState):

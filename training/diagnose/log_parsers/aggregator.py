@@ -361,6 +361,7 @@ class LogAggregator:
                 "eval_last": None,
                 "eval_best": None,
                 "eval_best_step": None,
+                "eval_averaged": False,
             }
         name = min(
             names, key=lambda n: ("bpb" not in n, "psnr" not in n, not n.endswith("loss"), n)
@@ -381,4 +382,5 @@ class LogAggregator:
             "eval_last": values[-1][0],
             "eval_best": best[0],
             "eval_best_step": best[1],
+            "eval_averaged": False,
         }

@@ -44,15 +44,21 @@ def page(found: Sequence[Evaluation], data: str, device: str, when: float) -> Re
         out.add("scores", msg("monitor.report.evaluation.scores"), _scores(found, labels), below)
         out.add("curves", msg("monitor.report.title.curves"), drawn if curves else None)
     best = found[_best(found)]
-    clips = [one for one in found if any(part.pictures for part in one.parts)]
     if any(part.text for part in best.parts):
         name = labels[_best(found)] if len(found) > 1 else ""
         out.add("passages", msg("monitor.report.evaluation.passages"), _passages(best, name))
     if any(not part.text for one in found for part in one.parts):
         out.add("clips", msg("monitor.report.evaluation.clips"), _clips(found, labels))
-    if clips:
+    if clips := pictured(found):
         out.add("pictures", msg("monitor.report.evaluation.pictures"), _pictures(clips, found))
     return out
+
+
+def pictured(found: Sequence[Evaluation]) -> list[Evaluation]:
+    """The models whose pictures are shown: the best one and the last others, in their order."""
+    some = [i for i, one in enumerate(found) if any(part.pictures for part in one.parts)]
+    others = [i for i in some if i != _best(found)]
+    return [found[i] for i in some if i not in others[: 1 - MODELS]]
 
 
 def _labels(found: Sequence[Evaluation]) -> list[str]:
@@ -269,14 +275,9 @@ def _clips(found: Sequence[Evaluation], labels: Sequence[str]) -> Html:
 def _pictures(shown: Sequence[Evaluation], found: Sequence[Evaluation]) -> Html:
     """Input, restored by each model, target of each clip that has pictures."""
     labels = dict(zip(map(id, found), _labels(found), strict=True))
-    left = [one for one in shown if one is not found[_best(found)]]
-    some = [*left[-(MODELS - 1) :], *(one for one in shown if one is found[_best(found)])]
-    some.sort(key=lambda one: list(map(id, found)).index(id(one)))
     out = []
     for name in dict.fromkeys(part.name for one in shown for part in one.parts if part.pictures):
-        each = [(one, part) for one in some for part in one.parts if part.name == name]
-        if not each:
-            continue
+        each = [(one, part) for one in shown for part in one.parts if part.name == name]
         figures = [_figure(_of(each[0][1], "input"), msg("monitor.report.evaluation.input"))]
         for one, part in each:
             word = labels[id(one)] if len(found) > 1 else msg("monitor.report.evaluation.output")

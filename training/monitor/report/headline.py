@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.core import metric_units, units
-from training.core.jsonl import dig, whole
+from training.core.jsonl import whole
 from training.core.messages import msg
 from training.core.units import count, decimal, duration, milliseconds
 from training.monitor.report.run import Run
@@ -48,7 +48,8 @@ def figures(run: Run) -> list[tuple[str, object, object]]:
         )
     if metrics.scores and (best := metrics.best(metrics.scores[0])):
         title, unit = titled(metrics.scores[0])
-        averaged = msg("monitor.report.headline.averaged") if dig(run.plan, "config", "ema") else ""
+        of_averaged = metric_units.of_averaged(metrics.evaluations.get(best[0], {}))
+        averaged = msg("monitor.report.headline.averaged") if of_averaged else ""
         out.append(
             (
                 msg("monitor.report.headline.best", title=title[0].lower() + title[1:]),

@@ -63,7 +63,12 @@ class Passages:
             Part(
                 msg("tasks.gpt.passage", at=at),
                 {"bpb": bits},
-                self.words.decode(tokens.tolist()).strip("\ufffd")[:LENGTH],
+                _excerpt(self.words.decode(tokens.tolist())),
             )
             for bits, tokens, at in sorted(found.values(), key=lambda one: -one[0])
         ]
+
+
+def _excerpt(text: str) -> str:
+    """Without the parts of a character at its ends, unless there is nothing else."""
+    return (text.strip("\ufffd") or text)[:LENGTH]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 SEEDS = 1 << 31
 EVALUATED = 8192  # tokens per batch
 LOGITS = 1 << 26  # computed at once
+LARGEST = 709.0  # loss; above, the perplexity exceeds float64
 KEPT = 2 << 30  # bytes of keys and values of samples computed together
 
 
@@ -183,7 +184,8 @@ class TrainedGpt(TextModel):
         if parts is not None:
             parts += seen.parts()
         more = {name: total[name] for name in ("tokens", "bytes")}
-        return {**found, "perplexity": math.exp(min(found["loss"], 700.0)), **more}
+        loss = found["loss"]
+        return {**found, "perplexity": math.inf if loss > LARGEST else math.exp(loss), **more}
 
     def describe(self) -> str:
         name = msg("tasks.gpt.model.name", depth=self.model.shape.depth)

@@ -1,0 +1,91 @@
+"""./duet evaluate: failures, diverged models and many checkpoints on its page and in its table."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.report_runs import read
+from tests.unit.trained_runs import stored
+from training.cli import evaluate
+from training.core import manifest, rundir
+from training.core.errors import UserError
+from training.data.tokenizer_base import BOS, Bytes
+from training.monitor.report import evaluation_page
+from training.tasks.evaluation import Evaluation, Part, Picture
+from training.tasks.gpt.passages import Passages
+from training.tasks.weights import RAW
+
+TEXT = "The plan of a run is written before it starts.\n" * 20
+
+
+def test_scores_are_printed_before_the_page_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a full disk loses no measurement."""
+    run, data, out = stored(tmp_path), tmp_path / "a.txt", tmp_path / "page.html"
+    data.write_text(TEXT)
+
+    def full(file: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rundir, "write_bytes", full)
+    with pytest.raises(UserError) as caught:
+        evaluate.main([str(run.path), f"--data={data}", f"--out={out}", "--device=cpu"])
+    assert [p.code for p in caught.value.problems] == ["output.unwritable"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["tiny", "300"]
+
+
+def test_scores_of_a_diverged_model_fit_the_table_and_the_page(tmp_path: Path) -> None:
+    huge = Evaluation("run", 1, RAW, "/run", "/run/a", {"loss": 600.0, "perplexity": math.exp(600)})
+    broken = replace(huge, step=2, scores={"loss": math.nan, "perplexity": math.inf})
+    rows: list[dict[str, object]] = [
+        {"run": e.run, "step": e.step, "weights": e.weights, **e.scores} for e in (huge, broken)
+    ]
+    _, first, second = (line.split() for line in evaluate._table(rows))
+    assert first == ["run", "1", "600", "3.773e+260"] and second == ["run", "2", "nan", "inf"]
+    page = read(evaluation_page.page([huge, broken], "data", "cpu", 0.0).html())
+    for text in ("600.0000 3.773e+260", "nan inf"):
+        assert text in page.text
+
+
+def test_only_pictures_that_are_shown_stay_in_memory() -> None:
+    """Those of the best and of the last models, at any time."""
+    done: list[Evaluation] = []
+    for step, psnr in enumerate((20.0, 26.0, math.nan, 24.0, 27.0, 25.0, 23.0, 22.0, 21.0)):
+        part = Part("clip", {"psnr": psnr}, pictures=[Picture("output", b"png")])
+        done.append(Evaluation("run", step, RAW, "/run", f"/run/{step}", {"psnr": psnr}, [part]))
+        complete = [replace(one, parts=[part]) for one in done]
+        evaluate._forget_pictures(done)
+        left = [one.step for one in done if one.parts[0].pictures]
+        assert left == [one.step for one in evaluation_page.pictured(complete)]
+    assert left == [4, 6, 7, 8]
+
+
+def test_a_checkpoint_with_a_damaged_manifest_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = stored(tmp_path), tmp_path / "a.txt"
+    data.write_text(TEXT)
+    (run.checkpoints / "step_00000300" / manifest.NAME).write_text("{}")
+    words = [str(run.path), f"--data={data}", "--checkpoints=all", "--json", "--device=cpu"]
+    assert evaluate.main(words) == 0
+    printed = capsys.readouterr()
+    assert [one["step"] for one in json.loads(printed.out)["evaluations"]] == [150]
+    assert "step_00000300" in printed.err
+
+
+def test_a_passage_without_a_valid_character_is_still_a_passage() -> None:
+    """Not a clip, which has no text."""
+    seen = Passages(Bytes())
+    rows = torch.full((1, 71), 0xFF)
+    rows[0, 0] = BOS
+    seen.add(rows, {"nats": torch.ones(1, 70), "bytes": torch.ones(1, 70)})
+    (part,) = seen.parts()
+    assert part.text == "\ufffd" * 70
