@@ -123,6 +123,24 @@ def test_filters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert listed(folder, capsys, *argv) == names, argv
 
 
+def test_numbers_that_are_none_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = "9" * 400
+    for name, plan in (
+        ("huge", f'{{"created": {huge}, "config": {{"depth": {huge}}}}}'),
+        ("nan", '{"created": -Infinity, "config": {"depth": NaN}, "ranks": [1]}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(plan)
+    (tmp_path / "huge" / "plan.before.json").write_text(f'{{"created": {huge}}}')
+    assert listed(tmp_path, capsys, "--sort=depth") == ["huge", "nan"]
+    assert listed(tmp_path, capsys, "--filter=depth>3") == ["huge"]
+    assert runs.main([f"--dir={tmp_path}", "--json"]) == Exit.DONE
+    assert "NaN" not in capsys.readouterr().out
+    assert runs.main([f"--dir={tmp_path}"]) == Exit.DONE
+
+
 def test_unknown_values_are_sorted_last(folder: Path) -> None:
     found = terms.sort(facts.read_all(folder), "-loss")
     assert [run.name for run in found][-1] not in ("old", "new")

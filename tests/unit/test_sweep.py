@@ -295,7 +295,7 @@ def test_bad_resumes(words: list[str], code: str, tmp_path: Path) -> None:
     found = [problem.code for problem in chosen.problems]
     if not found:
         with pytest.raises(UserError) as raised:
-            sweep_dir.find(chosen.resume or chosen.show, tmp_path, "resume")
+            sweep_dir.find(chosen.resume or chosen.show, tmp_path, "")
         found = [problem.code for problem in raised.value.problems]
     assert found == [code]
     assert command.main([*words, f"--out_dir={tmp_path}"]) == Exit.CONFIG

@@ -1,9 +1,11 @@
 """Write a run, or a comparison of several runs, as one HTML file.
 
 Usage: ./duet report RUN… [--out=FILE] [--quiet]
+       ./duet report SWEEP [--out=FILE] [--quiet]
 
   RUN            a run directory, the name of a run, or latest
-  --out=FILE     default: <run>/report.html for one run,
+  SWEEP          the folder or the name of a sweep: a comparison of its runs
+  --out=FILE     default: report.html in the folder of one run or a sweep,
                  experiments/comparison_<names>.html for several
   --quiet        do not print the path of the file
 """
@@ -11,11 +13,16 @@ Usage: ./duet report RUN… [--out=FILE] [--quiet]
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
 from training.host import program
+
+if TYPE_CHECKING:
+    from training.monitor.report.options import ReportOptions
+    from training.monitor.report.page import ReportPage
 
 
 def main(argv: list[str]) -> int:
@@ -36,10 +43,7 @@ def _main(argv: list[str]) -> int:
             print(typed(__doc__.rstrip()))
             return int(Exit.DONE)
         chart_render.warm_up()
-        from training.monitor.report import compare_page, run, run_page
-
-        seen = [run.read_run(folder) for folder in chosen.runs]
-        page = run_page.page(seen[0]) if len(seen) == 1 else compare_page.page(seen)
+        page = _page(chosen)
         try:
             rundir.write_bytes(chosen.out, page.html().encode("utf-8", "replace"))
         except OSError as error:
@@ -58,6 +62,15 @@ def _main(argv: list[str]) -> int:
     if not chosen.quiet:
         print(chosen.out)
     return int(Exit.DONE)
+
+
+def _page(chosen: ReportOptions) -> ReportPage:
+    from training.monitor.report import compare_page, run, run_page, sweep_page
+
+    if chosen.sweep:
+        return sweep_page.of(*chosen.sweep)
+    seen = [run.read_run(folder) for folder in chosen.runs]
+    return run_page.page(seen[0]) if len(seen) == 1 else compare_page.page(seen)
 
 
 if __name__ == "__main__":

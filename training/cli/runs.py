@@ -19,7 +19,6 @@ Exit codes: 0 also if no run is listed; 2 invalid option or folder.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import WORK, typed
 from training.host import program
-from training.monitor import term_text
+from training.monitor import print_table, term_text
 from training.monitor.runs import facts, table, terms
 from training.monitor.runs.facts import RunFacts
 from training.monitor.runs.terms import Term
@@ -153,16 +152,8 @@ def _print(runs: list[RunFacts], there: int, chosen: RunsOptions) -> None:
             else msg("cli.runs.none", folder=chosen.dir, command=typed(find_run.FIRST_RUN))
         )
         return
-    on_terminal = sys.stdout.isatty()
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None
-    if on_terminal and width is None:
-        width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    colour = on_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    for line in table.lines(runs, width):
-        wide = term_text.width_of(line) if width is None else width
-        print(term_text.render(line, wide, colour=colour, ascii_only=chosen.ascii).rstrip())
+    width = print_table.columns()
+    print_table.print_lines(table.lines(runs, width), width, ascii_only=chosen.ascii)
     foot = table.footer(runs, there)
     print(term_text.to_ascii(foot) if chosen.ascii else foot)
 

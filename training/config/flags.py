@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from training.config.schema import FIELDS, Known, kind
+from training.core import suggest
 from training.core.errors import Problem
 from training.core.messages import msg
 
@@ -175,6 +177,24 @@ def without(args: list[str], name: str) -> list[str]:
         else:
             kept.append(arg)
     return kept
+
+
+def own_option(word: str, own: Collection[str], foreign: Mapping[str, str]) -> str | None:
+    """The option in `own` that an unknown flag may mean; None: a flag of the training.
+
+    `own`: options that a command has besides those of the training. `foreign`: field → the option
+    that other tools call by a name of this field.
+    """
+    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+    known = name in FIELDS or name in ACTIONS or name.removeprefix("no_") in FIELDS
+    if not word.startswith("--") or known:
+        return None
+    from training.config import foreign_names
+
+    if (row := foreign_names.row_of(name)) is not None:
+        return foreign.get(" ".join(row.to))
+    best = suggest.suggest(name, [*own, *FIELDS, *ACTIONS])[:1]
+    return next((option for option in best if option in own), None)
 
 
 def written(name: str, value: Any) -> str:

@@ -3,11 +3,14 @@ next to that folder."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from training.core import rundir
 from training.core.errors import Problem, UserError
+from training.core.find_run import path_of
 from training.core.jsonl import dig, items, text, whole
 from training.core.messages import msg
 from training.core.suggest import suggest
@@ -38,6 +41,10 @@ class SweepDir:
         """Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         rundir.write_json(self.record, record)
+
+    def exists(self) -> bool:
+        """Whether there is a record, even a damaged one."""
+        return os.path.lexists(self.record)  # Path raises for some names
 
 
 def read(folder: SweepDir) -> SweepRecord | None:
@@ -70,17 +77,23 @@ def names(experiments: Path) -> list[str]:
     return [name for _, name in sorted(files)]
 
 
-def find(wanted: str, experiments: Path, flag: str) -> tuple[SweepDir, SweepRecord]:
-    """The sweep named `wanted`, or at this path. `flag`: of the command. Raises UserError."""
-    folder = SweepDir(experiments, wanted)
-    path = Path(wanted).absolute()
-    if path.parent.name == SWEEPS and path.is_dir():
-        folder = SweepDir(path.parent.parent, path.name)
+def at(wanted: str, experiments: Path) -> SweepDir:
+    """The folder of the sweep named `wanted`, or at this path."""
+    path = path_of(wanted).absolute()
+    if path.parent.name == SWEEPS and os.path.isdir(path):
+        return SweepDir(path.parent.parent, path.name)
+    return SweepDir(experiments, wanted)
+
+
+def find(wanted: str, experiments: Path, command: str) -> tuple[SweepDir, SweepRecord]:
+    """The sweep named `wanted`, or at this path. `command`: up to the name, for suggestions. Raises
+    UserError."""
+    folder = at(wanted, experiments)
     record = read(folder)
     if record is not None:
         return folder, record
     there = names(experiments)
-    if folder.record.exists():
+    if folder.exists():
         what = msg("core.sweep.damaged", file=folder.record)
         raise UserError(Problem("sweep.damaged", what))
     near = suggest(wanted.rstrip("/").rsplit("/", 1)[-1], there)[:1] or there[:1]
@@ -89,7 +102,6 @@ def find(wanted: str, experiments: Path, flag: str) -> tuple[SweepDir, SweepReco
             "sweep.missing",
             msg("core.sweep.missing", wanted=wanted, folder=experiments / SWEEPS),
             ", ".join(there[:6]),
-            [f"{COMMAND} --{flag}={name}" for name in near],
-            flag,
+            [command + shlex.quote(name) for name in near],
         )
     )

@@ -34,8 +34,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.cli.sweep import options, prepare, results
-from training.cli.sweep.board import Board, print_lines
+from training.cli.sweep import naming, options, prepare, results
+from training.cli.sweep.board import Board
 from training.cli.sweep.options import SweepOptions
 from training.cli.sweep.prepare import Sweep
 from training.cli.sweep.session import Session, again
@@ -43,8 +43,10 @@ from training.core import log, sweep_dir, units
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
 from training.core.project import typed
+from training.core.sweep_dir import COMMAND
 from training.core.units import plural
 from training.host import program
+from training.monitor import print_table
 from training.monitor.run_status import FINISHED
 from training.monitor.runs import sweep as sweep_runs
 
@@ -60,7 +62,7 @@ def main(argv: list[str]) -> int:
             raise UserError(chosen.problems)
         experiments = options.experiments(chosen, os.environ)
         if chosen.show:
-            folder, record = sweep_dir.find(chosen.show, experiments, "show")
+            folder, record = sweep_dir.find(chosen.show, experiments, f"{COMMAND} --show=")
             results.show(folder, record, ascii_only=chosen.ascii)
             return int(Exit.DONE)
         sweep = (
@@ -79,8 +81,6 @@ def main(argv: list[str]) -> int:
 
 def _train(sweep: Sweep, chosen: SweepOptions) -> int:
     try:
-        if not sweep.known:
-            sweep.folder.create(sweep.record)
         code = _run(sweep, chosen)
     except OSError as error:
         file = error.filename or sweep.folder.path
@@ -114,7 +114,8 @@ def _run(sweep: Sweep, chosen: SweepOptions) -> int:
 
 @contextmanager
 def _alone(sweep: Sweep) -> Iterator[None]:
-    """Only one process runs a sweep. Raises UserError."""
+    """Only one process runs a sweep, and creates a new one. Raises UserError, OSError."""
+    sweep.folder.path.mkdir(parents=True, exist_ok=True)
     with open(sweep.folder.lock, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,6 +125,10 @@ def _alone(sweep: Sweep) -> Iterator[None]:
             raise UserError(
                 Problem("sweep.running", what, msg("cli.sweep.one_at_a_time"), fixes)
             ) from None
+        if not sweep.known:
+            if sweep.folder.exists():  # created by another process since the check
+                raise UserError(naming.taken(sweep.folder))
+            sweep.folder.create(sweep.record)
         yield
 
 
@@ -132,8 +137,9 @@ def _print_plan(sweep: Sweep, *, ascii_only: bool) -> None:
     expected = sweep.expected_s or [None] * len(rows)
     for row, seconds in zip(rows, expected, strict=True):
         row.seconds = seconds if row.state == sweep_runs.WAITING else row.seconds
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-    print_lines(sweep_runs.lines(rows, msg("monitor.column.time"), width), ascii_only=ascii_only)
+    width = print_table.columns()
+    lines = sweep_runs.lines(rows, msg("monitor.column.time"), width)
+    print_table.print_lines(lines, width, ascii_only=ascii_only)
     known = [seconds for seconds in expected if seconds is not None]
     time = (
         msg("cli.sweep.expected", time=units.duration(sum(known) / sweep.jobs))

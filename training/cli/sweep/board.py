@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRun
 
 REDRAWN_S = 1.0
-ENDS = (FINISHED, STOPPED, FAILED)
 
 
 class Event(Enum):
@@ -152,8 +151,9 @@ class Board:
             rows[index] = watch.row(self.runs[index])
         width, height = os.get_terminal_size(sys.stdout.fileno())
         lines = self._lines(rows, states, width or 80, height or 24)
+        colour = log.colourful(sys.stdout)
         text = [
-            term_text.render(line, (width or 80) - 1, colour=_colour(), ascii_only=self.ascii_only)
+            term_text.render(line, (width or 80) - 1, colour=colour, ascii_only=self.ascii_only)
             for line in lines
         ]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
@@ -193,8 +193,8 @@ class Board:
         """Where not all rows fit: running ones, then those that have ended, then waiting ones, in
         the order of the runs."""
         for row in rows:
-            if row.state in ENDS:
-                row.seconds = None  # nothing is left
+            if row.state not in (STARTING, RUNNING):
+                row.seconds = None  # of the time until its end; nothing is known of what is left
         order = {STARTING: 0, RUNNING: 0, FAILED: 1, STOPPED: 2, FINISHED: 3, WAITING: 4}
         if len(rows) <= room:
             return rows
@@ -213,16 +213,3 @@ class Board:
             return None
         mean = sum(whole) / len(whole)
         return max([(sum(left) + waiting * mean) / self.sweep.jobs, *left])
-
-
-def _colour() -> bool:
-    return log.colourful(sys.stdout)
-
-
-def print_lines(lines: Sequence[Line], *, ascii_only: bool) -> None:
-    """A table on standard output, cut to the width of a terminal."""
-    for line in lines:
-        text = term_text.render(
-            line, term_text.width_of(line), colour=_colour(), ascii_only=ascii_only
-        )
-        print(text.rstrip())

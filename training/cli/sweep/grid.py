@@ -82,7 +82,7 @@ def combinations(
 def _lines(file: Path, problems: list[Problem]) -> list[list[str]]:
     """The words of each line of a list: flags, or a JSON object."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         what = msg("cli.sweep.list_unreadable", file=file, why=why)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.config import flags, resolve
-from training.config.schema import FIELDS
-from training.core import args, find_run, suggest
+from training.core import args, find_run
 from training.core.errors import Problem
 from training.core.messages import msg
 from training.core.project import WORK
@@ -67,7 +66,7 @@ class SweepOptions:
 
 def parse(argv: list[str]) -> SweepOptions:
     """Collects problems instead of raising: they are reported with those of the runs."""
-    line = args.parse(argv, FLAGS, COMMAND, _near)
+    line = args.parse(argv, FLAGS, COMMAND, lambda word: flags.own_option(word, FLAGS, {}))
     wrong = {problem.field for problem in line.problems}
     values = {name: value for name, value in line.values.items() if name not in wrong}
     values["listed"] = values.pop("list", "")
@@ -75,20 +74,6 @@ def parse(argv: list[str]) -> SweepOptions:
     if not options.help:
         options.problems += _conflicts(options, line.values)
     return options
-
-
-def _near(word: str) -> str | None:
-    """The option that an unknown flag may mean; None: a flag of the runs."""
-    name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    known = name in FIELDS or name in flags.ACTIONS or name.removeprefix("no_") in FIELDS
-    if not word.startswith("--") or known:
-        return None
-    from training.config import foreign_names
-
-    if foreign_names.row_of(name) is not None:  # another tool's name of a field
-        return None
-    best = suggest.suggest(name, [*FLAGS, *FIELDS])[:1]
-    return next((n for n in best if n in FLAGS), None)
 
 
 def _conflicts(options: SweepOptions, given: Mapping[str, object]) -> list[Problem]:

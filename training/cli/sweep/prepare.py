@@ -9,15 +9,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import training
-from training.cli.sweep import grid
+from training.cli.sweep import grid, naming
 from training.cli.sweep.expected import Expected
 from training.cli.sweep.fixes import Collected, label
 from training.cli.sweep.grid import Combination
 from training.cli.sweep.options import SweepOptions
 from training.config import flags
+from training.config.origin import VARIABLE, Origin
+from training.config.schema import FIELDS, of_the_run
 from training.core import sweep_dir
 from training.core.errors import Exit, Problem, UserError
 from training.core.messages import msg
@@ -36,12 +38,14 @@ if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRecord
 
 SCRIPT = "launch_train.sh"
+Values = TypeVar("Values")
 # Each run has its own: set by the sweep, or without meaning for several runs.
 REFUSED = {
     *("run_name", "resume", "master_port", "node_rank", "nnodes", "hosts", "hostfile"),
     *("save_config", "check", "json", "explain", "script", "module", "no_python", "watch"),
 }
 INSTEAD = {"run_name": "--name=NAME", "resume": "--resume=NAME"}
+FOLDERS = ("out_dir", "log_dir")
 OWN_VARIABLES = ("DUET_RUN_NAME", "DUET_RESUME")
 
 
@@ -74,17 +78,26 @@ class Sweep:
 
 def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) -> Sweep:
     """Raises UserError with all problems."""
-    problems = list(options.problems)
-    problems += _refused(options.rest)
-    runs = [] if problems else grid.combinations(options.rest, options.listed, environ, problems)
-    if runs and not problems:
-        problems += _number(runs, options)
-    if problems:
+    problems = [*options.problems, *_refused(options.rest), *naming.wrong(options.name)]
+    if any(problem.code == "sweep.refused_flag" for problem in problems):
         raise UserError(problems)
+    runs = grid.combinations(options.rest, options.listed, environ, problems)
+    refused = [problem for run in runs for problem in _refused(run.args)]  # of --list
+    problems += [one for at, one in enumerate(refused) if one not in refused[:at]]
+    if refused or not runs:
+        raise UserError(problems)
+    if not problems:
+        problems += _number(runs, options)
     values = grid.differing(runs)
     labels = [label(one) for one in values]
     environ = {name: text for name, text in environ.items() if name not in OWN_VARIABLES}
-    requests = _requests(runs, labels, options, environ)
+    try:
+        requests = _requests(runs, labels, options, environ)
+    except UserError as error:
+        reported = {problem.what for problem in problems}
+        problems += [problem for problem in error.problems if problem.what not in reported]
+    if problems:
+        raise UserError(problems)
     _same_folder(requests)
     shown = [_resolved(request, run, one) for request, run, one in _zip(requests, runs, values)]
     slots, plans = _plans(requests, runs, labels, options, environ)
@@ -97,11 +110,11 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
         "ranks": options.gpus_per_run,
         "device": plans[0]["device"]["value"],
         "runs": [
-            {"name": "", "args": run.args, "values": one}
-            for run, one in zip(runs, shown, strict=True)
+            {"name": "", "args": [*run.args, *_exported(request, environ)], "values": one}
+            for request, run, one in _zip(requests, runs, shown)
         ],
     }
-    folder, known = _place(options, record, requests[0], values)
+    folder, known = naming.find(options.name, record, requests[0], values)
     expected = Expected(requests[0].experiments)
     return Sweep(
         folder,
@@ -113,9 +126,21 @@ def prepare(options: SweepOptions, argv: list[str], environ: Mapping[str, str]) 
 
 
 def _zip(
-    requests: Sequence[Request], runs: Sequence[Combination], values: Sequence[dict[str, str]]
-) -> Iterator[tuple[Request, Combination, dict[str, str]]]:
+    requests: Sequence[Request], runs: Sequence[Combination], values: Sequence[Values]
+) -> Iterator[tuple[Request, Combination, Values]]:
     return zip(requests, runs, values, strict=True)
+
+
+def _exported(request: Request, environ: Mapping[str, str]) -> list[str]:
+    """The variables that configure a run, as flags: the process that resumes the sweep may lack
+    them."""
+    return [
+        f"--{name}={environ[origin.name]}"
+        for name, origin in request.origins.items()
+        if isinstance(origin, Origin)
+        and origin.source == VARIABLE
+        and (name in FOLDERS or name not in FIELDS or of_the_run(name))
+    ]
 
 
 def _refused(words: list[str]) -> list[Problem]:
@@ -220,16 +245,20 @@ def _plans(
     options: SweepOptions,
     environ: Mapping[str, str],
 ) -> tuple[list[Slot], list[Plan]]:
-    """The GPUs of the runs side by side, and the plan of each run on the first of them."""
+    """The GPUs of the runs side by side, and the plan of each run. The plans are spread over the
+    GPUs, so that a GPU without enough free memory is found before anything starts: each run that it
+    gets later would fail at once, until none is left."""
     wanted = any(request.config.device != "cpu" for request in requests)
     machine = gpus.inventory(environ).gpus if wanted else ()
     slots = gpu_slots(machine, options.gpus_per_run)
     plans: list[Plan] = []
     wrong = Collected(len(runs), own_words(options))
-    first = {gpus.VISIBLE: slots[0].visible} if slots else {}
-    for run, name, request in zip(runs, labels, requests, strict=True):
+    used = slots[: options.jobs or len(slots)] or [Slot()]
+    for at, (request, run, name) in enumerate(_zip(requests, runs, labels)):
+        visible = used[at % len(used)].visible
+        here = {gpus.VISIBLE: visible} if visible else {}
         try:
-            plans.append(training_plan.build(replace(request), {**environ, **first})[0])
+            plans.append(training_plan.build(replace(request), {**environ, **here})[0])
         except UserError as error:
             wrong.add(error.problems, run, name)
     if found := wrong.problems():
@@ -266,73 +295,9 @@ def jobs(options: SweepOptions, slots: Sequence[Slot], runs: int) -> list[Slot]:
     return list(slots[: min(options.jobs or len(slots), runs)])
 
 
-def _place(
-    options: SweepOptions,
-    record: SweepRecord,
-    request: Request,
-    values: Sequence[Mapping[str, str]],
-) -> tuple[SweepDir, SweepRecord | None]:
-    """The folder, and the record if this is the command of an existing sweep. Names the runs."""
-    experiments = request.experiments
-    for name in [options.name] if options.name else sweep_dir.names(experiments):
-        folder = SweepDir(experiments, name)
-        known = sweep_dir.read(folder)
-        if known and _same(known, record):
-            return folder, known
-    name = options.name or _free(experiments, f"{request.base_name}_sweep")
-    folder = SweepDir(experiments, name)
-    for run, named in zip(record["runs"], grid.run_names(name, values), strict=True):
-        run["name"] = named
-    problems = _wrong_name(options, folder, record)
-    if problems:
-        raise UserError(problems)
-    return folder, None
-
-
-def _same(known: SweepRecord, record: SweepRecord) -> bool:
-    return (
-        known["cwd"] == record["cwd"]
-        and known["ranks"] == record["ranks"]
-        and [run["args"] for run in known["runs"]] == [run["args"] for run in record["runs"]]
-    )
-
-
-def _taken(folder: SweepDir) -> bool:
-    return folder.path.exists()
-
-
-def _free(experiments: Path, base: str) -> str:
-    number, name = 1, base
-    while _taken(SweepDir(experiments, name)):
-        number += 1
-        name = f"{base}_{number}"
-    return name
-
-
-def _wrong_name(options: SweepOptions, folder: SweepDir, record: SweepRecord) -> list[Problem]:
-    name, again = folder.name, [f"--name={folder.name}_2"]
-    if options.name and (
-        not all(c.isalnum() or c in "._-" for c in name)
-        or name.startswith((".", "-"))
-        or len(os.fsencode(name)) > 80
-    ):
-        what, allowed = msg("cli.sweep.name", name=name), msg("cli.sweep.name_allowed")
-        return [Problem("sweep.name", what, allowed, [], "name")]
-    if _taken(folder):
-        what = msg("cli.sweep.name_taken", name=name, folder=folder.path)
-        fixes = [f"{COMMAND} … {again[0]}", f"{COMMAND} --resume={name}"]
-        return [Problem("sweep.name_taken", what, msg("cli.sweep.name_free"), fixes, "name")]
-    there = [run["name"] for run in record["runs"] if (folder.experiments / run["name"]).exists()]
-    if there:
-        what = msg("cli.sweep.runs_taken", count=len(there), path=folder.experiments / there[0])
-        fixes = [f"{COMMAND} … {again[0]}"]
-        return [Problem("sweep.name_taken", what, msg("cli.sweep.name_free"), fixes, "name")]
-    return []
-
-
 def resume(options: SweepOptions, environ: Mapping[str, str], experiments: Path) -> Sweep:
     """The sweep of --resume. Raises UserError."""
-    folder, record = sweep_dir.find(options.resume, experiments, "resume")
+    folder, record = sweep_dir.find(options.resume, experiments, f"{COMMAND} --resume=")
     machine = gpus.inventory(environ).gpus if record["device"] == "cuda" else ()
     options = replace(options, gpus_per_run=record["ranks"])
     slots = jobs(options, gpu_slots(machine, record["ranks"]), len(record["runs"]))

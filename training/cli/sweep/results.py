@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from training.cli.sweep.board import print_lines
-from training.core import log, rundir, standing
-from training.core.errors import UserError
-from training.core.jsonl import whole
+from training.core import log, rundir
 from training.core.messages import msg
-from training.core.next_command import next_command
-from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
-from training.monitor.run_status import FINISHED
+from training.monitor import print_table
 from training.monitor.runs import sweep as sweep_runs
-from training.monitor.runs.sweep import SweepRow
-from training.plan import finished
 
 if TYPE_CHECKING:
     from training.core.contracts.run_files import SweepRecord
@@ -26,40 +18,24 @@ if TYPE_CHECKING:
 def show(folder: SweepDir, record: SweepRecord, *, ascii_only: bool) -> None:
     """Print the table, and write the page."""
     rows = sweep_runs.ranked(sweep_runs.read(folder, record))
-    width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    width = print_table.columns()
     lines = sweep_runs.lines(rows, msg("monitor.column.time"), width)
-    print_lines(lines, ascii_only=ascii_only)
+    print_table.print_lines(lines, width, ascii_only=ascii_only)
     best = sweep_runs.best(rows)
-    command = longer(folder, best) if best else ""
     if best:
+        command = sweep_runs.longer(folder, best)
         print(msg("cli.sweep.best", name=best.name, command=command))
     sys.stdout.flush()
     if any(row.step for row in rows):
-        _write(folder, rows, command)
+        _write(folder, record)
 
 
-def longer(folder: SweepDir, best: SweepRow) -> str:
-    """The command that trains the best run for twice as long, or continues it."""
-    run = RunDir(folder.experiments / best.name)
-    try:
-        plan = standing.read_plan(run)
-    except UserError:  # of a later version
-        return ""
-    if plan is None:
-        return ""
-    steps = whole(best.step) or 0
-    changes = finished.longer(plan["config"], steps) if best.state == FINISHED else {}
-    return next_command(plan, run, **changes)
-
-
-def _write(folder: SweepDir, rows: list[SweepRow], command: str) -> None:
+def _write(folder: SweepDir, record: SweepRecord) -> None:
     # loads the chart package
-    from training.monitor.report import chart_render, run, sweep_page
+    from training.monitor.report import chart_render, sweep_page
 
     chart_render.warm_up()
-    shown = [row for row in rows if row.found][: sweep_page.CURVES]
-    seen = [(row, run.read_run(RunDir(folder.experiments / row.name))) for row in shown]
-    page = sweep_page.page(folder.name, rows, seen, command)
+    page = sweep_page.of(folder, record)
     try:
         rundir.write_bytes(folder.page, page.html().encode("utf-8", "replace"))
     except OSError as error:

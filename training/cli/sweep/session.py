@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
+from training.config import flags
 from training.core import run_reader, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
@@ -61,13 +63,15 @@ class Session:
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
-        trains."""
-        problems = []
+        trains. On another machine its process cannot be checked; it has ended with the sweep that
+        started it, whose lock is free."""
+        problems, here = [], os.uname().nodename
         for index, run in enumerate(self.runs):
             folder = RunDir(self.sweep.folder.experiments / run["name"])
             known = run_reader.read_supervisor(folder.supervisor)
             row = sweep_runs.row(self.sweep.folder, run["name"], run["values"])
-            if known and row.state != FINISHED and standing.lives(known):
+            lives = known and known.get("host") == here and standing.lives(known)
+            if known and lives and row.state != FINISHED:
                 what = msg("cli.sweep.run_alive", name=run["name"], pid=known["pid"])
                 fixes = [f"./duet monitor {run['name']}", f"kill {known['pid']}"]
                 problems.append(
@@ -109,6 +113,7 @@ class Session:
     def _start(self, index: int, slot: int) -> Started:
         run, record = self.runs[index], self.sweep.record
         place = self.sweep.slots[slot]
+        _remove_remains(RunDir(self.sweep.folder.experiments / run["name"]))
         environ = {n: v for n, v in os.environ.items() if n not in OWN_VARIABLES}
         environ |= {gpus.VISIBLE: place.visible} if place.visible else {}
         if self.sweep.jobs > 1 and THREADS not in environ:
@@ -139,7 +144,8 @@ class Session:
         if not (folder.experiments / run["name"]).exists():
             return [*words, *run["args"], f"--run_name={run['name']}"]
         # a resumed run keeps its configuration, but not its folders
-        own = [word for word in run["args"] if word.startswith("--log_dir=")]
+        logs = flags.parse(run["args"]).flags.get("log_dir")
+        own = [f"--log_dir={logs[0]}"] if logs else []
         if folder.experiments != WORK / EXPERIMENTS:
             own.append(f"--out_dir={folder.experiments}")
         return [*words, f"--resume={run['name']}", *own]
@@ -196,6 +202,19 @@ class Session:
         if self._codes:
             return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
         return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
+
+
+def _remove_remains(run: RunDir) -> None:
+    """Remove what a start that was killed before it had a plan has left: it cannot be resumed.
+    Raises OSError."""
+    before = {run.heartbeats, run.ranks, run.checkpoints, run.preflight, run.argv, run.env}
+    if run.path.is_symlink() or not run.path.is_dir():
+        return
+    if all(
+        path in before or (path.parent == run.path and path.name.startswith("."))
+        for path in run.path.rglob("*")
+    ):
+        shutil.rmtree(run.path)
 
 
 def _signal(running: list[Started], number: int) -> None:

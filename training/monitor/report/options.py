@@ -7,14 +7,19 @@ import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from training.core import args, find_run
+from training.core import args, find_run, sweep_dir
 from training.core.errors import Problem, UserError
 from training.core.find_run import EXPERIMENTS, LATEST, RunSelector
 from training.core.messages import msg
 from training.core.project import WORK
 from training.core.rundir import RunDir
 from training.core.suggest import suggest
+from training.core.sweep_dir import SweepDir
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import SweepRecord
 
 COMMAND = "./duet report"
 ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {LATEST}")
@@ -31,6 +36,7 @@ class ReportOptions:
     """A checked command line."""
 
     runs: list[RunDir] = field(default_factory=list)
+    sweep: tuple[SweepDir, SweepRecord] | None = None  # in place of runs
     out: Path = Path()
     quiet: bool = False
     help: bool = False
@@ -44,11 +50,11 @@ def parse(argv: list[str], root: Path = WORK) -> ReportOptions:
     if options.help:
         return options
     _find_runs(options, line.words, root, problems)
-    if options.runs and not problems:
+    if not problems:
         options.out = (
-            Path(values["out"]).expanduser().absolute()
+            find_run.path_of(values["out"]).absolute()
             if values.get("out")
-            else _place(options.runs, root)
+            else _place(options, root)
         )
         problems += _not_writable(options)
     if problems:
@@ -72,7 +78,10 @@ def _find_runs(
         try:
             run = find_run.find(None if word == LATEST else word, root / EXPERIMENTS, ASKER)
         except UserError as error:
-            problems += [_or_latest(problem, word) for problem in error.problems]
+            if sweep_dir.at(word, root / EXPERIMENTS).exists():
+                problems += _find_sweep(options, word, root) + find_run.several(words, ASKER)
+            else:
+                problems += [_or_latest(problem, word) for problem in error.problems]
             continue
         if any(
             os.path.realpath(run.path) == os.path.realpath(other.path) for other in options.runs
@@ -87,6 +96,14 @@ def _find_runs(
         options.runs.append(run)
 
 
+def _find_sweep(options: ReportOptions, word: str, root: Path) -> list[Problem]:
+    try:
+        options.sweep = sweep_dir.find(word, root / EXPERIMENTS, f"{COMMAND} ")
+    except UserError as error:  # its record is damaged
+        return error.problems
+    return []
+
+
 def _or_latest(problem: Problem, word: str) -> Problem:
     return (
         replace(problem, fixes=[f"{COMMAND} {LATEST}", *problem.fixes])
@@ -95,7 +112,10 @@ def _or_latest(problem: Problem, word: str) -> Problem:
     )
 
 
-def _place(runs: list[RunDir], root: Path) -> Path:
+def _place(options: ReportOptions, root: Path) -> Path:
+    if options.sweep:
+        return options.sweep[0].page
+    runs = options.runs
     if len(runs) == 1:
         # that of an archived run is in the cache
         return Path.cwd() / f"{runs[0].name}.html" if runs[0].is_archived else runs[0].report
@@ -113,9 +133,8 @@ def _place(runs: list[RunDir], root: Path) -> Path:
 def _not_writable(options: ReportOptions) -> list[Problem]:
     folder = options.out.parent
     if options.out.is_dir():
-        again = shlex.join(
-            [*(str(run.path) for run in options.runs), f"--out={options.out / 'report.html'}"]
-        )
+        there = [options.sweep[0].path] if options.sweep else [run.path for run in options.runs]
+        again = shlex.join([*map(str, there), f"--out={options.out / 'report.html'}"])
         return [
             Problem(
                 "output.is_folder",

@@ -4,20 +4,35 @@ curves."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from training.core import units
 from training.core.messages import msg
+from training.core.rundir import RunDir
+from training.core.sweep_dir import SweepDir
 from training.monitor.report import chart_types, compare_page, run_charts
 from training.monitor.report.html import Html, join, table, tag
 from training.monitor.report.page import ReportPage, code
-from training.monitor.report.run import Run
+from training.monitor.report.run import Run, read_run
 from training.monitor.runs import sweep as sweep_runs
 from training.monitor.runs.facts import RunFacts
 from training.monitor.runs.sweep import SweepRow
 from training.monitor.runs.table import shown
 
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import SweepRecord
+
 CURVES = 24  # runs, the best ones: as many as there are line styles
 Seen = Sequence[tuple[SweepRow, Run]]
+
+
+def of(folder: SweepDir, record: SweepRecord) -> ReportPage:
+    """The page of a sweep as it is on disk."""
+    rows = sweep_runs.ranked(sweep_runs.read(folder, record))
+    best = sweep_runs.best(rows)
+    begun = [row for row in rows if row.found][:CURVES]
+    seen = [(row, read_run(RunDir(folder.experiments / row.name))) for row in begun]
+    return page(folder.name, rows, seen, sweep_runs.longer(folder, best) if best else "")
 
 
 def page(name: str, rows: Sequence[SweepRow], seen: Seen, command: str) -> ReportPage:

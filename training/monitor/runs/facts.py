@@ -120,7 +120,7 @@ def read(path: Path) -> RunFacts:
 def _plan_file(run: RunDir) -> Path:
     try:
         return standing.plan_file(run)
-    except (TypeError, ValueError):  # a plan with other contents
+    except (TypeError, ValueError, OverflowError):  # a plan with other contents
         return run.plan
 
 
@@ -306,8 +306,12 @@ def record(found: RunFacts) -> Record:
         "started_unix_s": found.started,
         "seconds": found.seconds,
         "bytes": found.bytes,
-        "config": found.config,
+        "config": _finite(found.config),
     }
+    return _finite(facts)
+
+
+def _finite(facts: Record) -> Record:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in facts.items()

@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from training.core import metric_units, units
+from training.core import metric_units, standing, units
 from training.core.cells import cells, pad
+from training.core.errors import UserError
+from training.core.jsonl import whole
 from training.core.messages import msg
+from training.core.next_command import next_command
+from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
 from training.monitor import term_text
-from training.monitor.run_status import FAILED
+from training.monitor.run_status import FAILED, FINISHED
 from training.monitor.runs import facts, table
 from training.monitor.runs.facts import RunFacts
 from training.monitor.term_text import Line
+from training.plan import finished
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import FieldValues
@@ -86,6 +91,21 @@ def best(rows: Sequence[SweepRow]) -> SweepRow | None:
     """The run with the best loss; None: no run has one."""
     first = next(iter(ranked(rows)), None)
     return first if first and first.loss is not None and math.isfinite(first.loss) else None
+
+
+def longer(folder: SweepDir, best: SweepRow) -> str:
+    """The command that trains the best run for twice as long, or continues it."""
+    run = RunDir(folder.experiments / best.name)
+    try:
+        plan = standing.read_plan(run)
+        if plan is None:
+            return ""
+        steps = whole(best.step) or 0
+        changes = finished.longer(plan["config"], steps) if best.state == FINISHED else {}
+        return next_command(plan, run, **changes)
+    except (KeyError, TypeError, AttributeError, ValueError, UserError):
+        # an incomplete plan, or one of a later version
+        return ""
 
 
 def word(state: str) -> str:

@@ -57,7 +57,7 @@ class Term:
             return False
         wanted = number(self.value, self.key)
         if wanted is not None and isinstance(found, (int, float)) and not isinstance(found, bool):
-            return _COMPARE[self.compare](float(found), wanted)
+            return _COMPARE[self.compare](found, wanted)
         shown = str(found).lower() if isinstance(found, bool) else str(found)
         same = fnmatch.fnmatchcase(shown, self.value)
         return same if self.compare == "=" else self.compare == "!=" and not same
@@ -146,7 +146,8 @@ def sort(runs: list[RunFacts], column: str) -> list[RunFacts]:
 def _order(value: object) -> tuple[int, float, str]:
     """Numbers before words; NaN after all numbers."""
     if isinstance(value, (int, float)):
-        return (0, math.inf, "") if math.isnan(value) else (0, float(value), "")
+        unknown = isinstance(value, float) and math.isnan(value)
+        return 0, math.inf if unknown else value, ""
     return 1, 0.0, str(value)
 
 

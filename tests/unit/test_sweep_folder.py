@@ -1,0 +1,258 @@
+"""The folder of a sweep: who creates it, what a later start finds in it, its page."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import each
+from tests.unit.conftest import ROOT, clean_environment
+from tests.unit.report_runs import ORIGINS, planned, read, trained
+from tests.unit.test_sweep import TINY, codes, ended, prepared
+from training.cli import report
+from training.cli.sweep import __main__ as command
+from training.cli.sweep import board, options, prepare, session
+from training.cli.sweep.prepare import Sweep
+from training.core import rundir, sweep_dir
+from training.core.contracts.run_files import SweepRecord
+from training.core.errors import Exit, UserError
+from training.core.rundir import RunDir
+from training.core.sweep_dir import SweepDir
+from training.monitor import print_table
+from training.monitor.report import options as report_options
+from training.plan import request
+
+NOTHING = options.SweepOptions()
+
+
+def started(sweep: Sweep) -> session.Session:
+    return session.Session(sweep, board.Board(sweep, ascii_only=True), fail_fast=False)
+
+
+def resumed(tmp_path: Path, name: str) -> Sweep:
+    """In a shell without variables of Duet."""
+    return prepare.resume(options.SweepOptions(resume=name), {}, tmp_path)
+
+
+def test_a_sweep_that_another_process_created_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    """Both chose the same name; the other one has ended."""
+    first, second = prepared(tmp_path, "--depth=1,2"), prepared(tmp_path, "--depth=1,3")
+    assert first.folder.name == second.folder.name
+    first.folder.create(first.record)
+    with pytest.raises(UserError) as raised:
+        command._train(second, NOTHING)
+    assert [problem.code for problem in raised.value.problems] == ["sweep.name_taken"]
+    assert rundir.read_json(first.folder.record) == first.record
+
+
+def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.path.mkdir(parents=True)
+    with sweep.folder.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError) as raised:
+            command._train(sweep, NOTHING)
+    assert [problem.code for problem in raised.value.problems] == ["sweep.running"]
+    assert not sweep.folder.exists()
+
+
+def test_a_sweep_moves_to_another_machine(tmp_path: Path) -> None:
+    """The disk is shared, or a container has got another host name."""
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.create(sweep.record)
+    record = {"pid": 1, "started": time.time(), "host": "another", "ranks": []}
+    rundir.write_json(ended(sweep, 0, "stopped").supervisor, record)
+    todo = started(resumed(tmp_path, sweep.folder.name))
+    todo.begin()
+    assert todo.states == ["waiting", "waiting"]
+
+
+def test_a_folder_without_a_record_does_not_take_the_name(tmp_path: Path) -> None:
+    """A process that was killed between the two has left it."""
+    sweep = prepared(tmp_path, "--depth=1,2")
+    sweep.folder.path.mkdir(parents=True)
+    sweep.folder.lock.touch()
+    assert prepared(tmp_path, "--depth=1,2").folder.name == sweep.folder.name
+
+
+def test_a_start_killed_before_its_plan_is_repeated(tmp_path: Path) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2,3,4")
+    sweep.folder.create(sweep.record)
+    runs = [RunDir(tmp_path / run["name"]) for run in sweep.record["runs"]]
+    runs[0].path.mkdir()
+    runs[1].create()
+    rundir.write_json(runs[1].preflight, {"checks": []})
+    runs[2].create()
+    (runs[2].checkpoints / "step_00000004").mkdir()  # its plan is damaged
+    ended(sweep, 3, "stopped")
+    todo = started(sweep)
+    for run in runs:
+        session._remove_remains(run)
+    commands = [todo.command(run) for run in sweep.record["runs"]]
+    assert [f"--run_name={runs[0].name}" in commands[0], runs[0].path.exists()] == [True, False]
+    assert [f"--run_name={runs[1].name}" in commands[1], runs[1].path.exists()] == [True, False]
+    assert f"--resume={runs[2].name}" in commands[2]
+    assert f"--resume={runs[3].name}" in commands[3]
+
+
+def test_names_of_any_config_are_names_of_runs(tmp_path: Path) -> None:
+    for stem, base in (
+        ("my config (2)", "my_config_2"),
+        ("中文-a.b", "中文-a.b"),
+        ("x" * 90, "x" * 60),
+    ):
+        config = tmp_path / f"{stem}.py"
+        config.write_text("depth = 1\n")
+        sweep = prepared(tmp_path / "runs", str(config), "--seed=1,2")
+        assert sweep.folder.name == f"{base}_sweep"
+        for run in sweep.record["runs"]:
+            words = started(sweep).command(run)[1:]
+            assert request.read(prepare.SCRIPT, words, {}).config.run_name == run["name"]
+
+
+def test_variables_of_the_first_start_configure_all_runs(tmp_path: Path) -> None:
+    argv = [*TINY, "--seed=1,2"]
+    variables = {
+        "DUET_OUT_DIR": str(tmp_path),
+        "DUET_MATRIX_LR": "0.5",
+        "DUET_SHOW_RANKS": "0",  # of each start
+        "DUET_SEED": "7",  # the flag wins
+    }
+    sweep = prepare.prepare(options.parse(argv), argv, variables)
+    assert sweep.folder.experiments == tmp_path
+    sweep.folder.create(sweep.record)
+    again = resumed(tmp_path, sweep.folder.name)
+    for seed, run in enumerate(again.record["runs"], 1):
+        words = started(again).command(run)
+        assert {f"--out_dir={tmp_path}", "--matrix_lr=0.5", f"--seed={seed}"} <= set(words)
+        assert not any("show_ranks" in word for word in words) and "--seed=7" not in words
+    other = prepare.prepare(options.parse(argv), argv, variables | {"DUET_MATRIX_LR": "0.4"})
+    assert not other.known and prepare.prepare(options.parse(argv), argv, variables).known
+
+
+def test_the_folder_of_the_logs_is_kept_however_it_was_typed(tmp_path: Path) -> None:
+    sweep = prepared(tmp_path, "--depth=1,2", "--log-dir", "my logs")
+    sweep.folder.create(sweep.record)
+    ended(sweep, 0, "stopped")
+    assert "--log_dir=my logs" in started(sweep).command(sweep.record["runs"][0])
+
+
+@each(
+    "line, expected",
+    [
+        ("--run_name=x", ["sweep.refused_flag"]),
+        ("--resume=x --nnodes=2", ["sweep.refused_flag"] * 2),
+        ('{"run_name": "x"}', ["sweep.refused_flag"]),
+        ('--seed="3', ["sweep.list", "field.value"]),
+        ("config.py", ["config.missing", "field.value"]),
+    ],
+)
+def test_lines_of_a_list_are_checked_like_the_command(
+    line: str, expected: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "runs.txt"
+    file.write_text(f"--seed=1\n{line}\n--seed=4\n")
+    wrong = [] if "refused" in expected[0] else ["--depth=x"]
+    assert sorted(codes(tmp_path, f"--list={file}", *wrong)) == sorted(expected)
+
+
+def test_problems_of_the_command_and_of_its_runs_are_reported_together(tmp_path: Path) -> None:
+    words = ["--depth=1,x,,1", "--jobs=two", "--name=a b"]
+    found = codes(tmp_path, *words)
+    assert found == ["flag.value", "sweep.name", "sweep.empty_value", "field.value"]
+
+
+def test_an_occupied_gpu_is_found_before_anything_starts(
+    nvidia: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """It would get each run that is left, as fast as they fail."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "lib/run_module.py", "training.cli.sweep", *TINY[:-2]),
+            *("--device=cuda", "--seed=1,2,3", "--dry_run", f"--out_dir={tmp_path}"),
+        ],
+        cwd=ROOT,
+        env=clean_environment() | nvidia(COUNT=2, FREE_GIB="31,0"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == Exit.RESOURCES, done.stderr
+    assert "GPU 1" in done.stderr and "(1 run: seed=2)" in done.stderr
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> SweepDir:
+    """A project folder with a sweep of three runs, of which two were trained."""
+    experiments = tmp_path / "experiments"
+    folder = SweepDir(experiments, "my sweep")
+    runs = ["good", "better", "waiting"]
+    record: SweepRecord = {
+        "schema_version": sweep_dir.VERSION,
+        "duet_version": "0",
+        "created": 1.0,
+        "command": [],
+        "cwd": "/",
+        "ranks": 1,
+        "device": "cpu",
+        "runs": [{"name": n, "args": [], "values": {"data": f"<b>{n}</b>"}} for n in runs],
+    }
+    folder.create(record)
+    origins = ORIGINS | {"out_dir": "default", "log_dir": "default"}
+    for name, best in (("good", 1.5), ("better", 0.5)):
+        made = trained(planned(experiments / name, origins=origins), 30)
+        made.run.event("eval", step=30, val_bpb=best)
+    return folder
+
+
+def test_the_report_of_a_sweep_is_its_comparison(
+    two_runs: SweepDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("my sweep", str(two_runs.path), f"{two_runs.path}/"):
+        assert report_options.parse([word], tmp_path).out == two_runs.page
+    elsewhere = tmp_path / "page.html"
+    assert report.main([str(two_runs.path), f"--out={elsewhere}"]) == Exit.DONE
+    assert capsys.readouterr().out == f"{elsewhere}\n"
+    page = elsewhere.read_text()
+    assert page.index("&lt;b&gt;better&lt;/b&gt;") < page.index("&lt;b&gt;good&lt;/b&gt;")
+    assert "<b>better" not in page and "--resume=better" in read(page).text
+    shown = command.main(["--show=my sweep", f"--out_dir={two_runs.experiments}"])
+    assert shown == Exit.DONE
+    assert read(two_runs.page.read_text()).all("section") == read(page).all("section")
+
+
+def test_a_sweep_is_not_compared_with_runs(two_runs: SweepDir, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        report_options.parse(["good", "my sweep"], tmp_path)
+    assert [problem.code for problem in raised.value.problems] == ["run.several"]
+    two_runs.record.write_text("{")
+    with pytest.raises(UserError) as raised:
+        report_options.parse(["my sweep"], tmp_path)
+    assert [problem.code for problem in raised.value.problems] == ["sweep.damaged"]
+    # a run of the same name comes first
+    planned(two_runs.experiments / "my sweep")
+    assert report_options.parse(["my sweep"], tmp_path).sweep is None
+
+
+def test_the_report_of_a_sweep_without_a_started_run(two_runs: SweepDir, tmp_path: Path) -> None:
+    for name in ("good", "better"):
+        (two_runs.experiments / name).rename(tmp_path / name)
+    assert report.main([str(two_runs.path)]) == Exit.DONE
+    assert two_runs.page.exists()
+
+
+def test_a_table_is_cut_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [("a" * 60 + "…", "")]
+    for columns, length in (("20", 20), ("", 61), ("0", 61), ("x", 61)):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_table.print_lines([line], print_table.columns(), ascii_only=False)
+        assert len(capsys.readouterr().out.rstrip("\n")) == length, columns
