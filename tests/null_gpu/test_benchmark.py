@@ -60,8 +60,10 @@ def test_every_stage_runs_to_its_end(gpus: NullGpus, tmp_path: Path, token: str)
 
     def measure() -> dict[str, stages.Record]:
         done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert (tmp_path / "gpu.json").exists(), done.stdout + done.stderr
         result = json.loads((tmp_path / "gpu.json").read_text())
+        reasons = [r["reason"] for r in result["stages"].values() if r["status"] != "done"]
+        assert done.returncode == 0, "\n".join([done.stdout, done.stderr, *reasons])
         assert result["machine"]["null_gpu"] and len(result["machine"]["gpus"]) == 2
         return dict(result["stages"])
 
