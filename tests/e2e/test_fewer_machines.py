@@ -26,7 +26,7 @@ from tests.e2e.test_machines import (
     node,
     silent,
 )
-from training.core.rundir import read_json
+from training.core.rundir import RunDir, read_json
 from training.host.placement import LOOPBACK
 from training.launcher.local_ranks import free_port
 
@@ -192,6 +192,50 @@ def test_below_the_minimum_the_run_ends(launch: Launch, token: str, tmp_path: Pa
     assert runs[0].wait(60) == 4
     assert runs[0].failure["cause"] == "peer_died"
     assert "1 rank left, and min_ranks is 2" in events(runs[0], "given_up")[0]["text"]
+    assert not processes(token)
+
+
+def frozen(run: Launched) -> None:
+    """Suspend its supervisor and kill its rank."""
+    pid = run.pids[0] if 0 in run.pids else run.pids[1]
+    os.kill(run.process.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stop_request_between_two_starts_ends_every_machine(
+    launch: Launch, token: str, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """Node 0 waits for node 1, whose supervisor is suspended."""
+    start = starter(launch, tmp_path, 2, num_iterations=100000)
+    first, second = start(0), start(1)
+    second.run = RunDir(first.run.path, 1)
+    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    frozen(second)
+    first.wait_for("to be ready")
+    first.process.send_signal(number)
+    assert first.wait(10) == code, first.output[-3000:]
+    assert "stopped before the restart; step" in first.output
+    assert not first.run.failure.exists()
+    os.kill(second.process.pid, signal.SIGCONT)
+    assert second.wait(30) == code, second.output[-3000:]
+    assert not processes(token)
+
+
+@pytest.mark.soak
+def test_a_machine_that_waits_for_a_decision_can_be_stopped(
+    launch: Launch, token: str, tmp_path: Path
+) -> None:
+    start = starter(launch, tmp_path, 2, num_iterations=100000)
+    first, second = start(0), start(1)
+    wait_until(lambda: last_step(first) >= 7, 60, "training")
+    frozen(first)
+    second.wait_for("decision")
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait(10) == 75, second.output[-3000:]
+    os.kill(first.process.pid, signal.SIGCONT)
+    assert first.wait(30) == 4, "its rank was killed before"
     assert not processes(token)
 
 

@@ -3,24 +3,44 @@ machine, and how a machine joins again."""
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.conftest import wait_until
 from tests.unit.test_launch_fewer_ranks import failed, gpu, plan
-from tests.unit.test_launch_rendezvous import LOOPBACK, in_thread
+from tests.unit.test_launch_recovery import record, run
+from tests.unit.test_launch_rendezvous import LOOPBACK, in_thread, wires
 from tests.unit.test_launch_rendezvous import plan as plan_of_node
-from training.core.errors import UserError
-from training.core.failure_kinds import SILENT
+from training.core.errors import Exit, UserError
+from training.core.failure_kinds import GONE, SILENT
 from training.core.rundir import RunDir, write_json
 from training.host.placement import Topology
-from training.launcher import coordinator, fewer_ranks, local_ranks, rendezvous, replan, seats
+from training.launcher import (
+    coordinator,
+    fewer_ranks,
+    local_ranks,
+    rendezvous,
+    replan,
+    same_settings,
+    seats,
+)
+from training.launcher.json_socket import JsonSocket
 from training.launcher.local_ranks import free_port
+from training.launcher.outcome import Outcome
+from training.launcher.peer_link import Stopped
+from training.launcher.peer_messages import PeerMessages
+from training.launcher.recovery import Recovery
 from training.launcher.recovery_policy import remedy
 from training.launcher.restart import Failure, GiveUp, Restart, Team
+
+__all__ = ["run"]  # a fixture
 
 
 def node_plan(node: int, nodes: int = 3, **more: Any) -> dict[str, Any]:
@@ -178,3 +198,131 @@ def test_a_lost_machine_of_a_resumed_run_gets_its_settings_again(tmp_path: Path)
         asking, out = in_thread(lambda: rendezvous.ask_resumed(place, 10))
         wait_until(lambda: (line.greet_late(), not asking.is_alive())[1], 10)
     assert out == [{"run": "a_run", "plan": {"config": {"seed": 1}}, "manifest": None}]
+
+
+class Line:
+    """Node 0's connections: `away` are missing, `back` have joined again."""
+
+    def __init__(self, away: tuple[int, ...], back: tuple[int, ...]) -> None:
+        self.away, self.ready_again = away, back
+
+    def missing(self) -> list[int]:
+        return list(self.away)
+
+
+def test_a_machine_that_is_back_before_the_restart_waits_for_a_checkpoint(run: RunDir) -> None:
+    """Its launcher was started again within the grace of the other ranks."""
+    tried = Recovery(run, node_plan(0))  # type: ignore[arg-type]
+    gone = record(kind="gone", cause="peer_died", rank=None, status=0, node=1)
+    chosen = tried.choose(gone, Outcome(), Line((1,), (1,)))  # type: ignore[arg-type]
+    assert chosen and chosen.team and chosen.team.back == ()
+    order = tried.order(chosen)["team"]
+    away = {one["seat"] for one in order["lost"]}
+    assert away == {2, 3} and not away.intersection(order["seats"])
+
+
+def test_a_machine_that_is_lost_after_the_decision_is_reported() -> None:
+    """It had joined again, and the ranks were saving: the restart must not wait for its ranks."""
+    port = free_port(LOOPBACK)
+    with coordinator.Coordinator(of_network(0, port)) as line:  # type: ignore[arg-type]
+        line._begun, line._expected = True, set()
+        line.decide({"team": {"lost": []}})
+        assert line.go() is None
+        assert line.lost_peer and line.lost_peer.node == 1 and line.lost_peer.kind == GONE
+        line.decide({"team": {"lost": [{"seat": seat} for seat in (2, 3)]}})
+        team = line.go()
+        assert team
+        team.close()
+
+
+def test_a_stop_request_between_two_starts_ends_all_machines() -> None:
+    """It arrives at node 1, which waits for the order of node 0."""
+    port = free_port(LOOPBACK)
+
+    def member() -> Any:
+        with rendezvous.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
+            line.gather(10)
+            line.go()
+            line.stop(signal.SIGTERM)
+        return True
+
+    thread, out = in_thread(member)
+    with coordinator.Coordinator(of_network(0, port)) as line:  # type: ignore[arg-type]
+        line.gather(10)
+        team = line.go()
+        assert team
+        team.close()
+        line.decide({"team": {"lost": []}})
+        with pytest.raises(Stopped) as stopped:
+            line.go()
+        thread.join(10)
+    assert out == [True] and stopped.value.number == signal.SIGTERM
+
+
+def test_a_stop_request_is_not_lost_while_the_failure_is_examined() -> None:
+    far, near = wires()
+    with coordinator.Coordinator(of_network(0, free_port(LOOPBACK))) as line:  # type: ignore[arg-type]
+        line._begun = True
+        line.met(1, far, LOOPBACK, "a")
+        for message in ({"asked": int(signal.SIGINT), "times": 1}, {"record": {"rank": 2}}):
+            JsonSocket(near).send(message)
+        line.settle({"rank": None, "victim": True, "kind": "died"})  # type: ignore[typeddict-item]
+        line.decide({"team": {"lost": []}})
+        with pytest.raises(Stopped) as stopped:
+            line.go()
+        assert stopped.value.number == signal.SIGINT
+        line.stop(signal.SIGINT)
+        received = JsonSocket(near).arrived()
+    assert received[-1] == {"over": Exit.INTERRUPTED}
+
+
+def test_a_late_report_of_readiness_is_not_a_failure() -> None:
+    """A machine sends it for a start that was abandoned because another one was lost."""
+    calls: list[str] = []
+    link = SimpleNamespace(read=lambda node: [{"ready": True}], keep=lambda *_: None)
+    state = SimpleNamespace(link=SimpleNamespace(**vars(link), wires={}), outcome=Outcome())
+    failure = SimpleNamespace(of_peer=lambda: calls.append("failure"))
+    made = PeerMessages(state, None, failure, None)  # type: ignore[arg-type]
+    made._read(1, 0)
+    assert not calls
+
+
+@pytest.mark.parametrize("want", [{}, {"want": "shutdown"}, {"want": 7}])
+def test_an_unknown_question_with_the_right_settings_is_harmless(want: dict[str, Any]) -> None:
+    port = free_port(LOOPBACK)
+    own = of_network(1, port)
+    question = {"duet": coordinator.PROTOCOL, "node": 1} | want
+    with coordinator.Coordinator(of_network(0, port)) as line:  # type: ignore[arg-type]
+        far, near = wires()
+        joined = line._answer(far, LOOPBACK, question | {"facts": same_settings.facts(own)})  # type: ignore[arg-type]
+        assert not joined and JsonSocket(near).receive(1)["run"] == "a_run"
+
+
+def test_the_log_line_of_a_refused_program_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    noise = "\x1b[2J\n[SUCCESS] forged " + "x" * 10_000
+    with coordinator.Coordinator(of_network(0, free_port(LOOPBACK))) as line:  # type: ignore[arg-type]
+        right = {"duet": coordinator.PROTOCOL, "node": 1, "facts": {noise: noise}}
+        for message in ({"duet": 0, "node": noise}, right):
+            far, _near = wires()
+            assert not line._answer(far, LOOPBACK, message)
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 2 and "\x1b" not in shown
+    assert len(shown) < 6000
+
+
+def test_connections_without_a_message_are_limited_in_number_and_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator, "UNKNOWN", 2)
+    port = free_port(LOOPBACK)
+    with coordinator.Coordinator(of_network(0, port)) as line, ExitStack() as stack:  # type: ignore[arg-type]
+        for _ in range(5):
+            stack.enter_context(socket.create_connection((LOOPBACK, port)))
+        line.greet_late()
+        assert len(line._unknown) == 2
+        monkeypatch.setattr(coordinator, "ANSWER_S", -1.0)
+        for _ in range(3):
+            line.greet_late()
+        assert not line._unknown

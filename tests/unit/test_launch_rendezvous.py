@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
 from training.host.placement import NODE, Topology
-from training.launcher import coordinator, peer_link, rendezvous
+from training.launcher import coordinator, peer_link, rendezvous, same_settings
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
@@ -127,9 +127,11 @@ def test_noise_is_not_a_message(noise: bytes) -> None:
 
 def test_settings_of_one_machine_may_differ() -> None:
     head, other = plan(0, 1), plan(1, 2, node_rank=1)
-    assert coordinator.differences(coordinator.facts(other), coordinator.facts(head), 1) == []
+    assert same_settings.differences(same_settings.facts(other), same_settings.facts(head), 1) == []
     changed = plan(1, 1, seed=2, depth=3) | {"torch": "2.12", "local_ranks": 4}
-    assert coordinator.differences(coordinator.facts(changed), coordinator.facts(head), 1) == [
+    assert same_settings.differences(
+        same_settings.facts(changed), same_settings.facts(head), 1
+    ) == [
         "depth is 3 on node 1, but 2 on node 0",
         "ranks per machine is 4 on node 1, but 2 on node 0",
         "seed is 2 on node 1, but 1 on node 0",
@@ -139,10 +141,10 @@ def test_settings_of_one_machine_may_differ() -> None:
 
 def test_machines_whose_gpus_decide_another_precision_differ() -> None:
     ours, theirs = (
-        coordinator.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
+        same_settings.facts(plan(node, 1) | {"precision": {"value": value, "reason": ""}})  # type: ignore[arg-type]
         for node, value in ((0, "bf16"), (1, "fp16"))
     )
-    (text,) = coordinator.differences(theirs, ours, 1)
+    (text,) = same_settings.differences(theirs, ours, 1)
     assert text == "precision is 'fp16' on node 1, but 'bf16' on node 0"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,25 @@ def test_a_finished_run_on_this_disk_limits_the_wait(
     write_json(RunDir(tmp_path / "a_run").summary, {"status": "done", "steps": 12})
     assert resumed_run.Received({})(config, tmp_path) is None
     assert waits == [config.rendezvous_timeout, resumed_run.DONE_S]
+
+
+def test_a_full_disk_is_reported_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sent = {"run": "a_run", "plan": {"config": {}}, "manifest": {"step": 5}}
+    monkeypatch.setattr(rendezvous, "ask_resumed", lambda place, seconds: sent)
+    monkeypatch.setattr(sent_run.rundir, "write_json", full)
+    config = Config(resume="a_run", nnodes=2, master_addr="a", node_rank=1)
+    with pytest.raises(UserError) as caught:
+        resumed_run.Received({})(config, tmp_path)
+    assert (caught.value.code, caught.value.problems[0].code) == (
+        Exit.RESOURCES,
+        "output.unwritable",
+    )
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_from_a_network_stay_inside_their_folder() -> None:

@@ -278,6 +278,22 @@ def test_the_machines_are_kept(run: RunDir) -> None:
     assert next_command(made, run) == f"./launch_train.sh 2 {by_hand} --resume='my run'"
 
 
+def test_the_resume_command_has_the_ranks_that_were_lost(run: RunDir) -> None:
+    lost = {"min_ranks": 2, "ranks": 4, "device_batch_size": 8, "lost": [{"seat": 3}]}
+    made = plan(LAUNCH, 3, device_batch_size=4)
+    made["elastic"] = lost
+    flags = "--resume='my run' --min_ranks=2 --device_batch_size=8"
+    assert next_command(made, run) == f"./launch_train.sh 4 {flags}"
+    assert next_command(made, run, device_batch_size=2).endswith(" --device_batch_size=2")
+    made = plan(LAUNCH, 2, hosts="a,b", device_batch_size=8)
+    made["elastic"] = lost | {"per_node": 2}
+    made["local_ranks"] = 1
+    flags = "--hosts=a,b --resume='my run' --min_ranks=2"
+    assert next_command(made, run) == f"./launch_train.sh 2 {flags}"
+    made["elastic"] = made["elastic"] | {"lost": []}
+    assert next_command(made, run) == "./launch_train.sh 2 --hosts=a,b --resume='my run'"
+
+
 def test_folders_that_the_user_named_are_kept(tmp_path: Path, home: Path, shell: Shell) -> None:
     run = RunDir(tmp_path / "it's elsewhere/r")
     run.create()

@@ -9,7 +9,8 @@ from training.core import rundir
 from training.core.project import typed
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import Plan
+    from training.core.contracts.kinds import FieldValues
+    from training.core.contracts.plan import ElasticRecord, Plan
 
 
 # Fields of a start on several machines, which is typed with the number of ranks of one machine.
@@ -23,7 +24,11 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     script, origins = plan["command"]["script"], plan["origins"]
     by_hand = BY_HAND if plan["config"].get("nnodes", 1) > 1 else ()
     machines = [n for n in (*HOSTS, *by_hand) if origins.get(n, "default") != "default"]
-    ranks = plan["local_ranks"] if machines else plan["ranks"]
+    elastic = plan.get("elastic")
+    if elastic:  # some of its ranks may be lost
+        ranks = elastic.get("per_node", elastic["ranks"]) if machines else elastic["ranks"]
+    else:
+        ranks = plan["local_ranks"] if machines else plan["ranks"]
     program = {
         "launch_train.sh": f"./launch_train.sh {ranks}",
         "train.py": "python train.py",
@@ -31,9 +36,22 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     if script == "train.py" and plan["ranks"] > 1:
         program = f"torchrun --nproc_per_node={plan['ranks']} train.py"
     kept = [n for n in ("out_dir", "log_dir") if origins[n] != "default"] + machines
-    flags = {n: plan["config"][n] for n in kept} | {"resume": run.name} | changes
+    flags = {n: plan["config"][n] for n in kept} | {"resume": run.name}
+    if elastic and elastic["lost"]:
+        flags |= _all_ranks(plan["config"], elastic)
+    flags |= changes
     return typed(
         " ".join(
             [program, *(f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())]
         )
     )
+
+
+def _all_ranks(config: FieldValues, elastic: ElasticRecord) -> FieldValues:
+    """Flags of a start with all planned ranks, after some were lost: the smaller
+    device_batch_size of fewer ranks may not divide the batch of all of them."""
+    flags: FieldValues = {"min_ranks": elastic["min_ranks"]}
+    size = elastic["device_batch_size"]
+    if size is not None and size != config["device_batch_size"]:
+        flags["device_batch_size"] = size
+    return flags

@@ -10,55 +10,37 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from training.config.schema import FIELDS, of_the_run
 from training.core import log
 from training.core.errors import Exit, Problem, UserError
+from training.core.failure_kinds import GONE
 from training.core.messages import msg
 from training.host import network, ports
+from training.host.gpus import one_line
 from training.host.placement import LOOPBACK
-from training.launcher import local_ranks, seats
+from training.launcher import local_ranks, seats, stop_signals
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script
-from training.launcher.peer_link import LATE_S, LostPeer, PeerLink, Waiting
+from training.launcher.peer_link import (
+    LATE_S,
+    PEER_DIED,
+    LostPeer,
+    PeerLink,
+    Stopped,
+    Waiting,
+    stop_request,
+)
+from training.launcher.same_settings import differences, facts
 from training.plan import sent_run
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 PROTOCOL = 4
-MACHINES, RANKS = "number of machines", "ranks per machine"  # keys of a message
 ANSWER_S = 2.0  # another program on the port does not answer at all
 RETRY_S = 0.25
+SHOWN = 1000  # characters of what an unknown program has sent
+UNKNOWN = 64  # connections that have sent nothing yet; the kernel keeps further ones waiting
 FIREWALL = msg("launcher.nodes.firewall")
-
-
-def facts(plan: Plan) -> Message:
-    """Settings that must be the same on every machine."""
-    own = {
-        name: value
-        for name, value in plan["config"].items()
-        if name in FIELDS and of_the_run(name) and name != "run_name"
-    }
-    script = {"script": plan["script"]["args"]} if is_script(plan) else {}
-    counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
-    if "precision" in plan:  # the decision, which depends on the machine's GPUs
-        own["precision"] = plan["precision"]["value"]
-    return own | script | counts | {"torch": plan["torch"]}
-
-
-def differences(theirs: Message, own: Message, node: int) -> list[str]:
-    titles = {MACHINES: msg("launcher.nodes.machines"), RANKS: msg("launcher.nodes.ranks")}
-    return [
-        msg(
-            "launcher.nodes.differs",
-            name=titles.get(name, name),
-            theirs=theirs.get(name),
-            node=node,
-            own=own.get(name),
-        )
-        for name in sorted({*theirs, *own})
-        if theirs.get(name) != own.get(name)
-    ]
 
 
 class Coordinator(PeerLink):
@@ -124,7 +106,8 @@ class Coordinator(PeerLink):
                 )
             waiting.report(msg("launcher.nodes.missing_at", names=names, at=at))
             self.store.settimeout(RETRY_S)
-            with contextlib.suppress(TimeoutError):
+            # none, or one that was closed at once
+            with contextlib.suppress(TimeoutError, ConnectionError):
                 connection, peer = self.store.accept()
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
@@ -139,6 +122,7 @@ class Coordinator(PeerLink):
                 return lost
             if "ready" in message:
                 self._ready.add(node)
+            self.asked = self.asked or stop_request(message)
         return None
 
     def _greet(self, wire: JsonSocket, peer: str) -> None:
@@ -164,12 +148,12 @@ class Coordinator(PeerLink):
                 msg(
                     "launcher.nodes.refused_peer",
                     peer=peer,
-                    node=node,
-                    refused="; ".join(refused),
+                    node=one_line(str(node))[:SHOWN],
+                    refused=one_line("; ".join(refused))[:SHOWN],
                 )
             )
             wire.send({"refused": refused})
-        elif message["want"] == "join" and isinstance(node, int):
+        elif message.get("want") == "join" and isinstance(node, int):
             wire.send({"joined": True, "host": socket.gethostname(), "running": self._begun})
             if self._begun:
                 self._ready_again.discard(node)
@@ -183,7 +167,7 @@ class Coordinator(PeerLink):
             own = "" if message.get("shared", True) else msg("launcher.nodes.own_disk")
             log.info(msg("launcher.nodes.joined", node=node, place=self.place_of(node)) + own)
             return True
-        elif message["want"] == "resumed":
+        elif message.get("want") == "resumed":
             wire.send(self._resumed)
         else:
             wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
@@ -203,7 +187,7 @@ class Coordinator(PeerLink):
                 self._ready_again.discard(node)
         self.store.settimeout(0)
         with contextlib.suppress(OSError):
-            while True:
+            while len(self._unknown) < UNKNOWN:
                 connection, peer = self.store.accept()
                 self._unknown.append((time.monotonic(), JsonSocket(connection), peer[0]))
         unknown, self._unknown = self._unknown, []
@@ -250,14 +234,20 @@ class Coordinator(PeerLink):
 
     def go(self) -> LocalRanks | None:
         waiting = Waiting()
+        if self._begun and (gone := sorted(self._expected - self.wires.keys())):
+            text = msg("launcher.nodes.lost", name=self.names(gone))
+            self.lost_peer = LostPeer(gone[0], GONE, PEER_DIED, text)
+            return None
         while missing := sorted(self._expected - self._ready):
+            if self.asked:
+                raise Stopped(self.asked)
             waiting.report(
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
             )
             readable, _, _ = select.select(list(self.wires.values()), [], [], RETRY_S)
             for node in [n for n, wire in self.wires.items() if wire in readable]:
-                if not (lost := self._read_ready(node)):
+                if not (lost := self._read_ready(node)) or self.asked:
                     continue
                 if self._elastic and self._begun:
                     self.lost_peer = lost
@@ -265,6 +255,8 @@ class Coordinator(PeerLink):
                 self.send_all({"left": lost.text})
                 why = msg("launcher.nodes.before_start", why=lost.text)
                 raise UserError(Problem("nodes.lost_before_start", why), Exit.RESOURCES)
+        if self.asked:
+            raise Stopped(self.asked)
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
             self._listen()
         store = self._store_of_ranks()
@@ -294,16 +286,20 @@ class Coordinator(PeerLink):
         return order
 
     def _change_machines(self, order: Message) -> None:
-        """Leave out the machines of which the order uses no rank, and admit those that are back."""
+        """Leave out the machines of which all ranks are lost, and admit those that are back. One
+        that is neither connected nor back has been lost since the decision: `go()` reports it."""
         elastic = self.plan["elastic"]
         away = {one["seat"] for one in order["team"]["lost"]}
         for node in range(1, self.place.nnodes):
-            if away.issuperset(seats.on(elastic, [node])):
+            if lost := away.issuperset(seats.on(elastic, [node])):
                 self.forget(node)
             elif node in self._ready_again:
                 self._ready_again.discard(node)
                 self.wires[node] = self.waiting.pop(node)
-        self._expected = set(self.wires)
+            self._expected.discard(node) if lost else self._expected.add(node)
+
+    def stop(self, number: int) -> None:
+        self.send_all({"over": int(stop_signals.code(number))})
 
     def dismiss(self, code: int) -> None:
         for wire in self.waiting.values():

@@ -7,10 +7,9 @@ import time
 
 from training.core import log
 from training.core.messages import msg
-from training.host import process
 from training.launcher import seats
 from training.launcher.json_socket import Message
-from training.launcher.peer_link import PeerLink, Waiting
+from training.launcher.peer_link import PeerLink, Waiting, stop_request
 
 
 class Others:
@@ -74,11 +73,5 @@ class Others:
 def asked(message: Message) -> tuple[int, int] | None:
     """(signal, how many requests) of a stop request from another machine; None if malformed: it
     comes from a network."""
-    number, times = message.get("asked"), message.get("times")
-    if (
-        not isinstance(number, int)
-        or not isinstance(times, int)
-        or number not in process.STOP_SIGNALS
-    ):
-        return None
-    return number, times
+    number, times = stop_request(message), message.get("times")
+    return (number, times) if number is not None and isinstance(times, int) else None

@@ -15,6 +15,7 @@ from training.core import log
 from training.core.failure_kinds import GONE, SILENT
 from training.core.messages import msg
 from training.core.rundir import ASKED, NAME
+from training.host import process
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks
@@ -46,6 +47,14 @@ class RunEnded(Exception):
         self.code = code
 
 
+class Stopped(Exception):
+    """A stop signal between two attempts, to this machine or another one; `number`: the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 @dataclass(frozen=True)
 class LostPeer:
     """A machine that has disconnected or is silent."""
@@ -73,6 +82,8 @@ class PeerLink(ABC):
         self._warned: set[int] = set()
         self._stack = ExitStack()
         self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
+        # on node 0: stop signal that another machine got between two attempts
+        self.asked: int | None = None
 
     def __enter__(self) -> PeerLink:
         return self
@@ -85,7 +96,11 @@ class PeerLink(ABC):
     def go(self) -> LocalRanks | None:
         """Wait until all machines are ready; the ranks of this machine. None: another order is to
         be decided on, because a machine was lost. Raises UserError when a node has disconnected,
-        RunEnded."""
+        RunEnded, and Stopped when another machine was asked to stop."""
+
+    @abstractmethod
+    def stop(self, number: int) -> None:
+        """This stop signal has arrived between two attempts: the other machines end too."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
@@ -199,6 +214,7 @@ class PeerLink(ABC):
                 self.keep(node, [m for m in messages if is_order(m)])
                 for message in messages:
                     self.failed = cast("FailureRecord | None", message.get("record")) or self.failed
+                    self.asked = self.asked or stop_request(message)
             time.sleep(PAUSE_S)
             last, passed = time.monotonic(), time.monotonic() - last
             for wire in self.wires.values():
@@ -272,6 +288,12 @@ def is_order(message: Message) -> bool:
     """An order of node 0 after a failure, which may arrive before this machine has noticed that all
     its ranks have ended."""
     return "again" in message or "over" in message
+
+
+def stop_request(message: Message) -> int | None:
+    """The stop signal that another machine got; None without one: it comes from a network."""
+    number = message.get("asked")
+    return number if isinstance(number, int) and number in process.STOP_SIGNALS else None
 
 
 class Waiting:

@@ -54,6 +54,8 @@ class PeerMessages:
                 self._resize()
             elif "asked" in message:
                 self._stop.from_peer(message, link.name(node))
+            elif "ready" in message:
+                continue  # sent before this machine had read the last order
             elif self._state.outcome.ours or not self._state.outcome.resized:
                 link.failed = cast("FailureRecord | None", message.get("record")) or link.failed
                 self._failure.of_peer()

@@ -75,7 +75,9 @@ class Recovery:
         self._failed_at = max((b.wall_time for b in beats), default=record["time"])
         failure, missing = self._failure(record), line.missing() if line else []
         if line and "elastic" in self.plan:
-            back = seats.on(self.plan["elastic"], line.ready_again)
+            away = {one["seat"] for one in self.plan["elastic"]["lost"]}
+            # one that was lost by this very failure joins after the next checkpoint
+            back = [s for s in seats.on(self.plan["elastic"], line.ready_again) if s in away]
             failure = replace(failure, nodes=tuple(missing), back=tuple(back))
         chosen = (
             self._policy(failure, self.plan, self._failures)
@@ -108,19 +110,24 @@ class Recovery:
         run ends (`stopped`), and that is logged."""
         with self._signals:
             number = self._signals.wait(pause_s)
-        if number is None:
-            return False
+        if number is not None:
+            self.stop(number)
+        return number is not None
+
+    def stop(self, number: int) -> int:
+        """End the run (`stopped`) because of this stop signal between two attempts; the exit
+        code."""
         self.run.failure.unlink(missing_ok=True)  # the run ended for another reason
-        self.stopped = stop_signals.code(number)
-        name = stop_signals.name(number)
+        self.stopped, name = stop_signals.code(number), stop_signals.name(number)
+        # only node 0 has the checkpoints
         log.warning(
             msg("launcher.restart.script_stopped", name=name, code=int(self.stopped))
-            if self._of_script
+            if self._of_script or self.run.own != self.run.path
             else msg(
                 "launcher.restart.stopped", name=name, saved=self._saved(), code=int(self.stopped)
             )
         )
-        return True
+        return int(self.stopped)
 
     def _saved(self) -> int:
         """Step of the newest checkpoint."""

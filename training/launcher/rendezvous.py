@@ -21,6 +21,7 @@ from training.core.failure_kinds import GONE
 from training.core.messages import msg
 from training.core.rundir import is_name
 from training.host import ports
+from training.host.gpus import one_line
 from training.host.placement import Topology
 from training.launcher.coordinator import (
     ANSWER_S,
@@ -28,11 +29,11 @@ from training.launcher.coordinator import (
     PROTOCOL,
     RETRY_S,
     Coordinator,
-    facts,
 )
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script, of_node
 from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+from training.launcher.same_settings import facts
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -78,6 +79,9 @@ class Peer(PeerLink):
             )
         self._fresh()
         return of_node(self.plan, self.place.master_addr, int(answer["go"]))
+
+    def stop(self, number: int) -> None:
+        self.send_all({"asked": number, "times": 1})
 
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
         if not self.there(0):
@@ -128,7 +132,7 @@ def ask_resumed(place: Topology, seconds: float) -> Message:
 def _refused(answer: Message, place: Topology) -> UserError:
     refused = answer.get("refused")
     reasons = (
-        [str(text) for text in refused]
+        [one_line(str(text)) for text in refused]
         if isinstance(refused, list)
         else [msg("launcher.nodes.no_reason")]
     )

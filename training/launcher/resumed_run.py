@@ -7,8 +7,9 @@ from pathlib import Path
 
 from training.config.schema import Config
 from training.core import run_reader, rundir
-from training.core.errors import UserError
+from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import LATEST
+from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import hosts, topology
 from training.host.placement import NODE
@@ -57,7 +58,14 @@ class Received:
             if done and error.problems[0].code == "nodes.no_answer":
                 return None
             raise
-        return sent_run.keep(sent, experiments, place.node_rank)
+        try:
+            return sent_run.keep(sent, experiments, place.node_rank)
+        except OSError as error:
+            text = msg("launcher.cannot_write", path=experiments, strerror=error.strerror)
+            fixes = ["--out_dir=/another/folder"]
+            raise UserError(
+                Problem("output.unwritable", text, "", fixes, "out_dir"), Exit.RESOURCES
+            ) from error
 
     def withdraw(self) -> None:
         """Remove what was written, when the plan is refused."""

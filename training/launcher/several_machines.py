@@ -5,7 +5,9 @@ its launcher is started again."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeVar
 
 from training.core import log, manifest, rundir
 from training.core.errors import Exit
@@ -13,17 +15,21 @@ from training.core.messages import msg
 from training.launcher import endings, failure_report, fewer_ranks, seats
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
-from training.launcher.local_ranks import is_script
+from training.launcher.json_socket import Message
+from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.outcome import Outcome
-from training.launcher.peer_link import PeerLink, RunEnded
+from training.launcher.peer_link import PeerLink, RunEnded, Stopped
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
 from training.launcher.restart import Restart, Team
+from training.launcher.stop_signals import StopSignals
 from training.trainer import prepared_cache
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
     from training.core.contracts.verdict import FailureRecord
+
+T = TypeVar("T")
 
 
 def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str) -> int:
@@ -34,16 +40,24 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
         else _Other(run, plan, ending, line, token)
     )
     code = int(Exit.TRAINING)
-    try:
-        while (ended := node.once()) is None:
-            if prepared_cache.changed(run):
-                prepared_cache.prepare(run, plan)
-        code = ended
-    except RunEnded as over:
-        log.info(msg("launcher.nodes.run_ended"))
-        code = over.code
-    finally:
-        line.dismiss(code)
+    with node.stack:
+        try:
+            while (ended := node.once()) is None:
+                if prepared_cache.changed(run):
+                    node.unless_asked(lambda: prepared_cache.prepare(run, plan))
+            code = ended
+        except RunEnded as over:
+            code = over.code
+            if node.begun and code in (Exit.PREEMPTED, Exit.INTERRUPTED):
+                ranks = msg("launcher.end.node", ranks=run.ranks)
+                log.warning(msg("launcher.end.node_stopped", how="", code=code, text=ranks))
+            else:
+                log.info(msg("launcher.nodes.run_ended"))
+        except Stopped as asked:
+            line.stop(asked.number)
+            code = node.recovery.stop(asked.number)
+        finally:
+            line.dismiss(code)
     return code
 
 
@@ -54,11 +68,34 @@ class _Node(ABC):
         self, run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token: str
     ) -> None:
         self.run, self.plan, self.ending, self.token = run, plan, ending, token
-        self.recovery = Recovery(run, plan)
+        self.signals, self.stack = StopSignals(), ExitStack()
+        self.recovery = Recovery(run, plan, self.signals)
+        self.begun = False
 
     @abstractmethod
     def once(self) -> int | None:
         """One start of the ranks. None: they are to be started again, else the exit code."""
+
+    def unless_asked(self, work: Callable[[], T]) -> T:
+        """Work between two attempts, which may wait for other machines. Raises Stopped: a stop
+        signal has interrupted it."""
+        found: list[T] = []
+        number = self.signals.wait(0)
+        if number is None and self.signals.unless_asked(lambda: found.append(work())):
+            return found[0]
+        number = number or self.signals.wait(0)
+        assert number, "the signal that interrupted the work"
+        raise Stopped(number)
+
+    def _team(self, line: PeerLink) -> LocalRanks | None:
+        """The ranks to start. Before the first start Ctrl-C is the caller's, from then on no stop
+        signal is lost."""
+        if self.begun:
+            return self.unless_asked(line.go)
+        team = line.go()
+        self.begun = True
+        self.stack.enter_context(self.signals)
+        return team
 
     def _failure(self, line: PeerLink, outcome: Outcome) -> FailureRecord:
         """The failure record for all machines, which failure.json gets."""
@@ -77,24 +114,24 @@ class _Other(_Node):
         self.line = line
 
     def once(self) -> int | None:
-        team = self.line.go()
+        team = self._team(self.line)
         if team is None:  # another machine was lost, or this one joins a running run
-            order = self.line.decide(None)
+            order = self._order()
             if order is None:
                 return int(Exit.TRAINING)
             self.recovery.follow(order, None)
             return None
-        outcome = Attempt(self.run, self.plan, team, self.token, self.line).go()
+        outcome = Attempt(self.run, self.plan, team, self.token, self.line, self.signals).go()
         if endings.folder_lost(self.run, self.plan, outcome):
             return int(Exit.TRAINING)
         code = failure_report.exit_code(outcome)
         if not outcome.guilty and not outcome.killed:
-            if outcome.resized and (order := self.line.decide(None)):
+            if outcome.resized and (order := self._order()):
                 self.recovery.follow(order, None)
                 return None
             return endings.node_end(self.run, code, outcome)
         record = self._failure(self.line, outcome)
-        if order := self.line.decide(None):
+        if order := self._order():
             self.recovery.follow(order, record)
             return None
         if self.line.stopped:
@@ -103,6 +140,9 @@ class _Other(_Node):
         if "elastic" in self.plan and not self.line.there(0):
             log.warning(msg("launcher.nodes.left_out"))
         return int(record["exit_code"])
+
+    def _order(self) -> Message | None:
+        return self.unless_asked(lambda: self.line.decide(None))
 
 
 class _First(_Node):
@@ -118,12 +158,12 @@ class _First(_Node):
 
     def once(self) -> int | None:
         run, plan, recovery, line = self.run, self.plan, self.recovery, self.line
-        team = line.go()
+        team = self._team(line)
         if team is None:  # another machine was lost before the start
             outcome = Outcome(ours=not is_script(plan), guilty=(None, 0), elsewhere=True)
             outcome.lost = line.lost_peer
         else:
-            outcome = self._attempt(Attempt(run, plan, team, self.token, line))
+            outcome = self._attempt(Attempt(run, plan, team, self.token, line, self.signals))
         if endings.folder_lost(run, plan, outcome):
             return int(Exit.TRAINING)
         code = failure_report.exit_code(outcome)

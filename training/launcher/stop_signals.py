@@ -84,11 +84,15 @@ class StopSignals:
             if time.monotonic() >= end:
                 return None
 
-    def unless_asked(self, work: Callable[[], object]) -> None:
-        """Work that may take minutes: a stop signal interrupts it and can still be read."""
+    def unless_asked(self, work: Callable[[], object]) -> bool:
+        """Work that may take minutes: a stop signal interrupts it and can still be read. Returns
+        whether the work was completed."""
+        done = False
         self._ends_work = True
         try:
             with contextlib.suppress(KeyboardInterrupt):
                 work()
+                done = True
         finally:
             self._ends_work = False
+        return done

@@ -32,18 +32,22 @@ def of(plan: Plan) -> Record:
 
 def keep(sent: Record, experiments: Path, node: int) -> RunDir | None:
     """Write what node 0 has sent into this machine's part of the run; None if it is unusable: it
-    comes from a network."""
+    comes from a network. Raises OSError and leaves nothing."""
     name, plan, facts = sent.get("run"), sent.get("plan"), sent.get("manifest")
     if not rundir.is_name(name) or not isinstance(plan, dict):
         return None
     run = RunDir(RunDir(experiments / name, node).received)
     shutil.rmtree(run.path, ignore_errors=True)
-    run.checkpoints.mkdir(parents=True)
-    rundir.write_json(run.plan, plan)
-    if isinstance(facts, dict) and isinstance(facts.get("step"), int):
-        folder = run.checkpoints / manifest.folder_name(facts["step"])
-        folder.mkdir()
-        rundir.write_json(folder / manifest.NAME, facts)
+    try:
+        run.checkpoints.mkdir(parents=True)
+        rundir.write_json(run.plan, plan)
+        if isinstance(facts, dict) and isinstance(facts.get("step"), int):
+            folder = run.checkpoints / manifest.folder_name(facts["step"])
+            folder.mkdir()
+            rundir.write_json(folder / manifest.NAME, facts)
+    except OSError:
+        remove(run)
+        raise
     return run
 
 

@@ -1,0 +1,44 @@
+"""Settings that must be the same on all machines of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.config.schema import FIELDS, of_the_run
+from training.core.messages import msg
+from training.launcher.json_socket import Message
+from training.launcher.local_ranks import is_script
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+MACHINES, RANKS = "number of machines", "ranks per machine"  # keys of a message
+
+
+def facts(plan: Plan) -> Message:
+    """Settings that must be the same on every machine."""
+    own = {
+        name: value
+        for name, value in plan["config"].items()
+        if name in FIELDS and of_the_run(name) and name != "run_name"
+    }
+    script = {"script": plan["script"]["args"]} if is_script(plan) else {}
+    counts = {MACHINES: plan["place"]["nnodes"], RANKS: plan["local_ranks"]}
+    if "precision" in plan:  # the decision, which depends on the machine's GPUs
+        own["precision"] = plan["precision"]["value"]
+    return own | script | counts | {"torch": plan["torch"]}
+
+
+def differences(theirs: Message, own: Message, node: int) -> list[str]:
+    titles = {MACHINES: msg("launcher.nodes.machines"), RANKS: msg("launcher.nodes.ranks")}
+    return [
+        msg(
+            "launcher.nodes.differs",
+            name=titles.get(name, name),
+            theirs=theirs.get(name),
+            node=node,
+            own=own.get(name),
+        )
+        for name in sorted({*theirs, *own})
+        if theirs.get(name) != own.get(name)
+    ]
