@@ -30,16 +30,16 @@ def moving(number: int, width: int = WIDTH, height: int = HEIGHT) -> Any:
 
 
 def film(
-    file: Path, frames: int = 12, *, sound: bool = False, begin: int = 0, **facts: Any
+    file: Path, frames: int = 12, *, sound: str = "", begin: int = 0, **facts: Any
 ) -> Path:
-    """`begin`: of its time stamps, s; `facts`: size, and attributes of the codec's context."""
+    """`sound`: its codec; `begin`: of its time stamps, s; `facts`: size, and attributes of the codec's context."""
     width, height = facts.pop("size", (WIDTH, HEIGHT))
     with av.open(str(file.absolute()), "w") as container:
         stream: Any = container.add_stream("libx264", rate=RATE, options={"crf": "4"})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for name, value in facts.items():
             setattr(stream.codec_context, name, value)
-        voice: Any = container.add_stream("aac", rate=44100) if sound else None
+        voice: Any = container.add_stream(sound, rate=44100) if sound else None
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(moving(number, width, height), format="rgb24")
             frame.pts, frame.time_base = round(begin * RATE) + number, 1 / RATE

@@ -73,7 +73,7 @@ def whole(pixels: Any) -> Any:
 def test_a_video_keeps_its_rate_and_sound(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = film(tmp_path / "in.mp4", sound=True)
+    given = film(tmp_path / "in.mp4", sound="aac")
     restored(run, given, tmp_path / "out.mkv", "--json")
     record = json.loads(capsys.readouterr().out)
     assert (record["step"], record["frames"], record["width"], record["tile"]) == (9, 12, 64, 0)

@@ -43,7 +43,7 @@ def times(file: Path, kind: str) -> list[float]:
 
 
 def test_times_begin_with_zero_and_the_sound_stays_in_step(run: str, tmp_path: Path) -> None:
-    given = film(tmp_path / "in.ts", 40, sound=True, begin=3000)  # as of a camcorder
+    given = film(tmp_path / "in.ts", 40, sound="aac", begin=3000)  # as of a camcorder
     assert times(given, "video")[0] > 2999
     late = times(given, "audio")[0] - times(given, "video")[0]
     for out in (tmp_path / "out.mp4", tmp_path / "out.mkv"):
@@ -54,6 +54,17 @@ def test_times_begin_with_zero_and_the_sound_stays_in_step(run: str, tmp_path: P
     assert restored(run, given, tmp_path / "part.mp4", "--frames=10:20") == 0
     part = times(tmp_path / "part.mp4", "video")
     assert part[0] == 0 and len(part) == 10
+
+
+def test_sound_that_a_container_cannot_contain_is_left_out(run: str, tmp_path: Path) -> None:
+    raw = film(tmp_path / "raw.mkv", 3, sound="pcm_s16le")  # states "1 channels", not "mono"
+    for out, streams in (("out.mp4", 2), ("out.webm", 1)):
+        assert restored(run, raw, tmp_path / out) == 0
+        with av.open(str(tmp_path / out)) as container:
+            assert len(container.streams) == streams
+    flac = film(tmp_path / "flac.mkv", 3, sound="flac")  # rejected by the header only
+    assert restored(run, flac, tmp_path / "out.mov") == 0
+    assert len(content(tmp_path / "out.mov")) == 3
 
 
 def test_colour_primaries_and_transfer_are_kept(run: str, tmp_path: Path) -> None:
@@ -99,6 +110,10 @@ def test_pictures_are_checked_before_the_start(run: str, tmp_path: Path) -> None
     Image.fromarray(deep).save(folder / "im5.png")  # 16 bits: Pillow would cut it at 255
     (unreadable,) = problems(run, folder, out, "--frames=5:", "--overwrite")
     assert unreadable.code == "input.unreadable" and "im5.png" in unreadable.what
+    text = tmp_path / "notes.txt"
+    text.write_text("a line of text\n" * 100)  # FFmpeg would draw it
+    assert [p.code for p in problems(run, text, f"--out={tmp_path}/new")] == ["input.unreadable"]
+    (folder / "new.png").mkdir()  # not a picture
     (folder / "im5.png").write_bytes(b"no picture")
     (unreadable,) = problems(run, folder, out, "--frames=5:", "--overwrite")
     assert unreadable.code == "input.unreadable"

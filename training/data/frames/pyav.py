@@ -32,6 +32,7 @@ CODECS = {
     ".mkv": ("libx264", X264),
     ".webm": ("libvpx-vp9", VP9),
 }
+CHANNELS = {"1 channels": "mono", "2 channels": "stereo", "6 channels": "5.1"}
 # FFmpeg's scaler: bicubic, full chroma interpolation both ways, accurate rounding. A third of the
 # error of its defaults.
 ACCURATE = 4 | 0x2000 | 0x4000 | 0x40000
@@ -198,6 +199,10 @@ class Encoder:
         if sound:
             with _opened(sound) as other:
                 self.audio = self.container.add_stream_from_template(other.streams.audio[0])
+            context = self.audio.codec_context
+            # .mkv may state only their number, "2 channels"; with it .mp4 fails when it is closed
+            if context.layout.name in CHANNELS:
+                context.layout = CHANNELS[context.layout.name]
         self.container.start_encoding()
 
     def frame(self, pixels: Planes, time: Fraction | None) -> None:
