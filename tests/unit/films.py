@@ -29,9 +29,7 @@ def moving(number: int, width: int = WIDTH, height: int = HEIGHT) -> Any:
     return np.stack([110 + wave, 120 + wave / 2, 90 + y], -1).astype(np.uint8)
 
 
-def film(
-    file: Path, frames: int = 12, *, sound: str = "", begin: int = 0, **facts: Any
-) -> Path:
+def film(file: Path, frames: int = 12, *, sound: str = "", begin: int = 0, **facts: Any) -> Path:
     """`sound`: its codec; `begin`: of its time stamps, s; `facts`: size, and attributes of the codec's context."""
     width, height = facts.pop("size", (WIDTH, HEIGHT))
     with av.open(str(file.absolute()), "w") as container:

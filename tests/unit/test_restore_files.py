@@ -19,6 +19,8 @@ from training.core.errors import Problem, UserError
 from training.data.frames import output, pyav
 from training.tasks.video_restoration import trained as video_trained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -43,17 +45,16 @@ def times(file: Path, kind: str) -> list[float]:
 
 
 def test_times_begin_with_zero_and_the_sound_stays_in_step(run: str, tmp_path: Path) -> None:
-    given = film(tmp_path / "in.ts", 40, sound="aac", begin=3000)  # as of a camcorder
+    given = film(tmp_path / "in.ts", 12, sound="aac", begin=3000)  # as of a camcorder
     assert times(given, "video")[0] > 2999
     late = times(given, "audio")[0] - times(given, "video")[0]
-    for out in (tmp_path / "out.mp4", tmp_path / "out.mkv"):
-        assert restored(run, given, out) == 0
-        video, audio = times(out, "video"), times(out, "audio")
-        assert video[0] < 0.1 and len(video) == 40
-        assert audio[0] - video[0] == pytest.approx(late, abs=0.03)
-    assert restored(run, given, tmp_path / "part.mp4", "--frames=10:20") == 0
+    assert restored(run, given, tmp_path / "out.mp4") == 0
+    video, audio = (times(tmp_path / "out.mp4", kind) for kind in ("video", "audio"))
+    assert video[0] < 0.1 and len(video) == 12
+    assert audio[0] - video[0] == pytest.approx(late, abs=0.03)
+    assert restored(run, given, tmp_path / "part.mp4", "--frames=2:6") == 0
     part = times(tmp_path / "part.mp4", "video")
-    assert part[0] == 0 and len(part) == 10
+    assert part[0] == 0 and len(part) == 4
 
 
 def test_sound_that_a_container_cannot_contain_is_left_out(run: str, tmp_path: Path) -> None:

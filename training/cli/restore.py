@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 COMMAND = "./duet restore"
 REST = "INPUT --out=PATH"
-ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {REST}")
+ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {REST}", REST)
 FLAGS = {
     "out": args.TEXT,
     "overwrite": args.SWITCH,
