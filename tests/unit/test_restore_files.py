@@ -127,6 +127,17 @@ def test_frames_beyond_the_end_write_nothing(run: str, tmp_path: Path, out: str)
     assert [p.name for p in tmp_path.iterdir()] == ["in.h264"]
 
 
+def test_a_video_that_changes_its_size_names_the_frame(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = film(tmp_path / "a.h264", 3), film(tmp_path / "b.h264", 3, size=(32, 32))
+    given = tmp_path / "in.h264"
+    given.write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert restored(run, given, tmp_path / "out.mp4") == 2
+    wrong = capsys.readouterr().err
+    assert "frame 3" in wrong and "32 × 32" in wrong and "64 × 48" in wrong
+
+
 def test_an_old_folder_returns_if_it_cannot_be_replaced(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,14 @@ class Source:
             if number == self.first and not self.whole:
                 begin = time
             if (found := (pixels.shape[1], pixels.shape[0])) != self.size:
-                sizes = {"size": sized(found), "first": sized(self.size)}
-                raise Unreadable(msg("data.frames.resized", path=self.path, number=number, **sizes))
+                what = msg(
+                    "data.frames.resized",
+                    path=self.path,
+                    number=number,
+                    size=sized(found),
+                    first=sized(self.size),
+                )
+                raise Unreadable(what)
             yield Frame(f"{number:08d}", time - begin), pixels
         if number < self.first:
             raise Unreadable(_outside(self, f"{self.first}:{self.last or ''}", str(number + 1)))
