@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 COMMAND = "./duet restore"
 REST = "INPUT --out=PATH"
-ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {REST}")
+ASKER = RunSelector("RUN", f"{COMMAND} ", f"{COMMAND} {REST}", REST)
 FLAGS = {
     "out": args.TEXT,
     "overwrite": args.SWITCH,
@@ -106,6 +106,8 @@ def parse(argv: list[str]) -> RestoreOptions | None:
         problems.append(Problem("input.missing", what, allowed, [f"{again} {REST}"]))
     if chosen and values.get("frames"):
         chosen = source.chosen(chosen, values["frames"], problems)
+    if chosen:
+        problems += source.uneven(chosen)
     target = _target(line, chosen, problems)
     if problems:
         raise UserError(problems)
@@ -139,7 +141,8 @@ def main(argv: list[str]) -> int:
     from training.tasks import trained
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _stop)
     model = trained.load(tasks.spec_of(chosen.weights.plan), chosen.weights, chosen.device)
     assert isinstance(model, trained.FrameModel), "checked with the command line"
     given = chosen.source

@@ -100,6 +100,7 @@ PROBLEMS = {
     "hosts.value": "an entry of --hosts is not a machine",
     "input.missing": "the video or folder of frames does not exist or is not given",
     "input.no_frames": "the folder contains no pictures",
+    "input.sizes": "the pictures of a folder differ in size",
     "input.unreadable": "a video or a frame cannot be read",
     "init.differs": "the weights of --init_from are of another model",
     "inject.value": "invalid --inject",

@@ -23,14 +23,15 @@ FIRST_RUN = "./train_dual_gpu.sh configs/dual_gpu/quickstart.py"
 @dataclass(frozen=True)
 class RunSelector:
     """How a command spells its run argument: `argument` as in its help, `named` before the name of
-    a run, `newest` for the newest run."""
+    a run, `newest` for the newest run, `rest` what follows the run."""
 
     argument: str
     named: str
     newest: str
+    rest: str = ""
 
     def command(self, name: str) -> str:
-        return self.named + shlex.quote(name)
+        return " ".join(filter(None, [self.named + shlex.quote(name), self.rest]))
 
 
 def find(wanted: str | None, experiments: Path, asker: RunSelector) -> RunDir:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,12 +60,26 @@ def _listed(root: str, changed: int) -> dict[str, dict[str, str]]:
 
 def picture(address: str) -> bytes | None:
     """The picture at this address; None if the key is missing. Raises OSError."""
+    with _value(address) as found:
+        return None if found is None else bytes(found)
+
+
+def length(address: str) -> int | None:
+    """Bytes of the picture at this address, which is not read; None if the key is missing. Raises
+    OSError."""
+    with _value(address) as found:
+        return None if found is None else len(found)
+
+
+@contextmanager
+def _value(address: str) -> Iterator[memoryview | None]:
+    """The mapped picture. Raises OSError."""
     import lmdb
 
     root, key = _split(address)
     try:
-        with _environment(root).begin() as reading:
-            return reading.get(key.encode())
+        with _environment(root).begin(buffers=True) as reading:
+            yield reading.get(key.encode())
     except lmdb.Error as error:
         raise OSError(None, str(error)) from None
 

@@ -41,7 +41,8 @@ def find(
     kind = FILM if suffix in pyav.CODECS else PICTURE if suffix == PNG else FOLDER
     allowed = msg("data.frames.target_wanted")
     if suffix and kind == FOLDER and not path.is_dir():
-        fixes = [f"--out={shlex.quote(str(path.with_suffix('.mp4')))}"]
+        usual = PNG if source and source.total == 1 else ".mp4"
+        fixes = [f"--out={shlex.quote(str(path.with_suffix(usual)))}"]
         what = msg("data.frames.suffix", path=path, suffix=path.suffix)
         problems.append(Problem("output.suffix", what, allowed, fixes, "out"))
     elif source and kind == PICTURE and source.total != 1:
@@ -122,14 +123,9 @@ class Writer:
         source, facts = self.source, self.source.facts
         rate = self.target.rate or source.rate or pyav.RATE
         self.sound = bool(facts and facts.audio and source.whole)
-        self.encoder = pyav.Encoder(
-            self.result,
-            self.target.path.suffix.lower(),
-            self.size,
-            rate,
-            facts,
-            source.path if self.sound else None,
-        )
+        sound = source.path if self.sound else None
+        suffix = self.target.path.suffix.lower()
+        self.encoder = pyav.Encoder(self.result, suffix, self.size, rate, facts, sound)
 
     def frame(self, frame: Frame, pixels: Any) -> None:
         """Write the restored pixels, uint8 (h, w, 3), of a frame of the source."""
@@ -172,14 +168,23 @@ class Writer:
         else:
             os.chmod(self.work, 0o755)
             _sync(self.work)
-            old = None
-            if out.is_dir() and any(out.iterdir()):  # PNG files only, checked by find()
+            self._replace(out)
+        _sync(out.parent)
+
+    def _replace(self, out: Path) -> None:
+        """Rename the finished folder; an old one of PNG files (checked by find()) makes way and
+        returns if that fails."""
+        old = None
+        try:
+            if out.is_dir() and any(out.iterdir()):
                 old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old-"))
                 out.rename(old)
             self.work.rename(out)
-            if old:
+        finally:
+            if old and not out.exists():
+                old.rename(out)
+            elif old:
                 shutil.rmtree(old, ignore_errors=True)
-        _sync(out.parent)
 
 
 def _sync(path: Path) -> None:

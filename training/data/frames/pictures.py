@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.core.messages import msg
 from training.data.frames import lmdb_folder
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}  # Pillow's with 8 bits per colour
 
+T = TypeVar("T")
+DEEP = ("I", "F")  # with 16 or 32 bits
+ORIENTATION, ASIDE = 0x0112, (5, 6, 7, 8)  # of Exif
+
 
 class Unreadable(RuntimeError):
     """A frame that cannot be read or has the wrong size. One text argument, so that it can be
@@ -32,7 +36,7 @@ class Unreadable(RuntimeError):
 def in_folder(folder: str | Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
     """The frames of a folder in order: name without suffix → file. Raises OSError."""
     with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not e.name.startswith(".")]
+        names = [e.name for e in entries if not e.name.startswith(".") and not e.is_dir()]
     parts = (name.rpartition(".") for name in names)
     found = {
         stem: f"{folder}/{stem}.{suffix}"
@@ -57,21 +61,25 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 def stream(file: str) -> str | BytesIO:
     """What Pillow reads for a file or an address in an LMDB database. Raises Unreadable."""
-    if lmdb_folder.MARK not in file:
-        return file
-    try:
-        found = lmdb_folder.picture(file)
-    except OSError as error:
-        raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
-    if found is None:
-        raise Unreadable(msg("data.frames.no_key", file=file))
-    return BytesIO(found)
+    return BytesIO(_packed(lmdb_folder.picture, file)) if lmdb_folder.MARK in file else file
 
 
 def length(file: str) -> int:
     """Bytes of a file or of a picture in a database. Raises OSError, Unreadable."""
-    found = stream(file)
-    return len(found.getbuffer()) if isinstance(found, BytesIO) else Path(found).stat().st_size
+    if lmdb_folder.MARK in file:
+        return _packed(lmdb_folder.length, file)
+    return Path(file).stat().st_size
+
+
+def _packed(read: Callable[[str], T | None], address: str) -> T:
+    """Raises Unreadable."""
+    try:
+        found = read(address)
+    except OSError as error:
+        raise Unreadable(msg("data.frames.unreadable", file=address, error=error)) from None
+    if found is None:
+        raise Unreadable(msg("data.frames.no_key", file=address))
+    return found
 
 
 @contextmanager
@@ -81,15 +89,18 @@ def opened(file: str) -> Iterator[Image.Image]:
 
     try:
         with Image.open(stream(file)) as picture:
+            if picture.mode.startswith(DEEP):  # Pillow would cut brighter values
+                raise Unreadable(msg("data.frames.pixel_mode", file=file, mode=picture.mode))
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise Unreadable(msg("data.frames.unreadable", file=file, error=error)) from None
 
 
-def pixels(file: str, box: tuple[int, ...] | None = None) -> Planes:
-    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left. Raises
-    Unreadable."""
+def pixels(file: str, box: tuple[int, ...] | None = None, *, upright: bool = False) -> Planes:
+    """(h, w, 3) uint8. Cropped first, since conversion time depends on the pixels left. `upright`:
+    with the rotation that a camera has stored. Raises Unreadable."""
     import numpy as np
+    from PIL import ImageOps
 
     with opened(file) as picture:
         if box is not None and (picture.width < box[2] or picture.height < box[3]):
@@ -102,10 +113,15 @@ def pixels(file: str, box: tuple[int, ...] | None = None) -> Planes:
                 )
             )
         part = picture if box is None else picture.crop(box)  # type: ignore[arg-type]
+        if upright and "exif" in picture.info:
+            part = ImageOps.exif_transpose(part)
         return np.asarray(part if part.mode == "RGB" else part.convert("RGB"))
 
 
-def size(file: str) -> tuple[int, int]:
-    """(width, height), from the header. Raises Unreadable."""
+def size(file: str, *, upright: bool = False) -> tuple[int, int]:
+    """(width, height), from the header. `upright`: as of pixels(). Raises Unreadable."""
     with opened(file) as picture:
-        return picture.size
+        width, height = picture.size
+        # Pillow turns TIFF files itself
+        turned = upright and "exif" in picture.info and picture.getexif().get(ORIENTATION) in ASIDE
+        return (height, width) if turned else (width, height)

@@ -3,6 +3,7 @@ neither PyAV nor numpy."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ CODECS = {
     ".mkv": ("libx264", X264),
     ".webm": ("libvpx-vp9", VP9),
 }
+CHANNELS = {"1 channels": "mono", "2 channels": "stereo", "6 channels": "5.1"}
 # FFmpeg's scaler: bicubic, full chroma interpolation both ways, accurate rounding. A third of the
 # error of its defaults.
 ACCURATE = 4 | 0x2000 | 0x4000 | 0x40000
@@ -40,14 +42,17 @@ SUBSAMPLED = ("yuv420p", "yuv422p", "yuv444p")
 @dataclass(frozen=True)
 class Facts:
     """`size`: width, height as displayed, with the rotation of a phone; `count`: None if the file
-    does not state it; `pixel_format`: FFmpeg's name; `matrix`: of its colours;
-    `aspect`: of a pixel; `audio`: whether there is sound."""
+    does not state it; `pixel_format`: FFmpeg's name; `matrix`, `primaries`, `transfer`: of its
+    colours, in the numbers of ITU-T H.273; `aspect`: of a pixel; `audio`: whether there is
+    sound."""
 
     size: tuple[int, int]
     count: int | None
     rate: Fraction
     pixel_format: str
     matrix: int
+    primaries: int
+    transfer: int
     aspect: Fraction | None
     audio: bool
     deep: bool  # more than 8 bits per colour
@@ -58,16 +63,16 @@ def facts(path: Path) -> Facts:
     import av
 
     try:
-        with av.open(str(path)) as container:
+        with _opened(path) as container:
             stream: Any = container.streams.best("video")
             frame: Any = next(container.decode(stream), None) if stream else None
-            if frame is None:
+            if frame is None or container.format.name == "tty":  # any text: animated characters
                 raise Unreadable(msg("data.frames.no_video", path=path))
             rate = stream.average_rate or stream.guessed_rate or RATE
             count = stream.frames or None
             if count is None and container.duration:
                 count = max(1, round(container.duration / av.time_base * rate))
-            turned = frame.rotation % 180 != 0
+            turned, aspect = frame.rotation % 180 != 0, stream.sample_aspect_ratio
             size = (frame.height, frame.width) if turned else (frame.width, frame.height)
             return Facts(
                 size,
@@ -75,12 +80,21 @@ def facts(path: Path) -> Facts:
                 Fraction(rate),
                 frame.format.name,
                 frame.colorspace,
-                stream.sample_aspect_ratio if not turned else None,
+                frame.color_primaries,
+                frame.color_trc,
+                1 / aspect if turned and aspect else aspect,
                 bool(container.streams.audio),
                 max(part.bits for part in frame.format.components) > 8,
             )
     except (av.FFmpegError, ValueError, OSError) as error:
         raise Unreadable(_not_a_video(path, error)) from None
+
+
+def _opened(path: Path) -> Any:
+    """The container. Raises av.FFmpegError."""
+    import av
+
+    return av.open(str(path.absolute()))  # FFmpeg reads 12:30.mp4 as an address with a protocol
 
 
 def _not_a_video(path: Path, error: Exception) -> str:
@@ -91,27 +105,33 @@ def decoded(
     path: Path, audio: Callable[[Any], None] | None = None
 ) -> Iterator[tuple[Planes, Fraction]]:
     """(uint8 (h, w, 3), time in s) of each frame. `audio`: called with each packet of the first
-    audio stream. Raises Unreadable, which names the frame."""
+    audio stream. Times begin with 0, whatever the file's. Raises Unreadable, which names the
+    frame."""
     import av
     import numpy as np
 
     number, time, stated = 0, Fraction(0), 0
     try:
-        with av.open(str(path)) as container:
+        with _opened(path) as container:
+            begin = Fraction(container.start_time or 0, av.time_base)
             stream: Any = container.streams.best("video")
             stream.codec_context.options = {"err_detect": "explode"}
             stated, rate = stream.frames, stream.average_rate or RATE
             wanted = [stream, *(container.streams.audio[:1] if audio else [])]
             for packet in container.demux(wanted):
                 if audio and packet.stream is not stream:
-                    audio(packet)
+                    if packet.dts is not None:  # None: the end
+                        late = round(begin / packet.stream.time_base)
+                        packet.dts -= late
+                        packet.pts = packet.dts if packet.pts is None else packet.pts - late
+                        audio(packet)
                     continue
                 for frame in packet.decode():
                     if frame.is_corrupt:
                         raise ValueError(msg("data.frames.corrupt"))
                     stamp = frame.pts
                     known = stamp is not None and frame.time_base is not None
-                    time = Fraction(stamp) * frame.time_base if known else Fraction(number) / rate
+                    time = stamp * frame.time_base - begin if known else number / rate
                     # "rgb24" by the matrix that the frame states
                     pixels = frame.to_ndarray(format="rgb24", interpolation=ACCURATE)
                     if frame.rotation:
@@ -141,33 +161,49 @@ class Encoder:
     ) -> None:
         import av
 
-        codec, options = CODECS[suffix]
-        self.rate, self.size = rate, size
-        form = {".m4v": "mp4", ".mkv": "matroska"}.get(suffix, suffix[1:])
-        self.container = av.open(str(path), "w", format=form)
-        self.stream: Any = self.container.add_stream(codec, rate=rate, options=dict(options))
+        self.path, self.suffix, self.size, self.rate = path, suffix, size, rate
+        # pictures, and RGB in a video, have none
+        self.matrix = like.matrix if like and like.matrix else BT709
+        self.written, self.last = 0, -1
+        try:
+            self._open(like, sound)
+        except (av.FFmpegError, ValueError):
+            if not sound:
+                raise
+            with _opened(sound) as other:
+                codec = other.streams.audio[0].codec_context.name
+            log.warning(msg("data.frames.no_sound", suffix=suffix, codec=codec))
+            self._open(like, None)
+
+    def _open(self, like: Facts | None, sound: Path | None) -> None:
+        """Write the header. Raises av.FFmpegError, ValueError."""
+        import av
+
+        codec, options = CODECS[self.suffix]
+        form = {".m4v": "mp4", ".mkv": "matroska"}.get(self.suffix, self.suffix[1:])
+        self.container = av.open(str(self.path), "w", format=form)
+        self.stream: Any = self.container.add_stream(codec, rate=self.rate, options=dict(options))
         context: Any = self.stream.codec_context
-        context.width, context.height = size
-        context.pix_fmt = pixel_format(size, like)
+        context.width, context.height = self.size
+        context.pix_fmt = pixel_format(self.size, like)
         # finer than the rate, for videos of varying frame rate
         self.base = Fraction(1, 90000)
         context.time_base = self.base
-        # pictures, and RGB in a video, have none
-        self.matrix = like.matrix if like and like.matrix else BT709
         context.colorspace = self.matrix if self.matrix in SCALERS else UNSPECIFIED
         context.color_range = LIMITED
-        if like is None:
-            context.color_primaries = context.color_trc = BT709
+        context.color_primaries = like.primaries if like else BT709
+        context.color_trc = like.transfer if like else BT709
         if like and like.aspect and like.aspect != 1:
             context.sample_aspect_ratio = like.aspect
         self.audio: Any = None
         if sound:
-            with av.open(str(sound)) as other:
-                try:
-                    self.audio = self.container.add_stream_from_template(other.streams.audio[0])
-                except (av.FFmpegError, ValueError) as error:
-                    log.warning(msg("data.frames.no_sound", suffix=suffix, error=error))
-        self.written, self.last = 0, -1
+            with _opened(sound) as other:
+                self.audio = self.container.add_stream_from_template(other.streams.audio[0])
+            context = self.audio.codec_context
+            # .mkv may state only their number, "2 channels"; with it .mp4 fails when it is closed
+            if context.layout.name in CHANNELS:
+                context.layout = CHANNELS[context.layout.name]
+        self.container.start_encoding()
 
     def frame(self, pixels: Planes, time: Fraction | None) -> None:
         """Add a frame, uint8 (h, w, 3). `time`: in s; None: by the frame rate."""
@@ -191,7 +227,7 @@ class Encoder:
 
     def sound(self, packet: Any) -> None:
         """Copy a packet of the sound."""
-        if self.audio is not None and packet.dts is not None:
+        if self.audio is not None:
             packet.stream = self.audio
             with self._errors():
                 self.container.mux(packet)
@@ -221,7 +257,7 @@ class Encoder:
 
 def pixel_format(size: tuple[int, int], like: Facts | None) -> str:
     """As subsampled as the input's; colours of odd sizes are not subsampled."""
-    plain = (like.pixel_format if like else "yuv420p").replace("yuvj", "yuv")
+    plain = re.sub("^yuv[aj]", "yuv", like.pixel_format if like else "yuv420p")
     found = next((one for one in SUBSAMPLED if plain.startswith(one)), "yuv420p")
     odd = (size[0] % 2 and found != "yuv444p") or (size[1] % 2 and found == "yuv420p")
     return "yuv444p" if odd else found

@@ -25,7 +25,8 @@ FILM, FOLDER, PICTURE = "video", "folder", "picture"  # kinds of sources and tar
 
 @dataclass(frozen=True)
 class Frame:
-    """`name`: without suffix; `time`: s since the start of the video, None outside of one."""
+    """`name`: without suffix; `time`: s since the start of the video, or since the first frame of
+    a chosen part; None outside of a video."""
 
     name: str
     time: Fraction | None = None
@@ -63,22 +64,32 @@ class Source:
             yield from self._decoded(audio)
             return
         for file in self.files[self.first : self.last]:
-            found = pictures.pixels(file)
+            found = pictures.pixels(file, upright=True)
             if (found.shape[1], found.shape[0]) != self.size:
                 raise Unreadable(msg("data.frames.other_size", file=file, first=self.files[0]))
             yield Frame(Path(file).stem), found
 
     def _decoded(self, audio: Callable[[Any], None] | None) -> Iterator[tuple[Frame, Planes]]:
+        number, begin = -1, Fraction(0)
         for number, (pixels, time) in enumerate(pyav.decoded(self.path, audio)):
             if self.last is not None and number >= self.last:
                 return
             if number < self.first:
                 continue
-            if (pixels.shape[1], pixels.shape[0]) != self.size:
-                raise Unreadable(
-                    msg("data.frames.other_size", file=f"{self.path}: {number}", first=0)
+            if number == self.first and not self.whole:
+                begin = time
+            if (found := (pixels.shape[1], pixels.shape[0])) != self.size:
+                what = msg(
+                    "data.frames.resized",
+                    path=self.path,
+                    number=number,
+                    size=sized(found),
+                    first=sized(self.size),
                 )
-            yield Frame(f"{number:08d}", time), pixels
+                raise Unreadable(what)
+            yield Frame(f"{number:08d}", time - begin), pixels
+        if number < self.first:
+            raise Unreadable(_outside(self, f"{self.first}:{self.last or ''}", str(number + 1)))
 
 
 def find(path: Path, command: str, problems: list[Problem]) -> Source | None:
@@ -104,9 +115,11 @@ def find(path: Path, command: str, problems: list[Problem]) -> Source | None:
                 what = msg("data.frames.empty", path=path)
                 problems.append(Problem("input.no_frames", what, allowed, fixes))
                 return None
-            return Source(path, FOLDER, pictures.size(files[0]), len(files), files=files)
+            size = pictures.size(files[0], upright=True)
+            return Source(path, FOLDER, size, len(files), files=files)
         if not is_video:
-            return Source(path, PICTURE, pictures.size(str(path)), 1, files=(str(path),))
+            size = pictures.size(str(path), upright=True)
+            return Source(path, PICTURE, size, 1, files=(str(path),))
         facts = pyav.facts(path)
         return Source(path, FILM, facts.size, facts.count, facts.rate, facts=facts)
     except (Unreadable, OSError) as error:
@@ -142,10 +155,42 @@ def chosen(source: Source, text: str, problems: list[Problem]) -> Source:
         problems.append(
             Problem(
                 "flag.value",
-                msg("data.frames.outside", text=text, path=source.path, count=count),
+                _outside(source, text, count),
                 msg("data.frames.range_wanted"),
                 [f"--frames=0:{source.count or 100}"],
                 "frames",
             )
         )
     return found
+
+
+def _outside(source: Source, range_: str, count: str) -> str:
+    return msg("data.frames.outside", text=range_, path=source.path, count=count)
+
+
+def uneven(source: Source) -> list[Problem]:
+    """Problems of the chosen pictures, by their headers: otherwise they would stop a restoration
+    after hours."""
+    others = []
+    for file in source.files[source.first : source.last]:
+        try:
+            size = pictures.size(file, upright=True)
+        except (Unreadable, OSError) as error:
+            return [Problem("input.unreadable", str(error))]
+        if size != source.size:
+            others.append(f"{Path(file).name} ({sized(size)})")
+    if not others:
+        return []
+    what = msg(
+        "data.frames.uneven",
+        path=source.path,
+        count=len(others),
+        total=len(source.files[source.first : source.last]),
+        first=others[0],
+        wanted=f"{Path(source.files[0]).name} ({sized(source.size)})",
+    )
+    return [Problem("input.sizes", what, msg("data.frames.one_size"))]
+
+
+def sized(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 WINDOW, SHARED = 24, 6  # frames per piece and shared by two, where the training sets none
-MEMORY = 0.4  # share of the free memory that a piece may need
+# share of the free memory that a piece may need, and as much for the restored frames of two
+MEMORY = 0.4
 LEAST = 64  # side of the smallest tile chosen, pixels
 CONTEXT = 8  # the overlap of two tiles is at least a fraction 1 / CONTEXT of their side
 
@@ -40,6 +41,11 @@ class VideoModel(FrameModel):
             frames, shared = window, min(SHARED, window // 2)
         elif options and options.num_frame_testing:  # as in validation
             frames, shared = options.num_frame_testing, options.num_frame_overlapping
+        if window is None:
+            pixel = 2 * 3 * 4 * self.scale**2 + 2 * 3  # bytes: fp32 results, and inputs
+            most = int(cgroups.available_memory() * MEMORY / (size[0] * size[1] * pixel))
+            frames = min(frames, max(2, most))
+            shared = min(shared, frames // 2)
         held = min(frames, count or frames)
         if tile is None:
             fits = int((self._free() * MEMORY / self.network.step_bytes(held)) ** 0.5)
