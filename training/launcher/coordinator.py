@@ -291,12 +291,14 @@ class Coordinator(PeerLink):
         elastic = self.plan["elastic"]
         away = {one["seat"] for one in order["team"]["lost"]}
         for node in range(1, self.place.nnodes):
-            if lost := away.issuperset(seats.on(elastic, [node])):
+            if away.issuperset(seats.on(elastic, [node])):
                 self.forget(node)
-            elif node in self._ready_again:
+                self._expected.discard(node)
+                continue
+            self._expected.add(node)
+            if node in self._ready_again:
                 self._ready_again.discard(node)
                 self.wires[node] = self.waiting.pop(node)
-            self._expected.discard(node) if lost else self._expected.add(node)
 
     def stop(self, number: int) -> None:
         self.send_all({"over": int(stop_signals.code(number))})

@@ -31,8 +31,9 @@ def run(
     *,
     nice: int = 0,
 ) -> tuple[str, str]:
-    """(error or '', output). `given` is its standard input; a stop signal ends it. No process of it
-    is left afterwards, even if this process is killed meanwhile."""
+    """(error or '', output). `given` is its standard input; a stop signal ends it. `nice`: added to
+    the niceness of this process. No process of it is left afterwards, even if this process is
+    killed meanwhile."""
     try:
         with Guardian() as token, signals, tempfile.TemporaryFile() as stdin:
             stdin.write(given)
@@ -45,8 +46,9 @@ def run(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            if nice:
-                os.setpriority(os.PRIO_PROCESS, child.pid, nice)
+            if nice:  # on top of the launcher's own, which only root may go below
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, child.pid, own + nice)
             return _watched(child, limit_s, signals)
     except OSError as error:
         return msg("launcher.hook.cannot_start", program=argv[0], strerror=error.strerror), ""
