@@ -22,7 +22,7 @@ from training.core import manifest, rundir
 from training.core.errors import UserError
 from training.plan import training_plan
 from training.tasks import trained
-from training.trainer import train_state
+from training.trainer import start_weights
 
 CPU = ("1", "--device=cpu")
 
@@ -91,7 +91,7 @@ def test_unusable_weights(tmp_path: Path) -> None:
 
 
 def loaded(file: Path, model: torch.nn.Module, **facts: Any) -> None:
-    train_state._start_from(
+    start_weights.init_from(
         model, {"file": str(file), "title": "x", "bytes": None, "sha256": None, **facts}
     )
 

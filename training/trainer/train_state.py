@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config.batch import Batch
 from training.config.schema import Config
-from training.core import heartbeat, log, manifest, next_command, phase_timeouts, rundir, units
+from training.core import heartbeat, log, manifest, next_command, phase_timeouts, rundir
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 from training.data.batch_dataset import BatchDataset
@@ -22,10 +21,16 @@ from training.data.duration import TrainingLength, plan_length
 from training.data.loader import Batches, as_it_is
 from training.host import placement
 from training.inspector.distributed import World
-from training.plan.exchange import BUCKET_MIB
 from training.tasks import optim, trained
 from training.tasks.base import Task
-from training.trainer import checkpoint, checkpoint_transfer, compression, same_data, time_limit
+from training.trainer import (
+    checkpoint,
+    checkpoint_transfer,
+    ddp_model,
+    same_data,
+    start_weights,
+    time_limit,
+)
 from training.trainer.async_checkpoint import PHASE, AsyncCheckpointer
 from training.trainer.best_score import BestScore
 from training.trainer.loss_scale import LossScale
@@ -33,7 +38,7 @@ from training.trainer.time_limit import TimeLimit
 from training.trainer.weight_average import WeightAverage
 
 if TYPE_CHECKING:
-    from training.core.contracts.plan import InitRecord, Plan
+    from training.core.contracts.plan import Plan
     from training.core.contracts.run_files import ManifestRecord, ScoreRecord
 
 
@@ -161,12 +166,12 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
             position = replace(position, tokens=position.step * batch.total_tokens)
         if not task.same_data(loaded.manifest):  # reported when the data was prepared
             position = replace(position, used=0)
-        _load(raw, optimizer, loaded)
+        start_weights.load(raw, optimizer, loaded)
         if scale and "loss_scale" in loaded.state:  # else it was trained in another precision
             scale.load_state_dict(loaded.state["loss_scale"])
-        _report_resume(loaded, run, world)
+        start_weights.report_resume(loaded, run, world)
     elif "init_from" in plan and world.rank == 0:  # DDP copies them to the other ranks
-        _start_from(raw, plan["init_from"])
+        start_weights.init_from(raw, plan["init_from"])
     train = task.rows("train")
     assert train is not None
     length = plan_length(
@@ -196,12 +201,12 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
         # for a GPU the loop copies them ahead of use
         arrive=as_it_is if world.device.type == "cuda" else task.arrive,
     )
-    model = _wrap(raw, task, plan, world)
-    average = _average(raw, config, loaded)
+    model = ddp_model.wrap(raw, task, plan, world)
+    average = start_weights.weight_average(raw, config, loaded)
     half = torch.float16 if precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(world.device.type, half, enabled=precision != "fp32")
     if world.world_size > 2:
-        _settle_buckets(model, task, autocast, optimizer, train, batch)
+        ddp_model.settle_buckets(model, task, autocast, optimizer, train, batch)
     return TrainState(
         config=config,
         run=run,
@@ -234,22 +239,6 @@ def begin(plan: Plan, run: rundir.RunDir, world: World, task: Task) -> TrainStat
     )
 
 
-def _average(
-    raw: torch.nn.Module, config: Config, loaded: checkpoint.LoadedCheckpoint | None
-) -> WeightAverage | None:
-    """The average of --ema, from the checkpoint or else from the current weights, which DDP has
-    made equal on all ranks. Raises UserError."""
-    if not config.ema:
-        return None
-    average = WeightAverage(raw, config.ema)
-    if loaded and trained.AVERAGE in loaded.state:
-        try:
-            average.load_state_dict(loaded.state[trained.AVERAGE])
-        except ValueError as error:
-            raise _other_model(loaded, error) from error
-    return average
-
-
 def _repeatable() -> None:
     """Select algorithms that give the same bits in every run on the same GPUs; torch raises
     RuntimeError for an operator without one. The variables that belong to it are set in the plan
@@ -267,41 +256,6 @@ def math_modes(plan: Plan, device: torch.device) -> None:
     torch.set_float32_matmul_precision("high" if fast else "highest")
     torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.benchmark = plan["cudnn_benchmark"]["value"]
-
-
-def _load(
-    raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
-) -> None:
-    """Load a checkpoint. Raises UserError if it is of another model."""
-    try:
-        raw.load_state_dict(loaded.state["model"])
-        optimizer.load_state_dict(loaded.state["optimizer"])
-    except (RuntimeError, ValueError) as error:
-        raise _other_model(loaded, error) from error
-
-
-def _other_model(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:
-    reasons = " ".join(str(error).split())[:300]
-    what = msg("trainer.state.other_model", path=loaded.path, error=reasons)
-    return UserError(Problem("resume.other_model", what, msg("trainer.state.same_model")))
-
-
-def _start_from(raw: torch.nn.Module, start: InitRecord) -> None:
-    """Load the weights of --init_from. Raises UserError if they are damaged or of another model."""
-    file = Path(start["file"])
-    size, checksum = start["bytes"], start["sha256"]
-    if size is not None and checksum is not None:  # else it is a file of another program
-        wrong = manifest.damage(file, size, checksum, heartbeat.current.again)
-        if wrong:
-            raise trained.unreadable(file, wrong)
-    try:
-        found = trained.tensors(file, averaged=start.get("averaged", False))
-        raw.load_state_dict(trained.fitted(found, raw.state_dict()))
-    except RuntimeError as error:
-        reasons = " ".join(str(error).split())[:600]
-        what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
-        raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
-    log.info(msg("trainer.state.starts_from", title=start["title"]))
 
 
 def _saver(run: rundir.RunDir, config: Config, resume: str, step: int) -> AsyncCheckpointer:
@@ -324,84 +278,3 @@ def _saver(run: rundir.RunDir, config: Config, resume: str, step: int) -> AsyncC
         keep_best=config.keep_best,
         discarded=later,
     )
-
-
-def _wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn.Module:
-    if plan["compile"]["value"]:
-        task.compile(raw)
-        if world.rank == 0:
-            log.info(msg("trainer.state.compiles"))
-    if world.world_size == 1:
-        return raw
-    model = DistributedDataParallel(
-        raw,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        **_buffers(raw),
-        find_unused_parameters=plan["config"]["find_unused_parameters"],
-        static_graph=plan["static_graph"]["value"],
-        **_bucket_size(plan),
-        gradient_as_bucket_view=True,
-    )
-    if "gradient_compression" in plan and plan["gradient_compression"]["value"] == "bf16":
-        compression.register(model)
-    return model
-
-
-def _bucket_size(plan: Plan) -> dict[str, int]:
-    """Torch's default is not passed: only then is its first bucket smaller."""
-    size = plan["bucket_mib"]["value"] if "bucket_mib" in plan else BUCKET_MIB
-    return {} if size == BUCKET_MIB else {"bucket_cap_mb": size}
-
-
-def _settle_buckets(
-    model: torch.nn.Module,
-    task: Task,
-    autocast: torch.autocast,
-    optimizer: optim.Optimizers,
-    train: BatchDataset,
-    batch: Batch,
-) -> None:
-    """Run a first pass whose gradients are discarded. After the first backward pass DDP changes its
-    bucket layout, and with it the order of sums over more than two ranks: this way all steps have
-    the final layout, and a resumed run sums in the same order as an uninterrupted one."""
-    heartbeat.current.beat("first pass")
-    # batch norm updates its buffers in every pass
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    some = task.arrive(train.rows([0] * batch.device_sequences))
-    with autocast:
-        loss = task.loss(model, some)
-    loss.backward()
-    optimizer.zero_grad()
-    with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
-
-
-def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
-    """Broadcast rank 0's buffers if they are state changed by a step (batch norm), not constants.
-    torch 2.13 renamed the argument and warns about the old name."""
-    names = inspect.signature(DistributedDataParallel.__init__).parameters
-    state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
-    return {
-        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(
-            state
-        )
-    }
-
-
-def _report_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
-    if world.rank != 0:
-        return
-    saved_ranks = loaded.manifest["world_size"]
-    for text in loaded.skipped:
-        log.warning(msg("trainer.state.skipped", text=text))
-        run.event(
-            "warning",
-            code="warning.checkpoint_skipped",
-            text=msg("trainer.state.skipped", text=text),
-        )
-    log.info(msg("trainer.state.resumed", name=loaded.path.name, epoch=loaded.position.epoch + 1))
-    if saved_ranks != world.world_size:
-        by = units.plural(saved_ranks, "rank")
-        log.warning(msg("trainer.state.other_ranks", by=by, world_size=world.world_size))
-    run.event("resume", step=loaded.position.step, path=str(loaded.path))

@@ -1,0 +1,86 @@
+"""The model as the loop calls it: compiled, and wrapped by DDP if there are several ranks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from training.config.batch import Batch
+from training.core import heartbeat, log
+from training.core.messages import msg
+from training.data.batch_dataset import BatchDataset
+from training.inspector.distributed import World
+from training.plan.exchange import BUCKET_MIB
+from training.tasks import optim
+from training.tasks.base import Task
+from training.trainer import compression
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+
+def wrap(raw: torch.nn.Module, task: Task, plan: Plan, world: World) -> torch.nn.Module:
+    """`raw` itself on one rank. With several ranks a collective: all get rank 0's weights."""
+    if plan["compile"]["value"]:
+        task.compile(raw)
+        if world.rank == 0:
+            log.info(msg("trainer.state.compiles"))
+    if world.world_size == 1:
+        return raw
+    model = DistributedDataParallel(
+        raw,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        **_buffers(raw),
+        find_unused_parameters=plan["config"]["find_unused_parameters"],
+        static_graph=plan["static_graph"]["value"],
+        **_bucket_size(plan),
+        gradient_as_bucket_view=True,
+    )
+    if "gradient_compression" in plan and plan["gradient_compression"]["value"] == "bf16":
+        compression.register(model)
+    return model
+
+
+def _bucket_size(plan: Plan) -> dict[str, int]:
+    """Torch's default is not passed: only then is its first bucket smaller."""
+    size = plan["bucket_mib"]["value"] if "bucket_mib" in plan else BUCKET_MIB
+    return {} if size == BUCKET_MIB else {"bucket_cap_mb": size}
+
+
+def _buffers(raw: torch.nn.Module) -> dict[str, bool]:
+    """Broadcast rank 0's buffers if they are state changed by a step (batch norm), not constants.
+    torch 2.13 renamed the argument and warns about the old name."""
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    state = raw.state_dict().keys() & {name for name, _ in raw.named_buffers()}
+    return {
+        "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": bool(
+            state
+        )
+    }
+
+
+def settle_buckets(
+    model: torch.nn.Module,
+    task: Task,
+    autocast: torch.autocast,
+    optimizer: optim.Optimizers,
+    train: BatchDataset,
+    batch: Batch,
+) -> None:
+    """Run a first pass whose gradients are discarded. After the first backward pass DDP changes its
+    bucket layout, and with it the order of sums over more than two ranks: this way all steps have
+    the final layout, and a resumed run sums in the same order as an uninterrupted one."""
+    heartbeat.current.beat("first pass")
+    # batch norm updates its buffers in every pass
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    some = task.arrive(train.rows([0] * batch.device_sequences))
+    with autocast:
+        loss = task.loss(model, some)
+    loss.backward()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)

@@ -1,0 +1,89 @@
+"""Weights that a training starts from: of a checkpoint, or of --init_from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from training.config.schema import Config
+from training.core import heartbeat, log, manifest, rundir, units
+from training.core.errors import Problem, UserError
+from training.core.messages import msg
+from training.inspector.distributed import World
+from training.tasks import optim, trained
+from training.trainer import checkpoint
+from training.trainer.weight_average import WeightAverage
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import InitRecord
+
+
+def load(
+    raw: torch.nn.Module, optimizer: optim.Optimizers, loaded: checkpoint.LoadedCheckpoint
+) -> None:
+    """Load a checkpoint. Raises UserError if it is of another model."""
+    try:
+        raw.load_state_dict(loaded.state["model"])
+        optimizer.load_state_dict(loaded.state["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        raise _other_model(loaded, error) from error
+
+
+def weight_average(
+    raw: torch.nn.Module, config: Config, loaded: checkpoint.LoadedCheckpoint | None
+) -> WeightAverage | None:
+    """The average of --ema, from the checkpoint or else from the current weights, which DDP has
+    made equal on all ranks. Raises UserError."""
+    if not config.ema:
+        return None
+    average = WeightAverage(raw, config.ema)
+    if loaded and trained.AVERAGE in loaded.state:
+        try:
+            average.load_state_dict(loaded.state[trained.AVERAGE])
+        except ValueError as error:
+            raise _other_model(loaded, error) from error
+    return average
+
+
+def init_from(raw: torch.nn.Module, start: InitRecord) -> None:
+    """Load the weights of --init_from. Raises UserError if they are damaged or of another model."""
+    file = Path(start["file"])
+    size, checksum = start["bytes"], start["sha256"]
+    if size is not None and checksum is not None:  # else it is a file of another program
+        wrong = manifest.damage(file, size, checksum, heartbeat.current.again)
+        if wrong:
+            raise trained.unreadable(file, wrong)
+    try:
+        found = trained.tensors(file, averaged=start.get("averaged", False))
+        raw.load_state_dict(trained.fitted(found, raw.state_dict()))
+    except RuntimeError as error:
+        reasons = " ".join(str(error).split())[:600]
+        what = msg("trainer.state.other_weights", title=start["title"], reasons=reasons)
+        raise UserError(Problem("init.differs", what, msg("tasks.spec.same_model"))) from None
+    log.info(msg("trainer.state.starts_from", title=start["title"]))
+
+
+def report_resume(loaded: checkpoint.LoadedCheckpoint, run: rundir.RunDir, world: World) -> None:
+    if world.rank != 0:
+        return
+    saved_ranks = loaded.manifest["world_size"]
+    for text in loaded.skipped:
+        log.warning(msg("trainer.state.skipped", text=text))
+        run.event(
+            "warning",
+            code="warning.checkpoint_skipped",
+            text=msg("trainer.state.skipped", text=text),
+        )
+    log.info(msg("trainer.state.resumed", name=loaded.path.name, epoch=loaded.position.epoch + 1))
+    if saved_ranks != world.world_size:
+        by = units.plural(saved_ranks, "rank")
+        log.warning(msg("trainer.state.other_ranks", by=by, world_size=world.world_size))
+    run.event("resume", step=loaded.position.step, path=str(loaded.path))
+
+
+def _other_model(loaded: checkpoint.LoadedCheckpoint, error: Exception) -> UserError:
+    reasons = " ".join(str(error).split())[:300]
+    what = msg("trainer.state.other_model", path=loaded.path, error=reasons)
+    return UserError(Problem("resume.other_model", what, msg("trainer.state.same_model")))
