@@ -86,6 +86,14 @@ def test_a_folder_is_listed_in_a_fixed_order_without_hidden_and_other_files(
     assert [str(f) for f in found("many").files] == sorted(names)
 
 
+def test_a_named_file_of_plain_text_needs_no_suffix(write: Write, home: Path) -> None:
+    for name, stem in (("notes.md", "notes"), ("README", "README"), ("v1.2/main.c", "main")):
+        write(name, "text")
+        assert (found(name).files, found(name).name) == ((Path(name),), stem)
+    (home / "weights.bin").write_bytes(b"text\0")
+    assert refused("weights.bin").code == "data.suffix"
+
+
 def test_the_home_folder_is_expanded(
     write: Write, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,8 @@ Usage: ./duet evaluate [RUN…] --data=PATH [--checkpoints=all] [--out=FILE] [--
                      checkpoint folder, or a folder of ./duet export;
                      RUN/best: its checkpoint with the best evaluation; several
                      are compared
-  --data=PATH        language models: a text file or a folder, in every format of
-                     a training (.txt, .jsonl, .parquet, .gz, .zst), or stdlib;
+  --data=PATH        language models: any text file, or a folder, in every format
+                     of a training (.txt, .jsonl, .parquet, .gz, .zst), or stdlib;
                      video restoration: frames in the GoPro layout, default: the
                      validation frames of the run; other tasks: none, they
                      measure their own validation data

@@ -294,8 +294,8 @@ class Config:
     data: str = option(
         "stdlib",
         "data",
-        "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, or stdlib: the source "
-        "code of the Python standard library",
+        "a .txt, .jsonl or .parquet file (also .gz, .zst), a folder of them, another file of plain "
+        "text, or stdlib: the source code of the Python standard library",
         unit="path",
         own=True,
     )

@@ -1,4 +1,5 @@
-"""Files behind a `data` value. Only names and sizes are examined; readers.py reads the text."""
+"""Files behind a `data` value, by names, sizes and for an unusual name the first bytes; readers.py
+reads the text."""
 
 from __future__ import annotations
 
@@ -16,6 +17,21 @@ STDLIB = "stdlib"
 FORMS = (".txt", ".jsonl", ".parquet")
 SUFFIXES = (*FORMS, ".txt.gz", ".jsonl.gz", ".txt.zst", ".jsonl.zst")
 NAMED = msg("data.corpus.named")
+# Compressed, or text that is hardly meant as one document
+NOT_TEXT = (
+    ".gz",
+    ".zst",
+    ".bz2",
+    ".xz",
+    ".zip",
+    ".json",
+    ".csv",
+    ".tsv",
+    ".xml",
+    ".html",
+    ".ipynb",
+)
+FIRST_BYTES = 8000
 # Not part of every Python installation, or not typical text: tests contain tables and invalid
 # encodings.
 STDLIB_WITHOUT = {
@@ -66,7 +82,7 @@ def find(
                 allowed,
                 [f"ls {shlex.quote(str(path))}"],
             )
-    elif path.name.lower().endswith(SUFFIXES) and path.is_file():
+    elif path.is_file() and (path.name.lower().endswith(SUFFIXES) or _is_text(path)):
         files = [path]
     else:
         return None, Problem(
@@ -101,6 +117,17 @@ def find(
     return CorpusSource(
         name[: len(name) - len(suffix)] or name or "data", tuple(files), total, name_of_encoding
     ), None
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file without a usual suffix is one document: `notes.md`, `main.c`, `README`."""
+    if file.suffix.lower() in NOT_TEXT:
+        return False
+    try:
+        with file.open("rb") as opened:
+            return b"\0" not in opened.read(FIRST_BYTES)
+    except OSError:  # reported as any unreadable file
+        return True
 
 
 def _missing(path: Path, data: str, given: str, allowed: str) -> Problem:
