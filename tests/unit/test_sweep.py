@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,7 +309,9 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sess
     def make(*programs: str, slots: list[str], fail_fast: bool = False) -> session.Session:
         sweep = prepared(tmp_path, f"--seed={','.join(map(str, range(len(programs))))}")
         sweep.folder.create(sweep.record)
-        sweep.slots = [Slot(visible) for visible in slots]
+        sweep.slots = [
+            Slot(visible, (number,) if visible else ()) for number, visible in enumerate(slots)
+        ]
         by_name = {
             run["name"]: text for run, text in zip(sweep.record["runs"], programs, strict=True)
         }
@@ -343,6 +346,36 @@ def test_a_failed_run_does_not_stop_the_others_and_gpus_are_reused(
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_lost_gpu_gets_no_further_run(
+    acted: Callable[..., session.Session], tmp_path: Path
+) -> None:
+    """The run is trained on the other GPU. There its card is old: other failures are its own."""
+    note = 'echo "$CUDA_VISIBLE_DEVICES" >>"$1"'
+    breaks = f"""{note}; [[ -e $1.again ]] && exit 4; touch "$1.again"; mkdir "{tmp_path}/$1"
+        printf '{{"cause": "gpu_hardware", "time": %s}}' "$(date +%s.%N)" \
+            >"{tmp_path}/$1/failure.json"
+        exit 4"""
+    todo = acted(note, breaks, note, note, slots=["GPU-7", "GPU-8"])
+    assert todo.go() == Exit.TRAINING
+    assert todo.states == ["finished", "failed", "finished", "finished"]
+    seen = [(tmp_path / "here" / run["name"]).read_text().split() for run in todo.runs]
+    assert seen == [["GPU-7"], ["GPU-8", "GPU-7"], ["GPU-7"], ["GPU-7"]]
+
+
+@pytest.mark.usefixtures("handlers")
+def test_without_a_gpu_the_rest_waits(
+    acted: Callable[..., session.Session], tmp_path: Path
+) -> None:
+    breaks = f"""mkdir "{tmp_path}/$1"
+        printf '{{"cause": "gpu_hardware", "time": %s}}' "$(date +%s.%N)" \
+            >"{tmp_path}/$1/failure.json"
+        exit 4"""
+    todo = acted(breaks, "touch never", slots=["GPU-7"])
+    assert todo.go() == Exit.RESOURCES
+    assert todo.states == ["waiting", "waiting"]
+
+
+@pytest.mark.usefixtures("handlers")
 def test_fail_fast_stops_the_others(acted: Callable[..., session.Session]) -> None:
     waits = "trap 'exit 75' TERM; touch ready; while :; do sleep 0.02; done"
     fails = "until [[ -e ready ]]; do sleep 0.02; done; exit 4"
@@ -354,8 +387,12 @@ def test_fail_fast_stops_the_others(acted: Callable[..., session.Session]) -> No
 @pytest.mark.usefixtures("handlers")
 def test_a_stop_signal_is_passed_on_each_time(acted: Callable[..., session.Session]) -> None:
     """The second one reaches the launcher too, which then kills its ranks."""
-    text = f"""n=0; trap '((++n)); kill -INT {os.getpid()}; ((n < 2)) || exit 130' INT
-        kill -INT {os.getpid()}; while :; do sleep 0.02; done"""
+    program = (
+        "import os, signal; asked = {signal.SIGINT}; signal.pthread_sigmask(signal.SIG_BLOCK, asked)",
+        f"for _ in range(2): os.kill({os.getpid()}, signal.SIGINT); signal.sigwait(asked)",
+        "os._exit(130)",
+    )
+    text = shlex.join(["exec", sys.executable, "-c", "\n".join(program)])
     todo = acted(text, "touch never", slots=[""])
     assert todo.go() == Exit.INTERRUPTED
     assert todo.states == ["stopped", "waiting"]

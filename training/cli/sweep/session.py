@@ -11,21 +11,22 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.cli.sweep.board import Board, Event
 from training.cli.sweep.prepare import OWN_VARIABLES, SCRIPT, Sweep
 from training.config import flags
-from training.core import run_reader, standing
+from training.core import log, run_reader, standing
 from training.core.errors import Exit, Problem, UserError
 from training.core.find_run import EXPERIMENTS
 from training.core.messages import msg
 from training.core.project import ROOT, WORK, typed
-from training.core.rundir import RunDir
+from training.core.rundir import RunDir, read_json
 from training.core.sweep_dir import COMMAND
 from training.host import env_vars, gpus, process
+from training.launcher.fewer_ranks import HARDWARE
 from training.launcher.stop_signals import StopSignals, code
 from training.monitor.run_status import FAILED, FINISHED, STOPPED
 from training.monitor.runs import sweep as sweep_runs
@@ -42,12 +43,13 @@ STOP_S = 60.0  # after an error of the sweep itself
 @dataclass
 class Started:
     """A running launcher. `slot`: index of its GPUs; `at`: bytes of its console that are of earlier
-    starts."""
+    starts; `time`: of this start, as time.time()."""
 
     index: int
     slot: int
     popen: subprocess.Popen[bytes]
     at: int
+    time: float
 
 
 class Session:
@@ -60,6 +62,7 @@ class Session:
         self._codes: list[int] = []  # of failed runs
         self._stopped = 0  # stop signal
         self._closing = False  # starts no further run
+        self._lost: set[int] = set()  # slots with a broken GPU
 
     def begin(self) -> None:
         """Find out which runs are finished. Raises UserError for a run that another process
@@ -85,7 +88,7 @@ class Session:
     def go(self) -> int:
         """Train all runs that are not finished; the exit code. Leaves no process."""
         running: list[Started] = []
-        todo = iter([i for i, state in enumerate(self.states) if state != FINISHED])
+        todo = deque(i for i, state in enumerate(self.states) if state != FINISHED)
         with StopSignals() as signals:
             try:
                 while True:
@@ -94,21 +97,17 @@ class Session:
                         break
                     if (number := signals.wait(POLL_S)) is not None:
                         self._stop(running, number)
-                    self._collect(running)
+                    self._collect(running, todo)
                     self.board.refresh(self.states)
             finally:
                 _end(running)
         return self._code()
 
-    def _fill(self, running: list[Started], todo: Iterator[int]) -> None:
-        taken = {one.slot for one in running}
+    def _fill(self, running: list[Started], todo: deque[int]) -> None:
+        taken = {one.slot for one in running} | self._lost
         for slot in range(self.sweep.jobs):
-            if slot in taken or self._closing:
-                continue
-            index = next(todo, None)
-            if index is None:
-                return
-            running.append(self._start(index, slot))
+            if todo and slot not in taken and not self._closing:
+                running.append(self._start(todo.popleft(), slot))
 
     def _start(self, index: int, slot: int) -> Started:
         run, record = self.runs[index], self.sweep.record
@@ -120,7 +119,7 @@ class Session:
             shared = env_vars.cpu_count() // (self.sweep.jobs * record["ranks"])
             environ[THREADS] = str(max(1, shared))
         with self.sweep.folder.console(run["name"]).open("ab") as console:
-            at = console.tell()
+            at, began = console.tell(), time.time()
             popen = subprocess.Popen(
                 self.command(run),
                 cwd=record["cwd"],
@@ -136,7 +135,7 @@ class Session:
             )
         self.states[index] = "running"
         self.board.event(Event.STARTED, index, self.states, where=str(place))
-        return Started(index, slot, popen, at)
+        return Started(index, slot, popen, at, began)
 
     def command(self, run: SweepRun) -> list[str]:
         """Starts the run, or resumes it."""
@@ -155,7 +154,7 @@ class Session:
         self._stopped, self._closing = number, True
         _signal(running, number)
 
-    def _collect(self, running: list[Started]) -> None:
+    def _collect(self, running: list[Started], todo: deque[int]) -> None:
         for one in list(running):
             status = one.popen.poll()
             if status is None:
@@ -169,7 +168,6 @@ class Session:
                 self.states[one.index] = STOPPED
             else:
                 self.states[one.index] = FAILED
-                self._codes.append(status)
             self.board.event(
                 Event.ENDED,
                 one.index,
@@ -177,9 +175,35 @@ class Session:
                 row=row,
                 why=self._why(one, row) if self.states[one.index] == FAILED else "",
             )
-            if self.states[one.index] == FAILED and self.fail_fast and not self._closing:
-                self._closing = True
-                _signal(running, signal.SIGTERM)
+            if self.states[one.index] == FAILED:
+                self._after_failure(one, status, running, todo)
+
+    def _after_failure(
+        self, one: Started, status: int, running: list[Started], todo: deque[int]
+    ) -> None:
+        """A run without a working GPU is trained on another one: the broken one would fail all
+        runs that are left, one after the other."""
+        if self._gpu_is_lost(one):
+            self._lost.add(one.slot)
+            self.states[one.index] = WAITING
+            todo.appendleft(one.index)
+            log.warning(msg("cli.sweep.gpu_lost", gpus=str(self.sweep.slots[one.slot])))
+            return
+        self._codes.append(status)
+        if self.fail_fast and not self._closing:
+            self._closing = True
+            _signal(running, signal.SIGTERM)
+
+    def _gpu_is_lost(self, one: Started) -> bool:
+        place, folder = self.sweep.slots[one.slot], self.sweep.folder
+        if not place.indices:
+            return False
+        name = self.runs[one.index]["name"]
+        card = read_json(RunDir(folder.experiments / name).failure) or {}
+        if card.get("cause") == HARDWARE and card.get("time", 0.0) >= one.time:
+            return True
+        seen = gpus.inventory({gpus.VISIBLE: place.visible})
+        return seen.driver is not None and len(seen.gpus) < len(place.indices)
 
     def _why(self, one: Started, row: sweep_runs.SweepRow) -> str:
         """The reason of a failure: of its card, or the first error on its console."""
@@ -201,6 +225,8 @@ class Session:
             return int(code(self._stopped))
         if self._codes:
             return int(Exit.HANG if set(self._codes) == {Exit.HANG} else Exit.TRAINING)
+        if WAITING in self.states and self._lost:
+            return int(Exit.RESOURCES)
         return int(Exit.DONE if set(self.states) == {FINISHED} else Exit.INTERRUPTED)
 
 
