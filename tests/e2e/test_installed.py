@@ -21,7 +21,7 @@ from training.inspector import DDPInspector
 from training.inspector.distributed import all_reduce_mean, cleanup, setup
 setup()
 # One write, since two ranks of torchrun share the stream.
-print(f"mean {all_reduce_mean(float(dist.get_rank()))}\n", end="", flush=True)
+print(f"mean {all_reduce_mean(float(dist.get_rank()))}\\n", end="", flush=True)
 cleanup()
 """
 
