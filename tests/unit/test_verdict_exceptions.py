@@ -176,12 +176,12 @@ def test_a_program_that_lost_a_peer_is_a_victim(run: RunDir) -> None:
 def test_what_record_of_torchelastic_has_written_is_used_where_nothing_better_is_known(
     run: RunDir,
 ) -> None:
-    stack = 'Traceback (most recent call last):\n  File "/work/train.py", line 7, in main\n'
+    stack = 'Traceback (most recent call last):\n  File "/home/ann/train.py", line 7, in main\n'
     message = {"message": "ValueError: planted", "extraInfo": {"py_callstack": stack}}
     write_json(run.elastic_error(1), {"message": message})
     record = failed(run, status=1)
     assert (record["kind"], record["rank"]) == ("error", 1)
-    assert (record["summary"], record["where"]) == ("ValueError: planted", "/work/train.py:7")
+    assert (record["summary"], record["where"]) == ("ValueError: planted", "/home/ann/train.py:7")
     report_error(run, 1, "SystemExit", "1")
     assert failed(run, status=1)["summary"] == "ValueError: planted"
     report_error(run, 1, "KeyError", "'own'")
