@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from training.core.contracts.run_files import SweepRecord, SweepRun
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir
 from training.core.sweep_dir import SweepDir
-from training.host import env_vars
 from training.host.gpus import Gpu
 from training.monitor.runs import facts
 from training.monitor.runs import sweep as sweep_runs
@@ -300,102 +298,6 @@ def test_bad_resumes(words: list[str], code: str, tmp_path: Path) -> None:
         found = [problem.code for problem in raised.value.problems]
     assert found == [code]
     assert command.main([*words, f"--out_dir={tmp_path}"]) == Exit.CONFIG
-
-
-@pytest.fixture
-def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., session.Session]:
-    """A sweep whose launchers are these shell programs, on these GPUs. `$1`: name of the run."""
-
-    def make(*programs: str, slots: list[str], fail_fast: bool = False) -> session.Session:
-        sweep = prepared(tmp_path, f"--seed={','.join(map(str, range(len(programs))))}")
-        sweep.folder.create(sweep.record)
-        sweep.slots = [
-            Slot(visible, (number,) if visible else ()) for number, visible in enumerate(slots)
-        ]
-        by_name = {
-            run["name"]: text for run, text in zip(sweep.record["runs"], programs, strict=True)
-        }
-        monkeypatch.setattr(
-            session.Session,
-            "command",
-            lambda self, run: ["bash", "-c", by_name[run["name"]], "bash", run["name"]],
-        )
-        (tmp_path / "here").mkdir()
-        sweep.record["cwd"] = str(tmp_path / "here")
-        return session.Session(sweep, board.Board(sweep, ascii_only=True), fail_fast=fail_fast)
-
-    return make
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_failed_run_does_not_stop_the_others_and_gpus_are_reused(
-    acted: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    note = 'echo "$CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS" >"$1"'
-    fails = f"{note}; echo '[ERROR] 2024-10-21 16:00:00 no such card' >&2; exit 3"
-    waits = f"{note}; until [[ -e done ]]; do sleep 0.02; done"
-    todo = acted(fails, waits, note, f"{note}; touch done", slots=["GPU-7", "GPU-8"])
-    assert todo.go() == Exit.TRAINING
-    assert todo.states == ["failed", "finished", "finished", "finished"]
-    names = [run["name"] for run in todo.runs]
-    seen = [(tmp_path / "here" / name).read_text().split() for name in names]
-    assert [gpus for gpus, _ in seen] == ["GPU-7", "GPU-8", "GPU-7", "GPU-7"]
-    assert {int(threads) for _, threads in seen} == {max(1, env_vars.cpu_count() // 2)}
-    assert "no such card" in capsys.readouterr().err
-    assert "no such card" in todo.sweep.folder.console(names[0]).read_text()
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_lost_gpu_gets_no_further_run(
-    acted: Callable[..., session.Session], tmp_path: Path
-) -> None:
-    """The run is trained on the other GPU. There its card is old: other failures are its own."""
-    note = 'echo "$CUDA_VISIBLE_DEVICES" >>"$1"'
-    breaks = f"""{note}; [[ -e $1.again ]] && exit 4; touch "$1.again"; mkdir "{tmp_path}/$1"
-        printf '{{"cause": "gpu_hardware", "time": %s}}' "$(date +%s.%N)" \
-            >"{tmp_path}/$1/failure.json"
-        exit 4"""
-    todo = acted(note, breaks, note, note, slots=["GPU-7", "GPU-8"])
-    assert todo.go() == Exit.TRAINING
-    assert todo.states == ["finished", "failed", "finished", "finished"]
-    seen = [(tmp_path / "here" / run["name"]).read_text().split() for run in todo.runs]
-    assert seen == [["GPU-7"], ["GPU-8", "GPU-7"], ["GPU-7"], ["GPU-7"]]
-
-
-@pytest.mark.usefixtures("handlers")
-def test_without_a_gpu_the_rest_waits(
-    acted: Callable[..., session.Session], tmp_path: Path
-) -> None:
-    breaks = f"""mkdir "{tmp_path}/$1"
-        printf '{{"cause": "gpu_hardware", "time": %s}}' "$(date +%s.%N)" \
-            >"{tmp_path}/$1/failure.json"
-        exit 4"""
-    todo = acted(breaks, "touch never", slots=["GPU-7"])
-    assert todo.go() == Exit.RESOURCES
-    assert todo.states == ["waiting", "waiting"]
-
-
-@pytest.mark.usefixtures("handlers")
-def test_fail_fast_stops_the_others(acted: Callable[..., session.Session]) -> None:
-    waits = "trap 'exit 75' TERM; touch ready; while :; do sleep 0.02; done"
-    fails = "until [[ -e ready ]]; do sleep 0.02; done; exit 4"
-    todo = acted(waits, fails, "touch never", slots=["", ""], fail_fast=True)
-    assert todo.go() == Exit.TRAINING
-    assert todo.states == ["stopped", "failed", "waiting"]
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_stop_signal_is_passed_on_each_time(acted: Callable[..., session.Session]) -> None:
-    """The second one reaches the launcher too, which then kills its ranks."""
-    program = (
-        "import os, signal; asked = {signal.SIGINT}; signal.pthread_sigmask(signal.SIG_BLOCK, asked)",
-        f"for _ in range(2): os.kill({os.getpid()}, signal.SIGINT); signal.sigwait(asked)",
-        "os._exit(130)",
-    )
-    text = shlex.join(["exec", sys.executable, "-c", "\n".join(program)])
-    todo = acted(text, "touch never", slots=[""])
-    assert todo.go() == Exit.INTERRUPTED
-    assert todo.states == ["stopped", "waiting"]
 
 
 def test_evaluations_are_ranked_before_training_losses() -> None:
