@@ -71,6 +71,8 @@ class RunDir:
     ranks = _Inside("ranks")
     hangs = _Inside("hangs")
     watch_error = _Inside("watch_error.txt", own=True)
+    # on a disk of its own: another training's files, found where those of node 0 are copied to
+    replaced = _Inside("replaced", own=True)
     checkpoints = _Inside("checkpoints")
     tokenizer = _Inside("tokenizer")  # a copy of the learned vocabulary
     # images of the model's output, shown in the report
@@ -187,6 +189,8 @@ class RunDir:
     ) -> None: ...
     @overload
     def event(self, kind: Literal["pace"], /, **facts: Unpack[records.PaceFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["replica"], /, **facts: Unpack[records.ReplicaFacts]) -> None: ...
     @overload
     def event(self, kind: Literal["given_up"], /, **facts: Unpack[records.TextFacts]) -> None: ...
     @overload
