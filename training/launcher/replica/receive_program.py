@@ -47,6 +47,12 @@ def serve(connected: socket.socket, store: Store, secret: bytes, launch: str) ->
             link.send({"error": DISK, "text": error.strerror or str(error)})
 
 
+def serve_until_closed(connected: socket.socket, store: Store, secret: bytes, launch: str) -> None:
+    # closed after the last message, or by a port scanner; node 0 reports a copy that was cut
+    with contextlib.suppress(LinkError):
+        serve(connected, store, secret, launch)
+
+
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     """For the proof as a whole: one that sends a byte now and then must not keep out node 0."""
@@ -97,9 +103,7 @@ def main(argv: list[str]) -> int:
     listening = socket.socket(fileno=task["fd"])
     while True:
         connected, _ = listening.accept()
-        # a port scanner, or node 0 that is lost: it reports that itself, and comes again
-        with contextlib.suppress(LinkError):
-            serve(connected, store, task["secret"].encode(), task["launch"])
+        serve_until_closed(connected, store, task["secret"].encode(), task["launch"])
 
 
 if __name__ == "__main__":
