@@ -129,8 +129,9 @@ def test_a_copy_is_identical_and_the_next_sends_only_what_is_new(
     own = second.events.read_bytes()
     size = sum(path.stat().st_size for path in first.path.rglob("*") if path.is_file())
     size -= (first.checkpoints / "step_00000010" / manifest.NAME).stat().st_size
+    assert receiver.checkpoint == ""
     assert copy(first, receiver) == {"steps": [10], "bytes": size}
-    assert same(first, second, 10)
+    assert same(first, second, 10) and receiver.checkpoint == "step_00000010"
     name = first.tensorboard.name
     for path in (first.metrics.name, f"{name}/events.out.tfevents.1.a.2.0"):
         assert (first.path / path).read_bytes() == (second.path / path).read_bytes()
@@ -164,6 +165,7 @@ def test_checkpoints_that_node_0_deletes_are_deleted_after_the_newer_one_is_ther
     state.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert copy(first, receiver)["error"] == receive_program.INVALID
     assert steps(second) == [10] and not list(second.checkpoints.glob(".*"))
+    assert receiver.checkpoint == "step_00000010"
     state.write_bytes(content)
     assert copy(first, receiver)["steps"] == [20]
     assert steps(second) == [20] and same(first, second, 20)
@@ -248,7 +250,7 @@ def test_only_known_names_are_written(name: object) -> None:
 
 
 def test_parts_that_do_not_fit_are_rejected(second: RunDir) -> None:
-    here, good = Store(second), hashlib.sha256(b"x\n").hexdigest()
+    here, good = Store(second, LAUNCH), hashlib.sha256(b"x\n").hexdigest()
     here.write("metrics.jsonl", 0, b"x\n", good)
     for name, at, checksum in (
         ("metrics.jsonl", 2, "wrong"),
@@ -263,7 +265,10 @@ def test_parts_that_do_not_fit_are_rejected(second: RunDir) -> None:
 
 
 def test_a_manifest_is_verified_before_anything_is_received(second: RunDir, first: RunDir) -> None:
-    here, text = Store(second), (first.checkpoints / "step_00000010/manifest.json").read_text()
+    here, text = (
+        Store(second, LAUNCH),
+        (first.checkpoints / "step_00000010/manifest.json").read_text(),
+    )
     larger = json.dumps(json.loads(text) | {"bytes": 1})
     for name, found in (
         ("step_00000011", text),
@@ -308,7 +313,7 @@ def test_no_space_is_reported_before_anything_is_written(
     usage = SimpleNamespace(free=store.SPARE + size - 1)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(NoSpace) as full:
-        Store(second).begin("step_00000010", text)
+        Store(second, LAUNCH).begin("step_00000010", text)
     assert (full.value.needed, full.value.free) == (size, size - 1)
     assert not list(second.checkpoints.iterdir())
 
@@ -336,7 +341,7 @@ def test_a_disk_that_fills_up_keeps_the_older_copy(
             thread = threading.Thread(target=lambda: answers.append(send_program.copied(task)))
             thread.start()
             receive_program.serve_until_closed(
-                listening.accept()[0], Store(second), SECRET.encode(), LAUNCH
+                listening.accept()[0], Store(second, LAUNCH), SECRET.encode()
             )
             thread.join()
     assert answers[0]["steps"] == [20]

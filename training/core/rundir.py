@@ -71,7 +71,9 @@ class RunDir:
     ranks = _Inside("ranks")
     hangs = _Inside("hangs")
     watch_error = _Inside("watch_error.txt", own=True)
-    # on a disk of its own: another training's files, found where those of node 0 are copied to
+    # On a machine with a disk of its own: the newest checkpoint of node 0 of which it has a copy,
+    # and the files of another training that were in the place of the copies.
+    replica = _Inside("replica.json", own=True)
     replaced = _Inside("replaced", own=True)
     checkpoints = _Inside("checkpoints")
     tokenizer = _Inside("tokenizer")  # a copy of the learned vocabulary

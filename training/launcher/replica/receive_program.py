@@ -25,12 +25,12 @@ NICE = 19  # the ranks come first
 OTHER_LAUNCH, INVALID, NO_SPACE, DISK = "other_launch", "invalid", "no_space", "disk"
 
 
-def serve(connected: socket.socket, store: Store, secret: bytes, launch: str) -> None:
+def serve(connected: socket.socket, store: Store, secret: bytes) -> None:
     """One copy. Raises LinkError."""
     with _limited(), connected:
         link = Link(connected, secret, accepted=True)
     with link:
-        if link.receive().get("launch") != launch:
+        if link.receive().get("launch") != store.launch:
             link.send({"error": OTHER_LAUNCH})
             return
         link.send({"ready": True})
@@ -47,10 +47,10 @@ def serve(connected: socket.socket, store: Store, secret: bytes, launch: str) ->
             link.send({"error": DISK, "text": error.strerror or str(error)})
 
 
-def serve_until_closed(connected: socket.socket, store: Store, secret: bytes, launch: str) -> None:
+def serve_until_closed(connected: socket.socket, store: Store, secret: bytes) -> None:
     # closed after the last message, or by a port scanner; node 0 reports a copy that was cut
     with contextlib.suppress(LinkError):
-        serve(connected, store, secret, launch)
+        serve(connected, store, secret)
 
 
 @contextlib.contextmanager
@@ -99,11 +99,11 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(Exit.DONE)))
     os.nice(NICE)
     task = json.loads(sys.stdin.readline())
-    store = Store(RunDir(task["run_dir"], task["node"]))
+    store = Store(RunDir(task["run_dir"], task["node"]), task["launch"])
     listening = socket.socket(fileno=task["fd"])
     while True:
         connected, _ = listening.accept()
-        serve_until_closed(connected, store, task["secret"].encode(), task["launch"])
+        serve_until_closed(connected, store, task["secret"].encode())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from training.core import log
+from training.core import log, rundir
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -36,7 +36,7 @@ class ReplicaReceiver:
     supervisor, so a new child takes over the port of one that has ended."""
 
     def __init__(self, run: RunDir, plan: Plan, line: PeerLink) -> None:
-        self._line = line
+        self._run, self._line = run, line
         self._popen: subprocess.Popen[bytes] | None = None
         self._task = {
             "run_dir": str(run.path),
@@ -58,6 +58,12 @@ class ReplicaReceiver:
     @property
     def port(self) -> int:
         return self._socket.getsockname()[1] if self._socket else 0
+
+    @property
+    def checkpoint(self) -> str:
+        """Name of the newest checkpoint that was copied in this launch; '' if there is none."""
+        done = rundir.read_json(self._run.replica) or {}
+        return str(done["checkpoint"]) if done.get("launch") == self._task["launch"] else ""
 
     def look(self) -> None:
         """Called repeatedly: is the child alive? Never blocks."""

@@ -10,12 +10,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from training.core import checkpoint_folder, manifest, rundir
 from training.core.jsonl import Record
 from training.core.rundir import RunDir
 from training.launcher.replica import records
+
+if TYPE_CHECKING:
+    from training.core.contracts.run_files import ReplicaRecord
 
 WORK = f"{manifest.TEMPORARY}replica"  # folder of the checkpoint that is being received
 SYNCED = 1 << 26  # bytes: no more of them wait in memory for the disk
@@ -37,8 +40,8 @@ class NoSpace(Exception):
 class Store:
     """Raises Invalid, NoSpace, OSError."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, launch: str) -> None:
+        self._run, self.launch = run, launch
         # This machine's ranks append to events.jsonl too: the position and the last bytes are those
         # of node 0's file.
         self._events_at, self._events_tail = 0, b""
@@ -153,6 +156,8 @@ class Store:
         kept = list(names)
         there = self._all()
         if kept and any(path.name == kept[-1] for path in there):
+            done: ReplicaRecord = {"launch": self.launch, "checkpoint": str(kept[-1])}
+            rundir.write_json(self._run.replica, done)
             for path in there:
                 if path.name not in kept:
                     checkpoint_folder.remove(path)
