@@ -201,7 +201,7 @@ def connected(receiver: ReplicaReceiver, secret: str = SECRET) -> Link:
     return Link(there, secret.encode(), accepted=False)
 
 
-def test_strangers_are_refused_and_do_not_end_the_receiver(
+def test_other_programs_are_refused_and_do_not_end_the_receiver(
     first: RunDir, second: RunDir, receiver: ReplicaReceiver
 ) -> None:
     assert copy(first, receiver, secret="another")["error"] == "refused"
@@ -318,6 +318,20 @@ def test_no_space_is_reported_before_anything_is_written(
     assert not list(second.checkpoints.iterdir())
 
 
+def served(first: RunDir, second: RunDir) -> Record:
+    """A copy whose receiver is in this process."""
+    answers: list[Record] = []
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        task: Record = {"run_dir": str(first.path), "address": LOOPBACK, "secret": SECRET}
+        task |= {"port": listening.getsockname()[1], "launch": LAUNCH, "best": False, "last": False}
+        thread = threading.Thread(target=lambda: answers.append(send_program.copied(task)))
+        thread.start()
+        here = Store(second, LAUNCH)
+        receive_program.serve_until_closed(listening.accept()[0], here, SECRET.encode())
+        thread.join()
+    return answers[0]
+
+
 @pytest.fixture
 def small_disk(second: RunDir) -> Iterator[Path]:
     """The checkpoints of the second machine on 4 MiB."""
@@ -333,21 +347,29 @@ def test_a_disk_that_fills_up_keeps_the_older_copy(
 ) -> None:
     monkeypatch.setattr(store, "SPARE", -(1 << 30))  # the space is taken while a copy is written
     answers = []
-    with socket.create_server((LOOPBACK, 0)) as listening:
-        task: Record = {"run_dir": str(first.path), "address": LOOPBACK, "secret": SECRET}
-        task |= {"port": listening.getsockname()[1], "launch": LAUNCH, "best": False, "last": False}
-        for size in (1, 4):  # blocks
-            saved(first, 10 + 10 * size, size * BLOCK)
-            thread = threading.Thread(target=lambda: answers.append(send_program.copied(task)))
-            thread.start()
-            receive_program.serve_until_closed(
-                listening.accept()[0], Store(second, LAUNCH), SECRET.encode()
-            )
-            thread.join()
+    for size in (1, 4):  # blocks
+        saved(first, 10 + 10 * size, size * BLOCK)
+        answers.append(served(first, second))
     assert answers[0]["steps"] == [20]
     assert answers[1] == {"error": receive_program.DISK, "text": os.strerror(errno.ENOSPC)}
     assert steps(second) == [20] and same(first, second, 20)
     assert [path.name for path in small_disk.iterdir()] == ["step_00000020"]
+
+
+def test_a_long_verification_is_not_taken_for_a_stalled_one(
+    first: RunDir, second: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive_program, "ALIVE_S", 0.0)
+    alive: list[Record] = []
+    real = Link.send
+
+    def noted(link: Link, message: Record) -> None:
+        alive.extend([message] * ("alive" in message))
+        real(link, message)
+
+    monkeypatch.setattr(Link, "send", noted)
+    assert served(first, second)["steps"] == [10]
+    assert len(alive) == 2, "one for each piece that was read"
 
 
 def looked(sender: ReplicaSender, what: Callable[[], object]) -> None:

@@ -9,17 +9,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from training.core.errors import Exit
 from training.core.jsonl import Record
 from training.core.rundir import RunDir
 from training.host import program
 from training.launcher.replica import records
-from training.launcher.replica.link import HELLO_S, Link, LinkError
+from training.launcher.replica.link import HELLO_S, STALL_S, Link, LinkError
 from training.launcher.replica.store import Invalid, NoSpace, Store
 
 BLOCK = 1 << 20  # bytes of a checkpoint between two system calls
+ALIVE_S = STALL_S / 6
 NICE = 19  # the ranks come first
 # codes of an error in an answer
 OTHER_LAUNCH, INVALID, NO_SPACE, DISK = "other_launch", "invalid", "no_space", "disk"
@@ -83,12 +85,26 @@ def _answered(message: Record, store: Store, link: Link) -> Record:
         with checkpoint.opened() as file:
             while checkpoint.at < checkpoint.size:
                 checkpoint.write(file, link.receive_block(BLOCK))
-        checkpoint.verify()
+        checkpoint.verify(_alive(link))
     elif isinstance(names := message.get("keep"), list):
         store.keep(names)
     else:
         raise Invalid("message")
     return {"done": True}
+
+
+def _alive(link: Link) -> Callable[[], None]:
+    """Reports from time to time that reading goes on: that of a large file takes longer than node 0
+    waits for an answer."""
+    last = time.monotonic()
+
+    def moved() -> None:
+        nonlocal last
+        if time.monotonic() - last > ALIVE_S:
+            last = time.monotonic()
+            link.send({"alive": True})
+
+    return moved
 
 
 def main(argv: list[str]) -> int:

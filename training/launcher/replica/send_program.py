@@ -109,7 +109,8 @@ class Copy:
         return self._answer()
 
     def _answer(self) -> Record:
-        answer = self._link.receive()
+        while "alive" in (answer := self._link.receive()):
+            continue
         if "error" in answer:
             raise Refused(answer)
         return answer

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -185,9 +185,10 @@ class Checkpoint:
             # neither the ranks' memory nor the check below needs them in the cache
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def verify(self) -> None:
-        """Read it back and give it its name."""
-        if wrong := manifest.damage(self._folder / manifest.STATE, self.size, self._checksum):
+    def verify(self, moved: Callable[[], None] = lambda: None) -> None:
+        """Read it back and give it its name. `moved()` is called for each piece that is read."""
+        state = self._folder / manifest.STATE
+        if wrong := manifest.damage(state, self.size, self._checksum, moved):
             shutil.rmtree(self._folder.parent)
             raise Invalid(wrong)
         checkpoint_folder.publish(self._folder, self._final)
