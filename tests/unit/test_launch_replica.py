@@ -380,7 +380,7 @@ def looked(sender: ReplicaSender, what: Callable[[], object]) -> None:
         assert time.monotonic() - began < 1, "it never waits"
         return what()
 
-    wait_until(look, 30, "a copy")
+    wait_until(look, 120, "a copy")
 
 
 def replicas(run: RunDir) -> list[int]:
@@ -433,6 +433,19 @@ def test_failures_are_one_warning_and_are_tried_again(
     looked(sender, lambda: replicas(first) == [30])
     assert steps(second) == [30]
     sender.close()
+
+
+def test_a_copy_to_a_lost_machine_is_ended(first: RunDir, lines: tuple[Any, Any]) -> None:
+    with socket.create_server((LOOPBACK, 0)) as never_answers:
+        lines[0].replica_ports[1] = never_answers.getsockname()[1]
+        sender = ReplicaSender(first, plan(0), lines[0])
+        sender.look()
+        assert sender._copy
+        pid = sender._copy.popen.pid
+        lines[0].wires.clear()
+        looked(sender, lambda: sender._copy is None)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not [r for r in read_records(first.events) if r["event"] == "warning"]
 
 
 def test_a_receiver_that_was_killed_is_replaced_at_the_same_port(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LIMIT = 1 << 23  # bytes of a message, which lists all pictures of a run
-HELLO_S = 5.0  # for a step of the proof
+HELLO_S = 10.0  # for a step of the proof: a busy CPU delays processes of low priority
 STALL_S = 30.0  # without a byte, while the disk of the other side may be busy
 # codes of LinkError
 REFUSED, CUT, STALLED, PROTOCOL = "refused", "cut", "stalled", "protocol"

@@ -104,8 +104,7 @@ class ReplicaSender:
             return
         if copy.popen.poll() is None:
             if copy.deputy != deputy:
-                self._copy = None
-                child.end(copy.popen)
+                copy.popen.terminate()
             return
         self._copy, line = None, child.output(copy.popen)
         try:
@@ -115,6 +114,8 @@ class ReplicaSender:
         if not isinstance(result, dict) or copy.popen.returncode:
             result = {"error": "ended", "text": child.why(copy.popen, line)}
         child.end(copy.popen)
+        if copy.deputy != deputy:
+            return
         if "error" in result:
             self._fail(copy.deputy, copy.name, result)
         else:
