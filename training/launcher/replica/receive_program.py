@@ -94,7 +94,7 @@ def _answered(message: Record, store: Store, link: Link) -> Record:
 
 
 def _alive(link: Link) -> Callable[[], None]:
-    """Reports from time to time that reading goes on: that of a large file takes longer than node 0
+    """Reports from time to time that reading continues: a large file takes longer than node 0
     waits for an answer."""
     last = time.monotonic()
 
