@@ -170,7 +170,8 @@ def test_two_machines_connect_and_start() -> None:
         name, own["launch"] = rendezvous.ask(own, 10)
         with rendezvous.Peer(own) as line:
             line.gather(10)
-            return name, line.go()
+            line.replica_ports[1] = 4711
+            return name, line.go(), line.secret
 
     thread, out = in_thread(member)
     with coordinator.Coordinator(plan(0, port)) as line:
@@ -181,8 +182,10 @@ def test_two_machines_connect_and_start() -> None:
             4,
             port,
         ) and team.store is not None
+        assert line.replica_ports == {1: 4711}
     thread.join(10)
-    name, theirs = out[0]
+    name, theirs, secret = out[0]
+    assert secret == line.secret and len(secret) == 64
     assert name == "a_run" and (list(theirs.ranks), theirs.port, theirs.store) == (
         [2, 3],
         port,

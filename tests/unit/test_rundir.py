@@ -48,6 +48,8 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "tensorboard": "tb_logger",
         "tokenizer": "tokenizer",
         "wandb": "wandb",
+        "replica": "replica.json",
+        "replaced": "replaced",
         "archived": "archive.json",
         "wandb_id": "wandb.json",
     }

@@ -71,6 +71,10 @@ class RunDir:
     ranks = _Inside("ranks")
     hangs = _Inside("hangs")
     watch_error = _Inside("watch_error.txt", own=True)
+    # On a machine with a disk of its own: the newest checkpoint of node 0 of which it has a copy,
+    # and the files of another training that were in the place of the copies.
+    replica = _Inside("replica.json", own=True)
+    replaced = _Inside("replaced", own=True)
     checkpoints = _Inside("checkpoints")
     tokenizer = _Inside("tokenizer")  # a copy of the learned vocabulary
     # images of the model's output, shown in the report
@@ -187,6 +191,8 @@ class RunDir:
     ) -> None: ...
     @overload
     def event(self, kind: Literal["pace"], /, **facts: Unpack[records.PaceFacts]) -> None: ...
+    @overload
+    def event(self, kind: Literal["replica"], /, **facts: Unpack[records.ReplicaFacts]) -> None: ...
     @overload
     def event(self, kind: Literal["given_up"], /, **facts: Unpack[records.TextFacts]) -> None: ...
     @overload

@@ -4,6 +4,7 @@ them together, and lets a lost one join again (`--min_ranks`)."""
 from __future__ import annotations
 
 import contextlib
+import secrets
 import select
 import socket
 import time
@@ -27,6 +28,7 @@ from training.launcher.peer_link import (
     PeerLink,
     Stopped,
     Waiting,
+    replica_port,
     stop_request,
 )
 from training.launcher.same_settings import differences, facts
@@ -50,6 +52,7 @@ class Coordinator(PeerLink):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
+        self.secret = secrets.token_hex(32)
         self._elastic, self._facts = "elastic" in plan, facts(plan)
         # read now: the first failure removes it, and a lost machine joins with the same command
         self._resumed = sent_run.of(plan)
@@ -122,6 +125,7 @@ class Coordinator(PeerLink):
                 return lost
             if "ready" in message:
                 self._ready.add(node)
+                self.replica_ports[node] = replica_port(message)
             self.asked = self.asked or stop_request(message)
         return None
 
@@ -154,7 +158,8 @@ class Coordinator(PeerLink):
             )
             wire.send({"refused": refused})
         elif message.get("want") == "join" and isinstance(node, int):
-            wire.send({"joined": True, "host": socket.gethostname(), "running": self._begun})
+            welcome = {"joined": True, "host": socket.gethostname(), "running": self._begun}
+            wire.send(welcome | {"secret": self.secret})
             if self._begun:
                 self._ready_again.discard(node)
                 self.waiting[node] = wire
@@ -179,8 +184,10 @@ class Coordinator(PeerLink):
             return
         for node, wire in list(self.waiting.items()):
             try:
-                if any("ready" in message for message in wire.arrived()):
-                    self._ready_again.add(node)
+                for message in wire.arrived():
+                    if "ready" in message:
+                        self._ready_again.add(node)
+                        self.replica_ports[node] = replica_port(message)
             except ConnectionLost as broken:
                 log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
                 self.waiting.pop(node).close()

@@ -84,6 +84,10 @@ class PeerLink(ABC):
         self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
         # on node 0: stop signal that another machine got between two attempts
         self.asked: int | None = None
+        # for the copies to a machine with its own disk (training.launcher.replica): the secret of
+        # the launch, and by node where they are received
+        self.secret = ""
+        self.replica_ports: dict[int, int] = {}
 
     def __enter__(self) -> PeerLink:
         return self
@@ -288,6 +292,12 @@ def is_order(message: Message) -> bool:
     """An order of node 0 after a failure, which may arrive before this machine has noticed that all
     its ranks have ended."""
     return "again" in message or "over" in message
+
+
+def replica_port(message: Message) -> int:
+    """Where a machine that is ready receives copies; 0: nowhere. It comes from a network."""
+    port = message.get("replica")
+    return port if isinstance(port, int) and 0 < port < 65536 else 0
 
 
 def stop_request(message: Message) -> int | None:

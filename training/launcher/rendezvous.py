@@ -55,6 +55,7 @@ class Peer(PeerLink):
             wire.close()
             raise _refused(answer, self.place)
         self.met(0, wire, self.place.master_addr, answer.get("host"))
+        self.secret = str(answer.get("secret") or "")
         if answer.get("running"):
             log.info(
                 msg("launcher.nodes.joins_script", name=self.name(0))
@@ -63,7 +64,7 @@ class Peer(PeerLink):
             )
 
     def go(self) -> LocalRanks | None:
-        self.send_all({"ready": True})
+        self.send_all({"ready": True, "replica": self.replica_ports.get(self.place.node_rank)})
         keys = ("go", "left", "again", "over")
         answer = self._await(keys, msg("launcher.nodes.to_start", name=self.name(0)))
         if "again" in answer:

@@ -21,6 +21,8 @@ from training.launcher.outcome import Outcome
 from training.launcher.peer_link import PeerLink, RunEnded, Stopped
 from training.launcher.post_run import PostRun
 from training.launcher.recovery import Recovery
+from training.launcher.replica.receiver import ReplicaReceiver
+from training.launcher.replica.sender import ReplicaSender
 from training.launcher.restart import Restart, Team
 from training.launcher.stop_signals import StopSignals
 from training.trainer import prepared_cache
@@ -46,6 +48,7 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
                 if prepared_cache.changed(run):
                     node.unless_asked(lambda: prepared_cache.prepare(run, plan))
             code = ended
+            node.replica.finish(code, node.signals)
         except RunEnded as over:
             code = over.code
             if node.begun and code in (Exit.PREEMPTED, Exit.INTERRUPTED):
@@ -71,6 +74,9 @@ class _Node(ABC):
         self.signals, self.stack = StopSignals(), ExitStack()
         self.recovery = Recovery(run, plan, self.signals)
         self.begun = False
+        copies = ReplicaSender if isinstance(line, Coordinator) else ReplicaReceiver
+        self.replica = copies(run, plan, line)
+        self.stack.callback(self.replica.close)
 
     @abstractmethod
     def once(self) -> int | None:
@@ -121,7 +127,9 @@ class _Other(_Node):
                 return int(Exit.TRAINING)
             self.recovery.follow(order, None)
             return None
-        outcome = Attempt(self.run, self.plan, team, self.token, self.line, self.signals).go()
+        attempt = Attempt(self.run, self.plan, team, self.token, self.line, self.signals)
+        attempt.each_pass = self.replica.look
+        outcome = attempt.go()
         if endings.folder_lost(self.run, self.plan, outcome):
             return int(Exit.TRAINING)
         code = failure_report.exit_code(outcome)
@@ -200,6 +208,7 @@ class _First(_Node):
         written? Then the ranks are asked to save and exit. Those of a script are ended as soon as
         the machine is back, as by torchrun."""
         self.recovery.look()
+        self.replica.look()
         if "elastic" not in self.plan:
             return
         self.line.greet_late()

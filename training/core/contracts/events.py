@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 EventKind = Literal[
     "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict",
     "failure", "restart", "recovered", "pace", "given_up", "submitted", "requeue", "inspection",
+    "replica",
 ]  # fmt: skip
 
 
@@ -136,6 +137,15 @@ class PaceFacts(TypedDict):
     expected_slowdown: float  # time of a step after / before
     slowdown: float
     text: str
+
+
+class ReplicaFacts(TypedDict):
+    """Another machine, with a disk of its own, has a verified copy of this checkpoint."""
+
+    step: int
+    node: int
+    seconds: float
+    bytes: int  # sent, with the records of the run
 
 
 class TextFacts(TypedDict):
