@@ -38,6 +38,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "report": "report.html",
         "failure": "failure.json",
         "supervisor": "supervisor.json",
+        "machines": "machines.json",
         "heartbeats": "heartbeat",
         "ranks": "ranks",
         "hangs": "hangs",

@@ -116,6 +116,7 @@ PROBLEMS = {
     "nodes.missing": "a machine did not join in time",
     "nodes.no_answer": "the first machine did not answer in time",
     "nodes.no_master_addr": "several machines without the address of the first",
+    "nodes.nothing_to_join": "no run continues without this machine, which was started to join one",
     "nodes.node_rank": "node_rank is not below nnodes",
     "nodes.refused": "the first machine rejected this one",
     "numa.node": "the NUMA node has no core that this process may use",
@@ -306,6 +307,7 @@ EVENTS = {
     "shards": "the ranks have verified their shares of an epoch against each other",
     "start": "the ranks begin to train",
     "submitted": "the job was submitted to SLURM",
+    "takeover": "another machine coordinates the run from now on",
     "verdict": "a hang was found; see `kind`",
     "warning": "a warning; see `code`",
 }

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 EventKind = Literal[
     "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict",
-    "failure", "restart", "recovered", "pace", "given_up", "submitted", "requeue", "inspection",
-    "replica",
+    "failure", "restart", "recovered", "pace", "given_up", "takeover", "submitted", "requeue",
+    "inspection", "replica",
 ]  # fmt: skip
 
 
@@ -139,6 +139,12 @@ class PaceFacts(TypedDict):
     text: str
 
 
+class TextFacts(TypedDict):
+    """'given_up'."""
+
+    text: str
+
+
 class ReplicaFacts(TypedDict):
     """Another machine, with a disk of its own, has a verified copy of this checkpoint."""
 
@@ -148,9 +154,10 @@ class ReplicaFacts(TypedDict):
     bytes: int  # sent, with the records of the run
 
 
-class TextFacts(TypedDict):
-    """'given_up'."""
+class TakeoverFacts(TypedDict):
+    """Another machine coordinates the run from now on."""
 
+    node: int
     text: str
 
 

@@ -1,4 +1,4 @@
-"""The copy of node 0's checkpoints and records on this machine, which has a disk of its own."""
+"""The copy of the run's checkpoints and records on this machine, which has a disk of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from training.core import log, rundir
+from training.core import log
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.rundir import RunDir
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 PROGRAM = "training.launcher.replica.receive_program"
 PAUSE_S = 5.0  # before a receiver that has ended is started again
-LAST_S = 120.0  # for node 0's report and its last copy
+LAST_S = 120.0  # for the report and the last copy
 REGULAR = (Exit.DONE, Exit.PREEMPTED, Exit.INTERRUPTED)  # ends with a last checkpoint
 
 
 def wanted(plan: Plan) -> bool:
-    """Whether another machine may need a copy: the run could continue there without node 0. The
-    checkpoints of a user script are unknown."""
+    """Whether another machine may need a copy to take over the run. The checkpoints of a user
+    script are unknown."""
     return "elastic" in plan and plan["place"]["nnodes"] > 1 and not local_ranks.is_script(plan)
 
 
 class ReplicaReceiver:
-    """Listens from the start, on the interface that leads to node 0; `port` is 0 where no copy is
-    wanted: the run needs all machines, or this one sees node 0's disk. The socket belongs to the
-    supervisor, so a new child takes over the port of one that has ended."""
+    """Listens from the start, on the interface that leads to the machine that coordinates; `port`
+    is 0 where no copy is wanted: the run needs all machines, or this one has the same disk. The
+    socket belongs to the supervisor, so a new child takes over the port of one that has ended."""
 
     def __init__(self, run: RunDir, plan: Plan, line: PeerLink) -> None:
         self._run, self._line = run, line
@@ -46,8 +46,9 @@ class ReplicaReceiver:
         }
         self._started, self._told = 0.0, False
         self._socket = None
-        if wanted(plan) and not plan.get("shared", True) and line.secret and 0 in line.wires:
-            address = line.wires[0].socket.getsockname()[0]
+        leader = line.wires.get(line.place.leader)
+        if wanted(plan) and not plan.get("shared", True) and line.secret and leader:
+            address = leader.socket.getsockname()[0]
             try:
                 self._socket = local_ranks.listen(address, 0, 8)
             except UserError as error:
@@ -58,12 +59,6 @@ class ReplicaReceiver:
     @property
     def port(self) -> int:
         return self._socket.getsockname()[1] if self._socket else 0
-
-    @property
-    def checkpoint(self) -> str:
-        """Name of the newest checkpoint that was copied in this launch; '' if there is none."""
-        done = rundir.read_json(self._run.replica) or {}
-        return str(done["checkpoint"]) if done.get("launch") == self._task["launch"] else ""
 
     def look(self) -> None:
         """Called repeatedly: is the child alive? Never blocks."""
@@ -87,13 +82,13 @@ class ReplicaReceiver:
                 log.warning(msg("launcher.replica.no_receiver", why=error.strerror))
 
     def finish(self, code: int, signals: StopSignals) -> None:
-        """After the end of the run: node 0 sends the last checkpoint, and then disconnects."""
+        """After the end of the run: the last checkpoint arrives, then the sender disconnects."""
         if self._socket is None or code not in REGULAR:
             return
-        waiting = Waiting()
-        while 0 in self._line.wires and waiting.seconds < LAST_S and signals.wait(0.1) is None:
+        waiting, leader = Waiting(), self._line.place.leader
+        while leader in self._line.wires and waiting.seconds < LAST_S and signals.wait(0.1) is None:
             self.look()
-            self._line.read(0)
+            self._line.read(leader)
             waiting.report(msg("launcher.replica.last_one"), level=log.info)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Node 0's side of the copies: each new checkpoint is sent to the deputy, the lowest other machine,
-if that has a disk of its own."""
+"""The coordinator's side of the copies: each new checkpoint is sent to the deputy, the lowest other
+machine, if that has a disk of its own."""
 
 from __future__ import annotations
 
