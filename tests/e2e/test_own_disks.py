@@ -43,7 +43,7 @@ def machine(launch: Launcher, tmp_path: Path) -> Callable[..., Launched]:
         }
         script, config = (str(launch.project / name) for name in ("launch_train.sh", CONFIG))
         run = launch(script, "1", config, name="both", **{**place, **flags})
-        run.run = RunDir(disk / "both", number)
+        run.run = RunDir(disk / "both", number or None)
         return run
 
     return start
