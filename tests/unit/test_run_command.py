@@ -9,7 +9,7 @@ import pytest
 
 from training.cli import run, watch
 from training.core.errors import UserError
-from training.launcher.other_ranks import MOST, OtherRanks
+from training.launcher.other_ranks import MOST, WAITING, OtherRanks
 from training.plan import script_request
 from training.plan.cli_args import command
 from training.plan.script_words import RUN
@@ -108,6 +108,18 @@ def test_lines_that_only_other_ranks_print() -> None:
     for number in range(2 * MOST):
         others.add(1, b"line " + b"x" * number + b"\n", first=False)
     assert len(others.due(1e12)) == MOST - 2 and others.silenced == MOST + 2
+
+
+def test_a_flood_of_other_ranks_takes_bounded_time_and_memory() -> None:
+    others = OtherRanks()
+    others.add(0, b"step 1\n" * 100_000, first=True)
+    for _ in range(20):
+        others.add(1, b"tep 1\n" + b"step 1\n" * 100_000, first=False)
+    others.add(1, b"ste", first=False)
+    assert len(others._waiting) == WAITING
+    assert others.due(1e12) == [] and not others.silenced
+    others.add(1, b"p 2\nWarning: one GPU\n", first=False)
+    assert others.due(1e12) == [(1, b"Warning: one GPU")]
 
 
 def test_words_of_a_watched_command() -> None:
