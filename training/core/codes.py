@@ -70,6 +70,7 @@ PROBLEMS = {
     "flag.contradiction": "mutually exclusive flags",
     "flag.json_without_check": "--json without --check",
     "flag.no_value": "a flag without its value",
+    "flag.launcher": "the flag belongs to the launcher of accelerate, DeepSpeed or torch",
     "flag.other_script": "the flag belongs to another script",
     "flag.positional": "a positional argument that needs a flag before it",
     "flag.twice": "a flag given twice with different values",
