@@ -86,12 +86,15 @@ def test_a_run_is_named_after_project_and_program(
     (tmp_path / "my gpt").mkdir()
     monkeypatch.chdir(tmp_path / "my gpt")
     Path("train.py").touch()
+    environ = {"PATH": os.environ["PATH"]}
     for words, name in (
         (["--script=train.py"], "my_gpt_train"),
         (["--script=../my gpt/train.py"], "my_gpt_train"),
         (["--module", "--script=scripts.train"], "my_gpt_scripts.train"),
+        (["--script=env"], "my_gpt_env"),
+        (["--watch", "--script=env"], "my_gpt_env"),
     ):
-        assert script_request.read(RUN, ["2", *words], {}).base_name == name
+        assert script_request.read(RUN, ["2", *words], environ).base_name == name
 
 
 def test_lines_that_only_other_ranks_print() -> None:
@@ -105,6 +108,8 @@ def test_lines_that_only_other_ranks_print() -> None:
     )
     others.add(1, b"[rank1]: Traceback (most recent call last):\n", first=False)
     others.add(1, b"[rank1]:   File\n[rank1]: ValueError: x\n", first=False)
+    others.add(2, b"Exception in thread Thread-1 (work):\nTraceback (most", first=False)
+    others.add(2, b" recent call last):\n  File\nValueError: y\n", first=False)
     assert others.due(0.0) == [], "the first rank may print them later"
     assert others.due(1e12) == [(1, b"Warning: one GPU"), (2, b"after")]
     for number in range(2 * MOST):

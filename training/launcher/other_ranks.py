@@ -16,6 +16,7 @@ _NUMBER = re.compile(rb"0x[0-9a-fA-F]+|\d+")
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(rb"\[rank\d+\]: ?")  # before each line of torch's tracebacks
 _TRACEBACK = b"Traceback (most recent call last)"
+_THREAD = b"Exception in thread "  # the line before it
 
 
 def shape(line: bytes) -> bytes:
@@ -57,9 +58,12 @@ class OtherRanks:
             self._known.pop(next(iter(self._known)))
 
     def _of_traceback(self, rank: int, line: bytes) -> bool:
-        """A traceback, with the exception in its last line: the failure card shows it."""
+        """A traceback, with the exception in its last line: the failure card shows it, or a warning
+        that of a thread."""
         line = _PREFIX.sub(b"", line, count=1)
         inside = self._in_traceback.get(rank, False)
+        if line.startswith(_THREAD):
+            return True
         if line.startswith(_TRACEBACK):
             self._in_traceback[rank] = True
             return True

@@ -47,7 +47,8 @@ class ScriptLaunchRequest(LaunchRequest):
     def base_name(self) -> str:
         """With the project's folder: the runs of all projects are in one place."""
         path = Path(self.runs.path)
-        folder = Path.cwd() if self.runs.module else path.absolute().parent
+        elsewhere = self.runs.module or self.runs.on_path
+        folder = Path.cwd() if elsewhere else path.absolute().parent
         name = self.runs.path if self.runs.module else path.stem
         return re.sub(r"[^\w.-]", "_", f"{folder.name}_{name}").lstrip("._-")[:64]
 
