@@ -4,6 +4,7 @@ torchrun and under `duet run`."""
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def program(folder: Path, name: str, python: Path) -> list[str]:
     shutil.copy(SCRIPTS / f"{source}.py", folder / "train.py")
     if name == "shell_script":
         start = folder / "start.sh"
-        start.write_text(f"#!/bin/sh\n'{python}' -u train.py \"$@\"\n")
+        start.write_text(f'#!/bin/sh\n{shlex.quote(str(python))} -u train.py "$@"\n')
         start.chmod(0o755)
         return ["--no-python", "./start.sh"]
     return ["train.py"]

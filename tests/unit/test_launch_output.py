@@ -7,6 +7,8 @@ import fcntl
 import importlib
 import io
 import os
+import selectors
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from typing import Any
 import pytest
 
 from training.core import log as console
+from training.core.rundir import RunDir
 from training.launcher import backlog, output
 from training.launcher.backlog import Backlog
 from training.launcher.output import RankOutput
+from training.launcher.outputs import Outputs
+from training.launcher.spawn import Child
 
 TRACEBACK = (
     b"Exception in thread Thread-1 (work):\nTraceback (most recent call last):\n  File "
@@ -145,7 +150,7 @@ class Much:
         for writer, stream in zip(self._writers, self.streams, strict=True):
             os.close(writer)
             assert not stream.drain()
-            self.backlog.close(stream)
+            self.backlog.then(stream.close)
 
 
 LINES = b"".join(b"line %05d\n" % number for number in range(40_000))
@@ -177,6 +182,25 @@ def test_much_output_is_in_the_log_at_once_and_shown_later(
     assert much.streams[0].thread().startswith("Exception in thread Thread-1 (work): ValueError")
 
 
+def test_a_thread_of_a_rank_that_prints_much_before_its_end_is_reported(
+    log: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    read, write = os.pipe()
+    run, selector = RunDir(tmp_path), selectors.DefaultSelector()
+    outputs = Outputs(run, selector, lambda: None, [0], 0, None)
+    run.rank_log(0).parent.mkdir()
+    with subprocess.Popen("true") as ended:
+        outputs.add(Child(0, ended, {2: read}, -1))
+    os.write(write, LINES + TRACEBACK)
+    os.close(write)
+    while outputs.patience_s(1.0) < 1.0 or selector.get_map():
+        for key, _ in selector.select(outputs.patience_s(1.0)):
+            key.data(key.fd)
+        outputs.between()
+    assert capfdbinary.readouterr().err == LINES + TRACEBACK
+    assert outputs.in_threads[0].startswith("Exception in thread Thread-1 (work): ValueError")
+
+
 def test_a_reader_of_a_pipe_holds_the_rank_back(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +215,7 @@ def test_a_reader_of_a_pipe_holds_the_rank_back(
         much = Much(tmp_path, console)
         for _ in range(3):
             much.prints(0, LINES)
-        waiting = sum(end - begin for _, begin, end in much.backlog._parts if end)
+        waiting = much.backlog.waiting
         assert left - backlog.SLICE_BYTES <= waiting and (mode is None or waiting <= left)
         much.end()
         os.close(console)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 LARGE_BYTES = 1 << 16  # a read of this size: the rank prints faster than the console gets it
@@ -23,16 +24,15 @@ class Source(Protocol):
 
     def read_back(self, begin: int, count: int) -> bytes: ...
     def take(self, data: bytes, begin: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class Backlog:
     """In the order in which it arrived, for all ranks of an attempt."""
 
     def __init__(self) -> None:
-        # (output, begin, end) in its log; end None: the output is complete
-        self._parts: deque[tuple[Source, int, int | None]] = deque()
-        self._bytes = 0
+        # (output, begin, end) in its log, or what is to be done after that
+        self._parts: deque[tuple[Source, int, int] | Callable[[], None]] = deque()
+        self.waiting = 0  # bytes
         self._shown_at = self._busy_at = 0.0
 
     def patience_s(self, most_s: float) -> float:
@@ -55,21 +55,23 @@ class Backlog:
 
     def add(self, source: Source, begin: int, end: int) -> None:
         """Bytes `begin` to `end` of the source's log."""
-        self._bytes += end - begin
+        self.waiting += end - begin
         if end - begin >= LARGE_BYTES:
             self._busy_at = time.monotonic()
-        if self._parts and self._parts[-1][0] is source and self._parts[-1][2] == begin:
-            begin = self._parts.pop()[1]
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, tuple) and last[0] is source and last[2] == begin:
+            begin = last[1]
+            self._parts.pop()
         self._parts.append((source, begin, end))
-        while self._bytes > MOST_BYTES and not source.unlimited:
+        while self.waiting > MOST_BYTES and not source.unlimited:
             self._show_slice()
 
-    def close(self, source: Source) -> None:
-        """Close it as soon as all of it has been shown."""
+    def then(self, act: Callable[[], None]) -> None:
+        """Act when all that is here now has been shown."""
         if self._parts:
-            self._parts.append((source, 0, None))
+            self._parts.append(act)
         else:
-            source.close()
+            act()
 
     def catch_up(self) -> None:
         """Show a part of it."""
@@ -87,16 +89,17 @@ class Backlog:
             self._show_slice()
 
     def _show_slice(self) -> None:
-        source, begin, end = self._parts.popleft()
-        if end is None:
-            source.close()
+        part = self._parts.popleft()
+        if not isinstance(part, tuple):
+            part()
             return
+        source, begin, end = part
         data = source.read_back(begin, min(SLICE_BYTES, end - begin))
-        if not data:  # somebody has truncated the log
-            self._bytes -= end - begin
+        if not data:  # the user has truncated the log
+            self.waiting -= end - begin
             return
         if begin + len(data) < end:  # a message of the launcher may follow: whole lines
             data = data[: data.rfind(b"\n") + 1] or data
             self._parts.appendleft((source, begin + len(data), end))
-        self._bytes -= len(data)
+        self.waiting -= len(data)
         source.take(data, begin)

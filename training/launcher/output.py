@@ -154,8 +154,11 @@ class RankOutput:
             write(self._console or 2, data)
 
     def _look_for_thread(self, chunk: bytes, begin: int) -> None:
-        if IN_THREAD in chunk or IN_THREAD in self._seam + chunk[: len(IN_THREAD)]:
-            self._thread_at = max(0, begin - len(self._seam))
+        over = self._seam + chunk[: len(IN_THREAD)]
+        if (at := over.find(IN_THREAD)) >= 0:
+            self._thread_at = max(0, begin - len(self._seam) + at)
+        elif (at := chunk.find(IN_THREAD)) >= 0:
+            self._thread_at = begin + at
         self._seam = (self._seam + chunk[-len(IN_THREAD) :])[-len(IN_THREAD) :]
 
     def thread(self, ended: bool = False) -> str:

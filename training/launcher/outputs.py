@@ -92,9 +92,12 @@ class Outputs:
         more = self._open[fd].drain()
         self._trickles |= self._open[fd].trickles
         if not more:
-            self.show_threads(ended=True)
             self._selector.unregister(fd)
-            self._backlog.close(self._open.pop(fd))
+            self._backlog.then(functools.partial(self._close, fd))
+
+    def _close(self, fd: int) -> None:
+        self.show_threads(ended=True)
+        self._open.pop(fd).close()
 
     def show_threads(self, ended: bool = False) -> None:
         """Report exceptions in threads, which end neither the rank nor the run: as an event, and as

@@ -22,7 +22,7 @@ def ranks(
 ) -> tuple[dict[int, int], int]:
     """Rank → PID of the processes that `main` has started, in that order, and itself where it
     trains too; and how many processes might be ranks. {} until all of those are connected with
-    another; if `settled`, the unconnected ones are no ranks."""
+    another; if `settled`, the unconnected ones are not ranks."""
     children = _children(main, procfs.tree() if tree is None else tree)
     if not children:
         return {}, 0
