@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import processes, wait_until
+from tests.e2e.hooks import in_forward
 from tests.slurm.cluster import ASK_EVERY_S, Cluster, missing, running
 from tests.slurm.conftest import User, flags, losses
 from training.core.rundir import read_json, read_records
@@ -109,8 +110,6 @@ def test_a_job_whose_first_node_failed_is_requeued(user: User, token: str) -> No
 
 
 def test_a_failure_of_the_training_ends_the_job(user: User, tmp_path: Path) -> None:
-    from tests.e2e.hooks import in_forward
-
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(in_forward(1, 5, "raise ValueError('planted')"))
     job = user.submit("--nodes=2", ranks=1, flags=FLAGS, PYTHONPATH=str(tmp_path / "site"))

@@ -49,7 +49,8 @@ def _dry_run(request: Request, line: options.SplitArgs, nodes: int, ranks: int, 
         size = msg("cli.submit.size_batch", size=size, sentence=split.sentence(request.kind.unit))
     elastic, survives = submission.elastic(request, nodes, ranks), []
     if elastic and options.KILL not in line.sbatch:
-        survives = [f"  {msg('launcher.slurm.elastic', least=elastic['min_ranks'])}"]
+        least = plural(elastic["min_ranks"], "rank")
+        survives = [f"  {msg('launcher.slurm.elastic', ranks=least)}"]
     return "\n".join(
         [
             msg("cli.submit.dry_run"),

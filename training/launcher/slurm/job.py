@@ -79,11 +79,11 @@ def begin(frozen: FrozenJob, environ: Mapping[str, str]) -> list[str]:
     # Its own session: signals to this batch script must not reach srun, which would end the step at
     # once.
     if elastic := facts.get("elastic"):
-        least = elastic["min_ranks"]
+        least = plural(elastic["min_ranks"], "rank")
         if elastic["no_kill"]:
-            log.info(msg("launcher.slurm.elastic", least=least))
+            log.info(msg("launcher.slurm.elastic", ranks=least))
         else:
-            log.warning(msg("launcher.slurm.plain", least=least, flag=options.NO_KILL))
+            log.warning(msg("launcher.slurm.plain", ranks=least, flag=options.NO_KILL))
         return ["setsid", *own_command("nodes", str(frozen.code))]
     return [
         *("setsid", "srun"),
@@ -120,7 +120,8 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     facts, job, run = frozen.facts(), environ["SLURM_JOB_ID"], frozen.run
     again = command(options.SCRIPT, [*facts["typed"], f"--resume={facts['name']}"])
     resume = msg("launcher.slurm.resume", command=again)
-    code = run_exit_code(run, facts["starts"][-1], status)
+    elastic = facts.get("elastic") is not None
+    code = run_exit_code(run, facts["starts"][-1], status, elastic=elastic)
     if code == Exit.DONE:
         return code
     if code != Exit.PREEMPTED:
@@ -148,15 +149,16 @@ def end(frozen: FrozenJob, status: int, stopped: bool, environ: Mapping[str, str
     return code
 
 
-def run_exit_code(run: rundir.RunDir, start: JobStart, status: int) -> Exit:
+def run_exit_code(
+    run: rundir.RunDir, start: JobStart, status: int, *, elastic: bool = False
+) -> Exit:
     """Exit code as the run has recorded it. On several nodes srun reports the highest status, even
-    of a node that was killed after the others had ended."""
+    of a node that was killed after the others had ended. `elastic`: a node may have failed without
+    ending the run, and the status is that of the run (training.launcher.slurm.node_steps)."""
     if status == 0:
         return Exit.DONE
-    records = [
-        rundir.read_json(path) or {}
-        for path in (run.failure, *sorted(run.path.glob(f"node*/{run.failure.name}")))
-    ]
+    others = sorted(run.path.glob(f"node*/{run.failure.name}"))
+    records = [rundir.read_json(path) or {} for path in (run.failure, *(() if elastic else others))]
     if recorded := [record for record in records if record.get("time", 0) >= start["time"]]:
         # Ranks that were too slow to save after a stop request: the last checkpoint can be resumed.
         return (
