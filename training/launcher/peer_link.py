@@ -48,11 +48,12 @@ class RunEnded(Exception):
 
 
 class Stopped(Exception):
-    """A stop signal between two attempts, to this machine or another one; `number`: the signal."""
+    """A stop signal before the start or between two attempts, to this machine or another one;
+    `number`: the signal; `node`: the other machine."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, node: int | None = None) -> None:
         super().__init__(number)
-        self.number = number
+        self.number, self.node = number, node
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class PeerLink(ABC):
         self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
         # on node 0: stop signal that another machine got between two attempts
         self.asked: int | None = None
+        self._asked_node: int | None = None
 
     def __enter__(self) -> PeerLink:
         return self
@@ -100,7 +102,8 @@ class PeerLink(ABC):
 
     @abstractmethod
     def stop(self, number: int) -> None:
-        """This stop signal has arrived between two attempts: the other machines end too."""
+        """This stop signal has arrived before the start or between two attempts: the other machines
+        end too."""
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:

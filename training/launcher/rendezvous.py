@@ -32,7 +32,15 @@ from training.launcher.coordinator import (
 )
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script, of_node
-from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+from training.launcher.peer_link import (
+    PEER_DIED,
+    LostPeer,
+    PeerLink,
+    RunEnded,
+    Stopped,
+    Waiting,
+    stop_request,
+)
 from training.launcher.same_settings import facts
 
 if TYPE_CHECKING:
@@ -70,6 +78,8 @@ class Peer(PeerLink):
             self.keep(0, [answer])
             return None
         if isinstance(code := answer.get("over"), int):
+            if number := stop_request(answer):  # before the start
+                raise Stopped(number, int(answer["node"]))
             raise RunEnded(code)
         if "go" not in answer:
             why = answer["left"] if "left" in answer else answer["gone"].text

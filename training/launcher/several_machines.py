@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from training.core import log, manifest, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, fewer_ranks, seats
+from training.launcher import endings, failure_report, fewer_ranks, seats, stop_signals
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
@@ -55,7 +55,12 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
                 log.info(msg("launcher.nodes.run_ended"))
         except Stopped as asked:
             line.stop(asked.number)
+            if not node.begun:
+                raise
             code = node.recovery.stop(asked.number)
+        except KeyboardInterrupt as signalled:  # before the first start
+            line.stop(stop_signals.number_of(signalled))
+            raise
         finally:
             line.dismiss(code)
     return code
@@ -88,12 +93,12 @@ class _Node(ABC):
         raise Stopped(number)
 
     def _team(self, line: PeerLink) -> LocalRanks | None:
-        """The ranks to start. Before the first start Ctrl-C is the caller's, from then on no stop
-        signal is lost."""
+        """The ranks to start. Before the first start stop signals are the caller's, from then on
+        none is lost."""
         if self.begun:
             return self.unless_asked(line.go)
         team = line.go()
-        self.begun = True
+        self.begun = self.ending.begun = True
         self.stack.enter_context(self.signals)
         return team
 

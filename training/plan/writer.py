@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -112,9 +113,16 @@ def withdraw(run: rundir.RunDir) -> None:
     """Undo a start that was refused or stopped before its first step: remove a new run, restore a
     resumed one."""
     if run.own != run.path:
-        shutil.rmtree(run.own)
+        _remove(run.own)
     elif not give_back(run):
-        shutil.rmtree(run.path)
+        _remove(run.path)
+
+
+def _remove(folder: Path) -> None:
+    while folder.exists():
+        # another machine, which was stopped too, removes its part of a common directory
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def give_back(run: rundir.RunDir) -> bool:
