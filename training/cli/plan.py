@@ -149,7 +149,7 @@ def _hand_out(
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
-    run = writer.write(plan, checks, request, _ask)
+    run = writer.write(plan, checks, request, _ask, os.getppid())  # of the launch script
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

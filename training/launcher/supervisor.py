@@ -150,6 +150,10 @@ def _prepare(run: rundir.RunDir, plan: Plan, line: PeerLink | None) -> None:
     except UserError:
         writer.withdraw(run)
         raise
+    except FileNotFoundError:
+        if line and run.is_gone():  # node 0 was stopped and has removed it: its message has arrived
+            line.go()
+        raise
     except (KeyboardInterrupt, Stopped) as asked:
         if line:
             line.stop(_number(asked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -27,11 +27,11 @@ Ask = Callable[["Plan", float], tuple[str, str]]
 
 
 def write(
-    plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask
+    plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask, starter: int
 ) -> rundir.RunDir:
     """Create the run directory and the log file, and write the plan. Nodes other than the first use
-    the first node's run, whose name `ask` requests. Raises UserError when node 0 does not
-    answer."""
+    the first node's run, whose name `ask` requests. `starter`: PID of the process that becomes the
+    supervisor. Raises UserError when node 0 does not answer."""
     run = (
         _common_run(plan, request, ask)
         if not request.place.first_node
@@ -46,6 +46,7 @@ def write(
     if request.resume_from and request.place.first_node:
         _keep_before(run)
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
+    plan["starter"] = {"pid": starter, "host": os.uname().nodename}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
@@ -120,9 +121,12 @@ def withdraw(run: rundir.RunDir) -> None:
 
 def _remove(folder: Path) -> None:
     while folder.exists():
-        # another machine, which was stopped too, removes its part of a common directory
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(folder)
+        except OSError as error:
+            # another machine, which was stopped too, removes or writes its part of it
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
 
 
 def give_back(run: rundir.RunDir) -> bool:
