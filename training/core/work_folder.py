@@ -21,13 +21,17 @@ class WorkFolder:
                 if (lock := _lock(left)) is not None:
                     shutil.rmtree(left, ignore_errors=True)
                     os.close(lock)
+        self._lock: int | None = None
         while True:
             self.path = Path(tempfile.mkdtemp(dir=out.parent, prefix=prefix))
-            self._lock: int | None = None
-            with suppress(OSError):
-                self._lock = _lock(self.path)
-            if self.path.exists():  # otherwise another process took it for a leftover
-                return
+            try:
+                with suppress(OSError):
+                    self._lock = _lock(self.path)
+                if self.path.exists():  # otherwise another process took it for a leftover
+                    return
+            except BaseException:  # Ctrl-C
+                self.remove()
+                raise
             self.remove()
 
     def remove(self) -> None:

@@ -111,9 +111,9 @@ class Writer:
     def __enter__(self) -> Writer:
         out = self.target.path
         self._folder = WorkFolder(out)
-        self.work = self._folder.path
-        self.result = self.work if self.target.kind == FOLDER else self.work / out.name
         try:
+            self.work = self._folder.path
+            self.result = self.work if self.target.kind == FOLDER else self.work / out.name
             if self.target.kind == FILM:
                 self._encode()
         except BaseException:
