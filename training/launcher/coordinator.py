@@ -150,7 +150,10 @@ class Coordinator(PeerLink):
                 connection, peer = self.store.accept()
                 self._greet(JsonSocket(connection), peer[0])
             for node in list(self.wires):
-                if lost := self._read_ready(node):
+                lost = self._read_ready(node)
+                if self.asked:
+                    raise Stopped(self.asked, self._asked_node)
+                if lost:
                     log.warning(msg("launcher.nodes.may_reconnect", why=lost.text))
 
     def _read_ready(self, node: int) -> LostPeer | None:
@@ -162,7 +165,8 @@ class Coordinator(PeerLink):
             if "ready" in message:
                 self._ready.add(node)
                 self._ports(node, message)
-            self.asked = self.asked or stop_request(message)
+            if not self.asked and (number := stop_request(message)):
+                self.asked, self._asked_node = number, node
         return None
 
     def _ports(self, node: int, message: Message) -> None:
@@ -285,7 +289,7 @@ class Coordinator(PeerLink):
             return None
         while missing := sorted(self._expected - self._ready):
             if self.asked:
-                raise Stopped(self.asked)
+                raise Stopped(self.asked, self._asked_node)
             waiting.report(
                 msg("launcher.nodes.to_be_ready", names=", ".join(map(self.name, missing))),
                 level=log.info,
@@ -301,7 +305,7 @@ class Coordinator(PeerLink):
                 why = msg("launcher.nodes.before_start", why=lost.text)
                 raise UserError(Problem("nodes.lost_before_start", why), Exit.RESOURCES)
         if self.asked:
-            raise Stopped(self.asked)
+            raise Stopped(self.asked, self._asked_node)
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
             self._door.store = self._listen()
         store = self._store_of_ranks()
@@ -348,7 +352,11 @@ class Coordinator(PeerLink):
                 self.wires[node] = self.waiting.pop(node)
 
     def stop(self, number: int) -> None:
-        self.send_all({"over": int(stop_signals.code(number))})
+        over = {"over": int(stop_signals.code(number))}
+        if not self._begun:
+            node = self._own if self._asked_node is None else self._asked_node
+            over |= {"asked": number, "node": node}
+        self.send_all(over)
 
     def dismiss(self, code: int) -> None:
         for wire in self.waiting.values():

@@ -75,14 +75,14 @@ class Machine(ABC):
         raise Stopped(number)
 
     def _team(self) -> LocalRanks | None:
-        """The ranks to start. Before the first start Ctrl-C is the caller's, from then on no stop
-        signal is lost."""
+        """The ranks to start. Before the first start stop signals are the caller's, from then on
+        none is lost."""
         launch = self.launch
         if launch.begun:
             team = self.unless_asked(self.line.go)
         else:
             team = self.line.go()
-            launch.begun = True
+            launch.begun = launch.ending.begun = True
             launch.stack.enter_context(launch.signals)
         if team and "elastic" in launch.plan:
             elsewhere.keep(launch.run, self.line.place.leader, self.line.machines)

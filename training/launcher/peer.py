@@ -18,7 +18,15 @@ from training.launcher.coordinator import PROTOCOL, RETRY_S
 from training.launcher.door import Door
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
-from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+from training.launcher.peer_link import (
+    PEER_DIED,
+    LostPeer,
+    PeerLink,
+    RunEnded,
+    Stopped,
+    Waiting,
+    stop_request,
+)
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -132,6 +140,8 @@ class Peer(PeerLink):
             return None
         if isinstance(code := answer.get("over"), int):
             self.over = True
+            if number := stop_request(answer):  # before the start
+                raise Stopped(number, int(answer["node"]))
             raise RunEnded(code)
         if "go" not in answer:
             if self.lost_leader:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.core import log, rundir
 from training.core.errors import Exit
 from training.core.messages import msg
-from training.launcher import endings, failure_report, lead
+from training.launcher import endings, failure_report, lead, stop_signals
 from training.launcher.attempt import Attempt
 from training.launcher.coordinator import Coordinator
 from training.launcher.json_socket import Message
@@ -55,7 +55,12 @@ def train(run: rundir.RunDir, plan: Plan, ending: PostRun, line: PeerLink, token
                 log.info(msg("launcher.nodes.run_ended"))
         except Stopped as asked:
             machine.line.stop(asked.number)
+            if not launch.begun:
+                raise
             code = launch.recovery.stop(asked.number)
+        except KeyboardInterrupt as signalled:  # before the first start
+            machine.line.stop(stop_signals.number_of(signalled))
+            raise
         finally:
             machine.line.dismiss(code)
             if not ending.left:
