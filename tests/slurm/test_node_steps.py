@@ -92,7 +92,8 @@ class Job:
     def __init__(self, ends: dict[int, list[tuple[float, int]]]) -> None:
         self.ends, self.starts, self.nodes = ends, [], ["n0", "n1"]  # type: ignore[var-annotated]
 
-    def start(self, rank: int) -> subprocess.Popen[bytes]:
+    def start(self, rank: int, joins: bool) -> subprocess.Popen[bytes]:
+        assert joins is (rank in self.starts)
         seconds, status = self.ends[rank][self.starts.count(rank)]
         self.starts.append(rank)
         code = f"import os, time; time.sleep({seconds}); os._exit({status})"
@@ -118,6 +119,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_killed_launcher_is_started_again() -> None:
     job = Job({0: [(1.5, 0)], 1: [(0.0, 137), (0.0, 3), (1.5, 0)]})
     assert job.run() == 0 and job.starts == [0, 1, 1, 1]
+
+
+def test_a_killed_launcher_of_the_first_node_joins_the_others() -> None:
+    job = Job({0: [(0.0, 137), (1.0, 0)], 1: [(2.0, 0)]})
+    assert job.run() == 0 and job.starts == [0, 1, 0]
 
 
 def test_not_without_rejoin() -> None:

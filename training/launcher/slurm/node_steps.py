@@ -7,6 +7,7 @@ node, which has the batch script, nothing would end or requeue the job: another 
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import signal
@@ -20,7 +21,8 @@ from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import process, slurm_env
-from training.launcher.hosts.conductor import AGAIN_S, MOST_S, STEADY_S
+from training.launcher.elsewhere import JOINS
+from training.launcher.hosts.conductor import AGAIN_S, KILLED, MOST_S, STEADY_S
 from training.launcher.slurm import job
 from training.launcher.slurm.submission import FrozenJob
 
@@ -32,7 +34,7 @@ BACKLOG = 64
 REJECTED = (Exit.CONFIG, Exit.RESOURCES)
 STOPPED = (Exit.PREEMPTED, Exit.INTERRUPTED)
 
-Start = Callable[[int], "subprocess.Popen[bytes]"]
+Start = Callable[[int, bool], "subprocess.Popen[bytes]"]
 
 
 def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
@@ -46,7 +48,7 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
     port = slurm_env.port(environ)
     with socket.create_server(("", 0), backlog=BACKLOG) as alive:
 
-        def start(rank: int) -> subprocess.Popen[bytes]:
+        def start(rank: int, joins: bool) -> subprocess.Popen[bytes]:
             place = [f"--nnodes={len(names)}", f"--node_rank={rank}", f"--master_addr={address}"]
             if not any(flag.startswith("--master_port=") for flag in facts["flags"]):
                 place.append(f"--master_port={port}")
@@ -55,7 +57,10 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
                 where = [str(frozen.code), names[0], address, str(alive.getsockname()[1])]
                 launch = job.own_command("node", *where, *launch)
             step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={names[rank]}", *job.STEP]
-            return subprocess.Popen([*step, *launch], stdin=subprocess.DEVNULL)
+            more = {JOINS: "1"} if joins else {}
+            return subprocess.Popen(
+                [*step, *launch], stdin=subprocess.DEVNULL, env={**os.environ, **more}
+            )
 
         steps = NodeSteps(
             start,
@@ -67,8 +72,8 @@ def run(frozen: FrozenJob, environ: Mapping[str, str]) -> int:
 
 
 class NodeSteps:
-    """`start`: the step of a node; `has`: does the job still have this node? `again`: the launcher
-    of a node that has left the run is started again."""
+    """`start`: the step of a node, which may have to join a run that continues; `has`: does the job
+    still have this node? `again`: the launcher of a node that has left the run is started again."""
 
     def __init__(
         self, start: Start, names: list[str], has: Callable[[str], bool], *, again: bool
@@ -81,6 +86,7 @@ class NodeSteps:
         self._over_at: float | None = None  # when the run ended
         self._rejected = 0  # exit code of a node that rejected its first start
         self._code = 0
+        self._first = 0  # the node whose end is that of the run
 
     def run(self, alive: socket.socket) -> int:
         # SLURM signals the launchers itself. The steps must not inherit that a signal is ignored.
@@ -100,10 +106,13 @@ class NodeSteps:
 
     def _begin(self, rank: int) -> None:
         self._started[rank] = time.monotonic()
-        self._running[rank] = self._start(rank)
+        self._running[rank] = self._start(rank, rank in self._pauses)
 
     def _ended(self, rank: int, status: int) -> None:
-        if rank == 0:
+        others = [other for other in self._running if other not in self._pauses]
+        if rank == self._first and status > KILLED and others:
+            self._first = min(others)  # it takes over
+        elif rank == self._first:
             self._over()
             self._code = self._rejected or status
         if self._over_at is not None:
