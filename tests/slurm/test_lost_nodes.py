@@ -93,10 +93,12 @@ def test_the_run_survives_a_killed_launcher_and_a_failed_node(user: User, token:
     wait_until(lambda: not processes(token), 40, "every process of the job has ended")
 
 
-def test_a_job_whose_first_node_failed_is_requeued(user: User, token: str) -> None:
+def test_a_job_whose_first_node_failed_continues_and_is_requeued(user: User, token: str) -> None:
     job = user.submit("--nodes=2", ranks=1, flags=FLAGS)
     user.wait_log(job, "Iter: 25,")
     user.slurm.fail_node(0)
+    wait_ranks(user, 2, 1)  # node 1 has taken over
+    os.kill(launcher(token, 1), signal.SIGKILL)  # without a launcher, and without the batch script
     wait_until(
         lambda: user.slurm.facts(job)["Restarts"] == "1", NODE_DOWN_S + 60, "requeue", ASK_EVERY_S
     )
