@@ -107,8 +107,8 @@ class Peer(PeerLink):
         place = replace(self.place, leader=node, master_addr=address, master_port=port)
         self.plan["place"], self.place = place.record(), place
         self.lost_peer = None
-        self._silent.clear()
-        self._warned.clear()
+        for known in (self._kept, self._silent, self._warned):
+            known.clear()
         self.met(node, wire, address, answer.get("host"))
 
     def greet(self) -> None:

@@ -159,6 +159,7 @@ class Succession:
         made = Coordinator(plan, line.door, {*others, self.lost.node})
         made.take_over(line, line.machines)
         made.token = f"{plan['launch']}.{self.attempt}"
+        made.shares = dict.fromkeys(line.machines, plan.get("shared", True))
         line.door = None
         for node, (wire, at) in line.followers.items():
             with suppress(ConnectionLost):  # the next read reports it
