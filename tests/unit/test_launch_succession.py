@@ -191,7 +191,7 @@ def test_a_port_at_which_nothing_listens_is_a_dead_supervisor() -> None:
 def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
     for node, line in team.peers.items():
         team.runs[node].own.mkdir()
-        elsewhere.keep(team.runs[node], 0, line.machines)
+        elsewhere.keep(team.runs[node], line)
     team.first.__exit__()
     found = team.decide(1, 2)
     leader, follower = found[1], found[2]

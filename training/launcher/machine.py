@@ -85,7 +85,7 @@ class Machine(ABC):
             launch.begun = launch.ending.begun = True
             launch.stack.enter_context(launch.signals)
         if team and "elastic" in launch.plan:
-            elsewhere.keep(launch.run, self.line.place.leader, self.line.machines)
+            elsewhere.keep(launch.run, self.line)
         return team
 
     def _without_start(self, lost: LostPeer | None) -> Outcome:

@@ -74,6 +74,7 @@ class PeerLink(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
+        self.port = 0  # at which a machine that coordinates listens
         # read now: restarts change the plan, the first failure removes the resumed one, and a lost
         # machine joins with the command of the start
         self.facts, self.resumed = facts(plan), sent_run.of(plan)
