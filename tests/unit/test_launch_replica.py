@@ -85,7 +85,8 @@ def lines() -> Iterator[tuple[Any, Any]]:
     with socket.create_server((LOOPBACK, 0)) as listening:
         there = JsonSocket(socket.create_connection(listening.getsockname()))
         here = JsonSocket(listening.accept()[0])
-    common = {"secret": SECRET, "name": "node {}".format}
+    place = SimpleNamespace(leader=0)
+    common = {"secret": SECRET, "name": "node {}".format, "place": place}
     yield (
         SimpleNamespace(wires={1: here}, replica_ports={}, **common),
         SimpleNamespace(wires={0: there}, replica_ports={}, read=lambda _: [], **common),

@@ -205,7 +205,7 @@ def test_every_flag_of_another_launcher_is_understood_or_answered(
         if not re.search(rf"`{name}\b", documented) and not any(g in documented for g in groups):
             missing.append(name)
         for problem in answers(words):
-            # the flag belongs to the script, or to nobody
+            # the flag belongs to the script, or to no program
             if problem.code in ("script.own_flag", "script.file", "run.no_program", "script.field"):
                 unanswered[name] = problem.what
     assert (missing, unanswered) == ([], {})

@@ -30,7 +30,7 @@ from training.core.messages import msg
 from training.host import hosts, process
 from training.host import program as command
 from training.host.placement import RANK
-from training.launcher import elsewhere, rendezvous, resumed_run, stop_signals
+from training.launcher import continued_run, rendezvous, resumed_run, stop_signals
 from training.launcher.communication.start_test import StartTest
 from training.launcher.hosts import plan_text
 from training.plan import preflight, script_plan, script_words, writer
@@ -150,7 +150,7 @@ def _hand_out(
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
     starter = os.getppid()  # the launch script
-    run = writer.write(plan, checks, request, _ask, starter, elsewhere.of_plan)
+    run = writer.write(plan, checks, request, _ask, starter, continued_run.of_plan)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

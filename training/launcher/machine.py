@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from training.core import rundir
-from training.launcher import elsewhere, endings, failure_report
+from training.launcher import continued_run, endings, failure_report
 from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.outcome import Outcome
 from training.launcher.peer_link import LostPeer, PeerLink, Stopped
@@ -85,7 +85,7 @@ class Machine(ABC):
             launch.begun = launch.ending.begun = True
             launch.stack.enter_context(launch.signals)
         if team and "elastic" in launch.plan:
-            elsewhere.keep(launch.run, self.line)
+            continued_run.keep(launch.run, self.line)
         return team
 
     def _without_start(self, lost: LostPeer | None) -> Outcome:

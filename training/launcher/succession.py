@@ -14,8 +14,8 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import leadership
 from training.launcher.coordinator import PROTOCOL, RETRY_S, Coordinator
-from training.launcher.door import ANSWER_S
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
+from training.launcher.listener import ANSWER_S
 from training.launcher.local_ranks import is_script
 from training.launcher.peer import Peer
 from training.launcher.peer_link import SETTLE_S, LostPeer
@@ -148,19 +148,19 @@ class Succession:
 
     def _coordinator(self, others: set[int]) -> Coordinator:
         line, plan = self.line, self.plan
-        assert line.door, "a machine of a run with --min_ranks listens"
-        address, port = line.door.at
+        assert line.listener, "a machine of a run with --min_ranks listens"
+        address, port = line.listener.at
         plan["place"] |= {
             "leader": self._own,
             "master_addr": address,
             "master_port": port,
         }
         plan["master_port"] = port
-        made = Coordinator(plan, line.door, {*others, self.lost.node})
+        made = Coordinator(plan, line.listener, {*others, self.lost.node})
         made.take_over(line, line.machines)
         made.token = f"{plan['launch']}.{self.attempt}"
         made.shares = dict.fromkeys(line.machines, plan.get("shared", True))
-        line.door = None
+        line.listener = None
         for node, (wire, at) in line.followers.items():
             with suppress(ConnectionLost):  # the next read reports it
                 wire.send({"joined": True, "host": socket.gethostname(), "port": port})

@@ -16,7 +16,7 @@ from training.core.project import ROOT
 from training.host import topology
 from training.host.hosts import VARIABLE
 from training.host.placement import Topology
-from training.launcher.elsewhere import JOINS
+from training.launcher.continued_run import JOINS
 from training.launcher.hosts import ssh
 from training.launcher.hosts.probe import Machine
 from training.plan.script_words import RUN

@@ -21,7 +21,7 @@ from training.core.errors import Exit
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import process, slurm_env
-from training.launcher.elsewhere import JOINS
+from training.launcher.continued_run import JOINS
 from training.launcher.hosts.conductor import AGAIN_S, KILLED, MOST_S, STEADY_S
 from training.launcher.slurm import job
 from training.launcher.slurm.submission import FrozenJob
