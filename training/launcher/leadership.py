@@ -59,8 +59,8 @@ def has_majority(side: Iterable[int], maybe_alive: Iterable[int], leader: int) -
 
 
 def ask(at: tuple[str, int], hello: Message) -> tuple[State, Message]:
-    """What the supervisor at this address answers within ANSWER_S; 'dead' if its machine refuses the
-    connection."""
+    """What the supervisor at this address answers within ANSWER_S; 'dead' if its machine refuses
+    the connection."""
     try:
         wire = JsonSocket(socket.create_connection(at, ANSWER_S))
     except ConnectionRefusedError:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.core import log, manifest, rundir
+from training.core import log
 from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.launcher import leadership
@@ -19,6 +19,7 @@ from training.launcher.listener import ANSWER_S
 from training.launcher.local_ranks import is_script
 from training.launcher.peer import Peer
 from training.launcher.peer_link import SETTLE_S, LostPeer
+from training.launcher.replica.receiver import copied
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
@@ -133,9 +134,7 @@ class Succession:
             return msg("launcher.succession.answers", name=name)
         run = RunDir(self.run.path)
         shared = self.plan.get("shared", True)
-        copied = rundir.read_json(self.run.replica) or {}
-        known = copied.get("launch") == self.plan["launch"] and manifest.newest(run.checkpoints)
-        if not (shared or is_script(self.plan) or known):
+        if not (shared or is_script(self.plan) or copied(self.run, self.plan["launch"])):
             return msg("launcher.succession.no_checkpoint", name=name)
         side = {self._own, *line.followers}
         everyone = {self._own, leader, *others} - self._dead
