@@ -138,12 +138,18 @@ class Cluster:
         self.slurmd[number] = self._daemon("slurmd", "-D", "-N", f"n{number}")
 
     def fail_node(self, number: int) -> None:
-        """Like a power failure: its slurmd and all processes of its jobs are killed."""
+        """Like a power failure: its slurmd and all processes of its jobs are killed. They are stopped
+        before, or a slurmstepd would report the end of a job."""
         self.slurmd[number].kill()
         while found := self._of_node(f"n{number}"):
-            for one in found:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
+            daemons = {one for one in found if _name(one) == "slurmstepd"}
+            for act, some in (
+                (psutil.Process.suspend, daemons),
+                (psutil.Process.kill, found),
+            ):
+                for one in some:
+                    with suppress(psutil.NoSuchProcess):
+                        act(one)
 
     def _of_node(self, name: str) -> set[psutil.Process]:
         """The processes of jobs on a node, and their slurmstepd."""
@@ -228,3 +234,9 @@ def running(folder: Path, timeout_s: int = 300) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name()
+    return ""
