@@ -92,15 +92,20 @@ def test_the_first_machine_joins_the_run_that_continued(
     assert not processes(token)
 
 
+def two(node: Node, once: Launch, *, shared: bool, **length: int) -> tuple[Launched, ...]:
+    """A run on one machine, to compare with, and the parts of two machines."""
+    flags = FLAGS | length
+    whole = once("./launch_train.sh", "2", CONFIG, **flags)
+    parts = [node(n, **flags, min_ranks=1, shared=shared, env={MACHINE: str(n)}) for n in range(2)]
+    return whole, *parts
+
+
 @pytest.mark.soak
 def test_the_first_machine_loses_its_power(
     node: Node, cable: Cable, once: Launch, token: str
 ) -> None:
     """No packet reports it: the common disk decides that node 1 continues."""
-    length = {"num_iterations": 60}
-    whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | length))
-    flags = FLAGS | length | {"min_ranks": 1, "shared": True}
-    first, second = (node(n, **flags, env={MACHINE: str(n)}) for n in range(2))
+    whole, first, second = two(node, once, shared=True, num_iterations=60)
     wait_until(lambda: last_step(first) >= 7, 60, "training")
     cable(0)
     kill_machine(token, 0)
@@ -115,10 +120,7 @@ def test_the_first_machine_loses_its_power(
 def test_a_suspended_first_machine_ends_when_it_wakes_up(
     node: Node, cable: Cable, once: Launch, token: str
 ) -> None:
-    length = {"num_iterations": 60}
-    whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | length))
-    flags = FLAGS | length | {"min_ranks": 1, "shared": True}
-    first, second = (node(n, **flags, env={MACHINE: str(n)}) for n in range(2))
+    whole, first, second = two(node, once, shared=True, num_iterations=60)
     wait_until(lambda: last_step(first) >= 7, 60, "training")
     suspended = [first.process.pid, first.pids[0]]
     join = cable(0)
@@ -137,10 +139,7 @@ def test_a_suspended_first_machine_ends_when_it_wakes_up(
 @pytest.mark.soak
 def test_a_machine_with_its_own_disk_takes_over(node: Node, once: Launch, token: str) -> None:
     """Its copy of the checkpoint and of the records becomes the run."""
-    length = {"num_iterations": 600, "save_every": 20}
-    whole = once("./launch_train.sh", "2", CONFIG, **(FLAGS | length))
-    flags = FLAGS | length | {"min_ranks": 1}
-    first, second = (node(n, **flags, env={MACHINE: str(n)}) for n in range(2))
+    whole, first, second = two(node, once, shared=False, num_iterations=600, save_every=20)
     wait_until(lambda: events(first, "replica") != [], 60, "a copy")
     kill_machine(token, 0)
     assert second.wait() == 0, second.output[-3000:]
