@@ -1,0 +1,83 @@
+"""What happens to the machines of one run: every single loss, or random ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.elastic.machine import LOSSES, RANK, STOPPED, STOPPED_S
+from benchmarks.elastic.programs import DUET, PROGRAMS, TORCHRUN, TRAINING
+
+FIRST_STEP = 25  # two checkpoints are written
+PLACES = ("middle", "first")
+SHAPES = ((2, 1), (4, 1))  # machines, ranks on each
+ALONE = ((1, 2), (1, 3), (1, 4))  # only a rank can be lost
+# Random: seconds from a loss (or its end) to the next one, and until the machine is back.
+NEXT_S, BACK_S, MOST = (0.0, 20.0), (0.0, 25.0), 3
+
+
+@dataclass(frozen=True)
+class Loss:
+    kind: str
+    machine: int
+    # after the previous loss; the first one is at a step
+    after_s: float = 0.0
+    back_s: float | None = None  # None: never
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    program: str
+    machines: int
+    ranks: int  # on each
+    losses: tuple[Loss, ...] = ()
+    at_step: int = FIRST_STEP
+    place: str = ""  # of a single loss
+
+    @property
+    def reference(self) -> Case:
+        """The untouched run. The script computes the same under both launchers."""
+        program = DUET if self.program == TORCHRUN else self.program
+        name = f"{program}-{self.machines}x{self.ranks}-untouched"
+        return Case(name, program, self.machines, self.ranks)
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def single() -> Iterator[Case]:
+    """Every loss of one machine: the cheapest and most telling shapes first."""
+    for machines, ranks in (*SHAPES, *ALONE):
+        for place in PLACES:
+            for kind in LOSSES:
+                if machines == 1 and (kind != RANK or place != PLACES[0]):
+                    continue
+                for program in PROGRAMS:
+                    number = machines // 2 if place == "middle" else 0
+                    back = STOPPED_S if kind == STOPPED else None
+                    name = f"{program}-{machines}x{ranks}-{kind}-{place}"
+                    loss = Loss(kind, number, back_s=back)
+                    yield Case(name, program, machines, ranks, (loss,), place=place)
+
+
+def drawn(seed: int, number: int) -> Case:
+    """Random losses of Duet's training; every machine comes back after a while. At any time one
+    machine at least is there, and has been for a while."""
+    choice = random.Random(f"{seed}-{number}")
+    machines = choice.choice((2, 4))
+    losses, now, away = list[Loss](), 0.0, dict[int, float]()  # machine → when it is back
+    for place in range(choice.randint(1, MOST)):
+        after = choice.uniform(*NEXT_S) if place else 0.0
+        now += after
+        here = [n for n in range(1, machines) if away.get(n, -1.0) < now]
+        if not here:
+            continue
+        kind, machine = choice.choice(list(LOSSES)), choice.choice(here)
+        back = 0.0 if kind == RANK else choice.uniform(*BACK_S)
+        away[machine] = now + back
+        losses.append(Loss(kind, machine, round(after, 1), round(back, 1)))
+    step = choice.randrange(1, 60)
+    return Case(f"random-{seed}-{number}", TRAINING, machines, 1, tuple(losses), step)

@@ -1,0 +1,112 @@
+"""What is compared: the command of each machine, and the records of the steps it makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT
+from benchmarks.elastic.network import address
+from benchmarks.losses import SHAPE
+from benchmarks.recovery import CONFIG, QUIET
+from training.core.rundir import RunDir, read_records
+
+STEPS, SAVE_EVERY = 160, 10
+PORT, RESTARTS, RUN = 29500, 10, "run"
+SCRIPT = ROOT / "benchmarks/elastic/script.py"
+# `hang_timeout` is for a rank that is stuck, which no loss here is: the default, 60 s.
+FLAGS = {k: v for k, v in (SHAPE | QUIET).items() if k != "hang_timeout"} | {
+    "num_iterations": STEPS,
+    "save_every": SAVE_EVERY,
+    "rendezvous_timeout": 60,
+}
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the launcher of one machine."""
+
+    folder: Path  # of the case
+    machines: int
+    number: int  # of this machine
+    ranks: int  # on this machine
+
+    @property
+    def disk(self) -> Path:
+        """The machines of Duet's own training have no common disk."""
+        return self.folder / f"disk{self.number}"
+
+
+@dataclass(frozen=True)
+class Program:
+    title: str
+    command: Callable[[Start], list[str]]
+    records: Callable[[Path], list[Record]]  # of all machines, in the order of time
+
+
+def _training(start: Start) -> list[str]:
+    flags = FLAGS | {"out_dir": start.disk, "log_dir": start.disk / "logs", "run_name": RUN}
+    flags |= {"min_ranks": 1, "retries": RESTARTS}
+    if start.machines > 1:
+        flags |= {"nnodes": start.machines, "node_rank": start.number}
+        flags |= {"master_addr": address(0), "master_port": PORT}
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return ["./launch_train.sh", str(start.ranks), CONFIG, *words]
+
+
+def _training_records(folder: Path) -> list[Record]:
+    """A machine that continues the run may have copied the records of another one."""
+    found: dict[tuple[float, int], Record] = {}
+    for disk in sorted(folder.glob("disk*")):
+        for one in read_records(RunDir(disk / RUN).metrics):
+            if "loss" in one:
+                made = {name: one[name] for name in ("time", "step", "loss")}
+                key = (one["time"], one["step"])
+                found.setdefault(key, made | {"ranks": len(one["compute_ms"]), "writer": disk.name})
+    return sorted(found.values(), key=lambda one: one["time"])
+
+
+def _endpoint(start: Start) -> list[str]:
+    """The same flags for both launchers."""
+    return [
+        f"--nnodes=1:{start.machines}",
+        f"--nproc-per-node={start.ranks}",
+        f"--max-restarts={RESTARTS}",
+        f"--rdzv-endpoint={address(0)}:{PORT}",
+    ]
+
+
+def _script(start: Start) -> list[str]:
+    return [str(SCRIPT), str(start.folder), str(STEPS), str(SAVE_EVERY)]
+
+
+def _duet_script(start: Start) -> list[str]:
+    own = [f"--node-rank={start.number}", f"--out_dir={start.disk}", f"--run_name={RUN}"]
+    own += [f"--log_dir={start.disk / 'logs'}", "--device=cpu", "--report=false"]
+    own += ["--rendezvous_timeout=60"]
+    return ["./duet", "run", *_endpoint(start), *own, *_script(start)]
+
+
+def _torchrun(start: Start) -> list[str]:
+    # torchrun finds out by the host name which machine is the first, but all have the same.
+    first = "true" if start.number == 0 else "false"
+    own = ["--rdzv-backend=c10d", "--rdzv-id=run", f"--rdzv-conf=is_host={first}"]
+    own += [f"--local-addr={address(start.number)}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    return [*torchrun, *_endpoint(start), *own, *_script(start)]
+
+
+def _script_records(folder: Path) -> list[Record]:
+    return sorted(read_records(folder / "records.jsonl"), key=lambda one: one["time"])
+
+
+TRAINING, DUET, TORCHRUN = "training", "duet", "torchrun"
+PROGRAMS = {
+    TRAINING: Program("Duet's training", _training, _training_records),
+    DUET: Program("a script under `duet run`", _duet_script, _script_records),
+    TORCHRUN: Program("the same script under torchrun", _torchrun, _script_records),
+}
