@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.elastic.machine import LOSSES, RANK, STOPPED, STOPPED_S
-from benchmarks.elastic.programs import DUET, PROGRAMS, TORCHRUN, TRAINING
+from benchmarks.elastic.programs import DUET, OWN, TORCHRUN, TRAINING
 
 FIRST_STEP = 25  # two checkpoints are written
 PLACES = ("middle", "first")
@@ -39,8 +40,8 @@ class Case:
 
     @property
     def reference(self) -> Case:
-        """The untouched run. The script computes the same under both launchers."""
-        program = DUET if self.program == TORCHRUN else self.program
+        """The untouched run. The launcher and the disks do not change what is computed."""
+        program = {TORCHRUN: DUET, OWN: TRAINING}.get(self.program, self.program)
         name = f"{program}-{self.machines}x{self.ranks}-untouched"
         return Case(name, program, self.machines, self.ranks)
 
@@ -49,13 +50,13 @@ class Case:
 
 
 def single() -> Iterator[Case]:
-    """Every loss of one machine: the cheapest and most telling shapes first."""
-    for machines, ranks in (*SHAPES, *ALONE):
-        for place in PLACES:
-            for kind in LOSSES:
+    """Every loss of one machine: the cheapest and most telling ones first."""
+    for programs in ((TRAINING, DUET, TORCHRUN), (OWN,)):
+        for machines, ranks in (*SHAPES, *ALONE):
+            for place, kind in itertools.product(PLACES, LOSSES):
                 if machines == 1 and (kind != RANK or place != PLACES[0]):
                     continue
-                for program in PROGRAMS:
+                for program in programs:
                     number = machines // 2 if place == "middle" else 0
                     back = STOPPED_S if kind == STOPPED else None
                     name = f"{program}-{machines}x{ranks}-{kind}-{place}"
@@ -80,4 +81,5 @@ def drawn(seed: int, number: int) -> Case:
         away[machine] = now + back
         losses.append(Loss(kind, machine, round(after, 1), round(back, 1)))
     step = choice.randrange(1, 60)
-    return Case(f"random-{seed}-{number}", TRAINING, machines, 1, tuple(losses), step)
+    program = choice.choice((TRAINING, OWN))
+    return Case(f"random-{seed}-{number}", program, machines, 1, tuple(losses), step)

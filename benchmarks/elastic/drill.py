@@ -46,7 +46,8 @@ class Drill:
         case, load = self.case, os.getloadavg()[0]
         with network(case.machines) as lan:
             starts = [
-                Start(self.folder, case.machines, n, case.ranks) for n in range(case.machines)
+                Start(self.folder, case.machines, number, case.ranks, self.program.own_disks)
+                for number in range(case.machines)
             ]
             machines = list[Machine]()
             try:

@@ -33,7 +33,7 @@ def judge(
             one.get("samples") == whole[one["step"]].get("samples") for one in records
         ),
         "differs": max((abs(o["loss"] / whole[o["step"]]["loss"] - 1) for o in records), default=0),
-        "two_runs": returns(records) > back,
+        "two_runs": returns(records) > back or rewinds(records) > 2 * (len(losses) + back),
     }
 
 
@@ -75,6 +75,12 @@ def returns(records: Sequence[Record]) -> int:
     replaced, unless it came back."""
     turns = [writer for writer, _ in itertools.groupby(one["writer"] for one in records)]
     return len(turns) - len(set(turns))
+
+
+def rewinds(records: Sequence[Record]) -> int:
+    """How often training went back: once for a restart, and with every other step where two runs
+    write into the same file."""
+    return sum(b["step"] <= a["step"] for a, b in itertools.pairwise(records))
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:

@@ -35,10 +35,17 @@ class Start:
     number: int  # of this machine
     ranks: int  # on this machine
 
+    own_disk: bool = False
+
     @property
     def disk(self) -> Path:
-        """The machines of Duet's own training have no common disk."""
-        return self.folder / f"disk{self.number}"
+        return self.folder / (f"disk{self.number}" if self.own_disk else "disk")
+
+    @property
+    def place(self) -> dict[str, object]:
+        """Duet's flags for the files of this machine."""
+        logs = self.folder / f"logs{self.number}"
+        return {"out_dir": self.disk, "log_dir": logs, "run_name": RUN}
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,11 @@ class Program:
     title: str
     command: Callable[[Start], list[str]]
     records: Callable[[Path], list[Record]]  # of all machines, in the order of time
+    own_disks: bool = False
 
 
 def _training(start: Start) -> list[str]:
-    flags = FLAGS | {"out_dir": start.disk, "log_dir": start.disk / "logs", "run_name": RUN}
-    flags |= {"min_ranks": 1, "retries": RESTARTS}
+    flags = FLAGS | start.place | {"min_ranks": 1, "retries": RESTARTS}
     if start.machines > 1:
         flags |= {"nnodes": start.machines, "node_rank": start.number}
         flags |= {"master_addr": address(0), "master_port": PORT}
@@ -85,9 +92,8 @@ def _script(start: Start) -> list[str]:
 
 
 def _duet_script(start: Start) -> list[str]:
-    own = [f"--node-rank={start.number}", f"--out_dir={start.disk}", f"--run_name={RUN}"]
-    own += [f"--log_dir={start.disk / 'logs'}", "--device=cpu", "--report=false"]
-    own += ["--rendezvous_timeout=60"]
+    flags = start.place | {"node_rank": start.number, "device": "cpu", "report": "false"}
+    own = [f"--{name}={value}" for name, value in flags.items()]
     return ["./duet", "run", *_endpoint(start), *own, *_script(start)]
 
 
@@ -104,9 +110,10 @@ def _script_records(folder: Path) -> list[Record]:
     return sorted(read_records(folder / "records.jsonl"), key=lambda one: one["time"])
 
 
-TRAINING, DUET, TORCHRUN = "training", "duet", "torchrun"
+TRAINING, OWN, DUET, TORCHRUN = "training", "own", "duet", "torchrun"
 PROGRAMS = {
     TRAINING: Program("Duet's training", _training, _training_records),
     DUET: Program("a script under `duet run`", _duet_script, _script_records),
     TORCHRUN: Program("the same script under torchrun", _torchrun, _script_records),
+    OWN: Program("Duet's training, no common disk", _training, _training_records, True),
 }

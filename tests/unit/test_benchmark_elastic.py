@@ -78,6 +78,13 @@ def test_a_pause_ends_with_the_first_new_step() -> None:
     assert growths(records) == [10.5]
 
 
+def test_two_runs_in_one_file_are_found() -> None:
+    records = [one | {"writer": 1} for one in recovered()]
+    others = [record(step, 40.05 + step, ranks=1) for step in range(30, 40)]
+    both = sorted(records + others, key=lambda one: one["time"])
+    assert not found(records)["two_runs"] and found(both)["two_runs"]
+
+
 def test_repeated_steps_and_writers_are_counted() -> None:
     assert repeated([record(n, 0) for n in (1, 2, 3, 2, 3, 4, 3)]) == 3
     assert returns([record(1, 0, writer=w) for w in (1, 1, 2, 2, 1, 3, 1)]) == 2
