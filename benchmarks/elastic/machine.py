@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.common import ROOT, environment
 from benchmarks.elastic.network import Network
-from benchmarks.elastic.programs import Program, Start
+from benchmarks.elastic.programs import VARIABLES, Program, Start
 
 KILL_S = 10.0
 
@@ -37,12 +37,15 @@ class Machine:
             return subprocess.Popen(
                 ["ip", "netns", "exec", space, *self._program.command(self.start)],
                 cwd=ROOT,
-                # the interface of torchrun's ranks: Duet finds it by itself
-                env=environment(GLOO_SOCKET_IFNAME="eth0"),
+                env=environment(**self._variables()),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
             )
+
+    def _variables(self) -> dict[str, str]:
+        folders = (os.environ.get("PYTHONPATH"), self._program.imports)
+        return VARIABLES | {"PYTHONPATH": os.pathsep.join(str(f) for f in folders if f)}
 
     def again(self) -> None:
         """Start the same command, as a cluster does."""

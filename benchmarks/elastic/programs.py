@@ -15,13 +15,26 @@ from benchmarks.recovery import CONFIG, QUIET
 from training.core.rundir import RunDir, read_records
 
 STEPS, SAVE_EVERY = 160, 10
+# Sequences of a step and, at most, of one pass; tokens of a sequence (all as in the script); its
+# pause in seconds, so that a step takes longer with fewer ranks.
+BATCH, MICRO, TOKENS, PACE_S = 12, 3, 32, 0.02
 PORT, RESTARTS, RUN = 29500, 10, "run"
+PACE = ROOT / "benchmarks/elastic/pace"
 SCRIPT = ROOT / "benchmarks/elastic/script.py"
 # `hang_timeout` is for a rank that is stuck, which no loss here is: the default, 60 s.
 FLAGS = {k: v for k, v in (SHAPE | QUIET).items() if k != "hang_timeout"} | {
+    "total_batch_size": BATCH * TOKENS,
+    "device_batch_size": MICRO,
+    "max_seq_len": TOKENS,
     "num_iterations": STEPS,
     "save_every": SAVE_EVERY,
     "rendezvous_timeout": 60,
+}
+VARIABLES = {
+    "PACE_S": str(PACE_S),
+    "PACE_TOKENS": str(TOKENS),
+    # for torchrun's ranks: Duet finds the interface by itself
+    "GLOO_SOCKET_IFNAME": "eth0",
 }
 Record = Mapping[str, Any]
 
@@ -54,6 +67,7 @@ class Program:
     command: Callable[[Start], list[str]]
     records: Callable[[Path], list[Record]]  # of all machines, in the order of time
     own_disks: bool = False
+    imports: Path | None = None  # a folder of modules that each interpreter imports first
 
 
 def _training(start: Start) -> list[str]:
@@ -112,8 +126,8 @@ def _script_records(folder: Path) -> list[Record]:
 
 TRAINING, OWN, DUET, TORCHRUN = "training", "own", "duet", "torchrun"
 PROGRAMS = {
-    TRAINING: Program("Duet's training", _training, _training_records),
+    TRAINING: Program("Duet's training", _training, _training_records, imports=PACE),
     DUET: Program("a script under `duet run`", _duet_script, _script_records),
     TORCHRUN: Program("the same script under torchrun", _torchrun, _script_records),
-    OWN: Program("Duet's training, no common disk", _training, _training_records, True),
+    OWN: Program("Duet's training, no common disk", _training, _training_records, True, PACE),
 }
