@@ -1,12 +1,12 @@
-"""Losses of ranks, launchers, machines and links: does the training go on, after how long, and with
-the same samples? Duet's training, and one script under Duet and under torchrun.
+"""Losses of ranks, launchers, machines and links: does the training continue, after how long, and
+with the same samples? Duet's training, and one script under Duet and under torchrun.
 
     python -m benchmarks.elastic [--only=training-2x1] [--random=100] [--seed=1] [--out=DIR]
     python -m benchmarks.elastic --list
 
 Machines are network namespaces (needs root). Every single loss, then `--random` runs with one to
 three random losses. Each finished case is a line in DIR/cases.jsonl (experiments/elastic by
-default), so the same command goes on where it was interrupted. Exits with 1 if a run of Duet ends,
+default), so the same command continues after an interruption. Exits with 1 if a run of Duet ends,
 has other losses or samples than the untouched one, or leaves a process.
 """
 

@@ -50,7 +50,7 @@ class Case:
 
 
 def single() -> Iterator[Case]:
-    """Every loss of one machine: the cheapest and most telling ones first."""
+    """Every loss of one machine: the cheapest and most informative ones first."""
     for programs in ((TRAINING, DUET, TORCHRUN), (OWN,)):
         for machines, ranks in (*SHAPES, *ALONE):
             for place, kind in itertools.product(PLACES, LOSSES):

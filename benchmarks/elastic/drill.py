@@ -40,7 +40,7 @@ class Drill:
         self._due: float | None = None  # of the next loss
 
     def run(self) -> dict[str, Any]:
-        """Raises SystemExit where there can be no network namespaces."""
+        """Raises SystemExit where network namespaces are not possible."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         case, load = self.case, os.getloadavg()[0]
@@ -63,7 +63,7 @@ class Drill:
                     machine.kill()
         records = self.program.records(self.folder)
         return {
-            "goes_on": 0 in exits and bool(records) and records[-1]["step"] == STEPS,
+            "finished": 0 in exits and bool(records) and records[-1]["step"] == STEPS,
             "exits": exits,
             "gave_up": self.gave_up,
             "ended_s": round(ended - self.moments[-1], 1) if self.moments else None,
@@ -154,7 +154,7 @@ def untouched(case: Case, out: Path) -> dict[int, Record]:
         drill = Drill(reference, out / "runs" / reference.name)
         found = drill.run()
         records = drill.program.records(drill.folder)
-        if not found["goes_on"] or found["left"] or len(records) != STEPS:
+        if not found["finished"] or found["left"] or len(records) != STEPS:
             raise SystemExit(f"the untouched run failed: {found}; see {drill.folder}")
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(records), encoding="utf-8")

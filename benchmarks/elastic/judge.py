@@ -1,4 +1,4 @@
-"""Did the training go on, with the same samples, and how long did that take?"""
+"""Did the training continue with the same samples, and how long did that take?"""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def rewinds(records: Sequence[Record]) -> int:
 def problems(found: Mapping[str, Any]) -> list[str]:
     """What must not happen in any run."""
     wrong = []
-    if not found["goes_on"]:
+    if not found["finished"]:
         wrong.append(f"ended at step {found['steps']} of {STEPS}: exit {found['exits']}")
     elif not found["complete"]:
         wrong.append("not the steps of the untouched run")

@@ -86,7 +86,7 @@ class Machine:
         return time.time()
 
     def power_off(self) -> float:
-        """No process can say goodbye: the cable is out before the first of them dies."""
+        """The cable is unplugged before the first process dies: no connection is closed."""
         self._network.unplug(self.number)
         at = time.time()
         self.kill()

@@ -18,7 +18,7 @@ NAMES = Path("/run/netns")
 
 
 def unusable() -> str:
-    """Why there can be no namespaces here; '' if there can."""
+    """Why namespaces are not possible here; '' if they are."""
     if not shutil.which("ip"):
         return "`ip` is missing: install iproute2 (apt-get install iproute2)"
     if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
@@ -90,7 +90,7 @@ class Network:
             self._reaches(number, other, _card(other))
 
     def processes(self, number: int) -> list[int]:
-        """All processes of a machine, whoever started them."""
+        """All processes of a machine, also those that have left their launcher's process group."""
         space, found = (NAMES / self.names[number]).stat().st_ino, []
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():

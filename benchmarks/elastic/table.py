@@ -66,7 +66,7 @@ def cell(line: Line | None) -> str:
     """Time from the loss to the first new step, and what was not as it should be."""
     if line is None:
         return "–"
-    if line["goes_on"]:
+    if line["finished"]:
         text = f"{line['pauses_s'][0]:.1f} s"
         text += f", {line['repeated']} steps repeated" if line["repeated"] else ""
     elif line["gave_up"]:

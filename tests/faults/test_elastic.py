@@ -76,6 +76,6 @@ def test_a_restart_that_forgets_the_optimizer_is_found(
     name = "training-2x1-rank-middle"
     hook = at_rank(0, FORGETS) + at_rank(1, FORGETS)
     status, output, kept = elastic(project, token, tmp_path, name, hook)
-    assert status == 1 and kept[name]["goes_on"], output
+    assert status == 1 and kept[name]["finished"], output
     assert not kept[name]["same_bits"] and kept[name]["problems"], output
     assert (tmp_path / "out/runs" / name / "console0.0.txt").exists()

@@ -13,7 +13,7 @@ from benchmarks.elastic.programs import DUET, PROGRAMS, STEPS, TORCHRUN, TRAININ
 from training.core.jsonl import Record
 
 LOSS_AT, CHANGED = 29.5, 20  # seconds, one a step; the step at which a rank is lost
-FINE = {"goes_on": True, "exits": [0, -9], "left": [], "gave_up": False, "ended_s": 99.0}
+FINE = {"finished": True, "exits": [0, -9], "left": [], "gave_up": False, "ended_s": 99.0}
 MACHINE = {"load": 1.5, "cores": 2}
 
 
@@ -63,7 +63,7 @@ def test_every_difference_is_found(step: int, change: dict[str, Any]) -> None:
     assert problems(found(records))
 
 
-@pytest.mark.parametrize("change", [{"left": ["sleep 600"]}, {"goes_on": False}])
+@pytest.mark.parametrize("change", [{"left": ["sleep 600"]}, {"finished": False}])
 def test_processes_and_ends_are_found(change: dict[str, Any]) -> None:
     assert problems(found(recovered(), **change))
 
@@ -126,7 +126,7 @@ def last_row(lines: list[Record]) -> str:
 
 
 def test_the_table_has_a_cell_for_each_program() -> None:
-    ends = {"goes_on": False, "exits": [1, -9], "ended_s": 31.4, "pauses_s": [None], "steps": 29}
+    ends = {"finished": False, "exits": [1, -9], "ended_s": 31.4, "pauses_s": [None], "steps": 29}
     lines = [line(TRAINING), line(DUET, left=["sleep 600"]), line(TORCHRUN, **ends)]
     row = last_row(lines)
     cells = [cell.strip() for cell in row.strip("|").split("|")][-len(PROGRAMS) :]
