@@ -1,4 +1,4 @@
-"""The benchmark of lost machines, on a few of its cases: a run passes, an interrupted call goes on,
+"""The benchmark of lost machines, on a few of its cases: a run passes, an interrupted call continues,
 and a run that is not the untouched one fails."""
 
 from __future__ import annotations
