@@ -114,8 +114,12 @@ class Drill:
     def _ended(self, machines: list[Machine]) -> bool:
         quiet = time.monotonic() - self._quiet_since
         if any(machine.status == 0 for machine in machines):
-            over = all(machine.status is not None for machine in machines)
-            return (over and not any(m.away == "stopped" for m in machines)) or quiet > END_S
+            running = [machine for machine in machines if machine.status is None]
+            if quiet > END_S:  # back too late: a launcher that waits for a run that has ended
+                for machine in running:
+                    if machine.number in self._returned:
+                        machine.launcher.terminate()
+            return not running or quiet > END_S
         if all(machine.status is not None for machine in machines):
             return not self._undo and not self._returned
         if quiet > (LIMIT_S if self._seen else START_S):
