@@ -1,9 +1,9 @@
 """Runs the launch command of one machine for the launcher of several machines
 (training/launcher/hosts): there under sshd, here as a child of that launcher.
 
-host_agent.py [FD]   reads the command as one line of JSON, then a line for every signal, and empty
-                     lines as keep-alive, from standard input, or from FD: then the command has the
-                     terminal. Exits with the status of the command.
+host_agent.py [FD]   reads the command as one line of JSON, then a line for every signal or change,
+                     and empty lines as keep-alive, from standard input, or from FD: then the
+                     command has the terminal. Exits with the status of the command.
 host_agent.py probe  prints one line of JSON: what this machine has
 
 If the launcher or the connection dies, the input ends or stays silent: the command gets SIGTERM, so
@@ -29,7 +29,8 @@ LOOK_S = 0.1
 # after the first SIGTERM: a second one, which stops the ranks at once, and SIGKILL
 SECOND_S, KILL_S = 30.0, 45.0
 STEPS = ((0.0, signal.SIGTERM), (SECOND_S, signal.SIGTERM), (KILL_S, signal.SIGKILL))
-# a machine that the run can lose: node 0 gets its SIGTERM if the launcher is lost for all
+# a machine that the run can lose: the one that coordinates gets SIGTERM if the launcher is lost for
+# all
 LONE = ((30.0, signal.SIGKILL),)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 NOT_STARTED = 127  # as a shell reports a command that cannot be executed
@@ -137,12 +138,14 @@ def run(fd: int) -> int:
     given = 0
     while not command.ended:
         for line in [*arrived, *source.lines(LOOK_S)]:
-            if line:
-                command.pass_on(json.loads(line)["signal"])
+            message = json.loads(line) if line else {}
+            if "signal" in message:
+                command.pass_on(message["signal"])
+            order["lone"] = message.get("lone", order.get("lone"))
         arrived = []
         if source.lost:
             lost_at = lost_at or time.monotonic()
-            steps = LONE if order.get("lone") else STEPS
+            steps = LONE if order["lone"] else STEPS
             given = _insist(command, steps, time.monotonic() - lost_at, given)
     return command.status()
 

@@ -163,27 +163,31 @@ def test_all_machines_are_examined_before_the_start(machines: Launch) -> None:
 
 
 @pytest.mark.soak
-def test_a_lost_machine_is_started_again(machines: Launch, token: str) -> None:
+@pytest.mark.parametrize(("lost", "name"), [(1, "beta"), (0, "alpha")])
+def test_a_lost_machine_is_started_again(
+    machines: Launch, token: str, lost: int, name: str
+) -> None:
     """With --min_ranks the run continues without it, and takes it back."""
     flags = {"num_iterations": 100000, "save_every": 20, "min_ranks": 1}
     run = machines(SCRIPT, "1", CONFIG, **flags)
     stepping(run)
     links = {pid: command for pid, command in processes(token).items() if "ssh -T" in command}
-    supervisors = {
-        pid: command
+    supervisors = [
+        pid
         for pid, command in processes(token).items()
-        if "training.cli.supervise" in command and "--node=1" in command
-    }
-    os.kill(next(iter(supervisors)), signal.SIGKILL)
-    os.kill(next(pid for pid, command in links.items() if "beta" in command), signal.SIGKILL)
+        if "training.cli.supervise" in command and ("--node=1" in command) == (lost == 1)
+    ]
+    os.kill(supervisors[0], signal.SIGKILL)
+    os.kill(next(pid for pid, command in links.items() if name in command), signal.SIGKILL)
 
     def restarts() -> list[list[int]]:
         return [r["ranks"] for r in read_records(run.run.events) if r["event"] == "restart"]
 
-    wait_until(lambda: restarts() == [[2, 1], [1, 2]], 90, "it is back")
+    wait_until(lambda: restarts() == [[2, 1], [1, 2]], 120, "it is back")
     wait_until(
         lambda: sum(r["event"] == "recovered" for r in read_records(run.run.events)) == 2, 60
     )
-    assert "beta (node 1) has left the run" in run.output
+    assert f"{name} (node {lost}) has left the run" in run.output
+    assert ("has taken over the run" in run.output) == (lost == 0)
     os.kill(launcher(run), signal.SIGINT)
     assert run.wait() == 130

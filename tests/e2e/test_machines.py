@@ -84,7 +84,7 @@ def node(launch: Launch, machines: list[str], tmp_path: Path) -> Callable[..., L
         }
         own = [*("ip", "netns", "exec", machines[number]), "./launch_train.sh", str(ranks), CONFIG]
         run = launch(*own, name=name, **{**flags, **more})
-        run.run = RunDir(disk / name, number)
+        run.run = RunDir(disk / name, number or None)
         return run
 
     return start
@@ -446,7 +446,7 @@ def on_two_nodes(launch: Launch, folder: Path, code: str) -> list[Launched]:
             "script": script,
         }
         runs.append(launch("./launch_train.sh", "1", tiny=False, name="both", **flags, **disk))
-        runs[-1].run = RunDir(folder / f"disk{number}/both", number)
+        runs[-1].run = RunDir(folder / f"disk{number}/both", number or None)
     return runs
 
 

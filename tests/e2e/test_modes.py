@@ -128,7 +128,7 @@ def test_a_platform_that_injects_nodes(
         "node 1 has joined" in nodes[0].output
         and "the ranks of this machine have ended" in nodes[1].output
     )
-    first, second = (RunDir(tmp_path / f"disk{node}/nodes", node) for node in range(2))
+    first, second = (RunDir(tmp_path / f"disk{node}/nodes", node or None) for node in range(2))
     assert (read_json(first.plan) or {})["launch"] == (read_json(second.plan) or {})["launch"]
     assert (read_json(second.own_plan) or {})["place"]["node_rank"] == 1
     assert [r["rank"] for r in (read_json(second.supervisor) or {})["ranks"]] == [1]

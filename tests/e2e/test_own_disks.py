@@ -3,6 +3,7 @@ the first one has the checkpoints, and the other gets what it needs from it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import processes, wait_until
 from tests.e2e.conftest import Launched, Launcher
 from tests.e2e.hooks import at_rank
 from training.core import manifest
@@ -41,7 +43,7 @@ def machine(launch: Launcher, tmp_path: Path) -> Callable[..., Launched]:
         }
         script, config = (str(launch.project / name) for name in ("launch_train.sh", CONFIG))
         run = launch(script, "1", config, name="both", **{**place, **flags})
-        run.run = RunDir(disk / "both", number)
+        run.run = RunDir(disk / "both", number or None)
         return run
 
     return start
@@ -84,6 +86,60 @@ def test_a_restart_and_a_replaced_machine_need_no_common_disk(
     assert first.losses == whole.losses, "bit for bit"
     resumed = [r["step"] for r in read_records(first.run.events) if r["event"] == "resume"]
     assert resumed == [5, 5]
+
+
+@pytest.mark.slow
+def test_the_second_machine_has_a_copy_and_resumes_alone(
+    machine: Machine, launch: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    flags = {"num_iterations": 100000, "min_ranks": 1, "tensorboard": True}
+    first, second = both(machine, **SAVING, **flags)
+    wait_until(lambda: copied(first), 90, "a copy")
+    wait_until(lambda: manifest.all_in(second.run.checkpoints), 5, "the copy")
+    first.process.send_signal(signal.SIGTERM)
+    assert ended(first, second) == (75, 75), first.output[-3000:] + second.output[-3000:]
+    newest = manifest.all_in(first.run.checkpoints)[-1]
+    step = manifest.step_of(newest)
+    files = [newest / manifest.STATE, newest / manifest.NAME, first.run.metrics, first.run.summary]
+    files += first.run.tensorboard.iterdir()
+    for file in files:
+        copy = second.run.path / file.relative_to(first.run.path)
+        assert copy.read_bytes() == file.read_bytes(), file
+    assert "warning.replica" not in first.run.events.read_text()
+
+    shutil.rmtree(tmp_path / "disk0")
+    disk = {"out_dir": tmp_path / "disk1", "log_dir": tmp_path / "disk1" / "logs"}
+    script = str(launch.project / "launch_train.sh")
+    run = launch(script, "2", resume="both", num_iterations=step + 2, **disk).ok()
+    run.run = RunDir(tmp_path / "disk1" / "both")
+    assert sorted(run.steps) == list(range(1, step + 3))
+    assert [r["step"] for r in read_records(run.run.events) if r["event"] == "resume"] == [step]
+
+
+def copied(run: Launched) -> list[int]:
+    return [r["step"] for r in read_records(run.run.events) if r["event"] == "replica"]
+
+
+@pytest.mark.soak
+def test_a_killed_receiver_costs_no_step_and_later_checkpoints_are_copied(
+    machine: Machine, token: str
+) -> None:
+    first, second = both(machine, **SAVING, num_iterations=100000, min_ranks=1)
+    wait_until(lambda: copied(first), 90, "a copy")
+    (pid,) = (pid for pid, command in processes(token).items() if "receive_program" in command)
+    os.kill(pid, signal.SIGKILL)
+    before = len(copied(first))
+    wait_until(lambda: len(copied(first)) > before, 90, "another copy")
+    first.process.send_signal(signal.SIGTERM)
+    assert ended(first, second) == (75, 75), first.output[-3000:] + second.output[-3000:]
+    assert not [r for r in read_records(first.run.events) if r["event"] == "restart"]
+    assert "it is started again" in second.output
+    assert manifest.all_in(first.run.checkpoints)[-1].name == copies(second)[-1]
+
+
+def copies(run: Launched) -> list[str]:
+    return [path.name for path in manifest.all_in(run.run.checkpoints)]
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from training.config.schema import Config
-from training.core import manifest
+from training.core import checkpoint_folder, manifest
 from training.core.errors import UserError
 from training.tasks import optim
 from training.tasks.gpt import optim as gpt_optim
@@ -254,7 +254,7 @@ def test_a_kill_during_removal_leaves_no_partial_checkpoint(
     assert all(
         {"state.pt", "manifest.json"} == {file.name for file in path.iterdir()} for path in left
     )
-    checkpoint.remove_leftovers(tmp_path)
+    checkpoint_folder.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == left
 
 

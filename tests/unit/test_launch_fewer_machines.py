@@ -24,8 +24,10 @@ from training.core.rundir import RunDir, write_json
 from training.host.placement import Topology
 from training.launcher import (
     coordinator,
+    door,
     fewer_ranks,
     local_ranks,
+    peer,
     rendezvous,
     replan,
     same_settings,
@@ -133,7 +135,7 @@ def test_a_lost_machine_joins_while_ranks_run() -> None:
     port, release = free_port(LOOPBACK), threading.Event()
 
     def member() -> Any:
-        with rendezvous.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
+        with peer.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
             line.gather(10)
             line.go()
             release.wait(10)
@@ -141,8 +143,8 @@ def test_a_lost_machine_joins_while_ranks_run() -> None:
 
     def again() -> Any:
         own = of_network(1, port)
-        _, own["launch"] = rendezvous.ask(own, 10)  # type: ignore[arg-type]
-        with rendezvous.Peer(own) as line:  # type: ignore[arg-type]
+        _, own["launch"], _ = rendezvous.ask(own, 10)  # type: ignore[arg-type]
+        with peer.Peer(own) as line:  # type: ignore[arg-type]
             line.gather(10)
             assert line.go() is None
             order = line.decide(None)
@@ -240,7 +242,7 @@ def test_a_stop_request_between_two_starts_ends_all_machines() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with rendezvous.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
+        with peer.Peer(of_network(1, port)) as line:  # type: ignore[arg-type]
             line.gather(10)
             line.go()
             line.stop(signal.SIGTERM)
@@ -315,14 +317,14 @@ def test_the_log_line_of_a_refused_program_is_one_line(
 def test_connections_without_a_message_are_limited_in_number_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coordinator, "UNKNOWN", 2)
+    monkeypatch.setattr(door, "UNKNOWN", 2)
     port = free_port(LOOPBACK)
     with coordinator.Coordinator(of_network(0, port)) as line, ExitStack() as stack:  # type: ignore[arg-type]
         for _ in range(5):
             stack.enter_context(socket.create_connection((LOOPBACK, port)))
         line.greet_late()
-        assert len(line._unknown) == 2
-        monkeypatch.setattr(coordinator, "ANSWER_S", -1.0)
+        assert len(line._door._unknown) == 2
+        monkeypatch.setattr(door, "ANSWER_S", -1.0)
         for _ in range(3):
             line.greet_late()
-        assert not line._unknown
+        assert not line._door._unknown

@@ -232,7 +232,8 @@ def test_another_machine_changes_its_own_plan(
 ) -> None:
     """On a shared disk the plan of the ranks belongs to node 0."""
     monkeypatch.setenv("DUET_ATTEMPT", "")
-    run, own = RunDir(tmp_path / "run", 1), plan() | {"place": {"node_rank": 1, "nnodes": 2}}
+    run, own = RunDir(tmp_path / "run", 1), plan() | {"shared": shared}
+    own["place"] = {"node_rank": 1, "nnodes": 2}
     run.create()
     write_json(run.own_plan, own)
     write_json(run.plan, plan() if shared else own)

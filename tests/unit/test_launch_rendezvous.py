@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from training.core.errors import Exit, UserError
 from training.core.failure_kinds import SILENT
 from training.host.placement import NODE, Topology
-from training.launcher import coordinator, peer_link, rendezvous, same_settings
+from training.launcher import coordinator, peer, peer_link, rendezvous, same_settings
 from training.launcher.json_socket import LIMIT, ConnectionLost, JsonSocket
 from training.launcher.local_ranks import QUIET_PORTS, free_port, listen
 from training.launcher.others import Others, asked
@@ -132,10 +132,10 @@ def test_settings_of_one_machine_may_differ() -> None:
     assert same_settings.differences(
         same_settings.facts(changed), same_settings.facts(head), 1
     ) == [
-        "depth is 3 on node 1, but 2 on node 0",
-        "ranks per machine is 4 on node 1, but 2 on node 0",
-        "seed is 2 on node 1, but 1 on node 0",
-        "torch is '2.12' on node 1, but '2.13.0' on node 0",
+        "depth is 3 on node 1, but 2 in the run",
+        "ranks per machine is 4 on node 1, but 2 in the run",
+        "seed is 2 on node 1, but 1 in the run",
+        "torch is '2.12' on node 1, but '2.13.0' in the run",
     ]
 
 
@@ -145,7 +145,7 @@ def test_machines_whose_gpus_decide_another_precision_differ() -> None:
         for node, value in ((0, "bf16"), (1, "fp16"))
     )
     (text,) = same_settings.differences(theirs, ours, 1)
-    assert text == "precision is 'fp16' on node 1, but 'bf16' on node 0"
+    assert text == "precision is 'fp16' on node 1, but 'bf16' in the run"
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -167,10 +167,11 @@ def test_two_machines_connect_and_start() -> None:
 
     def member() -> Any:
         own = plan(1, port)
-        name, own["launch"] = rendezvous.ask(own, 10)
-        with rendezvous.Peer(own) as line:
+        name, own["launch"], _ = rendezvous.ask(own, 10)
+        with peer.Peer(own) as line:
             line.gather(10)
-            return name, line.go()
+            line.replica_ports[1] = 4711
+            return name, line.go(), line.secret
 
     thread, out = in_thread(member)
     with coordinator.Coordinator(plan(0, port)) as line:
@@ -181,8 +182,10 @@ def test_two_machines_connect_and_start() -> None:
             4,
             port,
         ) and team.store is not None
+        assert line.replica_ports == {1: 4711}
     thread.join(10)
-    name, theirs = out[0]
+    name, theirs, secret = out[0]
+    assert secret == line.secret and len(secret) == 64
     assert name == "a_run" and (list(theirs.ranks), theirs.port, theirs.store) == (
         [2, 3],
         port,
@@ -195,7 +198,7 @@ def test_two_machines_restart() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with rendezvous.Peer(plan(1, port)) as line:
+        with peer.Peer(plan(1, port)) as line:
             line.gather(10)
             seen = [line.go()]
             line.send_all({"failed": {"rank": 2, "status": -9}})
@@ -232,7 +235,7 @@ def test_the_first_to_end_waits_for_the_last() -> None:
         return line.read(node)[0]
 
     def member() -> Any:
-        with rendezvous.Peer(plan(1, port)) as line:
+        with peer.Peer(plan(1, port)) as line:
             line.gather(10)
             line.go()
             ours = Others(line)
@@ -266,7 +269,7 @@ def test_a_stop_request_after_a_failure_reaches_the_other_machines() -> None:
     port = free_port(LOOPBACK)
 
     def member() -> Any:
-        with rendezvous.Peer(plan(1, port)) as line:
+        with peer.Peer(plan(1, port)) as line:
             line.gather(10)
             line.go()
             return line.decide(None), line.stopped
@@ -301,12 +304,12 @@ def test_a_node_lost_before_the_start_is_reported_to_all() -> None:
     port, all_here = free_port(LOOPBACK), threading.Event()
 
     def leaves() -> None:
-        with rendezvous.Peer(plan(1, port, nodes=3)) as line:
+        with peer.Peer(plan(1, port, nodes=3)) as line:
             line.gather(10)
             all_here.wait(10)
 
     def stays() -> Any:
-        with rendezvous.Peer(plan(2, port, nodes=3)) as line:
+        with peer.Peer(plan(2, port, nodes=3)) as line:
             line.gather(10)
             return line.go()
 
@@ -333,13 +336,13 @@ def test_another_plan_is_refused_and_the_wait_continues() -> None:
         with pytest.raises(UserError) as missing:
             line.gather(1.5)
         thread.join(5)
-    assert "seed is 7 on node 1, but 1 on node 0" in str(out[0]) and out[0].code == Exit.CONFIG
+    assert "seed is 7 on node 1, but 1 in the run" in str(out[0]) and out[0].code == Exit.CONFIG
     assert missing.value.code == Exit.RESOURCES and "node 1 of 2 did not connect" in str(
         missing.value
     )
 
 
-class Quiet(rendezvous.Peer):
+class Quiet(peer.Peer):
     """A connection whose other end is silent."""
 
     def __init__(self, quiet_s: float = 0.0, *, unreachable: bool = False) -> None:

@@ -38,6 +38,7 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "report": "report.html",
         "failure": "failure.json",
         "supervisor": "supervisor.json",
+        "machines": "machines.json",
         "heartbeats": "heartbeat",
         "ranks": "ranks",
         "hangs": "hangs",
@@ -48,6 +49,8 @@ def test_the_names_are_fixed(tmp_path: Path) -> None:
         "tensorboard": "tb_logger",
         "tokenizer": "tokenizer",
         "wandb": "wandb",
+        "replica": "replica.json",
+        "replaced": "replaced",
         "archived": "archive.json",
         "wandb_id": "wandb.json",
     }

@@ -16,7 +16,7 @@ from training.core import manifest
 from training.core.errors import Exit, Problem, UserError
 from training.core.rundir import RunDir, is_name, read_json, write_json
 from training.host.placement import Topology
-from training.launcher import rendezvous, resumed_run
+from training.launcher import coordinator, peer, rendezvous, resumed_run
 from training.launcher.local_ranks import free_port
 from training.plan import sent_run
 
@@ -54,13 +54,13 @@ def test_another_machine_gets_plan_and_manifest_and_ignores_its_own_checkpoints(
     def member() -> Any:
         sent = rendezvous.ask_resumed(other, 10)
         own = plan(1, port) | {"shared": False}
-        with rendezvous.Peer(own) as line:  # type: ignore[arg-type]
+        with peer.Peer(own) as line:  # type: ignore[arg-type]
             line.gather(10)
             line.go()
         return sent
 
     thread, out = in_thread(member)
-    with rendezvous.Coordinator(head) as line:  # type: ignore[arg-type]
+    with coordinator.Coordinator(head) as line:  # type: ignore[arg-type]
         line.gather(10)
         line.go()
     thread.join(10)

@@ -39,10 +39,12 @@ def main(argv: list[str]) -> int:
     )
     elastic = isinstance(request.config.min_ranks, int)
 
-    def start(machine: Machine) -> Node:
-        return Node(machine, place, script, args, os.environ, asked.ssh_args, elastic=elastic)
+    def start(machine: Machine, *, joins: bool = False) -> Node:
+        given = (machine, place, script, args, os.environ, asked.ssh_args)
+        return Node(*given, elastic=elastic, joins=joins)
 
-    again = (lambda node: start(node.machine)) if elastic and request.config.rejoin else None
+    rejoins = elastic and request.config.rejoin
+    again = (lambda node: start(node.machine, joins=True)) if rejoins else None
     with Conductor(elastic=elastic, again=again) as conductor:
         for machine in machines:
             conductor.add(start(machine))

@@ -29,7 +29,7 @@ from training.core.errors import Exit, NothingToDo, UserError
 from training.host import hosts
 from training.host import program as command
 from training.host.placement import RANK
-from training.launcher import rendezvous, resumed_run
+from training.launcher import elsewhere, rendezvous, resumed_run
 from training.launcher.communication.start_test import StartTest
 from training.launcher.hosts import plan_text
 from training.plan import preflight, script_plan, script_words, writer
@@ -142,7 +142,7 @@ def _hand_out(
         return show(request, plan, checks) if request.dry_run and not request.check else 0
     if request.dry_run or request.check:
         return show(request, plan, checks, test.result)
-    run = writer.write(plan, checks, request, rendezvous.ask)
+    run = writer.write(plan, checks, request, rendezvous.ask, elsewhere.of_plan)
     try:
         print(run.own, flush=True)
     except BrokenPipeError:

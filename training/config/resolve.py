@@ -25,7 +25,7 @@ PREFIX = "DUET_"
 # Variables with the prefix that are not fields: internal communication and tests.
 INTERNAL = {
     *("DUET_ROOT", "DUET_PYTHON", "DUET_RUN_DIR", "DUET_LOG_FILE", "DUET_STORE_FD"),
-    *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE"),
+    *("DUET_SCRIPT", "DUET_SUPERVISED", "DUET_TOKEN", "DUET_ATTEMPT", "DUET_NODE", "DUET_JOINS"),
 }
 
 

@@ -39,6 +39,8 @@ def next_command(plan: Plan, run: rundir.RunDir, **changes: object) -> str:
     flags = {n: plan["config"][n] for n in kept} | {"resume": run.name}
     if elastic and elastic["lost"]:
         flags |= _all_ranks(plan["config"], elastic)
+    if by_hand and (place := plan["place"]).get("leader"):  # it has taken over the run
+        flags |= {"node_rank": 0, "master_addr": place["master_addr"]}
     flags |= changes
     return typed(
         " ".join(

@@ -49,8 +49,7 @@ class _Inside:
 
 class RunDir:
     """Paths of one run. `create()` makes the folders; readers do not need them. `node`: index of
-    the machine; each has a folder for its own plan and results, which is the run directory for the
-    first one."""
+    a machine that does not coordinate the run, which has a folder for its own plan and results."""
 
     plan = _Inside("plan.json")
     # Those before a resume, kept until the resumed run has ended (training.core.standing).
@@ -70,7 +69,13 @@ class RunDir:
     heartbeats = _Inside("heartbeat")
     ranks = _Inside("ranks")
     hangs = _Inside("hangs")
+    # with --min_ranks on several machines: where the others can be asked, until the run has ended
+    machines = _Inside("machines.json", own=True)
     watch_error = _Inside("watch_error.txt", own=True)
+    # On a machine with a disk of its own: the newest checkpoint of node 0 of which it has a copy,
+    # and the files of another training that were in the place of the copies.
+    replica = _Inside("replica.json", own=True)
+    replaced = _Inside("replaced", own=True)
     checkpoints = _Inside("checkpoints")
     tokenizer = _Inside("tokenizer")  # a copy of the learned vocabulary
     # images of the model's output, shown in the report
@@ -82,9 +87,9 @@ class RunDir:
     archived = _Inside("archive.json")
     wandb_id = _Inside("wandb.json")  # the W&B run that every start continues
 
-    def __init__(self, path: str | os.PathLike[str], node: int = 0) -> None:
+    def __init__(self, path: str | os.PathLike[str], node: int | None = None) -> None:
         self.path = Path(path)
-        self.own = self.path / f"node{node}" if node else self.path
+        self.own = self.path if node is None else self.path / f"node{node}"
 
     @property
     def name(self) -> str:
@@ -110,6 +115,16 @@ class RunDir:
         """Made by node 0 at each launch: another machine that finds it has the same disk. A new
         name each time, because NFS may show old contents of a known one."""
         return self.path / f".launch-{launch}"
+
+    def claim(self, launch: str, attempt: int) -> Path:
+        """Made by the machine that decides on this start of the ranks (--min_ranks). Removed with
+        the token."""
+        return self.path / f"{self.token(launch).name}.{attempt}"
+
+    def remove_tokens(self, launch: str = "") -> None:
+        """Of this launch; without one, of all."""
+        for old in self.path.glob(f"{self.token(launch).name}*"):
+            old.unlink(missing_ok=True)
 
     def is_gone(self) -> bool:
         """Whether the directory was removed; other errors of the disk do not count."""
@@ -188,7 +203,13 @@ class RunDir:
     @overload
     def event(self, kind: Literal["pace"], /, **facts: Unpack[records.PaceFacts]) -> None: ...
     @overload
+    def event(self, kind: Literal["replica"], /, **facts: Unpack[records.ReplicaFacts]) -> None: ...
+    @overload
     def event(self, kind: Literal["given_up"], /, **facts: Unpack[records.TextFacts]) -> None: ...
+    @overload
+    def event(
+        self, kind: Literal["takeover"], /, **facts: Unpack[records.TakeoverFacts]
+    ) -> None: ...
     @overload
     def event(
         self, kind: Literal["submitted"], /, **facts: Unpack[records.SubmittedFacts]

@@ -51,13 +51,15 @@ class Topology:
     master_addr: str = ""
     master_port: int = 0
     leftovers: Sequence[str] = ()  # ignored variables of another launcher
+    leader: int = 0  # the node that coordinates the run: another one once node 0 is lost
 
     def record(self) -> PlaceRecord:
         return cast("PlaceRecord", asdict(self))
 
     @property
-    def first_node(self) -> bool:
-        return self.node_rank == 0
+    def leads(self) -> bool:
+        """Whether this node coordinates the run, or there is no other."""
+        return self.node_rank == self.leader
 
     def sentence(self) -> str:
         where = {

@@ -1,13 +1,14 @@
-"""Node 0 of several machines: it listens at the master address, greets the others, starts all of
-them together, and lets a lost one join again (`--min_ranks`)."""
+"""The machine that coordinates several: it listens at the master address, greets the others, starts
+all of them together, and lets a lost one join again (`--min_ranks`). It is node 0, or the one that
+has taken over (training.launcher.succession)."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import select
 import socket
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from training.core import log
@@ -17,7 +18,8 @@ from training.core.messages import msg
 from training.host import network, ports
 from training.host.gpus import one_line
 from training.host.placement import LOOPBACK
-from training.launcher import local_ranks, seats, stop_signals
+from training.launcher import leadership, local_ranks, seats, stop_signals
+from training.launcher.door import ANSWER_S, Door
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks, is_script
 from training.launcher.peer_link import (
@@ -27,43 +29,49 @@ from training.launcher.peer_link import (
     PeerLink,
     Stopped,
     Waiting,
+    replica_port,
     stop_request,
 )
-from training.launcher.same_settings import differences, facts
-from training.plan import sent_run
+from training.launcher.same_settings import differences
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-PROTOCOL = 4
-ANSWER_S = 2.0  # another program on the port does not answer at all
+PROTOCOL = 5
 RETRY_S = 0.25
 SHOWN = 1000  # characters of what an unknown program has sent
-UNKNOWN = 64  # connections that have sent nothing yet; the kernel keeps further ones waiting
 FIREWALL = msg("launcher.nodes.firewall")
 
 
 class Coordinator(PeerLink):
-    """Node 0. With `--min_ranks` it keeps listening while ranks run: a machine that was lost joins,
-    waits until the run takes it back (`waiting`, `ready_again`), and gets the order for the restart
-    like the others. The ranks then meet at another port."""
+    """With `--min_ranks` it keeps listening while ranks run: a machine that was lost joins, waits
+    until the run takes it back (`waiting`, `ready_again`), and gets the order for the restart like
+    the others. The ranks then meet at another port. `door`, `expected`: of a machine that takes
+    over, with the other machines of the run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self, plan: Plan, door: Door | None = None, expected: Collection[int] = ()
+    ) -> None:
         super().__init__(plan)
-        self._elastic, self._facts = "elastic" in plan, facts(plan)
-        # read now: the first failure removes it, and a lost machine joins with the same command
-        self._resumed = sent_run.of(plan)
-        self._expected = set(range(1, self.place.nnodes))  # the other machines of the run
+        self._own = self.place.node_rank
+        self._elastic, self.secret = "elastic" in plan, secrets.token_hex(32)
+        # the other machines of the run
+        self._expected = set(expected) or set(range(self.place.nnodes)) - {self._own}
         self.waiting: dict[int, JsonSocket] = {}  # machines that may join, by node
         self._ready_again: set[int] = set()
-        # connections without a message so far: since when, and the address
-        self._unknown: list[tuple[float, JsonSocket, str]] = []
-        self._begun = False
+        self._doors: dict[int, int] = {}  # port at which another machine listens, by node
+        self.shares: dict[int, bool] = {}  # has a machine the same disk? By node
+        self._ready: set[int] = set()
+        # a machine that sees this token in the run directory has the same disk
+        self.token = plan["launch"]
+        self._begun = door is not None
+        self._stack.callback(self._close)
+        if door:
+            self._door, (self._bound, self.port) = door, door.at
+            return
         self._bound = network.own_address(self.place.master_addr)
         wanted = self.port = plan["master_port"]
-        self._listen()
-        self._stack.callback(self._close)
-        self._ready: set[int] = set()
+        self._door = Door(self._listen())
         if self.port != wanted:
             log.warning(
                 msg(
@@ -74,19 +82,50 @@ class Coordinator(PeerLink):
                 )
             )
 
-    def _listen(self) -> None:
-        self.store = local_ranks.listen(self._bound, self.port, 8 * self.place.nnodes)
-        self.port = self.store.getsockname()[1]
+    def _listen(self) -> socket.socket:
+        store = local_ranks.listen(self._bound, self.port, 8 * self.place.nnodes)
+        self.port = store.getsockname()[1]
+        return store
+
+    @property
+    def store(self) -> socket.socket:
+        """The listening socket."""
+        return self._door.store
 
     def _close(self) -> None:
-        self.store.close()
-        for wire in (*self.waiting.values(), *(wire for _, wire, _ in self._unknown)):
+        self._door.close()
+        for wire in self.waiting.values():
             wire.close()
+
+    def take_over(self, line: PeerLink, machines: Mapping[int, tuple[str, int]]) -> None:
+        """What this machine knew before. `machines`: where the others listen, by node."""
+        self.facts, self.resumed, self.secret = line.facts, line.resumed, line.secret
+        for node, (address, port) in machines.items():
+            self.addresses[node], self._doors[node] = address, port
+            self._places[node] = line.place_of(node)
+
+    def dead(self, nodes: Collection[int]) -> set[int]:
+        """Those of these machines on which no supervisor runs for certain."""
+        hello = {"duet": PROTOCOL, "want": "leader", "node": self._own}
+        return {
+            node
+            for node in nodes
+            if node in self._doors
+            and leadership.ask((self.addresses[node], self._doors[node]), hello)[0] == "dead"
+        }
+
+    @property
+    def machines(self) -> dict[int, tuple[str, int]]:
+        return {
+            node: (self.addresses[node], self._doors[node])
+            for node in sorted(self.wires)
+            if node in self._doors
+        }
 
     def gather(self, seconds: float) -> None:
         waiting = Waiting()
         at = f"{self.place.master_addr}:{self.port}"
-        while missing := [n for n in range(1, self.place.nnodes) if n not in self.wires]:
+        while missing := sorted(self._expected - self.wires.keys()):
             names = msg(
                 "launcher.nodes.missing",
                 missing=", ".join(map(str, missing)),
@@ -122,8 +161,15 @@ class Coordinator(PeerLink):
                 return lost
             if "ready" in message:
                 self._ready.add(node)
+                self._ports(node, message)
             self.asked = self.asked or stop_request(message)
         return None
+
+    def _ports(self, node: int, message: Message) -> None:
+        """Where another machine listens. It comes from a network."""
+        self.replica_ports[node] = replica_port(message)
+        if isinstance(port := message.get("door"), int) and 0 < port < 65536:
+            self._doors[node] = port
 
     def _greet(self, wire: JsonSocket, peer: str) -> None:
         """Answer a new connection: a question, or a node that joins."""
@@ -137,7 +183,8 @@ class Coordinator(PeerLink):
         """Has a node joined? Otherwise the connection is to be closed. Raises ConnectionLost."""
         node = message.get("node")
         refused = self._refusal(message, node)
-        if self._begun and isinstance(node, int) and not refused:
+        asks = message.get("want") == "leader"  # whether this machine still coordinates
+        if self._begun and isinstance(node, int) and not refused and not asks:
             present = self.wires.get(node)
             if present and present.quiet_s > LATE_S:  # it may be lost: asked again until then
                 return False
@@ -154,7 +201,10 @@ class Coordinator(PeerLink):
             )
             wire.send({"refused": refused})
         elif message.get("want") == "join" and isinstance(node, int):
-            wire.send({"joined": True, "host": socket.gethostname(), "running": self._begun})
+            self.shares[node] = bool(message.get("shared", True))
+            self.addresses[node] = peer
+            welcome = {"joined": True, "host": socket.gethostname(), "running": self._begun}
+            wire.send(welcome | {"secret": self.secret})
             if self._begun:
                 self._ready_again.discard(node)
                 self.waiting[node] = wire
@@ -168,9 +218,12 @@ class Coordinator(PeerLink):
             log.info(msg("launcher.nodes.joined", node=node, place=self.place_of(node)) + own)
             return True
         elif message.get("want") == "resumed":
-            wire.send(self._resumed)
+            wire.send(self.resumed)
+        elif asks:
+            wire.send({"launch": self.plan["launch"], "leader": self._own})
         else:
-            wire.send({"run": self.plan["run_name"], "launch": self.plan["launch"]})
+            run, launch = self.plan["run_name"], self.plan["launch"]
+            wire.send({"run": run, "launch": launch, "token": self.token})
         return False
 
     def greet_late(self) -> None:
@@ -179,28 +232,18 @@ class Coordinator(PeerLink):
             return
         for node, wire in list(self.waiting.items()):
             try:
-                if any("ready" in message for message in wire.arrived()):
-                    self._ready_again.add(node)
+                for message in wire.arrived():
+                    if "ready" in message:
+                        self._ready_again.add(node)
+                        self._ports(node, message)
             except ConnectionLost as broken:
                 log.warning(msg("launcher.nodes.lost_because", name=self.name(node), broken=broken))
                 self.waiting.pop(node).close()
                 self._ready_again.discard(node)
-        self.store.settimeout(0)
-        with contextlib.suppress(OSError):
-            while len(self._unknown) < UNKNOWN:
-                connection, peer = self.store.accept()
-                self._unknown.append((time.monotonic(), JsonSocket(connection), peer[0]))
-        unknown, self._unknown = self._unknown, []
-        for since, wire, address in unknown:
-            try:
-                messages = wire.arrived()
-                if messages and self._answer(wire, address, messages[0]):
+        for wire, address, message in self._door.arrived():
+            with contextlib.suppress(ConnectionLost, TimeoutError):
+                if self._answer(wire, address, message):
                     continue
-                if not messages and time.monotonic() - since < ANSWER_S:
-                    self._unknown.append((since, wire, address))
-                    continue
-            except (ConnectionLost, TimeoutError):
-                pass
             wire.close()
 
     @property
@@ -215,19 +258,21 @@ class Coordinator(PeerLink):
     def _refusal(self, message: Message, node: object) -> list[str]:
         if message.get("duet") != PROTOCOL:
             return [msg("launcher.nodes.protocol")]
-        if not isinstance(node, int) or not 0 < node < self.place.nnodes:
-            return [msg("launcher.nodes.rank_invalid", node=node, most=self.place.nnodes - 1)]
+        others = [other for other in range(self.place.nnodes) if other != self._own]
+        if not isinstance(node, int) or node not in others:
+            numbers = ", ".join(map(str, others))
+            return [msg("launcher.nodes.rank_invalid", node=node, numbers=numbers)]
         if message.get("want") == "join":
             return (
                 []
                 if message.get("launch") == self.plan["launch"]
                 else [msg("launcher.nodes.other_launch")]
             )
-        if message.get("want") == "resumed":
+        if message.get("want") in ("resumed", "leader"):
             return []
         settings = message.get("facts")
         return (
-            differences(settings, self._facts, node)
+            differences(settings, self.facts, node)
             if isinstance(settings, dict)
             else [msg("launcher.nodes.no_settings")]
         )
@@ -258,14 +303,14 @@ class Coordinator(PeerLink):
         if self.asked:
             raise Stopped(self.asked)
         if self.store.fileno() < 0:  # the ranks of the last attempt used it
-            self._listen()
+            self._door.store = self._listen()
         store = self._store_of_ranks()
         port = store.getsockname()[1]
         if is_script(self.plan) or self.plan["launcher"]["value"] == "torchrun":
             store.close()  # rank 0, or torchrun, opens the port itself
         self._fresh()
         self._begun = True
-        self.send_all({"go": port})
+        self.send_all({"go": port, "machines": self.machines} if self._elastic else {"go": port})
         own = None if store.fileno() < 0 else store
         return local_ranks.of_node(self.plan, self._bound or LOOPBACK, port, own)
 
@@ -290,7 +335,9 @@ class Coordinator(PeerLink):
         that is neither connected nor back has been lost since the decision: `go()` reports it."""
         elastic = self.plan["elastic"]
         away = {one["seat"] for one in order["team"]["lost"]}
-        for node in range(1, self.place.nnodes):
+        for node in range(self.place.nnodes):
+            if node == self._own:
+                continue
             if away.issuperset(seats.on(elastic, [node])):
                 self.forget(node)
                 self._expected.discard(node)

@@ -87,13 +87,13 @@ def choose(plan: Plan, lost: Sequence[LostRank] = (), back: Sequence[int] = ()) 
     tokens per step can be divided among, with the largest device_batch_size that fits."""
     elastic = plan["elastic"]
     away = {one["seat"] for one in (*elastic["lost"], *lost)} - set(back)
-    left = [seat for seat in range(elastic["ranks"]) if seat not in away]
+    left = [seat for seat in seats.in_order(plan) if seat not in away]
     least, limit = elastic["min_ranks"], elastic["device_batch_size"]
     if len(left) < least:
         few = plural(len(left), "rank")
         return GiveUp(msg("launcher.elastic.too_few", left=few, least=least))
-    if left[0] not in seats.on(elastic, [0]):
-        return GiveUp(msg("launcher.elastic.first_machine"))
+    if seats.node_of(elastic, left[0]) != seats.leader(plan):
+        return GiveUp(msg("launcher.elastic.leader", node=seats.leader(plan)), hand_over=True)
     if limit is None:
         return Team(tuple(left), tuple(lost), back=tuple(back))
     for count in range(len(left), least - 1, -1):

@@ -65,7 +65,9 @@ class FirstFailure:
         state, outcome = self._state, self._state.outcome
         if lost.node in state.others.ended or outcome.failed_at is not None:
             return
-        if lost.node and lost.node not in seats.nodes(state.plan):  # it has no ranks at present
+        leader = seats.leader(state.plan)
+        # it has no ranks at present
+        if lost.node != leader and lost.node not in seats.nodes(state.plan):
             log.warning(lost.text)
             return
         self._error(lost.text)
@@ -74,8 +76,8 @@ class FirstFailure:
         )
         outcome.lost, outcome.phases = lost, state.phases()
         self.of_peer()
-        # Node 0 may continue without this machine: its ranks must write nothing more.
-        if lost.kind == SILENT or (lost.node == 0 and "elastic" in state.plan):
+        # It may continue without this machine, whose ranks must write nothing more.
+        if lost.kind == SILENT or (lost.node == leader and "elastic" in state.plan):
             self._children.kill()
 
     def of_hang(self, found: HangFinding) -> None:

@@ -28,13 +28,16 @@ class Others:
 
     @property
     def first(self) -> bool:
-        return self.line is not None and self.line.place.first_node
+        """Whether this machine coordinates the run."""
+        return self.line is not None and self.line.place.leads
 
     def running(self) -> list[int]:
-        """Nodes that have not ended; a node other than 0 knows only node 0."""
+        """Machines that have not ended; one that does not coordinate knows only the one that
+        does."""
         if self.line is None:
             return []
-        nodes = [n for n in seats.nodes(self.line.plan) if n] if self.first else [0]
+        leader = self.line.place.leader
+        nodes = [n for n in seats.nodes(self.line.plan) if n != leader] if self.first else [leader]
         return [node for node in nodes if node not in self.ended]
 
     def wait(self, code: int) -> bool:

@@ -19,6 +19,8 @@ from training.host import process
 from training.host.placement import Topology
 from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
 from training.launcher.local_ranks import LocalRanks
+from training.launcher.same_settings import facts
+from training.plan import sent_run
 
 if TYPE_CHECKING:
     from training.core.contracts.kinds import PeerKind
@@ -40,7 +42,7 @@ FROZEN = msg("launcher.nodes.frozen")
 
 
 class RunEnded(Exception):
-    """Node 0 has ended the run before this machine could join it; `code`: exit code of the run."""
+    """The run has ended before this machine could join it; `code`: exit code of the run."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -71,22 +73,36 @@ class PeerLink(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.place = plan, Topology(**plan["place"])
+        # read now: restarts change the plan, the first failure removes the resumed one, and a lost
+        # machine joins with the command of the start
+        self.facts, self.resumed = facts(plan), sent_run.of(plan)
         self.wires: dict[int, JsonSocket] = {}  # by node
         self.failed: FailureRecord | None = None
         self._kept: dict[int, list[Message]] = {}  # read too early, by node
-        # on a node other than 0: the exit code where node 0 was asked to stop after a failure
+        # on a machine that does not coordinate: the exit code where that one was asked to stop
+        # after a failure
         self.stopped = 0
         self._places: dict[int, str] = {}  # by node: ' (address, host)'
+        self.addresses: dict[int, str] = {}  # as seen from here, by node
         self._turned = self._pinged = time.monotonic()
         self._silent: set[int] = set()
         self._warned: set[int] = set()
         self._stack = ExitStack()
         self.lost_peer: LostPeer | None = None  # a machine that was lost before a restart
-        # on node 0: stop signal that another machine got between two attempts
+        # where this machine coordinates: stop signal that another one got between two attempts
         self.asked: int | None = None
+        # for the copies to a machine with its own disk (training.launcher.replica): the secret of
+        # the launch, and by node where they are received
+        self.secret = ""
+        self.replica_ports: dict[int, int] = {}
 
     def __enter__(self) -> PeerLink:
         return self
+
+    @property
+    @abstractmethod
+    def machines(self) -> dict[int, tuple[str, int]]:
+        """Where the other machines listen, by node (with `--min_ranks`)."""
 
     @abstractmethod
     def gather(self, seconds: float) -> None:
@@ -104,13 +120,14 @@ class PeerLink(ABC):
 
     @abstractmethod
     def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
-        """After a failure: the next order for all machines. Node 0 provides it (None: the run
-        ends), the others receive it; with an order all of them apply it and `go()` again. Without
-        one, node 0 has ended the run or is lost; `stopped`: the exit code where node 0 was asked to
-        stop."""
+        """After a failure: the next order for all machines. The one that coordinates provides it
+        (None: the run ends), the others receive it; with an order all of them apply it and `go()`
+        again. Without one, that machine has ended the run or is lost; `stopped`: the exit code
+        where it was asked to stop."""
 
     def dismiss(self, code: int) -> None:
-        """On node 0, at the end of the run: machines that wait to join it end too."""
+        """Where this machine coordinates, at the end of the run: machines that wait to join it end
+        too."""
         return
 
     def __exit__(self, *failure: object) -> None:
@@ -137,19 +154,19 @@ class PeerLink(ABC):
 
     @property
     def members(self) -> Collection[int]:
-        """The other machines of the run that are connected to this one."""
+        """The other machines that are to be connected to this one."""
         return self._places
 
     def names(self, nodes: Sequence[int]) -> str:
         return ", ".join(map(self.name, nodes))
 
     def met(self, node: int, wire: JsonSocket, address: str, host: object) -> None:
-        self.wires[node] = wire
+        self.wires[node], self.addresses[node] = wire, address
         self._places[node] = self.shown(address, host)
 
     @staticmethod
     def shown(address: str, host: object) -> str:
-        name = "".join(c for c in str(host)[:64] if c in NAME)
+        name = "".join(c for c in str(host or "")[:64] if c in NAME)
         return f" ({address}, {name})" if name else f" ({address})"
 
     def send_all(self, message: Message) -> None:
@@ -220,7 +237,7 @@ class PeerLink(ABC):
             for wire in self.wires.values():
                 wire.quiet_s += passed
         if self.failed or guilty or self._sure(own):
-            # the other machines are connected to node 0 alone
+            # the other machines are connected to one alone
             self.send_all({"record": self.failed or own})
         return self.failed or own
 
@@ -285,9 +302,15 @@ class PeerLink(ABC):
 
 
 def is_order(message: Message) -> bool:
-    """An order of node 0 after a failure, which may arrive before this machine has noticed that all
-    its ranks have ended."""
+    """An order after a failure, which may arrive before this machine has noticed that all its ranks
+    have ended."""
     return "again" in message or "over" in message
+
+
+def replica_port(message: Message) -> int:
+    """Where a machine that is ready receives copies; 0: nowhere. It comes from a network."""
+    port = message.get("replica")
+    return port if isinstance(port, int) and 0 < port < 65536 else 0
 
 
 def stop_request(message: Message) -> int | None:

@@ -37,6 +37,7 @@ class PostRun:
             # the data is accepted; before that the run directory has no records of this launch
             False
         )
+        self.left = False  # other machines continue the run, or may
 
     def report(self, code: int) -> bool:
         """Write report.html, once: has this call written it? A failure is a warning. The report of
@@ -81,7 +82,10 @@ class PostRun:
 
     def close(self, code: int, why: str = "") -> None:
         """Write the report and send the notification, after the end of the run has been logged.
-        `why`: the text shown to the user where no rank has ended the run."""
+        `why`: the text shown to the user where no rank has ended the run. Only on the machine that
+        writes the run."""
+        if self.left or self.run.own != self.run.path:
+            return
         with self._signals:  # from here on nothing can change the status
             if self.begun and self.report(code):
                 log.info(msg("launcher.report.written", report=self.run.report))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from training.config.fault_spec import ATTEMPT
 from training.core import heartbeat, log, manifest, run_reader, rundir
@@ -49,6 +49,7 @@ class Recovery:
         self.stopped: Exit | None = None  # asked to stop between two attempts
         # why the last failure was not followed by a restart, where restarts were requested
         self.given_up = ""
+        self.hand_over = False  # only this machine cannot continue the run
         self._failures: list[Failure] = []
         self._failed_at = 0.0
         self._resumption = Resumption(run)
@@ -92,6 +93,7 @@ class Recovery:
         elif isinstance(chosen, Restart) and line and missing:
             chosen = GiveUp(msg("launcher.restart.unreachable", missing=line.names(missing)))
         if isinstance(chosen, GiveUp):
+            self.hand_over = chosen.hand_over
             if chosen.reason:
                 self.given_up = (
                     msg("launcher.restart.given_up", reason=chosen.reason)
@@ -104,6 +106,20 @@ class Recovery:
         self._failures.append(replace(failure, changed=changed))
         self._report(record, failure, chosen)
         return None if self.asked_to_stop(chosen.pause_s) else chosen
+
+    @property
+    def attempt(self) -> int:
+        """Number of the start of the ranks, from 1."""
+        return self._attempt
+
+    def take_over(self, run: rundir.RunDir) -> None:
+        """This machine writes the run from now on, with the restarts of the one before it."""
+        self.run, self._resumption = run, Resumption(run)
+        for record in rundir.read_records(run.events):
+            if record["event"] == "restart" and record["time"] >= self.plan["created"]:
+                facts = {k: v for k, v in record.items() if k not in ("time", "event")}
+                self.restarts.append(cast("RestartFacts", facts))
+                self._texts.append(str(facts["text"]))
 
     def asked_to_stop(self, pause_s: float = 0.0) -> bool:
         """Between two attempts: has a stop signal arrived, or does one within `pause_s`? Then the

@@ -4,132 +4,73 @@ end.
 Node 0 listens at the master address. Another node asks it for the run's name and submits its own
 settings (`ask`), makes its part of the run directory, joins, prepares its data and reports that it
 is ready; when all are, node 0 sends `go`. From then on a node reports a failed rank at once, and a
-broken connection means a lost node (training.launcher.peer_link).
+broken connection means a lost node (training.launcher.peer_link). With `--min_ranks` another one
+takes over when node 0 is lost (training.launcher.succession).
 """
 
 from __future__ import annotations
 
-import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from training.core import log
 from training.core.errors import Exit, Problem, UserError
-from training.core.failure_kinds import GONE
 from training.core.messages import msg
 from training.core.rundir import is_name
 from training.host import ports
 from training.host.gpus import one_line
 from training.host.placement import Topology
 from training.launcher.coordinator import (
-    ANSWER_S,
     FIREWALL,
     PROTOCOL,
     RETRY_S,
-    Coordinator,
 )
+from training.launcher.door import ANSWER_S
 from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
-from training.launcher.local_ranks import LocalRanks, is_script, of_node
-from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+from training.launcher.peer_link import Waiting
 from training.launcher.same_settings import facts
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
 
-class Peer(PeerLink):
-    """A node other than 0."""
-
-    def gather(self, seconds: float) -> None:
-        hello = {
-            "want": "join",
-            "node": self.place.node_rank,
-            "launch": self.plan["launch"],
-            "host": socket.gethostname(),
-            "shared": self.plan.get("shared", True),
-        }
-        answer, wire = _until_answered(self.place, hello, seconds)
-        if "joined" not in answer:
-            wire.close()
-            raise _refused(answer, self.place)
-        self.met(0, wire, self.place.master_addr, answer.get("host"))
-        if answer.get("running"):
-            log.info(
-                msg("launcher.nodes.joins_script", name=self.name(0))
-                if is_script(self.plan)
-                else msg("launcher.nodes.joins_later", name=self.name(0))
-            )
-
-    def go(self) -> LocalRanks | None:
-        self.send_all({"ready": True})
-        keys = ("go", "left", "again", "over")
-        answer = self._await(keys, msg("launcher.nodes.to_start", name=self.name(0)))
-        if "again" in answer:
-            self.keep(0, [answer])
-            return None
-        if isinstance(code := answer.get("over"), int):
-            raise RunEnded(code)
-        if "go" not in answer:
-            why = answer["left"] if "left" in answer else answer["gone"].text
-            raise UserError(
-                Problem("nodes.lost_before_start", msg("launcher.nodes.before_start", why=why)),
-                Exit.RESOURCES,
-            )
-        self._fresh()
-        return of_node(self.plan, self.place.master_addr, int(answer["go"]))
-
-    def stop(self, number: int) -> None:
-        self.send_all({"asked": number, "times": 1})
-
-    def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
-        if not self.there(0):
-            return None
-        answer = self._await(("again", "over"), msg("launcher.nodes.decision", name=self.name(0)))
-        again, over = answer.get("again"), answer.get("over")
-        self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
-        return again if isinstance(again, dict) else None
-
-    def _await(self, keys: tuple[str, ...], what: str) -> Message:
-        """The next message of node 0 with one of these keys, or that it is lost. Late messages of
-        the last attempt are skipped."""
-        waiting = Waiting()
-        while 0 in self.wires:
-            waiting.report(what, level=log.info)
-            select.select([self.wires[0]], [], [], RETRY_S)
-            messages = self.read(0)
-            for i, message in enumerate(messages):
-                if isinstance(message.get("gone"), LostPeer) or any(key in message for key in keys):
-                    self.keep(0, messages[i + 1 :])
-                    return message
-        return {"gone": LostPeer(0, GONE, PEER_DIED, msg("launcher.nodes.lost", name=self.name(0)))}
+def machines(sent: object, place: Topology) -> dict[int, tuple[str, int]]:
+    """Where the other machines listen, as far as the message is usable: it comes from a network."""
+    found = {}
+    for text, at in sent.items() if isinstance(sent, dict) else ():
+        node = int(text) if text.isdecimal() else place.node_rank
+        if node != place.node_rank and node < place.nnodes and isinstance(at, list):
+            address, port = [*at, None, None][:2]
+            if isinstance(address, str) and isinstance(port, int) and 0 < port < 65536:
+                found[node] = address, port
+    return found
 
 
-def ask(plan: Plan, seconds: float) -> tuple[str, str]:
-    """(run name, launch) from node 0, which compares the settings of this machine. Raises
-    UserError."""
+def ask(plan: Plan, seconds: float) -> tuple[str, str, str]:
+    """(run name, launch, token in a common run directory) from the machine that coordinates, which
+    compares the settings of this one. Raises UserError."""
     place = Topology(**plan["place"])
-    answer, wire = _until_answered(
+    answer, wire = until_answered(
         place, {"want": "run", "node": place.node_rank, "facts": facts(plan)}, seconds
     )
     wire.close()
-    name, launch = answer.get("run"), answer.get("launch")
-    if is_name(name) and is_name(launch):  # they become names of files here
-        return name, launch
-    raise _refused(answer, place)
+    name, launch, token = (answer.get(key) for key in ("run", "launch", "token"))
+    if is_name(name) and is_name(launch) and is_name(token):  # they become names of files here
+        return name, launch, token
+    raise refused(answer, place)
 
 
 def ask_resumed(place: Topology, seconds: float) -> Message:
     """The run that node 0 resumes (training.plan.sent_run). Raises UserError."""
-    answer, wire = _until_answered(place, {"want": "resumed", "node": place.node_rank}, seconds)
+    answer, wire = until_answered(place, {"want": "resumed", "node": place.node_rank}, seconds)
     wire.close()
     if "refused" in answer:
-        raise _refused(answer, place)
+        raise refused(answer, place)
     return answer
 
 
-def _refused(answer: Message, place: Topology) -> UserError:
+def refused(answer: Message, place: Topology) -> UserError:
     refused = answer.get("refused")
     reasons = (
         [one_line(str(text)) for text in refused]
@@ -152,7 +93,7 @@ def _refused(answer: Message, place: Topology) -> UserError:
     )
 
 
-def _until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
+def until_answered(place: Topology, hello: Message, seconds: float) -> tuple[Message, JsonSocket]:
     """Connect until node 0 answers; the reason for the delay is reported after some seconds. Raises
     UserError (exit 3) after `seconds`."""
     waiting = Waiting()
@@ -211,11 +152,3 @@ def _attempts(place: Topology, hello: Message) -> Iterator[tuple[Message, JsonSo
         except (ConnectionLost, TimeoutError):
             wire.close()
             yield msg("launcher.nodes.other_program")
-
-
-def line_of(plan: Plan) -> Coordinator | Peer:
-    """The end of this machine. Raises UserError when node 0 cannot listen."""
-    opened: Callable[[Plan], Coordinator | Peer] = (
-        Coordinator if plan["place"]["node_rank"] == 0 else Peer
-    )
-    return opened(plan)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from training import tasks
 from training.config import batch
 from training.config.schema import Config
-from training.core import run_reader, rundir
+from training.core import rundir
 from training.core.messages import msg
 from training.host import decisions, env_vars
 from training.host.gpus import VISIBLE
@@ -112,9 +112,8 @@ def visible(gpus: list[GpuRecord]) -> str:
 
 
 def save(run: rundir.RunDir, plan: Plan) -> None:
-    """Write the plan of this machine, and that of node 0 if all machines share a disk."""
-    seen = run_reader.read_plan(run.plan) or plan
-    for path in {run.own_plan, run.plan} if seen["place"] == plan["place"] else {run.own_plan}:
+    """Write the plan of this machine, on its own disk for its readers too."""
+    for path in {run.own_plan} if plan.get("shared", True) else {run.own_plan, run.plan}:
         rundir.write_json(path, plan)
 
 

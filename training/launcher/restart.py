@@ -62,9 +62,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Team:
-    """The ranks of a start. `seats`: their planned numbers, ascending; `lost`: added to those that
-    the run no longer uses, `back`: removed from them; `size`: device_batch_size, None for a
-    script."""
+    """The ranks of a start. `seats`: their planned numbers, in the order of ranks; `lost`: added to
+    those that the run no longer uses, `back`: removed from them; `size`: device_batch_size, None
+    for a script."""
 
     seats: tuple[int, ...]
     lost: tuple[LostRank, ...] = ()
@@ -88,9 +88,11 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """`reason` is '' where no restart was requested."""
+    """`reason` is '' where no restart was requested. `hand_over`: another machine may continue the
+    run."""
 
     reason: str
+    hand_over: bool = False
 
 
 def killed(failure: Failure) -> bool:

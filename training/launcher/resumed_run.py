@@ -13,7 +13,7 @@ from training.core.messages import msg
 from training.core.rundir import RunDir
 from training.host import hosts, topology
 from training.host.placement import NODE
-from training.launcher import rendezvous
+from training.launcher import elsewhere, rendezvous
 from training.plan import sent_run
 from training.plan.request import launcher_options
 
@@ -46,10 +46,11 @@ class Received:
             place = topology.find(self._environ, launcher_options(config), starts_ranks=True)
         except UserError:  # reported with all other problems
             return None
-        if place.kind != NODE or place.first_node or place.source == hosts.HEAD:
+        if place.kind != NODE or place.leads or place.source == hosts.HEAD:
             return None
         if not self._installed:
             raise NotInstalled
+        place = elsewhere.of_place(place, experiments) or place
         done = _is_done(config.resume, experiments)
         limit_s = min(config.rendezvous_timeout, DONE_S) if done else config.rendezvous_timeout
         try:

@@ -18,6 +18,18 @@ def node_of(elastic: ElasticRecord, seat: int) -> int:
     return seat // per_node(elastic)
 
 
+def leader(plan: Plan) -> int:
+    """The machine that coordinates the run."""
+    return plan["place"].get("leader", 0)
+
+
+def in_order(plan: Plan) -> list[int]:
+    """All planned numbers in the order of their ranks: first those of the machine that coordinates
+    the run, because rank 0 writes it."""
+    elastic, first = plan["elastic"], leader(plan)
+    return sorted(range(elastic["ranks"]), key=lambda seat: (node_of(elastic, seat) != first, seat))
+
+
 def on(elastic: ElasticRecord, nodes: Collection[int]) -> list[int]:
     """The seats of these machines."""
     return [seat for seat in range(elastic["ranks"]) if node_of(elastic, seat) in nodes]
@@ -36,15 +48,16 @@ def ranks(plan: Plan) -> range:
         first = plan["local_ranks"] * plan["place"]["node_rank"]
         return range(first, first + plan["local_ranks"])
     own, used = here(plan), plan["elastic"]["seats"]
-    first = sum(seat < own.start for seat in used)
-    return range(first, first + sum(seat in own for seat in used))
+    found = [rank for rank, seat in enumerate(used) if seat in own]
+    return range(found[0], found[-1] + 1) if found else range(0)
 
 
 def nodes(plan: Plan) -> list[int]:
-    """The machines that have ranks at present, ascending."""
+    """The machines that have ranks at present, in the order of these."""
     if "elastic" not in plan:
         return list(range(plan["place"]["nnodes"]))
-    return sorted({node_of(plan["elastic"], seat) for seat in plan["elastic"]["seats"]})
+    elastic = plan["elastic"]
+    return list(dict.fromkeys(node_of(elastic, seat) for seat in elastic["seats"]))
 
 
 def machine_of(plan: Plan, rank: int | None) -> int:

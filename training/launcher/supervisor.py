@@ -19,17 +19,19 @@ from training.core import messages, run_reader, rundir, standing
 from training.core.errors import Exit, UserError
 from training.core.messages import msg
 from training.core.tail import tail
+from training.host.placement import Topology
 from training.host.torch_build import NO_LIBUV
 from training.launcher import (
     endings,
     failure_report,
     local_ranks,
-    rendezvous,
     several_machines,
 )
 from training.launcher.attempt import Attempt
+from training.launcher.coordinator import Coordinator
 from training.launcher.growth import Growth
 from training.launcher.outcome import Outcome
+from training.launcher.peer import Peer
 from training.launcher.peer_link import PeerLink
 from training.launcher.post_run import PostRun
 from training.launcher.reaper import Guardian
@@ -47,7 +49,7 @@ SEARCHED_LINES = 200  # at the end of each rank's log
 
 def main(argv: list[str]) -> int:
     node = next(
-        (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), 0
+        (int(word.removeprefix("--node=")) for word in argv if word.startswith("--node=")), None
     )
     messages.load_all()
     run, stages = rundir.RunDir(argv[0], node), set(argv[1:])
@@ -67,8 +69,7 @@ def main(argv: list[str]) -> int:
     )
     ending = PostRun(run, plan)
     code, why = _run(run, plan, stages, ending)
-    if run.own == run.path:
-        ending.close(code, why)
+    ending.close(code, why)
     return code
 
 
@@ -99,13 +100,13 @@ def _run(run: rundir.RunDir, plan: Plan, stages: set[str], ending: PostRun) -> t
         console.warning(msg("launcher.end.exit", text=text, code=int(Exit.INTERRUPTED)))
         return Exit.INTERRUPTED, text
     finally:
-        if run.own == run.path:
-            run.token(plan["launch"]).unlink(missing_ok=True)
+        if ending.run.own == ending.run.path and not ending.left:
+            ending.run.remove_tokens(plan["launch"])
 
 
 def _line(run: rundir.RunDir, plan: Plan) -> PeerLink:
     try:
-        return rendezvous.line_of(plan)
+        return Coordinator(plan) if Topology(**plan["place"]).leads else Peer(plan)
     except UserError:
         writer.withdraw(run)
         raise

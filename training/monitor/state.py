@@ -250,7 +250,7 @@ class RunWatch:
             self._warned += kind == "warning"
             self._total = whole(event.get("total_steps")) or self._total
             self._epochs = whole(event.get("epochs")) or self._epochs
-            if kind in ("warning", "restart", "pace", "verdict", "given_up"):
+            if kind in ("warning", "restart", "pace", "verdict", "takeover", "given_up"):
                 self._warnings.append(
                     {"time_unix_s": number(event.get("time")), "text": message or str(kind)}
                 )

@@ -387,9 +387,23 @@ def run_name(
                 [f"--run_name={plain}"] if plain else [],
             )
         ]
-    if place and not place.first_node:
+    if place and not place.leads:
         return []  # node 0 has already created it on a shared disk
+    if place and place.kind == NODE and rundir.RunDir(experiments / name).machines.exists():
+        return []  # it may continue without this machine (training.plan.writer)
+    return name_taken(config, origins, experiments, again)
+
+
+def name_taken(
+    config: Config,
+    origins: Mapping[str, str],
+    experiments: Path,
+    again: Callable[..., str],
+) -> list[Problem]:
+    """Problems of a --run_name that names an existing run."""
+    name = config.run_name
     if (experiments / name).exists():
+        given = msg("plan.run_name.given", name=name, origin=origins["run_name"])
         free = next(
             f"{name[:100]}_{n}"
             for n in itertools.count(2)

@@ -25,6 +25,10 @@ def of(plan: Plan) -> Record:
         return {}
     run = RunDir(plan["run_dir"])
     if (before := rundir.read_json(run.plan_before)) is None:
+        # on another machine with its own disk, which may have to answer in place of node 0
+        run = RunDir(RunDir(run.path, plan["place"]["node_rank"]).received)
+        before = rundir.read_json(run.plan)
+    if before is None:
         return {}
     kept = {name: value for name, value in before.items() if name not in UNUSED}
     return {"run": run.name, "plan": kept, "manifest": manifest.newest(run.checkpoints)}

@@ -15,40 +15,50 @@ from training.core import rundir, standing
 from training.core.errors import UserError
 from training.core.messages import msg
 from training.core.project import ROOT
+from training.host.placement import Topology
 from training.plan import preflight, resume_run
-from training.plan.request import LaunchRequest
+from training.plan.request import LaunchRequest, name_taken
 
 if TYPE_CHECKING:
     from training.core.contracts.plan import Plan
 
-# plan, seconds → name and launch id of the first node's run (training.launcher.rendezvous)
-Ask = Callable[["Plan", float], tuple[str, str]]
+# plan, seconds → name, launch id and token of the run of the machine that coordinates
+# (training.launcher.rendezvous)
+Ask = Callable[["Plan", float], tuple[str, str, str]]
+# plan, folder of the runs → the role of this machine in a run that continues without it
+Find = Callable[["Plan", Path], Topology | None]
 
 
 def write(
-    plan: Plan, checks: list[preflight.Check], request: LaunchRequest, ask: Ask
+    plan: Plan,
+    checks: list[preflight.Check],
+    request: LaunchRequest,
+    ask: Ask,
+    find: Find = lambda *_: None,
 ) -> rundir.RunDir:
-    """Create the run directory and the log file, and write the plan. Nodes other than the first use
-    the first node's run, whose name `ask` requests. Raises UserError when node 0 does not
-    answer."""
-    run = (
-        _common_run(plan, request, ask)
-        if not request.place.first_node
-        else request.resume_from or new_run(request)
-    )
+    """Create the run directory and the log file, and write the plan. A machine that does not
+    coordinate uses the run of the one that does, whose name `ask` requests. Raises UserError when
+    that one does not answer."""
+    place = find(plan, request.experiments) or request.place
+    plan["place"] = place.record()
+    token = ""
+    if place.leads:
+        run = request.resume_from or new_run(request)
+    else:
+        run, token = _common_run(plan, request, ask)
     log = _new_log(request)
-    if not request.place.first_node:
-        plan["shared"] = run.token(plan["launch"]).exists()
+    if not place.leads:
+        plan["shared"] = run.token(token).exists()
         if not (plan["shared"] or plan.get("script")):
             plan["text"].append(msg("plan.nodes.own_disk"))
     run.create()
-    if request.resume_from and request.place.first_node:
+    if request.resume_from and place.leads:
         _keep_before(run)
     plan |= {"run_name": run.name, "run_dir": str(run.path), "log_file": str(log)}
     rundir.write_json(run.preflight, {"checks": [c.record() for c in checks]})
     set_here = {v["name"]: v["value"] for v in plan["variables"] if v["origin"] == "set here"}
     set_here |= {rundir.VARIABLE: str(run.path), console.LOG_VARIABLE: str(log)}
-    node = [] if request.place.first_node else [f"--node={request.place.node_rank}"]
+    node = [] if place.leads else [f"--node={place.node_rank}"]
     rundir.write_bytes(
         run.argv,
         _nul(
@@ -65,19 +75,19 @@ def write(
     rundir.write_json(run.own_plan, plan)
     if run.own == run.path:
         if request.place.nnodes > 1:
-            for old in run.path.glob(run.token("*").name):  # of a killed launch
-                old.unlink(missing_ok=True)
+            run.remove_tokens()  # of a killed launch
             run.token(plan["launch"]).touch()
     elif not plan["shared"]:
         rundir.write_json(run.plan, plan)
     return run
 
 
-def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> rundir.RunDir:
-    name, plan["launch"] = ask(plan, request.config.rendezvous_timeout)
+def _common_run(plan: Plan, request: LaunchRequest, ask: Ask) -> tuple[rundir.RunDir, str]:
+    """(run, token)."""
+    name, plan["launch"], token = ask(plan, request.config.rendezvous_timeout)
     if request.resume_from and request.resume_from.name != name:
         raise UserError(resume_run.other_run(name, request.resume_from.name, request.command))
-    return rundir.RunDir(request.experiments / name, request.place.node_rank)
+    return rundir.RunDir(request.experiments / name, request.place.node_rank), token
 
 
 def become_launcher(run: rundir.RunDir, environ: Mapping[str, str]) -> NoReturn:
@@ -133,7 +143,12 @@ def _nul(words: list[str]) -> bytes:
 
 
 def new_run(request: LaunchRequest) -> rundir.RunDir:
+    """Raises UserError if the requested name is taken."""
     base = request.config.run_name or f"{request.base_name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    if request.config.run_name:
+        problems = name_taken(request.config, request.origins, request.experiments, request.command)
+        if problems:
+            raise UserError(problems)
     request.experiments.mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
         path = request.experiments / (base if attempt == 1 else f"{base}_{attempt}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.core import heartbeat, log, manifest, units
+from training.core import checkpoint_folder, heartbeat, log, manifest, units
 from training.core.errors import Problem, RunStopped
 from training.core.messages import msg
 from training.trainer import checkpoint
@@ -62,7 +62,7 @@ class AsyncCheckpointer:
         self._copy: TensorTree = {}  # its memory is reused by the next save
 
     def __enter__(self) -> AsyncCheckpointer:
-        checkpoint.remove_leftovers(self.folder)
+        checkpoint_folder.remove_leftovers(self.folder)
         return self
 
     def __exit__(

@@ -10,7 +10,6 @@ flipped bit is detected by the checksum, and the previous checkpoint is used.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from training.core import evaluations, manifest
+from training.core import checkpoint_folder, evaluations, manifest
 from training.core.errors import Problem, UserError
 from training.core.messages import msg
 
@@ -126,13 +125,7 @@ def save(
         )
         if manifest.sha256(work / manifest.STATE, moved) != checksum:
             raise OSError(msg("trainer.checkpoint.read_back", file=work / manifest.STATE))
-        os.chmod(work, 0o755)
-        if final.exists():  # the same step after a resume
-            _remove(final)
-        # sync the files before the folder gets its final name
-        _sync_folder(work)
-        work.rename(final)
-        _sync_folder(folder)
+        checkpoint_folder.publish(work, final)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return final
@@ -153,35 +146,10 @@ def prune(
         if old in kept:
             continue
         try:
-            _remove(old)
+            checkpoint_folder.remove(old)
         except OSError as error:
             left.append(f"{old}: {error.strerror}")
     return msg("trainer.checkpoint.not_removed", left="; ".join(left)) if left else ""
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a process killed meanwhile leaves no
-    partial folder with a checkpoint's name."""
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, msg("trainer.checkpoint.link"))
-    work = path.with_name(f"{manifest.TEMPORARY}{path.name}")
-    shutil.rmtree(work, ignore_errors=True)
-    path.rename(work)
-    shutil.rmtree(work)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun to write or remove."""
-    for path in folder.glob(f"{manifest.TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def latest(folder: Path, moved: Callable[[], None] = lambda: None) -> LoadedCheckpoint | None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 EventKind = Literal[
     "start", "resume", "eval", "checkpoint", "shards", "end", "warning", "injected", "verdict",
-    "failure", "restart", "recovered", "pace", "given_up", "submitted", "requeue", "inspection",
+    "failure", "restart", "recovered", "pace", "given_up", "takeover", "submitted", "requeue",
+    "inspection", "replica",
 ]  # fmt: skip
 
 
@@ -141,6 +142,22 @@ class PaceFacts(TypedDict):
 class TextFacts(TypedDict):
     """'given_up'."""
 
+    text: str
+
+
+class ReplicaFacts(TypedDict):
+    """Another machine, with a disk of its own, has a verified copy of this checkpoint."""
+
+    step: int
+    node: int
+    seconds: float
+    bytes: int  # sent, with the records of the run
+
+
+class TakeoverFacts(TypedDict):
+    """Another machine coordinates the run from now on."""
+
+    node: int
     text: str
 
 

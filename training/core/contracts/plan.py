@@ -68,6 +68,8 @@ class PlaceRecord(TypedDict):
     master_addr: str  # '' on one machine
     master_port: int  # 0: any free one
     leftovers: Sequence[str]  # ignored variables of another launcher
+    # the node that coordinates the run; missing in plans of early 0.1
+    leader: NotRequired[int]
 
 
 class GpuProcessRecord(TypedDict):
@@ -221,7 +223,7 @@ class ElasticRecord(TypedDict):
     # of this machine's planned ranks, then those of a script without a rank; [] on CPUs
     gpus: list[GpuRecord]
     bindings: list[BindingRecord | None]  # of this machine's planned ranks
-    seats: list[int]  # planned numbers of the current ranks, ascending
+    seats: list[int]  # planned numbers of the current ranks, in the order of ranks
     lost: list[LostRank]
     rejoined: list[int]  # planned numbers of ranks that were lost and came back
 

@@ -48,6 +48,14 @@ class SupervisorRecord(TypedDict, total=False):
     ranks: list[ProcessRecord]  # of this machine; [] before they are started
 
 
+class ReplicaRecord(TypedDict):
+    """replica.json: the newest checkpoint of which this machine has a copy. Those of an earlier
+    launch may be of another training."""
+
+    launch: str
+    checkpoint: str  # name of its folder
+
+
 class SummaryRecord(TypedDict):
     """summary.json of a training that finished or was stopped on request; in addition
     val_NAME_first and val_NAME_last of each score."""

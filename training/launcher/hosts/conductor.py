@@ -38,7 +38,8 @@ AGAIN_S, MOST_S, STEADY_S = 5.0, 60.0, 120.0
 
 class Conductor:
     """While entered, stop signals wait to be passed on. Enter it before the nodes start. `elastic`:
-    the run continues without a lost node; `again` starts its launch command another time."""
+    the run continues without a lost node; `again` starts its launch command another time. `_first`:
+    the node that coordinates the run, as far as it is known here."""
 
     def __init__(
         self, *, elastic: bool = False, again: Callable[[Node], Node] | None = None
@@ -52,6 +53,7 @@ class Conductor:
         self._late: list[tuple[float, int]] = []  # when the other nodes get a signal
         self._ended: list[Node] = []  # in this order
         self._nodes: list[Node] = []
+        self._first = 0
         self._consoles: dict[int, Console] = {}
         self._copies: list[Copy] = []
         self._signed = time.monotonic()
@@ -91,12 +93,15 @@ class Conductor:
                 if not self._can_lose(node):
                     self._ended.append(node)
                     self._look(node, left)
-                elif self._again:
+                    continue
+                if self._again:
                     self._plan_again(node)
                 else:
                     self._ended.append(node)
                     self._pauses[node.rank] = 0.0
                     self._lost(node, msg("launcher.hosts.without", host=node.name, rank=node.rank))
+                if node.rank == self._first:
+                    self._change_first()
             now = time.monotonic()
             if self._closed_at is None and self._close_at is not None and now > self._close_at:
                 self._closed_at = now
@@ -114,16 +119,31 @@ class Conductor:
     def _can_lose(self, node: Node) -> bool:
         """Does the run continue without this node? One that is rejected at its first start ends the
         run."""
-        first = node.rank not in self._pauses
-        started = node.link_lost or node.code in OF_A_RUN or (node.code or 0) > KILLED
-        return bool(
-            self._elastic
-            and node.rank
-            and not self._nodes[0].ended()
-            and not self._asked
-            and (started or not first)
-            and node.code != Exit.DONE
-        )
+        fresh = node.rank not in self._pauses
+        killed = node.link_lost or ((node.code or 0) > KILLED and node.code not in OF_A_RUN)
+        started = killed or node.code in OF_A_RUN
+        # with any other code it has ended the run for all machines
+        lost = killed if node.rank == self._first else started or not fresh
+        return bool(self._elastic and self._left() and not self._asked and lost and node.code != 0)
+
+    def _left(self) -> list[Node]:
+        """The nodes that may be running ranks: never lost, or back for STEADY_S."""
+        now = time.monotonic()
+        return [
+            node
+            for node in self._nodes
+            if not node.ended()
+            and (node.rank not in self._pauses or now - self._started[node.rank] > STEADY_S)
+        ]
+
+    def _change_first(self) -> None:
+        """The lowest machine that is left takes over, if it may."""
+        node = self._left()[0]
+        self._first = node.rank
+        node.becomes_first()
+        log.info(msg("launcher.hosts.first", host=node.name, rank=node.rank))
+        if node.rank in self._consoles:
+            self._consoles[node.rank].whole = True
 
     def _plan_again(self, node: Node) -> None:
         now, known = time.monotonic(), self._pauses.get(node.rank)
@@ -139,7 +159,7 @@ class Conductor:
             self._consoles[node.rank].errors()
 
     def _start_again(self) -> None:
-        if self._asked or self._nodes[0].ended() or self._close_at is not None:
+        if self._asked or not self._left() or self._close_at is not None:
             self._due.clear()
         for rank in [rank for rank, at in self._due.items() if time.monotonic() > at]:
             del self._due[rank]
@@ -149,21 +169,21 @@ class Conductor:
             self._listen(self._nodes[rank])
 
     def _pass_on(self, left: list[Node]) -> None:
-        """Wait one turn for a stop signal. Node 0 gets it first and passes it on. The others get it
-        later as well, since nothing is passed on before the rendezvous; a request counts once
+        """Wait one turn for a stop signal. The first node gets it and passes it on. The others get
+        it later as well, since nothing is passed on before the rendezvous; a request counts once
         (training.launcher.stop_requests)."""
         arrived = signal.sigtimedwait(process.STOP_SIGNALS, TURN_S)
         now = time.monotonic()
         if arrived:
             self._asked.append(arrived.si_signo)
             for console in self._consoles.values():
-                console.quiet = True  # node 0 shows what happens now
-            self._nodes[0].signal(arrived.si_signo)
+                console.quiet = True  # the first node shows what happens now
+            self._nodes[self._first].signal(arrived.si_signo)
             self._late.append((now + AFTER_FIRST_S, arrived.si_signo))
         while self._late and now > self._late[0][0]:
             _, number = self._late.pop(0)
             for node in left:
-                if node.rank:
+                if node.rank != self._first:
                     node.signal(number)
         if now - self._signed > KEEP_ALIVE_S:
             self._signed = now
@@ -187,9 +207,9 @@ class Conductor:
         self._close_at = at if self._close_at is None else min(at, self._close_at)
 
     def _code(self) -> int:
-        """That of the node that ended the run for all others, else that of node 0."""
+        """That of the node that ended the run for all others, else that of the first one."""
         if self._pauses:  # it has continued without another machine
-            own = int(self._nodes[0].code or 0)
+            own = int(self._nodes[self._first].code or 0)
             return own if own in (*Exit, 134) else int(Exit.RESOURCES)
         cause = next(
             (n for n in self._ended if n.link_lost or n.code not in OF_A_RUN), self._nodes[0]

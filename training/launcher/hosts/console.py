@@ -41,11 +41,12 @@ class Copy(threading.Thread):
 
 class Console(threading.Thread):
     """Reads the output of one node until its end. `seen`: messages of all nodes: the same warning
-    of several machines is shown once. `quiet`: no more warnings."""
+    of several machines is shown once. `quiet`: no more warnings; `whole`: every line, of a machine
+    that coordinates the run now."""
 
     def __init__(self, name: str, stream: IO[bytes], seen: set[str]) -> None:
         super().__init__(daemon=True)
-        self.quiet = False
+        self.quiet = self.whole = False
         self._name, self._stream, self._seen = name, stream, seen
         self._errors: list[str] = []
         self._last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -58,6 +59,9 @@ class Console(threading.Thread):
             self._take(raw.decode("utf-8", "replace").rstrip("\r\n"))
 
     def _take(self, line: str) -> None:
+        if self.whole:
+            self._print(line)
+            return
         begins = _LEVEL.match(line)
         if begins:
             self._level = begins[1]

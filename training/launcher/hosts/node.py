@@ -16,6 +16,7 @@ from training.core.project import ROOT
 from training.host import topology
 from training.host.hosts import VARIABLE
 from training.host.placement import Topology
+from training.launcher.elsewhere import JOINS
 from training.launcher.hosts import ssh
 from training.launcher.hosts.probe import Machine
 from training.plan.script_words import RUN
@@ -61,7 +62,7 @@ def start(machine: Machine, ssh_args: str) -> list[str]:
 class Node:
     """The output of node 0 is that of this command, as it is; on this machine it also has its
     standard input. `output`, `errors`: what is to be shown of it. `elastic`: the run can continue
-    without this machine."""
+    without this machine. `joins`: it joins a run that has continued without it."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Node:
         ssh_args: str,
         *,
         elastic: bool = False,
+        joins: bool = False,
     ) -> None:
         self.machine = machine
         self.code: int | None = None
@@ -81,6 +83,7 @@ class Node:
         self._lone = elastic and machine.rank != 0
         where = f"{place.master_addr} {place.master_port}"
         variables = {VARIABLE: f"{machine.rank} {place.nnodes} {where}"}
+        variables |= {JOINS: "1"} if joins else {}
         order = {
             "folder": os.getcwd(),
             "command": [str(ROOT / (SCRIPT if script == RUN else script)), *args],
@@ -116,6 +119,11 @@ class Node:
     def link_lost(self) -> bool:
         return not self.machine.here and (self.code or 0) in (ssh.FAILED, *range(-64, 0))
 
+    def becomes_first(self) -> None:
+        """This machine coordinates the run now: it is stopped in order if this launcher is lost."""
+        self._lone = False
+        self._send(json.dumps({"lone": False}))
+
     def signal(self, number: int) -> None:
         self._send(json.dumps({"signal": number}))
 
@@ -125,7 +133,7 @@ class Node:
     def close(self) -> None:
         """The agent stops its command, first with SIGTERM."""
         if self._control >= 0:
-            if self._lone:  # its agent would wait for node 0 to end the run
+            if self._lone:  # its agent would wait for another machine to end the run
                 self._send(json.dumps({"signal": int(signal.SIGTERM)}))
             os.close(self._control)
             self._control = -1

@@ -36,6 +36,7 @@ NOTABLE = (
     "restart",
     "recovered",
     "pace",
+    "takeover",
     "requeue",
 )
 # Fields of failure.json that the card needs; an older or incomplete file may lack some.

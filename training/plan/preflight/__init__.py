@@ -110,7 +110,7 @@ def at_every_start(facts: PreflightContext) -> list[Check]:
     )
     checks.append(folder("log", request.logs, "log_dir", 1 << 20, origins["log_dir"]))
     checks += (
-        not_running(request.resume_from) if request.resume_from and request.place.first_node else []
+        not_running(request.resume_from) if request.resume_from and request.place.leads else []
     )
     return checks
 

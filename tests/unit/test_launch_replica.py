@@ -1,0 +1,488 @@
+"""Copies of checkpoints and records for a machine with a disk of its own."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cases import each
+from tests.conftest import wait_until
+from tests.unit import test_launch_rendezvous as machines
+from training.core import manifest
+from training.core.errors import Exit
+from training.core.jsonl import Record
+from training.core.rundir import RunDir, read_records
+from training.launcher.json_socket import JsonSocket
+from training.launcher.replica import receive_program, records, send_program, store
+from training.launcher.replica.link import Link, LinkError
+from training.launcher.replica.receiver import ReplicaReceiver
+from training.launcher.replica.sender import ReplicaSender
+from training.launcher.replica.store import Invalid, NoSpace, Store
+from training.launcher.stop_signals import StopSignals
+
+LOOPBACK, SECRET, LAUNCH = machines.LOOPBACK, "a secret", "abc"
+BLOCK = receive_program.BLOCK
+
+
+def saved(run: RunDir, step: int, size: int = 3 * BLOCK // 2, **more: Any) -> Path:
+    folder = run.checkpoints / manifest.folder_name(step)
+    folder.mkdir(parents=True)
+    content = os.urandom(size)
+    (folder / manifest.STATE).write_bytes(content)
+    facts: Record = {"step": step, "epoch": 0, "used": 8 * step, "world_size": 2, "bytes": size}
+    facts |= {"optimizer": "muon", "tokenizer": "bytes", "shape": {}, "data": {}}
+    facts["sha256"] = hashlib.sha256(content).hexdigest()
+    manifest.write(folder, {**facts, **more})  # type: ignore[typeddict-item]
+    return folder
+
+
+def stepped(run: RunDir, first: int, last: int) -> None:
+    with run.metrics.open("a") as file:
+        for step in range(first, last + 1):
+            file.write(json.dumps({"step": step, "loss": 1.0 / step}) + "\n")
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "disk0" / "a_run")
+    run.create()
+    stepped(run, 1, 10)
+    run.event("checkpoint", step=10, path="here")
+    (run.tensorboard).mkdir()
+    (run.tensorboard / "events.out.tfevents.1.a.2.0").write_bytes(b"\0\1\n\2")
+    saved(run, 10)
+    return run
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "disk1" / "a_run", 1)
+    run.create()
+    return run
+
+
+def plan(node: int, **more: Any) -> Any:
+    made = machines.plan(node, 0) | {"elastic": {}, "shared": node == 0}
+    return made | more
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[Any, Any]]:
+    """The connections of node 0 and node 1, as far as the copies need them."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        there = JsonSocket(socket.create_connection(listening.getsockname()))
+        here = JsonSocket(listening.accept()[0])
+    common = {"secret": SECRET, "name": "node {}".format}
+    yield (
+        SimpleNamespace(wires={1: here}, replica_ports={}, **common),
+        SimpleNamespace(wires={0: there}, replica_ports={}, read=lambda _: [], **common),
+    )
+    here.close()
+    there.close()
+
+
+@pytest.fixture
+def receiver(second: RunDir, lines: tuple[Any, Any]) -> Iterator[ReplicaReceiver]:
+    made = ReplicaReceiver(second, plan(1), lines[1])
+    assert made.port
+    lines[0].replica_ports[1] = made.port
+    yield made
+    made.close()
+
+
+def copy(run: RunDir, receiver: ReplicaReceiver, **more: object) -> Record:
+    task = {"run_dir": str(run.path), "address": LOOPBACK, "port": receiver.port}
+    task |= {"secret": SECRET, "launch": LAUNCH, "best": False, "last": False}
+    return send_program.copied({**task, **more})
+
+
+def same(first: RunDir, second: RunDir, step: int) -> bool:
+    name = manifest.folder_name(step)
+    return all(
+        (first.checkpoints / name / part).read_bytes()
+        == (second.checkpoints / name / part).read_bytes()
+        for part in (manifest.STATE, manifest.NAME)
+    )
+
+
+def steps(run: RunDir) -> list[int]:
+    return [manifest.step_of(path) for path in manifest.all_in(run.checkpoints)]
+
+
+def test_a_copy_is_identical_and_the_next_sends_only_what_is_new(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver
+) -> None:
+    second.event("warning", code="warning.slow_rank", text="of this machine")
+    own = second.events.read_bytes()
+    size = sum(path.stat().st_size for path in first.path.rglob("*") if path.is_file())
+    size -= (first.checkpoints / "step_00000010" / manifest.NAME).stat().st_size
+    assert receiver.checkpoint == ""
+    assert copy(first, receiver) == {"steps": [10], "bytes": size}
+    assert same(first, second, 10) and receiver.checkpoint == "step_00000010"
+    name = first.tensorboard.name
+    for path in (first.metrics.name, f"{name}/events.out.tfevents.1.a.2.0"):
+        assert (first.path / path).read_bytes() == (second.path / path).read_bytes()
+    assert second.events.read_bytes() == own + first.events.read_bytes()
+    assert copy(first, receiver) == {"steps": [10], "bytes": 0}
+
+    before = first.metrics.stat().st_size, first.events.stat().st_size
+    stepped(first, 11, 20)
+    first.event("checkpoint", step=20, path="here")
+    first.metrics.open("a").write('{"step": 21')  # being written
+    saved(first, 20, 100)
+    new = first.metrics.stat().st_size - len('{"step": 21') - before[0]
+    new += first.events.stat().st_size - before[1] + 100
+    first.summary.write_text("{}")
+    assert copy(first, receiver) == {"steps": [20], "bytes": new}
+    assert second.events.read_bytes() == own + first.events.read_bytes()
+    assert [r["step"] for r in read_records(second.metrics)] == list(range(1, 21))
+    assert steps(second) == [10, 20] and not second.summary.exists()
+    assert copy(first, receiver, last=True) == {"steps": [20], "bytes": 2}
+    assert second.summary.exists()
+    assert not list(second.checkpoints.glob(".*")) and not second.replaced.exists()
+
+
+def test_checkpoints_that_node_0_deletes_are_deleted_after_the_newer_one_is_there(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver
+) -> None:
+    assert copy(first, receiver)["steps"] == [10]
+    first.checkpoints.joinpath("step_00000010").rename(first.path / "gone")
+    state = saved(first, 20) / manifest.STATE
+    content = state.read_bytes()
+    state.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert copy(first, receiver)["error"] == receive_program.INVALID
+    assert steps(second) == [10] and not list(second.checkpoints.glob(".*"))
+    assert receiver.checkpoint == "step_00000010"
+    state.write_bytes(content)
+    assert copy(first, receiver)["steps"] == [20]
+    assert steps(second) == [20] and same(first, second, 20)
+
+
+def test_the_best_checkpoint_is_copied_too(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver
+) -> None:
+    saved(first, 15, score={"name": "val_bpb", "value": 1.0})
+    saved(first, 20, score={"name": "val_bpb", "value": 2.0})
+    assert copy(first, receiver, best=True)["steps"] == [20, 15]
+    assert steps(second) == [15, 20] and same(first, second, 15)
+
+
+def test_a_cut_copy_is_continued(first: RunDir, second: RunDir, receiver: ReplicaReceiver) -> None:
+    folder = saved(first, 20, 3 * BLOCK)
+    content = (folder / manifest.STATE).read_bytes()
+    with connected(receiver) as link:
+        link.send({"launch": LAUNCH})
+        link.receive()
+        text = (folder / manifest.NAME).read_text()
+        link.send({"checkpoint": folder.name, "manifest": text})
+        assert link.receive() == {"at": 0}
+        link.send_block(content[:BLOCK])
+        link.send_block(content[BLOCK : 2 * BLOCK])
+    size = sum(first.path.joinpath(n).stat().st_size for n in records.names(first, last=False))
+    assert copy(first, receiver) == {"steps": [20], "bytes": size + BLOCK}
+    assert same(first, second, 20) and not list(second.checkpoints.glob(".*"))
+
+
+def connected(receiver: ReplicaReceiver, secret: str = SECRET) -> Link:
+    there = socket.create_connection((LOOPBACK, receiver.port))
+    return Link(there, secret.encode(), accepted=False)
+
+
+def test_other_programs_are_refused_and_do_not_end_the_receiver(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver
+) -> None:
+    assert copy(first, receiver, secret="another")["error"] == "refused"
+    assert copy(first, receiver, launch="other")["error"] == receive_program.OTHER_LAUNCH
+    with socket.create_connection((LOOPBACK, receiver.port)) as there:
+        there.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 1000)
+    for message in ({}, {"files": "all"}, {"file": "../../x"}, {"checkpoint": "../step_00000001"}):
+        with connected(receiver) as link:
+            link.send({"launch": LAUNCH})
+            assert link.receive() == {"ready": True}
+            link.send(message)
+            if "file" in message:
+                link.send_block(b"x")
+            assert link.receive()["error"] == receive_program.INVALID
+    with connected(receiver) as link, pytest.raises(LinkError):
+        link.send({"launch": LAUNCH})
+        link.receive()
+        link.send({"file": "metrics.jsonl", "at": 0, "sha256": ""})
+        link.send_block(b"x" * (records.PART + 1))
+        link.receive()
+    assert list(second.path.rglob("*.jsonl")) == steps(second) == []
+    assert copy(first, receiver)["steps"] == [10]
+
+
+@each(
+    "name",
+    [
+        "../x",
+        "/etc/passwd",
+        "plan.json",
+        "ranks/rank0.log",
+        "checkpoints/step_00000001/state.pt",
+        "samples/../../x",
+        "samples/.x",
+        "samples//x",
+        "tb_logger/a/b/c/d",
+        "metrics.jsonl/",
+        "samples/a\nb",
+        "",
+        None,
+        5,
+    ],
+)
+def test_only_known_names_are_written(name: object) -> None:
+    assert records.path_of(RunDir("/run"), name) is None
+
+
+def test_parts_that_do_not_fit_are_rejected(second: RunDir) -> None:
+    here, good = Store(second, LAUNCH), hashlib.sha256(b"x\n").hexdigest()
+    here.write("metrics.jsonl", 0, b"x\n", good)
+    for name, at, checksum in (
+        ("metrics.jsonl", 2, "wrong"),
+        ("metrics.jsonl", 1, good),
+        ("metrics.jsonl", -1, good),
+        ("events.jsonl", 5, good),
+        ("events.jsonl", "0", good),
+    ):
+        with pytest.raises(Invalid):
+            here.write(name, at, b"x\n", checksum)
+    assert second.metrics.read_bytes() == b"x\n" and not second.events.exists()
+
+
+def test_a_manifest_is_verified_before_anything_is_received(second: RunDir, first: RunDir) -> None:
+    here, text = (
+        Store(second, LAUNCH),
+        (first.checkpoints / "step_00000010/manifest.json").read_text(),
+    )
+    larger = json.dumps(json.loads(text) | {"bytes": 1})
+    for name, found in (
+        ("step_00000011", text),
+        ("step_00000010", larger),
+        ("step_00000010", "{"),
+        ("step_1", text),
+        ("../step_00000010", text),
+        (".writing-x", text),
+    ):
+        with pytest.raises(Invalid):
+            here.begin(name, found)
+    one = here.begin("step_00000010", text)
+    with one.opened() as file, pytest.raises(Invalid):
+        while True:
+            one.write(file, b"x" * BLOCK)
+    assert one.at == BLOCK < one.size
+    assert steps(second) == []
+
+
+def test_files_of_another_training_are_kept_aside(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver
+) -> None:
+    stepped(second, 1, 50)
+    second.event("checkpoint", step=50, path="there")
+    old = (saved(second, 10) / manifest.STATE).read_bytes()
+    saved(second, 50)
+    assert copy(first, receiver)["steps"] == [10]
+    assert steps(second) == [10] and same(first, second, 10)
+    assert second.metrics.read_bytes() == first.metrics.read_bytes()
+    (aside,) = second.replaced.iterdir()
+    kept = RunDir(aside)
+    assert steps(kept) == [10, 50]
+    assert (kept.checkpoints / "step_00000010" / manifest.STATE).read_bytes() == old
+    assert len(list(read_records(kept.metrics))) == 50 and kept.events.exists()
+
+
+def test_no_space_is_reported_before_anything_is_written(
+    first: RunDir, second: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (first.checkpoints / "step_00000010/manifest.json").read_text()
+    size = json.loads(text)["bytes"]
+    usage = SimpleNamespace(free=store.SPARE + size - 1)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(NoSpace) as full:
+        Store(second, LAUNCH).begin("step_00000010", text)
+    assert (full.value.needed, full.value.free) == (size, size - 1)
+    assert not list(second.checkpoints.iterdir())
+
+
+def served(first: RunDir, second: RunDir) -> Record:
+    """A copy whose receiver is in this process."""
+    answers: list[Record] = []
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        task: Record = {"run_dir": str(first.path), "address": LOOPBACK, "secret": SECRET}
+        task |= {"port": listening.getsockname()[1], "launch": LAUNCH, "best": False, "last": False}
+        thread = threading.Thread(target=lambda: answers.append(send_program.copied(task)))
+        thread.start()
+        here = Store(second, LAUNCH)
+        receive_program.serve_until_closed(listening.accept()[0], here, SECRET.encode())
+        thread.join()
+    return answers[0]
+
+
+@pytest.fixture
+def small_disk(second: RunDir) -> Iterator[Path]:
+    """The checkpoints of the second machine on 4 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(second.checkpoints)]
+    if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    yield second.checkpoints
+    subprocess.run(["umount", str(second.checkpoints)], check=True)
+
+
+def test_a_disk_that_fills_up_keeps_the_older_copy(
+    first: RunDir, second: RunDir, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SPARE", -(1 << 30))  # the space is taken while a copy is written
+    answers = []
+    for size in (1, 4):  # blocks
+        saved(first, 10 + 10 * size, size * BLOCK)
+        answers.append(served(first, second))
+    assert answers[0]["steps"] == [20]
+    assert answers[1] == {"error": receive_program.DISK, "text": os.strerror(errno.ENOSPC)}
+    assert steps(second) == [20] and same(first, second, 20)
+    assert [path.name for path in small_disk.iterdir()] == ["step_00000020"]
+
+
+def test_a_long_verification_is_not_taken_for_a_stalled_one(
+    first: RunDir, second: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive_program, "ALIVE_S", 0.0)
+    alive: list[Record] = []
+    real = Link.send
+
+    def noted(link: Link, message: Record) -> None:
+        alive.extend([message] * ("alive" in message))
+        real(link, message)
+
+    monkeypatch.setattr(Link, "send", noted)
+    assert served(first, second)["steps"] == [10]
+    assert len(alive) == 2, "one for each piece that was read"
+
+
+def looked(sender: ReplicaSender, what: Callable[[], object]) -> None:
+    def look() -> object:
+        sender._looked = 0.0
+        began = time.monotonic()
+        sender.look()
+        assert time.monotonic() - began < 1, "it never waits"
+        return what()
+
+    wait_until(look, 120, "a copy")
+
+
+def replicas(run: RunDir) -> list[int]:
+    return [r["step"] for r in read_records(run.events) if r["event"] == "replica"]
+
+
+def test_the_supervisor_copies_each_checkpoint(
+    first: RunDir, second: RunDir, lines: tuple[Any, Any], receiver: ReplicaReceiver
+) -> None:
+    sender = ReplicaSender(first, plan(0), lines[0])
+    looked(sender, lambda: replicas(first) == [10])
+    saved(first, 20)
+    looked(sender, lambda: replicas(first) == [10, 20])
+    assert sender._copy is None and same(first, second, 20)
+    pid = receiver._popen.pid if receiver._popen else 0
+    assert SECRET.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    saved(first, 30)
+    first.summary.write_text("{}")
+    with StopSignals() as signals:
+        sender.finish(Exit.TRAINING, signals)
+        assert not second.summary.exists()
+        sender.finish(Exit.DONE, signals)
+    assert second.summary.exists() and same(first, second, 30)
+    assert replicas(first) == [10, 20, 30]
+    sender.close()
+
+
+def test_failures_are_one_warning_and_are_tried_again(
+    first: RunDir,
+    second: RunDir,
+    lines: tuple[Any, Any],
+    receiver: ReplicaReceiver,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    sender = ReplicaSender(first, plan(0), lines[0])
+    lines[0].secret = "another"
+    looked(sender, lambda: sender._failed)
+    saved(first, 20)
+    looked(sender, lambda: sender._failed and sender._failed[1] == "step_00000020")
+    (warning,) = (r for r in read_records(first.events) if r["event"] == "warning")
+    assert warning["code"] == "warning.replica" and warning["by"] == "supervisor"
+    assert capfd.readouterr().err.count(warning["text"]) == 1
+    lines[0].secret = SECRET
+    for _ in range(3):  # not at once
+        sender._looked = 0.0
+        sender.look()
+    assert sender._copy is None
+    saved(first, 30)
+    looked(sender, lambda: replicas(first) == [30])
+    assert steps(second) == [30]
+    sender.close()
+
+
+def test_a_copy_to_a_lost_machine_is_ended(first: RunDir, lines: tuple[Any, Any]) -> None:
+    with socket.create_server((LOOPBACK, 0)) as never_answers:
+        lines[0].replica_ports[1] = never_answers.getsockname()[1]
+        sender = ReplicaSender(first, plan(0), lines[0])
+        sender.look()
+        assert sender._copy
+        pid = sender._copy.popen.pid
+        lines[0].wires.clear()
+        looked(sender, lambda: sender._copy is None)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not [r for r in read_records(first.events) if r["event"] == "warning"]
+
+
+def test_a_receiver_that_was_killed_is_replaced_at_the_same_port(
+    first: RunDir, second: RunDir, receiver: ReplicaReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, before = receiver.port, receiver._popen
+    assert before
+    before.send_signal(signal.SIGKILL)
+    before.wait()
+    receiver.look()
+    assert receiver._popen is None, "a pause, if it fails again and again"
+    receiver._started -= 60
+    receiver.look()
+    assert receiver.port == port and copy(first, receiver)["steps"] == [10]
+    assert receiver._popen
+    pid = receiver._popen.pid
+    receiver.close()
+    assert not Path(f"/proc/{pid}").exists() and receiver.port == 0
+
+
+def test_copies_only_where_another_machine_needs_them(
+    first: RunDir, second: RunDir, lines: tuple[Any, Any]
+) -> None:
+    script = {"script": {"path": "x.py", "args": []}}
+    needs_all = plan(1)
+    del needs_all["elastic"]
+    for one in (plan(1, shared=True), plan(1, **script), needs_all):
+        receiver = ReplicaReceiver(second, one, lines[1])
+        assert receiver.port == 0 and receiver._popen is None
+    lines[0].replica_ports[1] = 1
+    needs_all = plan(0)
+    del needs_all["elastic"]
+    for one in (plan(0, **script), needs_all):
+        sender = ReplicaSender(first, one, lines[0])
+        sender.look()
+        assert sender._copy is None
+    lines[0].replica_ports.clear()  # it sees the same disk
+    sender = ReplicaSender(first, plan(0), lines[0])
+    sender.look()
+    assert sender._copy is None

@@ -1,0 +1,220 @@
+"""The machine that coordinates a run is lost: which of the others continues it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_launch_rendezvous import LOOPBACK, plan
+from training.core.failure_kinds import GONE
+from training.core.rundir import RunDir
+from training.launcher import elsewhere, leadership, succession
+from training.launcher.coordinator import Coordinator
+from training.launcher.local_ranks import free_port
+from training.launcher.peer import Peer
+from training.launcher.peer_link import PEER_DIED, LostPeer
+from training.launcher.succession import Succession
+
+NODES = 3
+ELASTIC = {
+    **{"per_node": 1, "ranks": NODES, "min_ranks": 1, "seats": [0, 1, 2], "lost": []},
+    **{"rejoined": [], "device_batch_size": None, "gpus": [], "bindings": []},
+}
+
+
+def machine(node: int, port: int, folder: Path, *, shared: bool) -> dict[str, Any]:
+    own = folder / ("disk" if shared or not node else f"disk{node}") / "a_run"
+    own.mkdir(parents=True, exist_ok=True)
+    made = plan(node, port, NODES, min_ranks=1) | {"elastic": dict(ELASTIC), "ranks": NODES}
+    return made | {"shared": shared, "run_dir": str(own), "local_ranks": 1, "script": {"args": []}}
+
+
+class Team:
+    """Three machines that have started their ranks."""
+
+    def __init__(self, folder: Path, *, shared: bool) -> None:
+        self.port = free_port(LOOPBACK)
+        self.plans = [machine(n, self.port, folder, shared=shared) for n in range(NODES)]
+        self.runs = [RunDir(own["run_dir"], n or None) for n, own in enumerate(self.plans)]
+        self.first = Coordinator(self.plans[0])  # type: ignore[arg-type]
+        self.peers = {n: Peer(self.plans[n]) for n in (1, 2)}  # type: ignore[arg-type]
+        threads = [
+            threading.Thread(target=self._begin, args=[peer]) for peer in self.peers.values()
+        ]
+        for thread in threads:
+            thread.start()
+        self.first.gather(10)
+        self.first.go()
+        for thread in threads:
+            thread.join(10)
+
+    def _begin(self, peer: Peer) -> None:
+        peer.gather(10)
+        peer.go()
+
+    def succession(self, node: int) -> Succession:
+        lost = LostPeer(0, GONE, PEER_DIED, "")
+        return Succession(self.runs[node], self.plans[node], self.peers[node], lost, 2)  # type: ignore[arg-type]
+
+    def decide(self, *nodes: int) -> dict[int, Coordinator | Peer | None]:
+        found: dict[int, Coordinator | Peer | None] = {}
+
+        def work(node: int) -> None:
+            found[node] = self.succession(node).next_line()
+
+        threads = [threading.Thread(target=work, args=[node]) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return found
+
+    def close(self) -> None:
+        for line in (self.first, *self.peers.values()):
+            line.__exit__()
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "own"])
+def team(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Team]:
+    monkeypatch.setattr(succession, "GATHER_S", 3.0)
+    monkeypatch.setattr(succession, "HOLD_S", 1.0)
+    monkeypatch.setattr(succession, "FOLLOW_S", 8.0)
+    made = Team(tmp_path, shared=request.param)
+    yield made
+    made.close()
+
+
+def test_the_lowest_machine_takes_over_and_the_others_follow(team: Team) -> None:
+    assert sorted(team.peers[2].machines) == [0, 1]
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and follower is team.peers[2]
+    assert (leader.place.leader, leader.missing(), leader.there(2)) == (1, [0], True)
+    assert team.plans[2]["place"]["leader"] == 1 and follower.there(1)
+    assert team.plans[2]["shared"] is (team.runs[1].path == team.runs[2].path)
+    leader.send_all({"again": {"changes": {}}})
+    assert follower.decide(None) == {"changes": {}}
+    leader.__exit__()
+
+
+def test_the_next_machine_takes_over_when_the_lowest_is_lost_too(team: Team) -> None:
+    team.first.__exit__()
+    team.peers[1].__exit__()
+    found = team.decide(2)[2]
+    assert isinstance(found, Coordinator)
+    assert (found.place.leader, found.missing()) == (2, [0, 1])
+    found.__exit__()
+
+
+def test_nothing_changes_while_the_first_machine_coordinates(team: Team) -> None:
+    stop = threading.Event()
+
+    def greet() -> None:
+        while not stop.wait(0.05):
+            team.first.greet_late()
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    try:
+        assert team.decide(1, 2) == {1: None, 2: None}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_machine_cut_off_alone_does_not_take_over(team: Team) -> None:
+    """Node 0 accepts connections and does not answer, node 1 neither."""
+    found = team.decide(2)[2]
+    shared = team.plans[2]["shared"]
+    assert found is None
+    # on a common disk the first to claim the start decides, and node 2 asks node 1 before
+    assert not team.runs[2].claim("abc", 2).exists() or shared
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_half_of_the_machines_continue_only_with_the_one_that_coordinates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Node 1 is dead, node 0 frozen: on its own disk node 2 must not continue."""
+    monkeypatch.setattr(succession, "GATHER_S", 1.0)
+    monkeypatch.setattr(succession, "HOLD_S", 1.0)
+    team = Team(tmp_path, shared=shared)
+    team.peers[1].__exit__()
+    found = team.decide(2)[2]
+    assert isinstance(found, Coordinator) if shared else found is None
+    if found:
+        assert leadership.superseded(team.runs[0], team.plans[0], 2), "node 0 must end"  # type: ignore[arg-type]
+        assert not leadership.claim(team.runs[0], team.plans[0], 2)  # type: ignore[arg-type]
+        found.__exit__()
+    team.close()
+
+
+def test_a_claim_belongs_to_one_machine(tmp_path: Path) -> None:
+    run, plans = RunDir(tmp_path), [plan(node, 1) for node in range(2)]
+    assert leadership.claim(run, plans[1], 2)  # type: ignore[arg-type]
+    assert leadership.claim(run, plans[1], 2), "claimed again"  # type: ignore[arg-type]
+    assert not leadership.claim(run, plans[0], 2)  # type: ignore[arg-type]
+    assert leadership.superseded(run, plans[0], 2)  # type: ignore[arg-type]
+    assert leadership.claim(run, plans[0], 3)  # type: ignore[arg-type]
+    run.remove_tokens("abc")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("side", "alive", "leader", "expected"),
+    [
+        ([1, 2], [0, 1, 2], 0, True),
+        ([0], [0, 1, 2], 0, False),
+        ([0, 1], [0, 1, 2, 3], 0, True),
+        ([2, 3], [0, 1, 2, 3], 0, False),
+        ([1], [1], 0, True),
+    ],
+)
+def test_majority(side: list[int], alive: list[int], leader: int, expected: bool) -> None:
+    assert leadership.has_majority(side, alive, leader) is expected
+
+
+def test_a_port_at_which_nothing_listens_is_a_dead_supervisor() -> None:
+    assert leadership.ask((LOOPBACK, free_port(LOOPBACK)), {})[0] == "dead"
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        assert leadership.ask(silent.getsockname(), {})[0] == "unknown"
+
+
+def test_a_machine_finds_the_run_that_continues_without_it(team: Team, tmp_path: Path) -> None:
+    for node, line in team.peers.items():
+        team.runs[node].own.mkdir()
+        elsewhere.keep(team.runs[node], 0, line.machines)
+    team.first.__exit__()
+    found = team.decide(1, 2)
+    leader, follower = found[1], found[2]
+    assert isinstance(leader, Coordinator) and isinstance(follower, Peer)
+    stop = threading.Event()
+
+    def greet() -> None:
+        while not stop.wait(0.05):
+            leader.greet_late()
+            follower.greet()
+
+    thread = threading.Thread(target=greet)
+    thread.start()
+    try:
+        # node 0 as it is started again, with what node 2 knew
+        other = team.runs[2].path.parent
+        place = elsewhere.of_plan(machine(0, team.port, tmp_path, shared=True), other)  # type: ignore[arg-type]
+        different = machine(0, team.port, tmp_path, shared=True)
+        different["config"]["seed"] = 2
+        none = elsewhere.of_plan(different, other)  # type: ignore[arg-type]
+    finally:
+        stop.set()
+        thread.join()
+        leader.__exit__()
+    assert place and (place.leader, place.master_port, place.leads) == (1, leader.port, False)
+    assert none is None, "another training"

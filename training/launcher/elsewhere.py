@@ -1,0 +1,119 @@
+"""Runs with `--min_ranks` that continue without this machine. It finds the one that coordinates
+such a run by what it knew about the others when it was lost (machines.json)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.core import log, rundir
+from training.core.errors import Exit, Problem, UserError
+from training.core.messages import msg
+from training.host.placement import NODE, Topology
+from training.launcher import leadership, rendezvous
+from training.launcher.coordinator import PROTOCOL
+from training.launcher.json_socket import Message
+from training.launcher.same_settings import facts
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+JOINS = "DUET_JOINS"  # variable: this launch must not begin a run of its own
+At = tuple[str, int]  # address and port
+RUNS = 2  # the newest ones
+RETRY_S = 1.0
+DECIDED_S = 60.0  # longer than a succession takes
+
+
+def keep(run: rundir.RunDir, leader: int, machines: Mapping[int, tuple[str, int]]) -> None:
+    """Write where the other machines of a run listen. A disk error is a warning."""
+    known = {str(node): list(at) for node, at in machines.items()}
+    try:
+        rundir.write_json(run.machines, {"leader": leader, "machines": known})
+    except OSError as error:
+        log.warning(msg("launcher.cannot_write", path=run.machines, strerror=error.strerror))
+
+
+def of_plan(plan: Plan, experiments: Path) -> Topology | None:
+    """The role of this machine in a run that continues without it, with the settings of this plan.
+    Raises UserError if there must be one."""
+    place = Topology(**plan["place"])
+    if "elastic" not in plan or place.kind != NODE:
+        return None
+    hello = _hello("run", place) | {"facts": facts(plan)}
+    for found in _found(place, experiments):
+        at = found.master_addr, found.master_port
+        run = leadership.ask(at, hello)[1].get("run")
+        if rundir.is_name(run):
+            text = f"{at[0]}:{at[1]}"
+            log.info(msg("launcher.nodes.continued", run=run, leader=found.leader, at=text))
+            return found
+    if place.leads and os.environ.get(JOINS):
+        raise UserError(
+            Problem("nodes.nothing_to_join", msg("launcher.nodes.nothing_to_join")), Exit.RESOURCES
+        )
+    return None
+
+
+def of_place(place: Topology, experiments: Path) -> Topology | None:
+    """The same before there is a plan: its settings may differ from those of the run."""
+    return next(_found(place, experiments), None)
+
+
+def _hello(want: str, place: Topology) -> Message:
+    return {"duet": PROTOCOL, "want": want, "node": place.node_rank}
+
+
+def _found(place: Topology, experiments: Path) -> Iterator[Topology]:
+    """Runs that continue, the newest first."""
+    files = [*experiments.glob("*/machines.json"), *experiments.glob("*/node*/machines.json")]
+    files.sort(key=_written, reverse=True)
+    asked = set[tuple[str, int]]()
+    for file in files[: RUNS * place.nnodes]:
+        machines = rendezvous.machines((rundir.read_json(file) or {}).get("machines"), place)
+        new = [at for at in machines.values() if at not in asked]
+        asked.update(new)
+        if found := _decided(new, place):
+            yield found
+
+
+def _decided(machines: list[At], place: Topology) -> Topology | None:
+    """The role of this machine as one of these answers. Where it has coordinated the run itself,
+    the others may still decide who takes over."""
+    end, waits = time.monotonic() + DECIDED_S, False
+    with ThreadPoolExecutor(max(1, len(machines))) as pool:
+        while machines:
+            answers = list(pool.map(lambda at: (at, _leader(at, place)), machines))
+            for at, (leader, where) in answers:
+                if leader not in (None, place.node_rank):
+                    address, port = where or at
+                    return replace(place, leader=leader, master_addr=address, master_port=port)
+            machines = [at for at, (leader, _) in answers if leader is not None]
+            if not machines or time.monotonic() > end:
+                break
+            if not waits:
+                waits = True
+                log.info(msg("launcher.nodes.decide", seconds=DECIDED_S))
+            time.sleep(RETRY_S)
+    return None
+
+
+def _leader(at: At, place: Topology) -> tuple[int | None, At | None]:
+    """(machine that coordinates a run, where it listens if elsewhere) as another one answers."""
+    answer = leadership.ask(at, _hello("leader", place))[1]
+    leader, where = answer.get("leader"), answer.get("at")
+    if not isinstance(leader, int) or not 0 <= leader < place.nnodes:
+        return None, None
+    return leader, rendezvous.machines({str(leader): where}, place).get(leader)
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

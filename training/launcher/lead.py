@@ -1,0 +1,191 @@
+"""The machine that decides for all: node 0, or the one that has taken over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from training.core import log, manifest, rundir
+from training.core.errors import Exit
+from training.core.messages import msg
+from training.launcher import endings, failure_report, fewer_ranks, leadership, seats
+from training.launcher.attempt import Attempt
+from training.launcher.coordinator import Coordinator
+from training.launcher.machine import Launch, Machine
+from training.launcher.outcome import Outcome
+from training.launcher.replica.sender import ReplicaSender
+from training.launcher.restart import Restart, Team
+
+if TYPE_CHECKING:
+    from training.core.contracts.verdict import FailureRecord
+
+
+class Lead(Machine):
+    def __init__(self, launch: Launch, line: Coordinator) -> None:
+        super().__init__(launch, ReplicaSender(launch.run, launch.plan, line))
+        self._line = line
+        self._before = ""  # name of the newest checkpoint when the ranks were started
+        self._more: Team | None = None  # of the next start
+
+    @property
+    def line(self) -> Coordinator:
+        return self._line
+
+    def once(self) -> int | None:
+        launch, recovery = self.launch, self.launch.recovery
+        run, plan = launch.run, launch.plan
+        team = self._team()
+        if team is None:  # another machine was lost before the start
+            outcome = self._without_start(self.line.lost_peer)
+        else:
+            attempt = Attempt(run, plan, team, launch.token, self.line, launch.signals)
+            outcome = self._attempt(attempt)
+        if endings.folder_lost(run, plan, outcome):
+            return int(Exit.TRAINING)
+        code = failure_report.exit_code(outcome)
+        if not outcome.guilty and not outcome.killed:
+            if self._grows(outcome, code):
+                return None
+            return endings.regular_end(run, plan, launch.ending, outcome, recovery)
+        return self.recover(outcome, self._failure(outcome))
+
+    def recover(self, outcome: Outcome, record: FailureRecord) -> int | None:
+        """After a failure. None: the ranks are to be started again, else the exit code."""
+        launch, line, recovery = self.launch, self.line, self.launch.recovery
+        run, plan = launch.run, launch.plan
+        if "elastic" in plan and leadership.superseded(run, plan, recovery.attempt + 1):
+            return self._leave(msg("launcher.succession.superseded"))
+        self._keep(record)
+        chosen = (
+            recovery.choose(record, outcome, line)
+            if endings.may_help(run, outcome, record)
+            else None
+        )
+        if recovery.hand_over and line.wires:
+            return self._leave(msg("launcher.succession.hands_over", reason=recovery.given_up))
+        if chosen and "elastic" in plan and (why := self._reason_against()):
+            return self._leave(why)
+        order = line.decide(recovery.order(chosen) if chosen else None, int(recovery.stopped or 0))
+        if chosen and order is not None:
+            recovery.begin(chosen)
+            return None
+        if recovery.stopped:
+            return int(recovery.stopped)
+        endings.report_end(run, outcome, record, recovery.given_up)
+        return int(record["exit_code"])
+
+    def _reason_against(self) -> str:
+        """Why this machine must not decide on the next start; '' if it may."""
+        line, launch = self.line, self.launch
+        leader, missing = seats.leader(launch.plan), line.missing()
+        if not all(line.shares.get(node, True) for node in missing):
+            side = {leader, *line.members} - set(missing)
+            alive = {leader, *line.members} - line.dead(missing)
+            if not leadership.has_majority(side, alive, leader):
+                names, count = line.names(missing), len(alive)
+                return msg("launcher.succession.few", names=names, side=len(side), count=count)
+        if leadership.claim(launch.run, launch.plan, launch.recovery.attempt + 1):
+            return ""
+        return msg("launcher.succession.superseded")
+
+    def _leave(self, why: str) -> int:
+        """End here without ending the run: another machine continues it, or may. It writes the
+        run."""
+        log.error(why)
+        self.launch.ending.left = True
+        return int(Exit.TRAINING)
+
+    def _attempt(self, attempt: Attempt) -> Outcome:
+        self._before, self._more = self._newest(), None
+        attempt.each_pass = lambda: self._look(attempt)
+        return attempt.go()
+
+    def _newest(self) -> str:
+        saved = manifest.all_in(self.launch.run.checkpoints)
+        return saved[-1].name if saved else ""
+
+    def _look(self, attempt: Attempt) -> None:
+        """Called repeatedly while ranks run: is a lost machine back, and the next checkpoint
+        written? Then the ranks are asked to save and exit. Those of a script are ended as soon as
+        the machine is back, as by torchrun."""
+        plan, recovery = self.launch.plan, self.launch.recovery
+        recovery.look()
+        self.copies.look()
+        if "elastic" not in plan:
+            return
+        self.line.greet_late()
+        outcome = attempt.outcome
+        if self._more and not outcome.resized:  # the others got the message in the last turn
+            attempt.stop.for_other_ranks()
+            return
+        if (
+            not self.line.ready_again
+            or not plan["config"].get("rejoin", True)  # a script has no such option
+            or not recovery.trains
+            or outcome.resized
+            or outcome.failed_at is not None
+            or outcome.asked != Exit.DONE
+            or (outcome.ours and self._newest() == self._before)
+        ):
+            return
+        lost = {one["seat"] for one in plan["elastic"]["lost"]}
+        back = [s for s in seats.on(plan["elastic"], self.line.ready_again) if s in lost]
+        team = fewer_ranks.choose(plan, (), back)
+        # otherwise it replaces the next lost one
+        if isinstance(team, Team) and len(team.seats) > plan["ranks"]:
+            self._more = team
+            self.line.send_all({"resize": True})
+
+    def _grows(self, outcome: Outcome, code: int) -> bool:
+        """After a start without a failure: are the ranks to be started again, because there are
+        more?"""
+        if not outcome.resized:
+            return False
+        plan, recovery = self.launch.plan, self.launch.recovery
+        team, self._more = self._more, None
+        stopped = code == Exit.PREEMPTED if outcome.ours else code == Exit.DONE
+        if (
+            not team
+            or outcome.asked != Exit.DONE
+            or not stopped
+            or not leadership.claim(self.launch.run, plan, recovery.attempt + 1)
+        ):
+            self.line.decide(None)  # the others wait for it
+            return False
+        names = fewer_ranks.names(plan, team.back)
+        why = msg("launcher.rejoin.joined", names=names)
+        change = msg("launcher.rejoin.with", names=names)
+        label = fewer_ranks.label(plan, team, change)
+        text = (
+            msg("launcher.rejoin.restart", label=label)
+            if outcome.ours
+            else msg("launcher.rejoin.restart_script", label=label)
+        )
+        self.launch.run.summary.unlink(missing_ok=True)  # of the stop
+        self.line.decide(recovery.order(Restart(0, {}, why, team=team)))
+        recovery.grow(team, why, text)
+        log.info(text)
+        return True
+
+
+def take_over(launch: Launch, line: Coordinator, lost: str) -> Lead:
+    """This machine coordinates the run from now on. `lost`: the machine before it."""
+    old, plan = launch.run, launch.plan
+    run = launch.run = rundir.RunDir(old.path)
+    run.create()
+    known = rundir.read_json(old.supervisor) or {"pid": os.getpid(), "started": time.time()}
+    rundir.write_json(run.supervisor, {**known, "host": socket.gethostname()})
+    old.supervisor.unlink(missing_ok=True)
+    old.machines.unlink(missing_ok=True)
+    old.failure.unlink(missing_ok=True)
+    plan["shared"] = True  # the run directory is the one of this machine
+    rundir.write_json(run.plan, plan)
+    launch.ending.run = run
+    launch.recovery.take_over(run)
+    text = msg("launcher.succession.leads", node=plan["place"]["node_rank"], lost=lost)
+    log.warning(text)
+    run.event("takeover", node=plan["place"]["node_rank"], text=text)
+    launch.stack.enter_context(line)
+    return Lead(launch, line)

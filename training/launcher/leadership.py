@@ -1,0 +1,76 @@
+"""Which machine may decide on the next start of the ranks (`--min_ranks` on several machines).
+
+After a cut network each side could continue the run. Where all machines have the same disk, the
+first to claim the start in the run directory does. Otherwise it is the side with more than half of
+the machines that may be alive, or with exactly half of them and the one that coordinates. A machine
+whose kernel refuses a connection to its supervisor's port is dead for certain.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from training.core import log
+from training.core.messages import msg
+from training.core.rundir import RunDir
+from training.launcher.door import ANSWER_S
+from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+State = Literal["dead", "unknown", "answers"]
+
+
+def claim(run: RunDir, plan: Plan, attempt: int) -> bool:
+    """Claim the decision on this start of the ranks; False if another machine has it, or if the run
+    directory cannot be written."""
+    path, own = run.claim(plan["launch"], attempt), str(plan["place"]["node_rank"])
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return not superseded(run, plan, attempt)
+    except OSError as error:
+        log.warning(msg("launcher.cannot_write", path=path, strerror=error.strerror))
+        return False
+    try:
+        os.write(handle, own.encode())
+    finally:
+        os.close(handle)
+    return True
+
+
+def superseded(run: RunDir, plan: Plan, attempt: int) -> bool:
+    """Has another machine claimed this start? The file is empty for a moment."""
+    with suppress(FileNotFoundError):
+        return run.claim(plan["launch"], attempt).read_text() != str(plan["place"]["node_rank"])
+    return False
+
+
+def has_majority(side: Iterable[int], maybe_alive: Iterable[int], leader: int) -> bool:
+    """Whether the machines of this side may continue without asking the others. `maybe_alive`: all
+    machines of the run except those that are dead for certain."""
+    here, there = set(side), set(maybe_alive) - set(side)
+    return len(here) > len(there) or (len(here) == len(there) and leader in here)
+
+
+def ask(at: tuple[str, int], hello: Message) -> tuple[State, Message]:
+    """What the supervisor at this address answers within ANSWER_S; 'dead' if its machine says that
+    there is none."""
+    try:
+        wire = JsonSocket(socket.create_connection(at, ANSWER_S))
+    except ConnectionRefusedError:
+        return "dead", {}
+    except OSError:
+        return "unknown", {}
+    try:
+        wire.send(hello)
+        return "answers", wire.receive(ANSWER_S)
+    except (ConnectionLost, TimeoutError):
+        return "unknown", {}
+    finally:
+        wire.close()

@@ -1,0 +1,182 @@
+"""A machine that does not coordinate the run."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from training.core import log
+from training.core.errors import Exit, Problem, UserError
+from training.core.failure_kinds import GONE
+from training.core.messages import msg
+from training.launcher import rendezvous
+from training.launcher.coordinator import PROTOCOL, RETRY_S
+from training.launcher.door import Door
+from training.launcher.json_socket import ConnectionLost, JsonSocket, Message
+from training.launcher.local_ranks import LocalRanks, is_script, listen, of_node
+from training.launcher.peer_link import PEER_DIED, LostPeer, PeerLink, RunEnded, Waiting
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+
+class Peer(PeerLink):
+    """With `--min_ranks` it listens too: the others ask
+    at its `door` once the machine that coordinates is lost."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.door: Door | None = None
+        self._machines: dict[int, tuple[str, int]] = {}
+        # other machines that have lost the one that coordinates: connection and address, by node
+        self.followers: dict[int, tuple[JsonSocket, str]] = {}
+        self.over = False  # the run has ended
+        self._begun = False
+        self._stack.callback(self._close)
+
+    def _close(self) -> None:
+        if self.door:
+            self.door.close()
+        for wire, _ in self.followers.values():
+            wire.close()
+
+    @property
+    def leader(self) -> int:
+        return self.place.leader
+
+    @property
+    def machines(self) -> dict[int, tuple[str, int]]:
+        return self._machines | {self.leader: self._at()}
+
+    @property
+    def lost_leader(self) -> LostPeer | None:
+        """The machine that coordinates, if it is lost and another one may take over."""
+        leader = self.leader
+        if self.over or not (self._begun and self.door) or self.there(leader):
+            return None
+        text = msg("launcher.nodes.lost", name=self.name(leader))
+        return self.lost_peer or LostPeer(leader, GONE, PEER_DIED, text)
+
+    @property
+    def members(self) -> Collection[int]:
+        return (self.leader,)
+
+    def gather(self, seconds: float) -> None:
+        hello = {
+            "want": "join",
+            "node": self.place.node_rank,
+            "launch": self.plan["launch"],
+            "host": socket.gethostname(),
+            "shared": self.plan.get("shared", True),
+        }
+        answer, wire = rendezvous.until_answered(self.place, hello, seconds)
+        if "joined" not in answer:
+            wire.close()
+            raise rendezvous.refused(answer, self.place)
+        # node 0 listens at one of the next ports when the first is taken
+        self.place = replace(self.place, master_port=wire.socket.getpeername()[1])
+        self.met(self.leader, wire, self.place.master_addr, answer.get("host"))
+        self.secret = str(answer.get("secret") or "")
+        if "elastic" in self.plan:
+            self.door = Door(listen(wire.socket.getsockname()[0], 0, 8 * self.place.nnodes))
+        if answer.get("running"):
+            log.info(
+                msg("launcher.nodes.joins_script", name=self.name(self.leader))
+                if is_script(self.plan)
+                else msg("launcher.nodes.joins_later", name=self.name(self.leader))
+            )
+
+    def follow(self, node: int, wire: JsonSocket, address: str, answer: Message) -> None:
+        """Another machine coordinates the run from now on. Raises ConnectionLost if its answer is
+        unusable: it comes from a network."""
+        port = answer.get("port")
+        if not isinstance(port, int):
+            raise ConnectionLost(msg("launcher.socket.protocol"))
+        place = replace(self.place, leader=node, master_addr=address, master_port=port)
+        self.plan["place"], self.place = place.record(), place
+        self.lost_peer = None
+        self._silent.clear()
+        self._warned.clear()
+        self.met(node, wire, address, answer.get("host"))
+
+    def greet(self) -> None:
+        """Machines that ask at the door. Never blocks."""
+        for wire, address, message in self.door.arrived() if self.door else ():
+            node = message.get("node")
+            if message.get("want") == "follow" and isinstance(node, int) and self._ours(message):
+                self.followers[node] = wire, address
+                continue
+            with contextlib.suppress(ConnectionLost):  # a machine that has been started again
+                wire.send({"launch": self.plan["launch"], "leader": self.leader, "at": self._at()})
+            wire.close()
+
+    def _ours(self, message: Message) -> bool:
+        return message.get("duet") == PROTOCOL and message.get("launch") == self.plan["launch"]
+
+    def _at(self) -> tuple[str, int]:
+        """Where the machine listens that coordinates the run."""
+        return self.place.master_addr, self.place.master_port
+
+    def go(self) -> LocalRanks | None:
+        own = self.place.node_rank
+        ready: Message = {"ready": True, "replica": self.replica_ports.get(own)}
+        self.send_all(ready | {"door": self.door.at[1]} if self.door else ready)
+        keys = ("go", "left", "again", "over")
+        answer = self._await(keys, msg("launcher.nodes.to_start", name=self.name(self.leader)))
+        if "again" in answer:
+            self.keep(self.leader, [answer])
+            return None
+        if isinstance(code := answer.get("over"), int):
+            self.over = True
+            raise RunEnded(code)
+        if "go" not in answer:
+            if self.lost_leader:
+                return None
+            why = answer["left"] if "left" in answer else answer["gone"].text
+            raise UserError(
+                Problem("nodes.lost_before_start", msg("launcher.nodes.before_start", why=why)),
+                Exit.RESOURCES,
+            )
+        self._fresh()
+        self._begun = True
+        self._machines = rendezvous.machines(answer.get("machines"), self.place)
+        for node, (address, _) in self._machines.items():
+            self._places[node] = self.shown(address, None)
+        return of_node(self.plan, self.place.master_addr, int(answer["go"]))
+
+    def stop(self, number: int) -> None:
+        self.send_all({"asked": number, "times": 1})
+
+    def decide(self, order: Message | None, stopped: int = 0) -> Message | None:
+        if not self.there(self.leader):
+            return None
+        what = msg("launcher.nodes.decision", name=self.name(self.leader))
+        answer = self._await(("again", "over"), what)
+        again, over = answer.get("again"), answer.get("over")
+        self.over = "over" in answer
+        self.stopped = over if over in (Exit.PREEMPTED, Exit.INTERRUPTED) else 0
+        return again if isinstance(again, dict) else None
+
+    def _await(self, keys: tuple[str, ...], what: str) -> Message:
+        """The next message of the machine that coordinates with one of these keys, or that it is
+        lost. Late messages of the last attempt are skipped."""
+        waiting, leader = Waiting(), self.leader
+        while leader in self.wires:
+            waiting.report(what, level=log.info)
+            select.select([self.wires[leader]], [], [], RETRY_S)
+            self.greet()
+            messages = self.read(leader)
+            for i, message in enumerate(messages):
+                if isinstance(lost := message.get("gone"), LostPeer):
+                    self.lost_peer = lost
+                elif not any(key in message for key in keys):
+                    continue
+                self.keep(leader, messages[i + 1 :])
+                return message
+        text = msg("launcher.nodes.lost", name=self.name(leader))
+        self.lost_peer = LostPeer(leader, GONE, PEER_DIED, text)
+        return {"gone": self.lost_peer}

@@ -1,0 +1,168 @@
+"""The machine that coordinates a run is lost (`--min_ranks`): the lowest of the others takes over,
+if it may (training.launcher.leadership), and the others follow it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.core import log, manifest, rundir
+from training.core.messages import msg
+from training.core.rundir import RunDir
+from training.launcher import leadership
+from training.launcher.coordinator import PROTOCOL, RETRY_S, Coordinator
+from training.launcher.door import ANSWER_S
+from training.launcher.json_socket import SILENT_S, ConnectionLost, JsonSocket, Message
+from training.launcher.local_ranks import is_script
+from training.launcher.peer import Peer
+from training.launcher.peer_link import SETTLE_S, LostPeer
+
+if TYPE_CHECKING:
+    from training.core.contracts.plan import Plan
+
+# The machines notice a silent one within a few seconds of each other.
+HOLD_S = 8.0  # a coordinator that is alive after all claims the next start first
+GATHER_S = SILENT_S + SETTLE_S  # for the other machines to notice the loss
+FOLLOW_S = SILENT_S + SETTLE_S + GATHER_S + HOLD_S  # for the one that takes over to decide
+
+
+@dataclass
+class Succession:
+    """Of one machine, for one loss. `attempt`: of the ranks, the next one."""
+
+    run: RunDir
+    plan: Plan
+    line: Peer
+    lost: LostPeer
+    attempt: int
+
+    def __post_init__(self) -> None:
+        self._own = self.line.place.node_rank
+        self._begun = time.monotonic()
+        self._dead: set[int] = set()
+
+    def next_line(self) -> Coordinator | Peer | None:
+        """The connections of this machine from now on: it takes over, or follows another one. None:
+        the run ends here, and the reason is logged."""
+        leader, line = self.lost.node, self.line
+        state = self._leader()
+        if state == "answers":
+            log.warning(msg("launcher.succession.answers", name=line.name(leader)))
+            return None
+        if state == "dead":
+            self._dead.add(leader)
+        for node in sorted(line.machines):
+            if node > self._own:
+                break
+            if node != leader and (found := self._follow(node)) != "next":
+                return line if found == "joined" else None
+        return self._lead()
+
+    def _hello(self, want: str) -> Message:
+        hello = {"duet": PROTOCOL, "want": want, "node": self._own, "launch": self.plan["launch"]}
+        return {**hello, "host": socket.gethostname(), "shared": self.plan.get("shared", True)}
+
+    def _leader(self) -> leadership.State:
+        """Whether the lost machine still coordinates the run."""
+        place = self.line.place
+        at = place.master_addr, place.master_port
+        state, answer = leadership.ask(at, self._hello("leader"))
+        # its launcher may have been started again already
+        again = state == "answers" and answer.get("launch") != self.plan["launch"]
+        return "dead" if again else state
+
+    def _follow(self, node: int) -> str:
+        """Wait for the decision of a machine that comes first: 'joined', 'ended', or 'next' if it
+        is lost too."""
+        at = self.line.machines[node]
+        try:
+            wire = JsonSocket(socket.create_connection(at, ANSWER_S))
+        except ConnectionRefusedError:
+            self._dead.add(node)
+            return "next"
+        except OSError:
+            return "next"
+        log.info(msg("launcher.succession.waits", name=self.line.name(node)))
+        end = time.monotonic() + FOLLOW_S
+        try:
+            wire.send(self._hello("follow"))
+            while time.monotonic() < end:
+                self.line.greet()
+                with suppress(TimeoutError):
+                    answer = wire.receive(RETRY_S)
+                    if "joined" not in answer:
+                        break
+                    self.line.follow(node, wire, at[0], answer)
+                    self.plan["shared"] = self.run.claim(self.plan["launch"], self.attempt).exists()
+                    log.warning(msg("launcher.succession.follows", name=self.line.name(node)))
+                    return "joined"
+        except ConnectionLost:
+            wire.close()
+            return "next"
+        wire.close()
+        return "ended"
+
+    def _lead(self) -> Coordinator | None:
+        """Take over once the others have followed, or it is clear that they do not."""
+        line, leader = self.line, self.lost.node
+        others = set(line.machines) - {self._own, leader}
+        log.info(msg("launcher.succession.gathers", names=line.names([leader])))
+        while True:
+            line.greet()
+            waited = time.monotonic() - self._begun
+            all_here = others <= line.followers.keys()
+            if waited > GATHER_S or (all_here and (leader in self._dead or waited > HOLD_S)):
+                break
+            time.sleep(RETRY_S)
+        for node in others - line.followers.keys():
+            if leadership.ask(line.machines[node], self._hello("leader"))[0] == "dead":
+                self._dead.add(node)
+        if why := self._reason_against(others):
+            log.warning(why)
+            return None
+        return self._coordinator(others)
+
+    def _reason_against(self, others: set[int]) -> str:
+        """Why this machine must not take over; '' if it may."""
+        line, leader = self.line, self.lost.node
+        name = line.name(leader)
+        if leader not in self._dead and self._leader() == "answers":
+            return msg("launcher.succession.answers", name=name)
+        run = RunDir(self.run.path)
+        shared = self.plan.get("shared", True)
+        copied = rundir.read_json(self.run.replica) or {}
+        known = copied.get("launch") == self.plan["launch"] and manifest.newest(run.checkpoints)
+        if not (shared or is_script(self.plan) or known):
+            return msg("launcher.succession.no_checkpoint", name=name)
+        side = {self._own, *line.followers}
+        everyone = {self._own, leader, *others} - self._dead
+        if not shared and not leadership.has_majority(side, everyone, leader):
+            count = len(everyone)
+            return msg("launcher.succession.minority", name=name, side=len(side), count=count)
+        if not leadership.claim(run, self.plan, self.attempt):
+            return msg("launcher.succession.claimed")
+        return ""
+
+    def _coordinator(self, others: set[int]) -> Coordinator:
+        line, plan = self.line, self.plan
+        assert line.door, "a machine of a run with --min_ranks listens"
+        address, port = line.door.at
+        plan["place"] |= {
+            "leader": self._own,
+            "master_addr": address,
+            "master_port": port,
+        }
+        plan["master_port"] = port
+        made = Coordinator(plan, line.door, {*others, self.lost.node})
+        made.take_over(line, line.machines)
+        made.token = f"{plan['launch']}.{self.attempt}"
+        line.door = None
+        for node, (wire, at) in line.followers.items():
+            with suppress(ConnectionLost):  # the next read reports it
+                wire.send({"joined": True, "host": socket.gethostname(), "port": port})
+            made.met(node, wire, at, None)
+        line.followers = {}
+        return made
