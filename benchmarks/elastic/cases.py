@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.elastic.machine import LOSSES, RANK, STOPPED, STOPPED_S
-from benchmarks.elastic.programs import DUET, OWN, TORCHRUN, TRAINING
+from benchmarks.elastic.machine import LOSSES, POWER, RANK, STOPPED, STOPPED_S
+from benchmarks.elastic.programs import DUET, OWN, SAVE_EVERY, TORCHRUN, TRAINING
 
 FIRST_STEP = 25  # two checkpoints are written
 PLACES = ("middle", "first")
@@ -45,6 +45,13 @@ class Case:
         name = f"{program}-{self.machines}x{self.ranks}-untouched"
         return Case(name, program, self.machines, self.ranks)
 
+    @property
+    def may_end(self) -> bool:
+        """Two machines with their own disks: the second one cannot know whether the first is off,
+        or cannot be reached and continues."""
+        kinds = {loss.kind for loss in self.losses}
+        return (self.program, self.machines, self.place) == (OWN, 2, "first") and POWER in kinds
+
     def facts(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -65,21 +72,21 @@ def single() -> Iterator[Case]:
 
 
 def drawn(seed: int, number: int) -> Case:
-    """Random losses of Duet's training; every machine comes back after a while. At any time one
-    machine at least is there, and has been for a while."""
+    """Random losses of Duet's training; every machine comes back after a while. Of two machines
+    with their own disks, the second one does not continue without the first."""
     choice = random.Random(f"{seed}-{number}")
-    machines = choice.choice((2, 4))
+    machines, program = choice.choice((2, 4)), choice.choice((TRAINING, OWN))
+    victims = range(1 if program == OWN and machines == 2 else 0, machines)
     losses, now, away = list[Loss](), 0.0, dict[int, float]()  # machine → when it is back
     for place in range(choice.randint(1, MOST)):
         after = choice.uniform(*NEXT_S) if place else 0.0
         now += after
-        here = [n for n in range(1, machines) if away.get(n, -1.0) < now]
+        here = [machine for machine in victims if away.get(machine, -1.0) < now]
         if not here:
             continue
         kind, machine = choice.choice(list(LOSSES)), choice.choice(here)
         back = 0.0 if kind == RANK else choice.uniform(*BACK_S)
         away[machine] = now + back
         losses.append(Loss(kind, machine, round(after, 1), round(back, 1)))
-    step = choice.randrange(1, 60)
-    program = choice.choice((TRAINING, OWN))
+    step = choice.randrange(2 * SAVE_EVERY if program == OWN else 1, 60)
     return Case(f"random-{seed}-{number}", program, machines, 1, tuple(losses), step)

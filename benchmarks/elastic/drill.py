@@ -7,16 +7,16 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.elastic.cases import Case, Loss
 from benchmarks.elastic.judge import judge, problems
-from benchmarks.elastic.machine import Machine
+from benchmarks.elastic.machine import RANK, Machine
 from benchmarks.elastic.network import network
-from benchmarks.elastic.programs import PROGRAMS, STEPS, Record, Start
+from benchmarks.elastic.programs import PROGRAMS, SAVE_EVERY, STEPS, Record, Start
 from benchmarks.gpu.machine import commit
 
 LIMIT_S = 200.0  # without a step
@@ -91,11 +91,26 @@ class Drill:
                 self.came_back += 1
                 self._returned[machine.number] = now + RETRY_S
         step = records[-1]["step"] if records else 0
-        if self._todo and not finished and self._is_due(step, now):
+        if self._todo and not finished and self._is_due(step, now) and self._may_lose(records):
             self._lose(machines, self._todo.pop(0), now)
 
     def _is_due(self, step: int, now: float) -> bool:
         return step >= self.case.at_step if self._due is None else now >= self._due
+
+    def _may_lose(self, records: Sequence[Record]) -> bool:
+        """Can the run survive the next loss now? A machine that is back is no part of it before the
+        ranks are started with it. With their own disks, more than half of the machines must be
+        left, and another one must have a copy of a checkpoint."""
+        loss, last = self._todo[0], records[-1]
+        if not self.moments or loss.kind == RANK:
+            return True
+        known = zip(self.moments, self.case.losses, strict=False)
+        gone = sum(at > last["time"] and before.kind != RANK for at, before in known)
+        left = last["ranks"] // self.case.ranks - gone
+        if not self.program.own_disks:
+            return left > 1
+        settled = sum(one["time"] > self.moments[-1] for one in records) >= 2 * SAVE_EVERY
+        return settled and (left > 2 or (self.case.machines == 2 and left > 1))
 
     def _lose(self, machines: list[Machine], loss: Loss, now: float) -> None:
         machine = machines[loss.machine]
@@ -173,7 +188,7 @@ def examine(case: Case, out: Path) -> dict[str, Any]:
     found = drill.run()
     records = drill.program.records(drill.folder)
     found |= judge(records, whole, drill.moments, drill.came_back)
-    wrong = problems(found)
+    wrong = problems(found, case.may_end)
     if not wrong:
         shutil.rmtree(drill.folder)
     return case.facts() | found | {"problems": wrong, "commit": commit(), "time": time.time()}

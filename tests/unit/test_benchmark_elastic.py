@@ -10,7 +10,7 @@ from benchmarks.elastic import cases, table
 from benchmarks.elastic.drill import LIMIT_S
 from benchmarks.elastic.judge import growths, judge, pause, problems, repeated, returns
 from benchmarks.elastic.machine import CUT, LOSSES, POWER, RANK
-from benchmarks.elastic.programs import DUET, PROGRAMS, STEPS, TORCHRUN, TRAINING
+from benchmarks.elastic.programs import DUET, OWN, PROGRAMS, STEPS, TORCHRUN, TRAINING
 from training.core.jsonl import Record
 
 LOSS_AT, CHANGED = 29.5, 20  # seconds, one a step; the step at which a rank is lost
@@ -107,12 +107,17 @@ def test_random_cases_depend_on_seed_and_number_only() -> None:
     assert made == [cases.drawn(1, number) for number in range(200)]
     assert made[0].losses != cases.drawn(2, 0).losses
     assert {loss.kind for case in made for loss in case.losses} == set(LOSSES)
+    assert {loss.machine for case in made for loss in case.losses} == set(range(4))
     for case in made:
-        now, away = 0.0, dict[int, float]()
-        for loss in case.losses:
-            now += loss.after_s
-            away[loss.machine] = now + (loss.back_s or 0.0)
-            assert sum(back > now for back in away.values()) < case.machines
+        alone = case.program == OWN and case.machines == 2
+        assert all(alone < loss.machine + 1 <= case.machines for loss in case.losses)
+        assert all(loss.back_s is not None for loss in case.losses)
+
+
+def test_only_the_second_of_two_machines_without_a_common_disk_may_end() -> None:
+    assert [c.name for c in cases.single() if c.may_end] == [f"{OWN}-2x1-{POWER}-first"]
+    ended = found(recovered()[:29], finished=False)
+    assert problems(ended) and not problems(ended, may_end=True)
 
 
 def line(program: str, **changes: Any) -> Record:
