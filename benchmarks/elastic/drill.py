@@ -43,7 +43,7 @@ class Drill:
         """Raises SystemExit where network namespaces are not possible."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        case, load = self.case, os.getloadavg()[0]
+        case, load, begun = self.case, os.getloadavg()[0], time.time()
         with network(case.machines) as lan:
             starts = [
                 Start(self.folder, case.machines, number, case.ranks, self.program.own_disks)
@@ -68,6 +68,7 @@ class Drill:
             "gave_up": self.gave_up,
             "ended_s": round(ended - self.moments[-1], 1) if self.moments else None,
             "left": left,
+            "start_s": round(records[0]["time"] - begun, 1) if records else None,
             "load": round((load + os.getloadavg()[0]) / 2, 1),
             "cores": os.cpu_count(),
             "times": [round(at, 2) for at in self.moments],
@@ -98,8 +99,8 @@ class Drill:
         return step >= self.case.at_step if self._due is None else now >= self._due
 
     def _may_lose(self, records: Sequence[Record]) -> bool:
-        """Can the run survive the next loss now? A machine that is back is no part of it before the
-        ranks are started with it. With their own disks, more than half of the machines must be
+        """Can the run survive the next loss now? A machine that is back belongs to it only
+        once the ranks are started with it. With their own disks, more than half of the machines must be
         left, and another one must have a copy of a checkpoint."""
         loss, last = self._todo[0], records[-1]
         if not self.moments or loss.kind == RANK:

@@ -34,10 +34,12 @@ def drawn(found: Sequence[Line]) -> list[str]:
 
 def _load(found: Sequence[Line]) -> str:
     loads = [line["load"] for line in found]
+    starts = [line["start_s"] for line in found if line.get("start_s")] or [0.0]
     return (
         f"Load average {statistics.median(loads):.0f} ({min(loads):.0f}–{max(loads):.0f}) on "
-        f"{max(line['cores'] for line in found)} cores: the start of the ranks takes most of the "
-        "time."
+        f"{max(line['cores'] for line in found)} cores. The start of the ranks takes most of the "
+        f"time: the first start of a run, up to its first step, took {statistics.median(starts):.0f} s "
+        f"({min(starts):.0f}–{max(starts):.0f})."
     )
 
 
@@ -103,9 +105,9 @@ def _randoms(found: Sequence[Line]) -> Iterator[str]:
     worst = max(line["differs"] for line in found)
     yield ""
     yield (
-        f"{len(found)} runs with {sum(len(one['pauses_s']) for one in found)} losses: "
-        f"{len(found) - len(wrong)} as they should be; the largest relative difference of a "
-        f"training loss is {worst:.1e}. {_load(found)}"
+        f"Runs: {len(found)}, with {sum(len(one['pauses_s']) for one in found)} losses; without "
+        f"problems: {len(found) - len(wrong)}. Largest relative difference of a training loss: "
+        f"{worst:.1e}. {_load(found)}"
     )
     for line in wrong:
         yield f"- `{line['name']}`: {'; '.join(line['problems'])}"

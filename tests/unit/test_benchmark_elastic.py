@@ -146,5 +146,5 @@ def test_random_cases_are_counted_by_loss() -> None:
     random = {**line(TRAINING), "name": "random-1-0", "place": ""}
     random |= {"losses": [{"kind": RANK}, {"kind": CUT}], "pauses_s": [2.0, None]}
     text = "\n".join(table.drawn([random, random | {"problems": ["planted"]}]))
-    assert "2 runs with 4 losses: 1 as they should be" in text
+    assert "Runs: 2, with 4 losses; without problems: 1." in text
     assert "planted" in text
