@@ -99,8 +99,8 @@ class Drill:
         return step >= self.case.at_step if self._due is None else now >= self._due
 
     def _may_lose(self, records: Sequence[Record]) -> bool:
-        """Can the run survive the next loss now? A machine that is back belongs to it only
-        once the ranks are started with it. With their own disks, more than half of the machines must be
+        """Can the run survive the next loss now? A machine that is back belongs to it only once the
+        ranks are started with it. With their own disks, more than half of the machines must be
         left, and another one must have a copy of a checkpoint."""
         loss, last = self._todo[0], records[-1]
         if not self.moments or loss.kind == RANK:

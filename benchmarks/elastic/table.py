@@ -38,7 +38,7 @@ def _load(found: Sequence[Line]) -> str:
     return (
         f"Load average {statistics.median(loads):.0f} ({min(loads):.0f}–{max(loads):.0f}) on "
         f"{max(line['cores'] for line in found)} cores. The start of the ranks takes most of the "
-        f"time: the first start of a run, up to its first step, took {statistics.median(starts):.0f} s "
+        f"time: the first one of a run, up to its first step, took {statistics.median(starts):.0f} s "
         f"({min(starts):.0f}–{max(starts):.0f})."
     )
 
