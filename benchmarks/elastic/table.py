@@ -35,10 +35,11 @@ def drawn(found: Sequence[Line]) -> list[str]:
 def _load(found: Sequence[Line]) -> str:
     loads = [line["load"] for line in found]
     starts = [line["start_s"] for line in found if line.get("start_s")] or [0.0]
+    usual = statistics.median(starts)
     return (
         f"Load average {statistics.median(loads):.0f} ({min(loads):.0f}–{max(loads):.0f}) on "
         f"{max(line['cores'] for line in found)} cores. The start of the ranks takes most of the "
-        f"time: the first one of a run, up to its first step, took {statistics.median(starts):.0f} s "
+        f"time: the first one of a run, up to its first step, took {usual:.0f} s "
         f"({min(starts):.0f}–{max(starts):.0f})."
     )
 
