@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from training.core.messages import msg
 from training.core.units import duration
@@ -110,19 +111,17 @@ def _of_torch(path: Path) -> str:
     found: dict[str, int] = {}
     memo: dict[int, str] = {}  # a word that was pickled before is a reference to it
     key = word = ""
+    value: Any
     for operation, value, _ in pickletools.genops(data):
         if operation.name in STORED:  # between a key and its value
             memo[len(memo) if value is None else value] = word
             continue
         if key and operation.name in NUMBERS:
             found[key] = value
-        word = (
-            memo.get(value, "")
-            if operation.name in READ
-            else value
-            if isinstance(value, str)
-            else ""
-        )
+        if operation.name in READ:
+            word = memo.get(value, "")
+        else:
+            word = value if isinstance(value, str) else ""
         key = word if COUNTERS.fullmatch(word) else ""
     for unit in ("epoch", "step", "iter"):
         for name, number in found.items():
